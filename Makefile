@@ -1,0 +1,66 @@
+# Every target does its own set-up; `make` alone lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(shell cd proto && find sluice -name '*.proto' | sort)
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+$(VENV)/.ready: requirements/dev.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python 3.11 or 3.12 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
+	@echo "setting up $(VENV) (about 2 minutes on a fresh machine, 2 GB on disk)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv==0.13.8'
+	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+setup: $(VENV)/.ready ## Create .venv with everything that is needed, from the lock file
+
+up: setup ## Start the whole platform on this machine (ARGS=--detach, ARGS='--engine sim', ...)
+	@$(BIN)/sluice up $(ARGS)
+
+down: setup ## Stop what `make up` started
+	@$(BIN)/sluice down
+
+test: setup ## All tests, on real servers from pip wheels
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-unit: setup ## Unit and simulation tests only (seconds)
+	@$(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
+
+lint: setup ## ruff, pyright strict, import contracts, spelling, generated code and protocol definitions
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+	@PYTHONPATH=. $(BIN)/lint-imports
+	@$(BIN)/codespell
+	@$(MAKE) --no-print-directory proto-check
+
+fix: setup ## Format, and apply the fixes that ruff can make
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+proto: setup ## Regenerate sluice/wire from proto/
+	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+	@rm -f $(foreach area,engine telemetry kserve,$(wildcard sluice/wire/$(area)/v*/*_grpc.py))
+
+proto-check: setup
+	@out=$$(mktemp -d) && $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$$out --pyi_out=$$out --grpc_python_out=$$out $(PROTOS) \
+		&& for f in $$(cd sluice/wire && find . -name '*_pb2*.py*' -not -path '*/__pycache__/*'); do \
+			cmp -s sluice/wire/$$f $$out/sluice/wire/$$f || { echo "sluice/wire/$$f differs from proto/: run 'make proto'"; exit 1; }; done; rm -rf $$out
+	@if command -v npx >/dev/null && [ -z "$(NO_BUF)" ]; then cd proto && npx --yes @bufbuild/buf@1.75.0 lint; else echo "buf lint left out: no node here"; fi
+
+lock: setup ## Resolve requirements/dev.lock anew from pyproject.toml
+	@$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11 --upgrade -o requirements/dev.lock
+
+bench: setup ## Run the benchmarks and write benchmarks/results/
+	@$(BIN)/python -m benchmarks.run $(ARGS)
+
+clean: ## Remove .venv and caches (never .sluice, which holds data)
+	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+.PHONY: help setup up down test test-unit lint fix proto proto-check lock bench clean

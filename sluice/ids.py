@@ -1,0 +1,21 @@
+"""Where ids come from: one place, so that simulations can replace it by a seeded source."""
+
+import secrets
+import time
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, u
+
+
+def _base32(value: int, length: int) -> str:
+    digits = [_ALPHABET[(value >> (5 * i)) & 31] for i in range(length)]
+    return "".join(reversed(digits))
+
+
+def new_id(prefix: str) -> str:
+    """Return `prefix_` + 26 characters: milliseconds, so that ids sort by time, and 80 random bits."""
+    return f"{prefix}_{_base32(time.time_ns() // 1_000_000, 10)}{_base32(secrets.randbits(80), 16)}"
+
+
+def new_secret(prefix: str) -> str:
+    """Return a secret of 256 random bits; scanners recognise it by its prefix."""
+    return f"{prefix}-{secrets.token_urlsafe(32)}"

@@ -1,0 +1,66 @@
+"""How services run: background loops with an owner, and the two-step stop.
+
+Nothing here knows what a service does. Background tasks exist only inside an `asyncio.TaskGroup`;
+an unexpected error ends the group and with it the process, whose supervisor restarts it.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+async def run_every(
+    interval_s: float,
+    step: Callable[[], Awaitable[object]],
+    *,
+    name: str,
+    expected: tuple[type[Exception], ...],
+    step_timeout_s: float,
+) -> None:
+    """Run `step` every `interval_s` seconds until cancelled.
+
+    The rhythm is that of the start: a slow step delays the next one, and missed ticks are dropped,
+    not queued. An `expected` error or a step that takes longer than `step_timeout_s` is logged and
+    the loop goes on; any other error ends it, and with it the `TaskGroup` that owns it.
+    """
+    loop = asyncio.get_running_loop()
+    next_at = loop.time()
+    while True:
+        try:
+            async with asyncio.timeout(step_timeout_s):
+                await step()
+        except (*expected, TimeoutError) as error:
+            log.warning("loop_step_failed", loop=name, error=repr(error))
+        next_at = max(next_at + interval_s, loop.time())
+        await asyncio.sleep(next_at - loop.time())
+
+
+@asynccontextmanager
+async def stop_signals() -> AsyncIterator[asyncio.Event]:
+    """Yield an event that the first SIGTERM or SIGINT sets; a second one kills at once."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def request_stop() -> None:
+        stop.set()
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+    for number in signals:
+        loop.add_signal_handler(number, request_stop)
+    try:
+        yield stop
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def backoff_s(attempt: int, *, first_s: float, max_s: float) -> float:
+    """Return the pause before retry number `attempt` (0 is the first): doubling, bounded."""
+    return min(max_s, first_s * 2.0 ** min(attempt, 32))

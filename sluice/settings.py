@@ -1,0 +1,52 @@
+"""Base of every service's settings: environment variables, read once, misspellings refused.
+
+A field `x` of the section with prefix `GATEWAY__` is set by `GATEWAY__X`.
+"""
+
+import os
+import sys
+from typing import Self
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ServiceSettings(BaseSettings):
+    """Frozen settings of one service; subclasses set `env_prefix` in their `model_config`."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_nested_delimiter="__", env_ignore_empty=True
+    )
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Return the settings, or end the process with one line per mistake and status 2.
+
+        Unknown names with our prefix are mistakes: pydantic-settings itself ignores them.
+        """
+        prefix = str(cls.model_config.get("env_prefix", ""))
+        known = {(prefix + name).upper() for name in cls.model_fields}
+        unknown = sorted(
+            name
+            for name in os.environ
+            if prefix
+            and name.upper().startswith(prefix.upper())
+            and not any(
+                name.upper() == field or name.upper().startswith(field + "__") for field in known
+            )
+        )
+        problems = [
+            f"unknown setting {name}; known are {', '.join(sorted(known))}" for name in unknown
+        ]
+        try:
+            settings = cls()
+        except ValidationError as error:
+            problems += [
+                f"{prefix}{'__'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
+                for item in error.errors()
+            ]
+            settings = None
+        if problems or settings is None:
+            sys.stderr.write("\n".join(problems) + "\n")
+            raise SystemExit(2)
+        return settings

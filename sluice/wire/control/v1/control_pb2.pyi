@@ -1,0 +1,226 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_GATEWAY: _ClassVar[Role]
+    ROLE_ROUTER: _ClassVar[Role]
+    ROLE_OPERATOR: _ClassVar[Role]
+
+class ReplicaState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPLICA_STATE_UNSPECIFIED: _ClassVar[ReplicaState]
+    REPLICA_STATE_STARTING: _ClassVar[ReplicaState]
+    REPLICA_STATE_READY: _ClassVar[ReplicaState]
+    REPLICA_STATE_DRAINING: _ClassVar[ReplicaState]
+    REPLICA_STATE_FAILED: _ClassVar[ReplicaState]
+    REPLICA_STATE_LOST: _ClassVar[ReplicaState]
+    REPLICA_STATE_STOPPED: _ClassVar[ReplicaState]
+ROLE_UNSPECIFIED: Role
+ROLE_GATEWAY: Role
+ROLE_ROUTER: Role
+ROLE_OPERATOR: Role
+REPLICA_STATE_UNSPECIFIED: ReplicaState
+REPLICA_STATE_STARTING: ReplicaState
+REPLICA_STATE_READY: ReplicaState
+REPLICA_STATE_DRAINING: ReplicaState
+REPLICA_STATE_FAILED: ReplicaState
+REPLICA_STATE_LOST: ReplicaState
+REPLICA_STATE_STOPPED: ReplicaState
+
+class WatchRequest(_message.Message):
+    __slots__ = ("role", "instance_id", "address", "known_version")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    instance_id: str
+    address: str
+    known_version: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., instance_id: _Optional[str] = ..., address: _Optional[str] = ..., known_version: _Optional[int] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("version", "is_snapshot", "upserts", "removals", "is_heartbeat")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    UPSERTS_FIELD_NUMBER: _ClassVar[int]
+    REMOVALS_FIELD_NUMBER: _ClassVar[int]
+    IS_HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    is_snapshot: bool
+    upserts: Objects
+    removals: Removals
+    is_heartbeat: bool
+    def __init__(self, version: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., upserts: _Optional[_Union[Objects, _Mapping]] = ..., removals: _Optional[_Union[Removals, _Mapping]] = ..., is_heartbeat: _Optional[bool] = ...) -> None: ...
+
+class Objects(_message.Message):
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas")
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BASES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    tiers: _containers.RepeatedCompositeFieldContainer[Tier]
+    tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
+    keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
+    bases: _containers.RepeatedCompositeFieldContainer[Base]
+    models: _containers.RepeatedCompositeFieldContainer[Model]
+    pools: _containers.RepeatedCompositeFieldContainer[Pool]
+    cells: _containers.RepeatedCompositeFieldContainer[Cell]
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
+
+class Removals(_message.Message):
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas")
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BASES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    tiers: _containers.RepeatedScalarFieldContainer[str]
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    bases: _containers.RepeatedScalarFieldContainer[str]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    pools: _containers.RepeatedScalarFieldContainer[str]
+    cells: _containers.RepeatedScalarFieldContainer[str]
+    replicas: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Tier(_message.Message):
+    __slots__ = ("id", "priority", "rpm", "tpm", "context_tokens_max", "ttft_deadline_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    RPM_FIELD_NUMBER: _ClassVar[int]
+    TPM_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    TTFT_DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    priority: int
+    rpm: int
+    tpm: int
+    context_tokens_max: int
+    ttft_deadline_ms: int
+    def __init__(self, id: _Optional[str] = ..., priority: _Optional[int] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., ttft_deadline_ms: _Optional[int] = ...) -> None: ...
+
+class Tenant(_message.Message):
+    __slots__ = ("id", "name", "tier_id", "cache_salt", "is_disabled", "weight")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TIER_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    IS_DISABLED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    tier_id: str
+    cache_salt: bytes
+    is_disabled: bool
+    weight: int
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tier_id: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., is_disabled: _Optional[bool] = ..., weight: _Optional[int] = ...) -> None: ...
+
+class ApiKey(_message.Message):
+    __slots__ = ("id", "tenant_id", "secret_sha256", "expires_at_unix_ms", "is_disabled", "rpm", "tpm")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_SHA256_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_DISABLED_FIELD_NUMBER: _ClassVar[int]
+    RPM_FIELD_NUMBER: _ClassVar[int]
+    TPM_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    tenant_id: str
+    secret_sha256: bytes
+    expires_at_unix_ms: int
+    is_disabled: bool
+    rpm: int
+    tpm: int
+    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., secret_sha256: _Optional[bytes] = ..., expires_at_unix_ms: _Optional[int] = ..., is_disabled: _Optional[bool] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ...) -> None: ...
+
+class Base(_message.Message):
+    __slots__ = ("digest", "name", "context_tokens_max")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    name: str
+    context_tokens_max: int
+    def __init__(self, digest: _Optional[str] = ..., name: _Optional[str] = ..., context_tokens_max: _Optional[int] = ...) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("id", "base_digest", "adapter_digest", "release", "owner_tenant_id", "created_at_unix_s", "pool_id")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    base_digest: str
+    adapter_digest: str
+    release: str
+    owner_tenant_id: str
+    created_at_unix_s: int
+    pool_id: str
+    def __init__(self, id: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., release: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., created_at_unix_s: _Optional[int] = ..., pool_id: _Optional[str] = ...) -> None: ...
+
+class Pool(_message.Message):
+    __slots__ = ("id", "base_digest", "engine", "replicas_wanted")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    base_digest: str
+    engine: str
+    replicas_wanted: int
+    def __init__(self, id: _Optional[str] = ..., base_digest: _Optional[str] = ..., engine: _Optional[str] = ..., replicas_wanted: _Optional[int] = ...) -> None: ...
+
+class Cell(_message.Message):
+    __slots__ = ("id", "pool_id", "router_id", "router_address", "epoch")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    pool_id: str
+    router_id: str
+    router_address: str
+    epoch: int
+    def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., router_id: _Optional[str] = ..., router_address: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Replica(_message.Message):
+    __slots__ = ("id", "pool_id", "cell_id", "node_id", "grpc_address", "triton_model", "state", "profile")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    CELL_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TRITON_MODEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    pool_id: str
+    cell_id: str
+    node_id: str
+    grpc_address: str
+    triton_model: str
+    state: ReplicaState
+    profile: str
+    def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., triton_model: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., profile: _Optional[str] = ...) -> None: ...

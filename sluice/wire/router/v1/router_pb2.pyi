@@ -1,0 +1,159 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OutcomeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_KIND_UNSPECIFIED: _ClassVar[OutcomeKind]
+    OUTCOME_KIND_STOP: _ClassVar[OutcomeKind]
+    OUTCOME_KIND_LENGTH: _ClassVar[OutcomeKind]
+    OUTCOME_KIND_CANCELLED: _ClassVar[OutcomeKind]
+    OUTCOME_KIND_REJECTED: _ClassVar[OutcomeKind]
+    OUTCOME_KIND_EVICTED: _ClassVar[OutcomeKind]
+    OUTCOME_KIND_FAILED: _ClassVar[OutcomeKind]
+    OUTCOME_KIND_LOST: _ClassVar[OutcomeKind]
+OUTCOME_KIND_UNSPECIFIED: OutcomeKind
+OUTCOME_KIND_STOP: OutcomeKind
+OUTCOME_KIND_LENGTH: OutcomeKind
+OUTCOME_KIND_CANCELLED: OutcomeKind
+OUTCOME_KIND_REJECTED: OutcomeKind
+OUTCOME_KIND_EVICTED: OutcomeKind
+OUTCOME_KIND_FAILED: OutcomeKind
+OUTCOME_KIND_LOST: OutcomeKind
+
+class ConnectRequest(_message.Message):
+    __slots__ = ("hello", "submits", "cancels")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMITS_FIELD_NUMBER: _ClassVar[int]
+    CANCELS_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    submits: _containers.RepeatedCompositeFieldContainer[Submit]
+    cancels: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("gateway_id",)
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    def __init__(self, gateway_id: _Optional[str] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "temperature", "top_p", "top_k", "seed", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CELL_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    TIER_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SESSION_HASH_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    request_id: str
+    cell_id: str
+    tenant_id: str
+    tier_priority: int
+    tenant_weight: int
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    output_tokens_max: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    cache_root: bytes
+    adapter_digest: str
+    session_hash: int
+    deadline_ms: int
+    ignore_eos: bool
+    resumed_tokens: int
+    traceparent: str
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class ConnectResponse(_message.Message):
+    __slots__ = ("welcome", "handle", "count", "token", "placed", "outcomes", "cells")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    handle: _containers.RepeatedScalarFieldContainer[int]
+    count: _containers.RepeatedScalarFieldContainer[int]
+    token: _containers.RepeatedScalarFieldContainer[int]
+    placed: _containers.RepeatedCompositeFieldContainer[Placed]
+    outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
+    cells: _containers.RepeatedCompositeFieldContainer[CellState]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., handle: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., placed: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[CellState, _Mapping]]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("router_id", "epoch")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    epoch: int
+    def __init__(self, router_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Placed(_message.Message):
+    __slots__ = ("handle", "replica_id", "queue_us", "engine_queue_us", "cached_tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    replica_id: str
+    queue_us: int
+    engine_queue_us: int
+    cached_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., replica_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("handle", "kind", "code", "message", "retry_after_ms", "output_tokens", "prefill_us")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_US_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    kind: OutcomeKind
+    code: str
+    message: str
+    retry_after_ms: int
+    output_tokens: int
+    prefill_us: int
+    def __init__(self, handle: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ...) -> None: ...
+
+class CellState(_message.Message):
+    __slots__ = ("cell_id", "queued", "running", "replicas_ready", "tokens_owed")
+    CELL_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_READY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_OWED_FIELD_NUMBER: _ClassVar[int]
+    cell_id: str
+    queued: int
+    running: int
+    replicas_ready: int
+    tokens_owed: int
+    def __init__(self, cell_id: _Optional[str] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., replicas_ready: _Optional[int] = ..., tokens_owed: _Optional[int] = ...) -> None: ...
