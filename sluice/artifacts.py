@@ -5,7 +5,6 @@ names and the bytes of all files, so equal directories have equal names everywhe
 """
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
@@ -43,8 +42,7 @@ def import_directory(source: Path, root: Path) -> str:
     staging = root / new_id(".staging")
     shutil.copytree(source, staging)
     try:
-        os.rename(staging, target)  # noqa: PTH104 - fails when somebody else was first, which is
-        fine
+        staging.rename(target)  # fails when somebody else was first, which is fine
     except OSError:
         shutil.rmtree(staging)
         if not target.is_dir():

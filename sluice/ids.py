@@ -12,7 +12,7 @@ def _base32(value: int, length: int) -> str:
 
 
 def new_id(prefix: str) -> str:
-    """Return `prefix_` + 26 characters: milliseconds, so that ids sort by time, and 80 random bits."""
+    """Return `prefix_` + 26 characters: milliseconds, so that ids sort, and 80 random bits."""
     return f"{prefix}_{_base32(time.time_ns() // 1_000_000, 10)}{_base32(secrets.randbits(80), 16)}"
 
 

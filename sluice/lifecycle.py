@@ -6,7 +6,7 @@ an unexpected error ends the group and with it the process, whose supervisor res
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import structlog
@@ -41,7 +41,7 @@ async def run_every(
 
 
 @asynccontextmanager
-async def stop_signals() -> AsyncIterator[asyncio.Event]:
+async def stop_signals() -> AsyncGenerator[asyncio.Event]:
     """Yield an event that the first SIGTERM or SIGINT sets; a second one kills at once."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
