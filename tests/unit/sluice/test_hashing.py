@@ -1,0 +1,46 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.hashing import BLOCK_TOKENS, HASH_BYTES, block_hashes, cache_root
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=BLOCK_TOKENS, max_size=BLOCK_TOKENS * 4)
+PARTS = st.tuples(st.text(max_size=80), st.text(max_size=80), st.binary(max_size=80))
+
+
+@given(TOKENS)
+def test_a_chain_grows_without_changing_what_was_known(tokens: list[int]) -> None:
+    root = cache_root("base", "", b"salt")
+    count = len(tokens) // BLOCK_TOKENS
+    whole = block_hashes(tokens, root, count)
+    for known in range(count + 1):
+        assert block_hashes(tokens, root, count, whole[:known]) == whole
+    assert all(len(h) == HASH_BYTES for h in whole)
+
+
+@given(TOKENS, st.integers(0, BLOCK_TOKENS - 1))
+def test_one_changed_token_changes_its_block_and_all_later_ones(
+    tokens: list[int], index: int
+) -> None:
+    root = cache_root("base", "", b"salt")
+    count = len(tokens) // BLOCK_TOKENS
+    changed = [*tokens]
+    changed[index] ^= 1
+    before, after = block_hashes(tokens, root, count), block_hashes(changed, root, count)
+    assert not set(before) & set(after)
+
+
+@given(PARTS, PARTS)
+def test_roots_are_equal_only_for_equal_parts(
+    one: tuple[str, str, bytes], other: tuple[str, str, bytes]
+) -> None:
+    assert (cache_root(*one) == cache_root(*other)) == (one == other)
+
+
+def test_parts_do_not_run_into_each_other() -> None:
+    assert cache_root("ab", "c", b"") != cache_root("a", "bc", b"")
+
+
+def test_the_hash_is_what_other_versions_of_sluice_compute() -> None:
+    root = cache_root("base", "adapter", b"salt")
+    assert root.hex() == "be8d37d4f5477e399c366b7096d75320"
+    assert block_hashes(range(BLOCK_TOKENS), root, 1)[0].hex() == "79d5b8d8b692fd4a259efa45b4074ac8"
