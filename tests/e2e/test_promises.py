@@ -1,0 +1,233 @@
+"""One test per promise that the platform makes when something goes wrong."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import openai
+import pytest
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+MODEL = "sluice-tiny"
+MESSAGES = [{"role": "user", "content": "Tell me a story about a river and a gate."}]
+
+
+def admin(stack) -> httpx.Client:
+    return httpx.Client(
+        base_url=stack.admin_url, headers={"authorization": f"Bearer {stack.admin_key}"}, timeout=10
+    )
+
+
+def sdk(stack, key: str | None = None) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=stack.base_url, api_key=key or stack.api_key, max_retries=0, timeout=60
+    )
+
+
+async def eventually(check, timeout_s: float = 20) -> None:
+    """Wait until `check` returns something true; its last error or value is the message."""
+    deadline, last = time.monotonic() + timeout_s, None
+    while time.monotonic() < deadline:
+        try:
+            last = await asyncio.to_thread(check)
+            if last:
+                return
+        except (httpx.HTTPError, openai.APIError, KeyError, AttributeError) as error:
+            last = error
+        await asyncio.sleep(0.1)
+    pytest.fail(f"not within {timeout_s} s: {last!r}")
+
+
+def tenant_with_limits(stack, name: str, *, rpm: int, tpm: int) -> str:
+    with admin(stack) as http:
+        http.put(
+            f"/v1/tiers/{name}", json={"priority": 1, "rpm": rpm, "tpm": tpm}
+        ).raise_for_status()
+        http.put(f"/v1/tenants/{name}", json={"name": name, "tier_id": name}).raise_for_status()
+        answer = http.post(f"/v1/tenants/{name}/keys", json={})
+        answer.raise_for_status()
+        return answer.json()["key"]
+
+
+async def test_two_tenants_at_their_request_limits_do_not_touch_each_other(stack) -> None:
+    keys = [tenant_with_limits(stack, name, rpm=3, tpm=0) for name in ("rpm-one", "rpm-two")]
+
+    def call(key: str) -> int | float:
+        try:
+            with sdk(stack, key) as client:
+                client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=1)
+        except openai.RateLimitError as error:
+            assert error.code == "rate_limit_requests"
+            assert int(error.response.headers["retry-after"]) >= 1
+            assert error.response.headers["x-ratelimit-limit-requests"] == "3"
+            return 429
+        return 200
+
+    for key in keys:
+        await eventually(lambda key=key: sdk(stack, key).models.list())
+    answers = await asyncio.gather(*(asyncio.to_thread(call, keys[i % 2]) for i in range(16)))
+    for tenant in (0, 1):
+        assert sorted(answers[tenant::2]) == [200] * 3 + [429] * 5
+
+
+async def test_a_token_limit_holds_under_parallel_starts(stack) -> None:
+    key = tenant_with_limits(stack, "tpm-one", rpm=0, tpm=200)
+    await eventually(lambda: sdk(stack, key).models.list())
+
+    def call() -> int:
+        try:
+            with sdk(stack, key) as client:
+                return client.chat.completions.create(
+                    model=MODEL,
+                    messages=MESSAGES,
+                    max_tokens=40,
+                    extra_body={"ignore_eos": True},
+                ).usage.total_tokens
+        except openai.RateLimitError as error:
+            assert error.code == "rate_limit_tokens"
+            return 0
+
+    used = await asyncio.gather(*(asyncio.to_thread(call) for _ in range(12)))
+    assert 0 < sum(used) <= 200
+
+
+def kv_blocks_used(stack) -> float:
+    with admin(stack) as http:
+        replica = http.get("/v1/replicas").json()["data"][0]
+    text = httpx.get(f"http://{replica['metrics_address']}/metrics", timeout=5).text
+    found = re.search(
+        r'nv_trt_llm_kv_cache_block_metrics\{[^}]*kv_cache_block_type="used"[^}]*\} (\S+)', text
+    )
+    assert found, text[-2000:]
+    return float(found[1])
+
+
+async def test_a_client_that_leaves_frees_its_kv_blocks(stack) -> None:
+    await eventually(lambda: kv_blocks_used(stack) == 0)
+    client = openai.AsyncOpenAI(base_url=stack.base_url, api_key=stack.api_key, max_retries=0)
+    async with client:
+        streams = [
+            await client.chat.completions.create(
+                model=MODEL,
+                messages=MESSAGES,
+                max_tokens=3000,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            for _ in range(4)
+        ]
+        for stream in streams:
+            await anext(aiter(stream))
+        await eventually(lambda: kv_blocks_used(stack) >= 4)
+        for stream in streams:
+            await stream.close()
+        await eventually(lambda: kv_blocks_used(stack) == 0, timeout_s=5)
+
+
+async def test_it_serves_and_restarts_from_disk_while_control_plane_and_database_are_frozen(
+    stack,
+) -> None:
+    frozen = [stack.pid("postgres"), stack.pid("control-plane")]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with sdk(stack) as client:
+            assert client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4)
+        os.kill(stack.pid("gateway"), signal.SIGKILL)
+        os.kill(stack.pid("router"), signal.SIGKILL)
+
+        def served_again() -> bool:
+            with sdk(stack) as client:
+                return bool(
+                    client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4)
+                )
+
+        await eventually(served_again, timeout_s=30)
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
+    client = openai.AsyncOpenAI(
+        base_url=stack.base_url, api_key=stack.api_key, max_retries=0, timeout=60
+    )
+
+    async def one() -> str:
+        tokens = 0
+        try:
+            stream = await client.chat.completions.create(
+                model=MODEL,
+                messages=MESSAGES,
+                max_tokens=2000,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"ignore_eos": True},
+            )
+            async for chunk in stream:
+                if chunk.usage:
+                    tokens = chunk.usage.completion_tokens
+        except openai.APIError as error:
+            return f"error {error.code}"
+        return "finished" if tokens == 2000 else f"cut at {tokens}"
+
+    async with client:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one()) for _ in range(8)]
+            await asyncio.sleep(1)
+            for pid in triton_processes(stack):
+                os.kill(pid, signal.SIGKILL)
+        ends = [task.result() for task in tasks]
+    assert all(end == "finished" or end.startswith("error ") for end in ends), ends
+
+    def served_again() -> bool:
+        with sdk(stack) as client:
+            return bool(
+                client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4)
+            )
+
+    await eventually(served_again, timeout_s=60)
+
+
+def triton_processes(stack) -> list[int]:
+    """Process ids of the tritonserver(s) of this stack."""
+    found = subprocess.run(
+        ["pgrep", "-f", f"tritonserver --model-repository={stack.home}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [int(pid) for pid in found.stdout.split()]
+
+
+async def test_every_request_is_told_once(stack) -> None:
+    with sdk(stack) as client:
+        answer = client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=MESSAGES, max_tokens=7, extra_body={"ignore_eos": True}
+        )
+        request_id = answer.headers["x-request-id"]
+
+    def rows() -> list[dict]:
+        shown = subprocess.run(
+            [sys.executable, "-m", "cli", "requests", "--limit", "200", "--json"],
+            env={**os.environ, "SLUICE_HOME": str(stack.home)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        import json
+
+        return [row for row in json.loads(shown.stdout) if row["request_id"] == request_id]
+
+    await eventually(rows)
+    (row,) = rows()
+    assert row["output_tokens"] == 7
+    assert row["outcome"] == "length"
+    assert row["tenant_id"] == "demo"
