@@ -1,0 +1,247 @@
+"""The engine host's protocol inside Triton's `ModelStreamInfer`, on raw grpc.aio.
+
+Used by the router (attachments) and the node agent (canary). Tritonclient is not used: it cannot
+ask for the empty final response and loses the request id of errors.
+
+How a stream ends matters: a finished stream is half-closed and read to its end. Cancelling after
+a final response leaks a model reference inside Triton, which then cannot stop in order. Cancelling
+earlier (a dead or silent host) is clean.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self, cast
+
+import grpc
+import grpc.aio
+
+from sluice.errors import ErrorCode, FailedError
+from sluice.wire.engine.v1 import engine_pb2 as engine
+from sluice.wire.kserve.v2 import kserve_pb2 as kserve
+
+METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+TENSOR = "frame"
+_FINAL = "triton_final_response"
+_ASK_FINAL = "triton_enable_empty_final_response"
+_ATTACH_ID = "attach"
+
+# Frames arrive at least every 0.25 s, so pings only serve to notice a dead peer on an idle channel;
+# Triton answers more frequent ones with GOAWAY.
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection, and so a flow window, of its own
+)
+
+Call = grpc.aio.StreamStreamCall[bytes, bytes]
+_TRANSPORT_ERRORS = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
+
+
+def encode_request(model: str, request: engine.HostRequest, *, request_id: str) -> bytes:
+    """Return the serialized `ModelInferRequest` that carries `request`.
+
+    Only an attachment asks for its empty final response: for all others the final is silent, which
+    saves a message each.
+    """
+    payload = request.SerializeToString()
+    message = kserve.ModelInferRequest(model_name=model, id=request_id)
+    message.inputs.add(name=TENSOR, datatype="UINT8", shape=[len(payload)])
+    message.raw_input_contents.append(payload)
+    if request.HasField("attach"):
+        message.parameters[_ASK_FINAL].bool_param = True
+    return message.SerializeToString()
+
+
+def decode_response(data: bytes) -> tuple[str, engine.HostFrame | None, bool, str]:
+    """Return (request id, frame if there is one, whether it is final, error text or "")."""
+    message = kserve.ModelStreamInferResponse.FromString(data)
+    reply = message.infer_response
+    final = _FINAL in reply.parameters and reply.parameters[_FINAL].bool_param
+    contents = reply.raw_output_contents
+    frame = engine.HostFrame.FromString(contents[0]) if contents else None
+    return reply.id, frame, final, message.error_message
+
+
+class HostStream:
+    """One `ModelStreamInfer` stream to an engine host.
+
+    One task iterates over the frames; `send` and `close` may be called from others. Every failure
+    of the host or of the way to it is raised as `FailedError`; after one, only `close` makes sense.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        *,
+        silence_s: float | None = None,
+        send_timeout_s: float = 2.0,
+    ) -> None:
+        """Prepare a stream to the Triton at `address` (host:port); `open` connects.
+
+        Args:
+            address: Triton's gRPC address.
+            model: Name of the model that holds the engine host.
+            silence_s: Longest wait of the iteration for the next frame; None waits forever.
+            send_timeout_s: Longest wait for gRPC to take a message.
+        """
+        self._address = address
+        self._model = model
+        self._silence_s = silence_s
+        self._send_timeout_s = send_timeout_s
+        self._channel: grpc.aio.Channel | None = None
+        self._call: Call | None = None
+        self._write_lock = asyncio.Lock()  # gRPC takes one write, and one read, at a time
+        self._read_lock = asyncio.Lock()
+        self._attached_epoch: int | None = None
+        self._requests = 0
+
+    async def __aenter__(self) -> Self:
+        """Return the stream; `open` stays the caller's, because it has a deadline."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End politely after a regular end, at once after an error."""
+        await self.close(timeout_s=2.0 if exc is None else 0.0)
+
+    async def open(self, *, timeout_s: float) -> None:
+        """Connect and start the stream.
+
+        Raises:
+            FailedError: UNAVAILABLE, nobody answers at the address within `timeout_s`.
+        """
+        self._channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._channel.channel_ready()
+        except TimeoutError:
+            message = f"no engine host answers at {self._address} within {timeout_s} s"
+            raise FailedError(ErrorCode.UNAVAILABLE, message) from None
+        # Without (de)serializers messages are plain bytes.
+        method = self._channel.stream_stream(METHOD, None, None)
+        self._call = cast("Call", method())  # pyright: ignore[reportCallIssue]
+
+    async def send(self, request: engine.HostRequest) -> None:
+        """Write one request; returns when gRPC has taken it.
+
+        Raises:
+            FailedError: REPLICA_LOST, the stream is broken or does not take it in time.
+        """
+        request_id = _ATTACH_ID if request.HasField("attach") else str(self._requests)
+        self._requests += 1
+        data = encode_request(self._model, request, request_id=request_id)
+        async with self._write_lock:
+            await self._guarded(lambda call: call.write(data), self._send_timeout_s)
+        if request.HasField("attach"):
+            self._attached_epoch = request.attach.epoch
+
+    def __aiter__(self) -> Self:
+        """Iterate over the host's frames until the attachment or the stream ends."""
+        return self
+
+    async def __anext__(self) -> engine.HostFrame:
+        """Return the next frame; see `receive`."""
+        frame = await self.receive(self._silence_s)
+        if frame is None:
+            raise StopAsyncIteration
+        return frame
+
+    async def receive(self, timeout_s: float | None) -> engine.HostFrame | None:
+        """Return the next frame, or None when the attachment or the stream has ended.
+
+        Raises:
+            FailedError: REPLICA_LOST, the stream broke or was silent for `timeout_s`;
+                ENGINE_FAILED, Triton or the host answered with an error.
+        """
+        while True:
+            async with self._read_lock:
+                if self._call is None:
+                    return None
+                data = await self._guarded(lambda call: call.read(), timeout_s)
+            if not isinstance(data, bytes):  # the end-of-stream mark
+                return None
+            request_id, frame, final, error = decode_response(data)
+            if error:
+                raise FailedError(ErrorCode.ENGINE_FAILED, f"{self._address}: {error}")
+            if final and request_id == _ATTACH_ID:
+                self._attached_epoch = None
+            if frame is not None:
+                return frame
+            if final and request_id == _ATTACH_ID:
+                return None
+
+    async def close(self, *, timeout_s: float) -> None:
+        """Detach, half-close and read to the end; cancel what is not over within `timeout_s`."""
+        call, channel = self._call, self._channel
+        self._call = self._channel = None
+        if call is not None and not call.done():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._finish(call)
+            except (TimeoutError, *_TRANSPORT_ERRORS):
+                call.cancel()
+        if channel is not None:
+            await channel.close(0)
+
+    async def _finish(self, call: Call) -> None:
+        async with self._write_lock:
+            if self._attached_epoch is not None:
+                detach = engine.HostRequest(detach=engine.Detach(epoch=self._attached_epoch))
+                await call.write(encode_request(self._model, detach, request_id="detach"))
+            await call.done_writing()
+        async with self._read_lock:
+            while isinstance(await call.read(), bytes):
+                pass
+
+    async def _guarded(
+        self, operation: Callable[[Call], Awaitable[object]], timeout_s: float | None
+    ) -> object:
+        call = self._call
+        if call is None:
+            raise FailedError(ErrorCode.REPLICA_LOST, f"the stream to {self._address} is closed")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await operation(call)
+        except TimeoutError:
+            message = f"{self._address} is silent for {timeout_s} s"
+            raise FailedError(ErrorCode.REPLICA_LOST, message) from None
+        except _TRANSPORT_ERRORS as error:
+            detail = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            message = f"the stream to {self._address} broke: {detail}"
+            raise FailedError(ErrorCode.REPLICA_LOST, message) from error
+
+
+async def probe(
+    address: str, model: str, prompt: list[int], tokens: int, timeout_s: float
+) -> engine.ProbeReply:
+    """Run a real inference of `tokens` greedy tokens on the host and return its answer.
+
+    Raises:
+        FailedError: UNAVAILABLE, REPLICA_LOST or ENGINE_FAILED: it is not healthy.
+    """
+    request = engine.HostRequest(probe=engine.Probe(prompt=prompt, tokens=tokens))
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    async with HostStream(address, model, send_timeout_s=timeout_s) as stream:
+        await stream.open(timeout_s=timeout_s)
+        await stream.send(request)
+        rest_s = max(0.0, deadline - asyncio.get_running_loop().time())
+        while (frame := await stream.receive(rest_s)) is not None:
+            if frame.HasField("probe"):
+                return frame.probe
+            if frame.HasField("refused"):
+                message = f"{address} refused the probe: {frame.refused.message}"
+                raise FailedError(ErrorCode.ENGINE_FAILED, message)
+    raise FailedError(ErrorCode.REPLICA_LOST, f"{address} ended the stream without an answer")
