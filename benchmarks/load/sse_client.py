@@ -1,0 +1,170 @@
+"""Closed-loop load of streaming chat completions over raw sockets.
+
+One operation: one streamed completion, from the request's last byte to the stream's end. Not
+measured: DNS, TLS, connection set-up (connections are kept). Read TTFT as the time to the first
+event with content. CPU times are of the processes named by the caller, from /proc; on a noisy
+machine they are repeatable where wall time is not.
+"""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What to send: `streams` connections until `requests` are done."""
+
+    host: str
+    port: int
+    key: str
+    streams: int
+    requests: int
+    model: str = "sluice-tiny"
+    prompt: str = "Tell me a story about a river and a gate."
+    max_tokens: int = 100
+    limit_s: float = 120.0
+
+    def request(self) -> bytes:
+        """Return the HTTP request, the same for every operation."""
+        body = json.dumps(
+            {
+                "model": self.model,
+                "messages": [{"role": "user", "content": self.prompt}],
+                "max_tokens": self.max_tokens,
+                "stream": True,
+                "ignore_eos": True,
+            }
+        ).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {self.host}\r\n"
+            f"Content-Type: application/json\r\nAuthorization: Bearer {self.key}\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came back; times in seconds."""
+
+    started: int = 0
+    finished: int = 0
+    errors: int = 0
+    tokens: int = 0
+    ttft_s: list[float] = field(default_factory=list[float])
+    gaps_s: list[float] = field(default_factory=list[float])
+    problems: list[str] = field(default_factory=list[str])
+
+
+class _Stream(asyncio.Protocol):
+    """One connection, one request after the other."""
+
+    def __init__(self, load: Load, tally: Tally, done: asyncio.Event) -> None:
+        self._load, self._tally, self._done = load, tally, done
+        self._request = load.request()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._next()
+
+    def _next(self) -> None:
+        tally = self._tally
+        if tally.started >= self._load.requests:
+            self._transport.close()
+            return
+        tally.started += 1
+        self._status, self._tokens, self._tail = 0, 0, b""
+        self._sent_at = self._last_at = time.perf_counter()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        if not self._status:
+            self._status = int(data[9:12])
+        tokens = data.count(b'"content":') - data.count(b'"content":""')
+        if tokens > 0:
+            times = self._tally.gaps_s if self._tokens else self._tally.ttft_s
+            times.append(now - self._last_at)
+            self._last_at = now
+            self._tokens += tokens
+        self._tail = (self._tail + data)[-400:]
+        if self._tail.endswith(b"0\r\n\r\n") or self._status != 200:
+            self._end()
+
+    def _end(self) -> None:
+        tally = self._tally
+        tally.finished += 1
+        tally.tokens += self._tokens
+        if self._status != 200 or b"[DONE]" not in self._tail:
+            tally.errors += 1
+            tally.problems.append(self._tail.decode(errors="replace"))
+        if tally.finished >= self._load.requests:
+            self._done.set()
+        self._next()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        tally = self._tally
+        if tally.finished < tally.started and tally.started >= self._load.requests:
+            tally.problems.append(f"connection lost: {exc!r}")
+
+
+def _percentile_ms(values: list[float], share: float) -> float | None:
+    """Return a percentile in ms, or None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3, 2)
+
+
+def cpu_seconds(pids: dict[str, list[int]]) -> dict[str, float]:
+    """Return user + system seconds by group, descendants included."""
+    used: dict[str, float] = {}
+    for name, roots in pids.items():
+        total = 0.0
+        for root in roots:
+            process = psutil.Process(root)
+            for one in (process, *process.children(recursive=True)):
+                times = one.cpu_times()
+                total += times.user + times.system
+        used[name] = total
+    return used
+
+
+async def run_load(load: Load, pids: dict[str, list[int]] | None = None) -> dict[str, Any]:
+    """Run the load and return the figures; `pids` names process groups whose CPU is counted."""
+    tally, done, loop = Tally(), asyncio.Event(), asyncio.get_running_loop()
+    groups = pids or {}
+    cpu_before, started_at = cpu_seconds(groups), time.perf_counter()
+    for index in range(load.streams):
+        await loop.create_connection(lambda: _Stream(load, tally, done), load.host, load.port)
+        if index % 50 == 49:
+            await asyncio.sleep(0.01)
+    try:
+        async with asyncio.timeout(load.limit_s):
+            await done.wait()
+    except TimeoutError:
+        tally.problems.append(f"only {tally.finished} of {load.requests} within {load.limit_s} s")
+    wall_s = time.perf_counter() - started_at
+    cpu_after = cpu_seconds(groups)
+    cpu = {name: cpu_after[name] - cpu_before[name] for name in groups}
+    return {
+        "streams": load.streams,
+        "requests": tally.finished,
+        "errors": tally.errors,
+        "problems": tally.problems[:3],
+        "tokens": tally.tokens,
+        "wall_s": round(wall_s, 2),
+        "tokens_per_s": round(tally.tokens / wall_s),
+        "ttft_ms": {f"p{int(q * 100)}": _percentile_ms(tally.ttft_s, q) for q in (0.5, 0.9, 0.99)},
+        "gap_ms": {f"p{int(q * 100)}": _percentile_ms(tally.gaps_s, q) for q in (0.5, 0.99)},
+        "cpu_s": {name: round(value, 2) for name, value in cpu.items()},
+        "cpu_us_per_token": {
+            name: round(value / max(1, tally.tokens) * 1e6, 2) for name, value in cpu.items()
+        },
+    }

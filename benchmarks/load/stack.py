@@ -1,0 +1,132 @@
+"""The whole platform on this machine: start-up, memory, CPU per token, throughput.
+
+One operation: see each function. Client, servers and engine share the machine, so wall-clock
+figures are pessimistic; CPU per token is the sturdier figure.
+Run: `python -m benchmarks.load.stack [start] [proxy] [engine]`.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load.sse_client import Load, run_load
+from benchmarks.results import write_result
+from sluice.process import free_port
+
+
+class Stack:
+    """A started stack."""
+
+    def __init__(self, home: Path, start_s: float) -> None:
+        self.home, self.start_s = home, start_s
+        lines = (home / "env").read_text().splitlines()
+        self.env = dict(line.split("=", 1) for line in lines if "=" in line)
+
+    def status(self) -> dict[str, Any]:
+        """Return what `sluice status --json` says."""
+        shown = _sluice(self.home, "status", "--json", capture=True)
+        return json.loads(shown.stdout)
+
+    def load(self, streams: int, requests: int, **options: Any) -> Load:
+        """Return a load against the stack's gateway."""
+        host, _, port = self.env["OPENAI_BASE_URL"].split("/")[2].partition(":")
+        return Load(host, int(port), self.env["OPENAI_API_KEY"], streams, requests, **options)
+
+
+def _sluice(home: Path, *arguments: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *arguments],
+        env={**os.environ, "SLUICE_HOME": str(home)},
+        check=capture is False,
+        capture_output=capture,
+        text=True,
+        timeout=300,
+    )
+
+
+@contextmanager
+def started(engine: str) -> Generator[Stack]:
+    """Start a stack in a fresh folder and stop it again."""
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        home, ports = Path(folder) / "home", (str(free_port()), str(free_port()))
+        home.mkdir()
+        Path(folder).chmod(0o755)
+        started_at = time.perf_counter()
+        try:
+            _sluice(
+                home,
+                "up",
+                "--detach",
+                "--engine",
+                engine,
+                "--port",
+                ports[0],
+                "--admin-port",
+                ports[1],
+            )
+            yield Stack(home, time.perf_counter() - started_at)
+        finally:
+            _sluice(home, "down")
+
+
+def measure_start() -> None:
+    """One operation: `sluice up --detach` in an empty folder, until its canary token came back."""
+    with started("openvino") as stack:
+        status = stack.status()
+        processes = {p["name"]: p["memory_mib"] for p in status["processes"]}
+        figures = {
+            "seconds_to_first_token": round(stack.start_s, 1),
+            "memory_mib": processes,
+            "memory_total_mib": round(sum(processes.values())),
+        }
+    print(write_result("stack_start", measure_start.__doc__ or "", figures), figures)
+
+
+def measure_proxy() -> None:
+    """One operation: one streamed token through router and gateway, keys, limits and tokenizing on.
+
+    The engine is the `sim` driver inside a real Triton; its CPU and the client's are not counted.
+    """
+    with started("sim") as stack:
+        pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
+        groups = {name: pids[name] for name in ("gateway", "router")}
+        asyncio.run(run_load(stack.load(100, 200), groups))  # warm up
+        figures = {
+            f"{streams}_streams": _totals(
+                asyncio.run(run_load(stack.load(streams, 4 * streams), groups))
+            )
+            for streams in (100, 500)
+        }
+    print(write_result("proxy_cpu", measure_proxy.__doc__ or "", figures), figures)
+
+
+def _totals(figures: dict[str, Any]) -> dict[str, Any]:
+    total = sum(figures["cpu_us_per_token"].values())
+    return {**figures, "cpu_us_per_token_total": round(total, 2)}
+
+
+def measure_engine() -> None:
+    """One operation: one streamed answer of 100 tokens; 64 streams on the `openvino` driver."""
+    with started("openvino") as stack:
+        asyncio.run(run_load(stack.load(64, 64)))  # warm up
+        figures = asyncio.run(run_load(stack.load(64, 640)))
+    print(write_result("through_everything", measure_engine.__doc__ or "", figures), figures)
+
+
+def main() -> None:
+    """Run the measurements named on the command line, all of them by default."""
+    measurements = {"start": measure_start, "proxy": measure_proxy, "engine": measure_engine}
+    for name in sys.argv[1:] or measurements:
+        measurements[name]()
+
+
+if __name__ == "__main__":
+    main()
