@@ -1,0 +1,309 @@
+"""Following the control plane: its state as this process knows it, live, and kept on disk.
+
+Gateways and routers decide from this copy alone, so that they keep serving when the control plane
+is away and start from disk when it was never there. The snapshot file holds key hashes and cache
+salts: only its owner may read it.
+"""
+
+import asyncio
+import hashlib
+import os
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from sluice.ids import new_id
+from sluice.lifecycle import backoff_s
+from sluice.wire.control.v1 import control_pb2 as wire
+from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
+
+log = structlog.get_logger(__name__)
+
+KINDS = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas")
+
+_FORMAT = b"sluice-snapshot-1"  # first word of a snapshot file; then SHA-256 of the rest, newline
+_CHUNK_OBJECTS = 2000  # objects serialized in one go: about 1 ms with the interpreter lock held
+_SILENCE_S = 6.0  # heartbeats come every 2 s; three missed ones mean a dead connection
+_SAVE_DELAY_S = 1.0  # changes of this long are written together
+_SAVE_SHARE = 20  # a save that took t is followed by at least 20 t without one
+_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", 512 * 1024 * 1024),  # a snapshot is one message
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def key_of(kind: str, message: Message) -> str:
+    """Return what identifies an object of a kind: a base's digest, everything else's id."""
+    return cast("str", getattr(message, "digest" if kind == "bases" else "id"))
+
+
+class ControlState:
+    """Everything that the control plane told us, by id. Messages are replaced, never changed."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.tiers: dict[str, wire.Tier] = {}
+        self.tenants: dict[str, wire.Tenant] = {}
+        self.keys: dict[str, wire.ApiKey] = {}
+        self.bases: dict[str, wire.Base] = {}
+        self.models: dict[str, wire.Model] = {}
+        self.pools: dict[str, wire.Pool] = {}
+        self.cells: dict[str, wire.Cell] = {}
+        self.replicas: dict[str, wire.Replica] = {}
+
+    def of_kind(self, kind: str) -> dict[str, Message]:
+        """Return the objects of one of `KINDS`."""
+        return cast("dict[str, Message]", getattr(self, kind))
+
+    def apply(self, response: wire.WatchResponse) -> bool:
+        """Take a snapshot, or a delta that is newer than what is known; tell whether it was taken.
+
+        A snapshot always counts, also one with a lower version: it may come from another control
+        plane, or from a database that was restored.
+        """
+        if response.is_heartbeat or (not response.is_snapshot and response.version <= self.version):
+            return False
+        if response.is_snapshot:
+            for kind in KINDS:
+                self.of_kind(kind).clear()
+        for kind in KINDS:
+            objects = self.of_kind(kind)
+            for key in getattr(response.removals, kind):
+                objects.pop(key, None)
+            for message in getattr(response.upserts, kind):
+                objects[key_of(kind, message)] = message
+        self.version = response.version
+        return True
+
+    def serialized(self) -> Iterator[bytes]:
+        """Return the pieces of one serialized snapshot message, each a millisecond of work.
+
+        Joined they are one message: protobuf adds up repeated fields of a message that comes in
+        parts. The objects are listed now, so that later changes of the state do no harm.
+        """
+        listed = {kind: tuple(self.of_kind(kind).values()) for kind in KINDS}
+        return _serialize(self.version, listed)
+
+
+def _serialize(version: int, listed: dict[str, tuple[Message, ...]]) -> Iterator[bytes]:
+    yield wire.WatchResponse(version=version, is_snapshot=True).SerializeToString()
+    for kind, messages in listed.items():
+        for chunk in _chunks(messages, _CHUNK_OBJECTS):
+            objects = wire.Objects(**cast("dict[str, Any]", {kind: chunk}))
+            yield wire.WatchResponse(upserts=objects).SerializeToString()
+
+
+def _chunks(items: Sequence[Message], size: int) -> Iterator[list[Message]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def write_snapshot(pieces: Iterator[bytes], file: Path) -> None:
+    """Write a snapshot file: complete or not at all, mode 0600. Blocks; OSError when it cannot."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    payload = b"".join(pieces)
+    header = _FORMAT + b" " + hashlib.sha256(payload).hexdigest().encode() + b"\n"
+    staging = file.with_name(new_id(f".{file.name}"))
+    descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(header)
+            stream.write(payload)
+            stream.flush()
+            os.fsync(stream.fileno())
+        staging.replace(file)
+    except BaseException:
+        staging.unlink(missing_ok=True)
+        raise
+
+
+def read_snapshot(file: Path) -> wire.WatchResponse:
+    """Return what `write_snapshot` wrote.
+
+    Raises:
+        OSError: No such file, or it cannot be read.
+        ValueError: Damaged, or written by another version.
+    """
+    header, _, payload = file.read_bytes().partition(b"\n")
+    if header != _FORMAT + b" " + hashlib.sha256(payload).hexdigest().encode():
+        raise ValueError("checksum or format does not match")
+    try:
+        response = wire.WatchResponse.FromString(payload)
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    if not response.is_snapshot:
+        raise ValueError("not a snapshot")
+    return response
+
+
+class ControlWatcher:
+    """Keeps a `ControlState` equal to the control plane's.
+
+    `run` belongs into the service's TaskGroup. While it runs with role ROUTER and an address, the
+    control plane takes this process for a live router.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        role: wire.Role,
+        instance_id: str,
+        own_address: str = "",
+        snapshot_file: Path | None = None,
+    ) -> None:
+        """Prepare; nothing is opened or read yet.
+
+        Args:
+            address: The control plane's gRPC `host:port`.
+            role: What we are.
+            instance_id: Unique among the processes of our role.
+            own_address: Routers: `host:port` that gateways dial.
+            snapshot_file: Where the last state is kept; None keeps nothing.
+        """
+        self.state = ControlState()
+        self._address = address
+        self._role = role
+        self._instance_id = instance_id
+        self._own_address = own_address
+        self._file = snapshot_file
+        self._callbacks: list[Callable[[wire.WatchResponse], None]] = []
+        self._heard_at: float | None = None  # on the monotonic clock
+        self._synced = asyncio.Event()
+        self._unsaved = asyncio.Event()
+        self._is_connected = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the control plane is heard right now."""
+        return self._is_connected
+
+    def age_s(self) -> float:
+        """Return how long ago the state was known to be true; infinite when it never was."""
+        return float("inf") if self._heard_at is None else time.monotonic() - self._heard_at
+
+    def on_change(self, callback: Callable[[wire.WatchResponse], None]) -> None:
+        """Call `callback` after each change of the state with what changed it.
+
+        A snapshot (`is_snapshot`) may have changed everything; otherwise only what is in `upserts`
+        and `removals` did. Callbacks run on the event loop and must be quick; an error ends `run`.
+        """
+        self._callbacks.append(callback)
+
+    async def wait_synced(self, timeout_s: float) -> bool:
+        """Wait until there is any state, from disk or live; False when time ran out."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._synced.wait()
+        return self._synced.is_set()
+
+    def load_from_disk(self) -> bool:
+        """Start from the last saved state, if there is a good one. Blocks; call before serving."""
+        if self._file is None:
+            return False
+        try:
+            response = read_snapshot(self._file)
+            saved_at_unix_s = self._file.stat().st_mtime
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError) as error:
+            log.warning("control_snapshot_ignored", file=str(self._file), error=str(error))
+            return False
+        self._heard_at = time.monotonic() - max(0.0, time.time() - saved_at_unix_s)
+        self._take(response)
+        self._unsaved.clear()
+        log.info("control_snapshot_loaded", version=self.state.version, age_s=round(self.age_s()))
+        return True
+
+    async def run(self) -> None:
+        """Follow the control plane until cancelled; the state survives every failure of it."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow())
+            if self._file is not None:
+                tasks.create_task(self._save_changes(self._file))
+
+    async def _follow(self) -> None:
+        attempt = 0
+        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+            while True:
+                reason = "the stream ended"
+                try:
+                    async with aclosing(self._responses(channel)) as responses:
+                        async for response in responses:
+                            attempt = 0
+                            self._hear(response)
+                except grpc.aio.AioRpcError as error:
+                    reason = error.details() or error.code().name
+                except TimeoutError:
+                    reason = f"silent for {_SILENCE_S:g} s"
+                if self._is_connected or attempt == 0:
+                    log.warning("control_plane_lost", address=self._address, reason=reason)
+                self._is_connected = False
+                pause_s = backoff_s(attempt, first_s=0.1, max_s=2.0)
+                attempt += 1
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
+
+    async def _responses(self, channel: grpc.aio.Channel) -> AsyncGenerator[wire.WatchResponse]:
+        """Yield responses of one call; TimeoutError when it falls silent."""
+        request = wire.WatchRequest(
+            role=self._role,
+            instance_id=self._instance_id,
+            address=self._own_address,
+            known_version=self.state.version,
+        )
+        call = ControlServiceStub(channel).Watch(request)
+        try:
+            while True:
+                async with asyncio.timeout(_SILENCE_S):
+                    response = await call.read()
+                if not isinstance(response, wire.WatchResponse):  # grpc.aio.EOF
+                    return
+                yield response
+        finally:
+            call.cancel()
+
+    def _hear(self, response: wire.WatchResponse) -> None:
+        self._heard_at = time.monotonic()
+        if not self._is_connected:
+            self._is_connected = True
+            log.info("control_plane_found", address=self._address, version=response.version)
+        self._take(response)
+
+    def _take(self, response: wire.WatchResponse) -> None:
+        if self.state.apply(response):
+            self._unsaved.set()
+            for callback in self._callbacks:
+                callback(response)
+            self._synced.set()
+
+    async def _save_changes(self, file: Path) -> None:
+        pause_s = _SAVE_DELAY_S
+        try:
+            while True:
+                await self._unsaved.wait()
+                await asyncio.sleep(pause_s)
+                self._unsaved.clear()
+                started_at = time.monotonic()
+                await asyncio.to_thread(_write_or_warn, self.state.serialized(), file)
+                pause_s = max(_SAVE_DELAY_S, _SAVE_SHARE * (time.monotonic() - started_at))
+        finally:
+            if self._unsaved.is_set():
+                _write_or_warn(self.state.serialized(), file)
+
+
+def _write_or_warn(pieces: Iterator[bytes], file: Path) -> None:
+    try:
+        write_snapshot(pieces, file)
+    except OSError as error:
+        log.warning("control_snapshot_not_saved", file=str(file), error=str(error))

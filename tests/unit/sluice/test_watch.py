@@ -1,0 +1,167 @@
+"""The state that gateways and routers decide from: snapshots, deltas, and the file on disk."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from sluice.watch import KINDS, ControlState, ControlWatcher, key_of, read_snapshot, write_snapshot
+from sluice.wire.control.v1 import control_pb2 as wire
+
+_IDS = st.sampled_from(["a", "b", "c", "d"])
+_CLASSES = {
+    "tiers": wire.Tier,
+    "tenants": wire.Tenant,
+    "keys": wire.ApiKey,
+    "bases": wire.Base,
+    "models": wire.Model,
+    "pools": wire.Pool,
+    "cells": wire.Cell,
+    "replicas": wire.Replica,
+}
+_FIELDS = {
+    "tiers": "rpm",
+    "tenants": "weight",
+    "keys": "rpm",
+    "bases": "context_tokens_max",
+    "models": "created_at_unix_s",
+    "pools": "replicas_wanted",
+    "cells": "epoch",
+    "replicas": "state",
+}
+# A change: (kind, id, new value or None to remove).
+_CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))
+
+
+def _message(kind: str, key: str, value: int) -> object:
+    name = "digest" if kind == "bases" else "id"
+    return _CLASSES[kind](**{name: key, _FIELDS[kind]: value})
+
+
+def _content(state: ControlState) -> dict[str, dict[str, object]]:
+    return {kind: dict(state.of_kind(kind)) for kind in KINDS}
+
+
+def _delta(version: int, changes: dict[tuple[str, str], int | None]) -> wire.WatchResponse:
+    response = wire.WatchResponse(version=version)
+    for (kind, key), value in changes.items():
+        if value is None:
+            getattr(response.removals, kind).append(key)
+        else:
+            getattr(response.upserts, kind).append(_message(kind, key, value))
+    return response
+
+
+def _snapshot(state: ControlState) -> wire.WatchResponse:
+    return wire.WatchResponse.FromString(b"".join(state.serialized()))
+
+
+@given(st.lists(st.lists(_CHANGE, max_size=8), max_size=6), st.integers(0, 6))
+def test_snapshot_and_deltas_give_the_direct_state(
+    batches: list[list[tuple[str, str, int | None]]], joined_at: int
+) -> None:
+    truth, direct, joined = {}, ControlState(), ControlState()
+    joined.apply(_delta(1, {("tiers", "stale"): 1}))
+    for number, batch in enumerate(batches):
+        if number == joined_at:
+            assert joined.apply(_snapshot(direct))
+        changes = {(kind, key): value for kind, key, value in batch}
+        truth |= changes
+        delta = _delta(10 + number, changes)
+        assert direct.apply(delta)
+        if number >= joined_at:
+            assert joined.apply(delta)
+            assert not joined.apply(delta), "a delta that is known must change nothing"
+    if joined_at >= len(batches):
+        joined.apply(_snapshot(direct))
+    expected = {
+        kind: {
+            k: _message(kind, k, v) for (of, k), v in truth.items() if of == kind and v is not None
+        }
+        for kind in KINDS
+    }
+    assert _content(direct) == expected
+    assert _content(joined) == expected
+    assert joined.version == direct.version
+
+
+def test_heartbeats_and_old_deltas_change_nothing_but_an_older_snapshot_counts() -> None:
+    state = ControlState()
+    state.apply(_delta(7, {("pools", "p"): 1}))
+    assert not state.apply(wire.WatchResponse(version=9, is_heartbeat=True))
+    assert not state.apply(_delta(7, {("pools", "p"): 2}))
+    assert state.version == 7
+    assert state.apply(wire.WatchResponse(version=3, is_snapshot=True))
+    assert (state.version, state.pools) == (3, {})
+
+
+def test_later_changes_do_not_reach_a_snapshot_that_was_begun() -> None:
+    state = ControlState()
+    state.apply(_delta(7, {("pools", "p"): 1}))
+    pieces = state.serialized()
+    state.apply(_delta(8, {("pools", "p"): None, ("cells", "c"): 1}))
+    response = wire.WatchResponse.FromString(b"".join(pieces))
+    assert (response.version, len(response.upserts.pools), len(response.upserts.cells)) == (7, 1, 0)
+
+
+def test_more_objects_than_one_piece_holds(tmp_path: Path) -> None:
+    state = ControlState()
+    state.apply(_delta(1, {("keys", str(number)): 1 for number in range(5001)}))
+    write_snapshot(state.serialized(), tmp_path / "s")
+    read = ControlState()
+    read.apply(read_snapshot(tmp_path / "s"))
+    assert _content(read) == _content(state)
+
+
+async def test_a_saved_state_is_loaded_and_its_age_known(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "control.snapshot"
+    state = ControlState()
+    state.apply(_delta(7, {("bases", "sha"): 1}))
+    write_snapshot(state.serialized(), file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    watcher = _watcher(file)
+    told: list[int] = []
+    watcher.on_change(lambda response: told.append(response.version))
+    assert math.isinf(watcher.age_s())
+    assert watcher.load_from_disk()
+    assert watcher.age_s() < 60
+    assert await watcher.wait_synced(0.01)
+    assert (told, key_of("bases", watcher.state.bases["sha"])) == ([7], "sha")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data + b"x",
+        lambda data: b"sluice-snapshot-0" + data[17:],
+        lambda data: bytes([data[0] ^ 1]) + data[1:],
+        lambda data: b"\x00" * len(data),
+    ],
+)
+async def test_a_bad_file_is_ignored_with_a_log_line(tmp_path: Path, damage) -> None:
+    file = tmp_path / "s"
+    state = ControlState()
+    state.apply(_delta(7, {("tenants", "t"): 1}))
+    write_snapshot(state.serialized(), file)
+    file.write_bytes(damage(file.read_bytes()))
+    watcher = _watcher(file)
+    with capture_logs() as lines:
+        assert not watcher.load_from_disk()
+    assert [line["event"] for line in lines] == ["control_snapshot_ignored"]
+    assert (watcher.state.version, await watcher.wait_synced(0.0)) == (0, False)
+
+
+async def test_no_file_and_an_unreadable_one(tmp_path: Path) -> None:
+    assert not _watcher(None).load_from_disk()
+    assert not _watcher(tmp_path / "none").load_from_disk()
+    assert not _watcher(tmp_path).load_from_disk()  # a directory
+
+
+def _watcher(file: Path | None) -> ControlWatcher:
+    return ControlWatcher("127.0.0.1:1", wire.ROLE_GATEWAY, "g", "", file)
