@@ -1,0 +1,289 @@
+"""Ships events to the broker without ever making a request wait.
+
+`emit` serializes and appends to a bounded queue in memory; one owned thread does the rest. While
+the broker answers, events go straight to it. Once it has been away for `broker_wait_s`, or the
+client's own queue is full, everything goes to the disk spool instead, and the thread replays the
+spool in order until it is empty; only then do events go straight again. Nothing is lost silently:
+what cannot be kept is counted.
+
+Delivery is at least once (a replayed batch may have arrived before): consumers go by `event_id`.
+In memory only, and so lost by a crash of the process: the last `_TICK_S` of events, and what the
+broker has not acknowledged within `broker_wait_s`.
+"""
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from google.protobuf.message import Message as WireMessage
+
+from sluice.spool import Spool
+
+log = structlog.get_logger(__name__)
+
+REQUESTS_TOPIC = "sluice.requests.v1"
+
+# Brokers refuse messages above 1 MB by default; one that is always refused would block the spool.
+EVENT_MAX_BYTES = 900_000
+_TICK_S = 0.05  # how long an event may lie in memory before the thread sees it
+_CHUNK = 256  # events per step of the thread, so that it never holds the interpreter for long
+_REPLAY_BATCH = 1_000
+_RETRY_PAUSE_S = 0.5
+_PURGE_S = 5.0  # purging is local and takes microseconds; a client stuck longer is given up
+
+
+@dataclass(frozen=True, slots=True)
+class EventStats:
+    """Counters since the start, and two gauges.
+
+    Attributes:
+        emitted: Calls of `emit`.
+        delivered: Acknowledged by the broker, replayed ones included.
+        delivery_failures: Attempts that the broker did not acknowledge; the events were spooled.
+        spooled: Written to the disk spool.
+        dropped: Lost: no room in memory or on disk, too large, or no spool configured.
+        damaged: Records of the spool that could not be read back.
+        queued: Gauge, in memory now.
+        spool_bytes: Gauge, on disk now.
+    """
+
+    emitted: int
+    delivered: int
+    delivery_failures: int
+    spooled: int
+    dropped: int
+    damaged: int
+    queued: int
+    spool_bytes: int
+
+
+class EventProducer:
+    """Sends protobuf messages to one topic. Owns a thread from construction until `close`.
+
+    Construct it after any fork; call `emit` from one thread only.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        *,
+        spool_directory: Path | None = None,
+        spool_max_bytes: int = 1 << 30,
+        spool_segment_bytes: int = 4 << 20,
+        queue_max: int = 100_000,
+        broker_wait_s: float = 5.0,
+        linger_ms: int = 20,
+    ) -> None:
+        """Start shipping; the broker need not be there.
+
+        Args:
+            bootstrap: `host:port,...` of the brokers.
+            topic: Where all events go.
+            spool_directory: Root of the disk spool; several processes may share it. None: events
+                that cannot be delivered are dropped and counted.
+            spool_max_bytes: Above it the oldest events are dropped and counted.
+            spool_segment_bytes: Size of one file of the spool; also what a crash during replay
+                may deliver twice.
+            queue_max: Events in memory, and the same number again inside the client.
+            broker_wait_s: How long the broker may be away before events go to disk.
+            linger_ms: How long the client waits to fill a batch.
+
+        Raises:
+            OSError: The spool directory cannot be written.
+        """
+        self._topic = topic
+        self._queue_max = queue_max
+        self._config: dict[str, object] = {
+            "bootstrap.servers": bootstrap,
+            "client.id": "sluice-events",
+            "enable.idempotence": True,
+            "compression.type": "lz4",
+            "linger.ms": linger_ms,
+            "queue.buffering.max.messages": queue_max,
+            "queue.buffering.max.kbytes": 64 << 10,
+            "message.timeout.ms": int(broker_wait_s * 1000),
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1000,
+            "delivery.report.only.error": True,
+            "on_delivery": self._on_failure,
+            "log_level": 0,
+        }
+        self._queue: deque[bytes] = deque()
+        self._emitted = self._queue_drops = 0
+        self._produced = self._failures = self._spooled = self._unspooled = 0
+        self._failed: list[bytes] = []
+        self._is_direct = True
+        self._replaying = 0
+        self._retry_at = 0.0
+        self._spool = (
+            None
+            if spool_directory is None
+            else Spool(
+                spool_directory, max_bytes=spool_max_bytes, segment_bytes=spool_segment_bytes
+            )
+        )
+        if self._spool is not None and not self._spool.is_empty:
+            self._is_direct = False
+        self._producer = Producer(self._config)
+        self._stop = threading.Event()
+        self._settled = threading.Condition()
+        self._settled_emitted = 0
+        self._thread = threading.Thread(target=self._run, name=f"events-{topic}", daemon=True)
+        self._thread.start()
+
+    def emit(self, message: WireMessage) -> None:
+        """Queue one event; never blocks and never raises for lack of room or broker."""
+        payload = message.SerializeToString()
+        if len(self._queue) >= self._queue_max or len(payload) > EVENT_MAX_BYTES:
+            self._queue_drops += 1
+        else:
+            self._queue.append(payload)
+        self._emitted += 1
+
+    @property
+    def stats(self) -> EventStats:
+        """A snapshot; consistent enough for metrics."""
+        spool = self._spool
+        in_client = len(self._producer)
+        return EventStats(
+            emitted=self._emitted,
+            delivered=max(0, self._produced - self._failures - in_client),
+            delivery_failures=self._failures,
+            spooled=self._spooled,
+            dropped=self._queue_drops + self._unspooled + (spool.dropped if spool else 0),
+            damaged=spool.damaged if spool else 0,
+            queued=len(self._queue) + in_client,
+            spool_bytes=spool.size_bytes if spool else 0,
+        )
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all events emitted before are at the broker; blocks, so call it in a thread.
+
+        Returns:
+            False when time ran out first; the events go on being shipped.
+        """
+        wanted = self._emitted
+        with self._settled:
+            return self._settled.wait_for(
+                lambda: self._settled_emitted >= wanted or not self._thread.is_alive(), timeout_s
+            )
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Flush, put what is left into the spool (or count it as dropped), end the thread."""
+        if self._thread.is_alive():
+            self.flush(timeout_s)
+            self._stop.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            emitted = self._emitted
+            self._step(time.monotonic())
+            if not self._queue and len(self._producer) == 0 and self._is_direct:
+                with self._settled:
+                    self._settled_emitted = emitted
+                    self._settled.notify_all()
+            # Also the pause: returns early only when there is a failure to report.
+            self._producer.poll(0.0 if len(self._queue) > _CHUNK else _TICK_S)
+        self._purge()
+        if self._is_direct:
+            self._keep(self._failed)
+        while self._queue:
+            self._keep(self._take())
+        if self._spool is not None:
+            self._spool.close()
+
+    def _step(self, now: float) -> None:
+        if self._failed and self._is_direct:
+            self._fall_back()
+        if self._is_direct:
+            self._ship()
+            return
+        while self._queue:
+            self._keep(self._take())
+        self._replay(now)
+
+    def _ship(self) -> None:
+        taken = self._take()
+        for index, payload in enumerate(taken):
+            if not self._produce(payload):
+                self._fall_back()
+                self._keep(taken[index:])
+                return
+
+    def _replay(self, now: float) -> None:
+        """Send the oldest spooled events; forget them only when every one is acknowledged."""
+        assert self._spool is not None
+        if self._replaying and not self._failed:
+            if len(self._producer):
+                return
+            self._spool.advance()
+        elif self._failed:
+            self._reset()
+            self._failed.clear()  # still in the spool
+            self._retry_at = now + _RETRY_PAUSE_S
+        was_delivered = self._replaying > 0
+        self._replaying = 0
+        if now < self._retry_at:
+            return
+        # One event is enough to ask whether the broker is back.
+        batch = self._spool.peek(_REPLAY_BATCH if was_delivered else 1)
+        if not batch:
+            self._is_direct = True
+            log.info("event_spool_emptied", topic=self._topic)
+            return
+        for payload in batch:
+            if not self._produce(payload):
+                self._failed.append(payload)
+                return
+        self._replaying = len(batch)
+
+    def _produce(self, payload: bytes) -> bool:
+        try:
+            self._producer.produce(self._topic, payload)
+        except (BufferError, KafkaException):
+            return False
+        self._produced += 1
+        return True
+
+    def _fall_back(self) -> None:
+        """Take back everything unacknowledged, oldest first, and go by the spool from now on."""
+        self._reset()
+        failed, self._failed = self._failed, []
+        self._keep(failed)
+        if self._spool is not None:
+            self._is_direct = False
+            log.warning("events_spooled", topic=self._topic, events=len(failed))
+
+    def _reset(self) -> None:
+        """Begin anew with a fresh client: a fatal error or a lost sequence stays behind."""
+        self._purge()
+        self._producer = Producer(self._config)
+
+    def _purge(self) -> None:
+        """Make the client report everything unacknowledged as failed."""
+        self._producer.purge()
+        deadline = time.monotonic() + _PURGE_S
+        while len(self._producer) and time.monotonic() < deadline:
+            self._producer.poll(_TICK_S)
+        self._unspooled += len(self._producer)
+
+    def _take(self) -> list[bytes]:
+        return [self._queue.popleft() for _ in range(min(_CHUNK, len(self._queue)))]
+
+    def _keep(self, payloads: list[bytes]) -> None:
+        if self._spool is None:
+            self._unspooled += len(payloads)
+        else:
+            self._spooled += self._spool.append(payloads)
+
+    def _on_failure(self, _error: KafkaError, message: Message) -> None:
+        self._failures += 1
+        payload = message.value()
+        if isinstance(payload, bytes):
+            self._failed.append(payload)

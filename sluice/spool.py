@@ -1,0 +1,253 @@
+"""A bounded append-only spool on disk for what a broker cannot take now.
+
+A root directory holds numbered slots, one per process, each guarded by a lock file. A slot holds
+segment files, oldest first by name. A record is its length and CRC-32 (both u32, little endian)
+and then the payload. A segment is written once and never appended to after a restart, so that a
+torn tail can only cost the record that was being written. One owner thread; nothing here is
+thread-safe. Records survive the death of the process; a power failure may cost the last seconds.
+"""
+
+import fcntl
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_HEADER = struct.Struct("<II")
+_SUFFIX = ".spool"
+# Far above any event; a length beyond it is damage, not data.
+RECORD_MAX_BYTES = 4 << 20
+_SLOTS_MAX = 1024
+
+
+def encode_record(payload: bytes) -> bytes:
+    """Return the bytes of one record."""
+    return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What `decode_records` found.
+
+    Attributes:
+        payloads: Whole records, in order.
+        end: Offset after the last record looked at; where to read on.
+        damaged: Records left out because their checksum is wrong; a torn tail counts as one.
+    """
+
+    payloads: list[bytes]
+    end: int
+    damaged: int
+
+
+def decode_records(data: bytes, start: int = 0, limit: int | None = None) -> Decoded:
+    """Read up to `limit` whole records of `data` from offset `start`.
+
+    A wrong checksum costs that record; a length that cannot be true costs the rest of `data`.
+    """
+    payloads: list[bytes] = []
+    damaged = 0
+    at = start
+    while at < len(data) and (limit is None or len(payloads) < limit):
+        body = at + _HEADER.size
+        length, crc = _HEADER.unpack_from(data, at) if body <= len(data) else (0, -1)
+        if crc < 0 or length > RECORD_MAX_BYTES or body + length > len(data):
+            return Decoded(payloads, len(data), damaged + 1)
+        payload = data[body : body + length]
+        if zlib.crc32(payload) == crc:
+            payloads.append(payload)
+        else:
+            damaged += 1
+        at = body + length
+    return Decoded(payloads, at, damaged)
+
+
+class Spool:
+    """The segments of one slot: `append` at the end, `peek` and `advance` at the front.
+
+    Attributes:
+        size_bytes: On disk now, replayed parts of the first segment included.
+        dropped: Records deleted unread because the bound was reached, or because the disk refused.
+        damaged: Records that could not be read back.
+    """
+
+    def __init__(self, root: Path, *, max_bytes: int, segment_bytes: int) -> None:
+        """Claim the first free slot under `root` and adopt the segments of other free slots.
+
+        Raises:
+            OSError: `root` cannot be written.
+            RuntimeError: Every slot is taken.
+        """
+        assert 0 < segment_bytes <= max_bytes, (segment_bytes, max_bytes)
+        self.dropped = 0
+        self.damaged = 0
+        self._max_bytes = max_bytes
+        self._segment_bytes = segment_bytes
+        self._slot, self._lock = _claim_slot(root)
+        _adopt(root, self._slot)
+        self._sizes = {path: path.stat().st_size for path in _segments(self._slot)}
+        self._writer: int | None = None
+        self._writing: Path | None = None
+        self._read_at = 0
+        self._peeked: tuple[int, int] = (0, 0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk."""
+        return sum(self._sizes.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything was replayed."""
+        return not self._sizes
+
+    def append(self, payloads: Iterable[bytes]) -> int:
+        """Write the records at the end and return how many were written.
+
+        Over the bound the oldest segments go. A disk that refuses costs the records that did not
+        fit; both are counted in `dropped`.
+        """
+        batch: list[bytes] = []
+        written = pending = 0
+        for payload in payloads:
+            record = encode_record(payload)
+            if batch and pending + len(record) > self._segment_bytes:
+                written += self._write(batch)
+                batch, pending = [], 0
+            batch.append(record)
+            pending += len(record)
+        return written + (self._write(batch) if batch else 0)
+
+    def peek(self, limit: int) -> list[bytes]:
+        """Return up to `limit` of the oldest records, all of one segment; [] when empty."""
+        while self._sizes:
+            first = next(iter(self._sizes))
+            if first == self._writing:
+                self._close_writer()
+            try:
+                data = first.read_bytes()
+            except OSError:
+                self.damaged += 1
+                data = b""
+            found = decode_records(data, self._read_at, limit)
+            if found.payloads:
+                self._peeked = (found.end, found.damaged)
+                return found.payloads
+            self.damaged += found.damaged
+            self._delete(first)
+        return []
+
+    def advance(self) -> None:
+        """Forget what the last `peek` returned; its segment is deleted when it was the end."""
+        if not self._sizes or self._peeked[0] == 0:
+            return
+        first = next(iter(self._sizes))
+        self._read_at, damaged = self._peeked
+        self._peeked = (0, 0)
+        self.damaged += damaged
+        if self._read_at >= self._sizes[first]:
+            self._delete(first)
+
+    def close(self) -> None:
+        """Give the slot back; its records stay for the next owner."""
+        self._close_writer()
+        os.close(self._lock)
+
+    def _write(self, records: list[bytes]) -> int:
+        data = b"".join(records)
+        self._make_room(len(data))
+        try:
+            fd, path = self._open_segment(len(data))
+            done = os.write(fd, data)
+        except OSError:
+            self._close_writer()
+            self.dropped += len(records)
+            return 0
+        self._sizes[path] += done
+        if done == len(data):
+            return len(records)
+        # A full disk took a part: what is whole counts, the torn rest is skipped by the reader.
+        self._close_writer()
+        whole = len(decode_records(data[:done]).payloads)
+        self.dropped += len(records) - whole
+        return whole
+
+    def _open_segment(self, incoming: int) -> tuple[int, Path]:
+        path, fd = self._writing, self._writer
+        if path is not None and self._sizes[path] + incoming > self._segment_bytes:
+            self._close_writer()
+            path = fd = None
+        if path is None or fd is None:
+            newest = max((int(p.stem) for p in self._sizes), default=0)
+            path = self._slot / f"{max(newest + 1, time.time_ns()):020d}{_SUFFIX}"
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            self._writer, self._writing = fd, path
+            self._sizes[path] = 0
+        return fd, path
+
+    def _make_room(self, incoming: int) -> None:
+        while self._sizes and self.size_bytes + incoming > self._max_bytes:
+            first = next(iter(self._sizes))
+            with suppress(OSError):
+                self.dropped += len(decode_records(first.read_bytes(), self._read_at).payloads)
+            self._delete(first)
+
+    def _delete(self, first: Path) -> None:
+        if first == self._writing:
+            self._close_writer()
+        with suppress(OSError):
+            first.unlink()
+        del self._sizes[first]
+        self._read_at = 0
+        self._peeked = (0, 0)
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            os.close(self._writer)
+        self._writer = self._writing = None
+
+
+def _segments(slot: Path) -> list[Path]:
+    return sorted(p for p in slot.glob(f"*{_SUFFIX}") if p.stem.isdigit())
+
+
+def _try_lock(slot: Path) -> int | None:
+    fd = os.open(slot / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _claim_slot(root: Path) -> tuple[Path, int]:
+    for number in range(_SLOTS_MAX):
+        slot = root / str(number)
+        slot.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = _try_lock(slot)
+        if lock is not None:
+            return slot, lock
+    raise RuntimeError(f"all {_SLOTS_MAX} spool slots under {root} are taken; give another folder")
+
+
+def _adopt(root: Path, slot: Path) -> None:
+    """Move the segments of slots whose owner is gone (fewer workers than before) into `slot`."""
+    for other in sorted(root.iterdir()):
+        if other == slot or not other.name.isdigit():
+            continue
+        lock = _try_lock(other)
+        if lock is None:
+            continue
+        try:
+            for segment in _segments(other):
+                target = slot / segment.name
+                while target.exists():
+                    target = slot / f"{int(target.stem) + 1:020d}{_SUFFIX}"
+                segment.rename(target)
+        finally:
+            os.close(lock)
