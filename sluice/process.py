@@ -1,15 +1,17 @@
 """Child processes that can be trusted to end: own process group, bounded stop, nothing left behind.
 
-Used by the node agent (Triton), by the local stack (every server) and by the tests. It never
-restarts anything by itself; `keep_running` does, with back-off, and tells its owner.
+Used by the node agent (Triton), by the local stack (every server) and by the tests. A
+`ChildProcess` never restarts anything by itself; `keep_running` does, with back-off, and tells its
+owner. Linux only: ends are noticed through pidfds, and descendants are found in /proc.
 """
 
 import asyncio
 import os
 import signal
 import socket
+import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +19,26 @@ from pathlib import Path
 import structlog
 
 from sluice.lifecycle import backoff_s
+from sluice.procfs import MARKER, group_processes, marked_processes
+
+__all__ = [
+    "MARKER",
+    "ChildProcess",
+    "ProcessFailedError",
+    "ProcessSpec",
+    "free_port",
+    "keep_running",
+    "kill_group",
+    "marked_processes",
+    "port_answers",
+    "port_is_free",
+]
 
 log = structlog.get_logger(__name__)
 
-# Every process of a stack carries this variable, so that orphans (a dead server's children) can be
-# found and ended.
-MARKER = "SLUICE_STACK"
+LOG_BYTES_MAX = 16 << 20  # a longer log becomes `<name>.1` when its process starts again
+HEALTHY_S = 30.0  # readiness that long makes the next failure the first one
+_KILL_WAIT_S = 5.0  # a killed process that lives longer hangs in the kernel
 
 
 def _nothing() -> None:
@@ -63,23 +79,44 @@ class ProcessFailedError(RuntimeError):
 
 
 class ChildProcess:
-    """One run of a spec. Always `stop` it, also after a crash: the group may outlive its leader."""
+    """One run of a spec. Always `stop` it, also after a crash: the group may outlive its leader.
 
-    def __init__(self, spec: ProcessSpec, process: asyncio.subprocess.Process) -> None:
+    Not asyncio's own subprocess: uvloop's takes no user, and both can be cancelled half-way. Here
+    starting is one synchronous call, so a child either exists with an owner or does not exist.
+    """
+
+    def __init__(self, spec: ProcessSpec, process: "subprocess.Popen[bytes]") -> None:
         self.spec = spec
         self.pid = process.pid
         self._process = process
+        self._ended = asyncio.Event()
+        self._is_clean = False
+        loop = asyncio.get_running_loop()
+        pidfd = os.pidfd_open(process.pid)  # readable when the process has ended
+
+        def note_end() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            process.wait()
+            self._ended.set()
+
+        loop.add_reader(pidfd, note_end)
 
     @classmethod
     async def start(cls, spec: ProcessSpec) -> "ChildProcess":
-        """Start the child in a session (and so a process group) of its own."""
+        """Start the child in a session (and so a process group) of its own.
+
+        Raises:
+            OSError: No such program, no permission, no process or file handle left, disk full.
+        """
         spec.log_file.parent.mkdir(parents=True, exist_ok=True)
+        _rotate(spec.log_file)
         with spec.log_file.open("ab") as log_file:
-            process = await asyncio.create_subprocess_exec(
-                *spec.command,
+            process = subprocess.Popen(  # noqa: ASYNC220 - returns after fork and exec: milliseconds
+                list(spec.command),
                 env=dict(spec.env),
                 cwd=spec.cwd,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
                 start_new_session=True,
@@ -92,11 +129,17 @@ class ChildProcess:
     @property
     def is_running(self) -> bool:
         """Whether the child itself (not its descendants) runs."""
-        return self._process.returncode is None
+        return not self._ended.is_set()
+
+    @property
+    def status(self) -> int | None:
+        """Exit status (negative: the signal), or None while it runs."""
+        return self._process.returncode if self._ended.is_set() else None
 
     async def wait(self) -> int:
         """Wait for the end and return the exit status (negative: the signal)."""
-        return await self._process.wait()
+        await self._ended.wait()
+        return self._process.returncode
 
     async def wait_ready(self, timeout_s: float, *, poll_s: float = 0.05) -> None:
         """Wait until `spec.ready` passes.
@@ -106,37 +149,72 @@ class ChildProcess:
         """
         deadline = time.monotonic() + timeout_s
         problem = "never answered"
-        while time.monotonic() < deadline:
-            if not self.is_running:
-                raise ProcessFailedError(
-                    f"{self.spec.name} ended with status {self._process.returncode} while "
-                    f"starting; {self.log_tail()}"
-                )
+        while (rest_s := deadline - time.monotonic()) > 0 and self.is_running:
             try:
-                async with asyncio.timeout(max(0.01, deadline - time.monotonic())):
-                    await self.spec.ready()
+                async with asyncio.timeout(rest_s):
+                    await self._unless_ended(self.spec.ready)
             except Exception as error:  # noqa: BLE001 - any driver's error means: not ready yet
-                problem = repr(error)
+                cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+                problem = repr(cause)
                 await asyncio.sleep(poll_s)
             else:
-                return
+                if self.is_running:  # else somebody else answered on its port
+                    return
+        if not self.is_running:
+            raise ProcessFailedError(
+                f"{self.spec.name} ended with status {self.status} while starting; "
+                f"{self.log_tail()}"
+            )
         raise ProcessFailedError(
             f"{self.spec.name} was not ready after {timeout_s:.0f} s ({problem}); {self.log_tail()}"
         )
 
-    async def stop(self) -> None:
-        """End the whole group: ask, wait, kill, clean up. Safe to call again."""
-        if self.is_running:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(self.spec.stop_signal)
-            try:
-                async with asyncio.timeout(self.spec.stop_grace_s):
-                    await self._process.wait()
-            except TimeoutError:
-                log.warning("process_killed", name=self.spec.name, pid=self.pid)
+    async def _unless_ended(self, ready: Callable[[], Awaitable[None]]) -> None:
+        async def fail_at_end() -> None:
+            await self._ended.wait()
+            raise ProcessFailedError(f"{self.spec.name} ended")
+
+        async with asyncio.TaskGroup() as group:
+            guard = group.create_task(fail_at_end())
+            await ready()
+            guard.cancel()
+
+    async def stop(self, *, grace_s: float | None = None) -> None:
+        """End the whole group: ask, wait, kill, clean up. Safe to call again, and to cancel.
+
+        A call that is cancelled kills at once instead of waiting on, and still leaves nothing.
+
+        Args:
+            grace_s: Seconds from asking to killing; None is the spec's. 0 kills without asking.
+        """
+        grace_s = self.spec.stop_grace_s if grace_s is None else grace_s
+        try:
+            if self.is_running and grace_s > 0:
+                with suppress(ProcessLookupError):
+                    self._process.send_signal(self.spec.stop_signal)
+                async with asyncio.timeout(grace_s):
+                    await self._ended.wait()
+        except TimeoutError:
+            log.warning("process_killed", name=self.spec.name, pid=self.pid)
+        finally:
+            await _to_the_end(self._kill())
+
+    async def _kill(self) -> None:
+        if self._is_clean:
+            return  # the group's id may belong to somebody else by now
         kill_group(self.pid)
-        await self._process.wait()
-        self.spec.cleanup()
+        await self._ended.wait()
+        # Descendants end a moment after the leader; until then they hold ports and memory.
+        deadline = time.monotonic() + _KILL_WAIT_S
+        while left := group_processes(self.pid):
+            if time.monotonic() > deadline:
+                log.error("process_group_survived", name=self.spec.name, pids=left)
+                break
+            kill_group(self.pid)
+            await asyncio.sleep(0.01)
+        if not self._is_clean:
+            self._is_clean = True
+            self.spec.cleanup()
 
     def log_tail(self, lines: int = 5) -> str:
         """Return the end of the log, for error messages."""
@@ -158,30 +236,35 @@ async def keep_running(
 ) -> None:
     """Run a child for ever: start, wait until ready, restart when it ends. Stops it when cancelled.
 
+    A program that cannot be started at all (missing, no memory) is tried again like one that ended.
+
     Args:
         spec: What to run.
         ready_timeout_s: A child that is not ready by then is stopped and started again.
         on_change: Told about every state: (child, "starting" | "ready"), and (None, reason) when
             it is down.
-        backoff_max_s: Longest pause between starts; 30 s of health resets the pause.
+        backoff_max_s: Longest pause between starts; 30 s of readiness reset the pause.
     """
     attempt = 0
     while True:
-        child = await ChildProcess.start(spec)
-        started_at = time.monotonic()
+        child: ChildProcess | None = None
+        ready_at: float | None = None
         try:
+            child = await ChildProcess.start(spec)
             on_change(child, "starting")
-            try:
-                await child.wait_ready(ready_timeout_s)
-            except ProcessFailedError as error:
-                reason = str(error)
-            else:
-                on_change(child, "ready")
-                status = await child.wait()
-                reason = f"{spec.name} ended with status {status}; {child.log_tail()}"
+            await child.wait_ready(ready_timeout_s)
+            ready_at = time.monotonic()
+            on_change(child, "ready")
+            status = await child.wait()
+            reason = f"{spec.name} ended with status {status}; {child.log_tail()}"
+        except ProcessFailedError as error:
+            reason = str(error)
+        except OSError as error:
+            reason = f"{spec.name} could not be started: {error}"
         finally:
-            await asyncio.shield(child.stop())
-        if time.monotonic() - started_at > 30:
+            if child is not None:
+                await child.stop()
+        if ready_at is not None and time.monotonic() - ready_at > HEALTHY_S:
             attempt = 0
         on_change(None, reason)
         await asyncio.sleep(backoff_s(attempt, first_s=0.2, max_s=backoff_max_s))
@@ -194,18 +277,6 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def marked_processes(marker: str) -> list[int]:
-    """Return the ids of all processes whose environment holds `MARKER=marker`, except our own."""
-    wanted = f"{MARKER}={marker}".encode()
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return sorted(found)
-
-
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a TCP port that nobody listens on now; somebody else may take it before you do."""
     with socket.socket() as probe:
@@ -213,8 +284,41 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
+def port_is_free(host: str, port: int) -> bool:
+    """Return whether a server could listen on the port now."""
+    with socket.socket() as probe:
+        # As servers do: connections of an earlier server that linger in TIME_WAIT do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)  # with SO_REUSEADDR two sockets may bind, but only one may listen
+        except OSError:
+            return False
+    return True
+
+
 async def port_answers(host: str, port: int) -> None:
     """Raise OSError until somebody accepts connections on the port."""
     _, writer = await asyncio.open_connection(host, port)
     writer.close()
     await writer.wait_closed()
+
+
+def _rotate(log_file: Path) -> None:
+    with suppress(FileNotFoundError):
+        if log_file.stat().st_size > LOG_BYTES_MAX:
+            log_file.replace(log_file.with_name(log_file.name + ".1"))
+
+
+async def _to_the_end(work: Coroutine[object, object, None]) -> None:
+    """Finish `work` even when cancelled meanwhile; the cancellation is raised afterwards."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

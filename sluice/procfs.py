@@ -1,0 +1,95 @@
+"""What /proc tells about processes: groups, memory, marked leftovers. Linux only."""
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+# Every process of a stack carries this variable, so that orphans (a dead server's children) can be
+# found and ended.
+MARKER = "SLUICE_STACK"
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/<pid>/stat from the state on; OSError when it is gone."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return text[text.rindex(")") + 2 :].split()  # the name before may hold anything
+
+
+def _all_pids() -> list[int]:
+    return sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+
+
+def group_processes(pgid: int) -> list[int]:
+    """Return the living processes of a process group; zombies do not count."""
+    found: list[int] = []
+    for pid in _all_pids():
+        with suppress(OSError, ValueError):
+            state, _, group = _stat_fields(pid)[:3]
+            if int(group) == pgid and state not in "ZX":
+                found.append(pid)
+    return found
+
+
+def group_memory_bytes(pgid: int) -> int:
+    """Return the memory of a process group: proportional set size, shared pages counted once."""
+    return sum(_pss_bytes(pid) for pid in group_processes(pgid))
+
+
+def _pss_bytes(pid: int) -> int:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _has_mark(pid: int, mark: bytes) -> bool:
+    with suppress(OSError):
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def marked_processes(marker: str, *, variable: str = MARKER) -> list[int]:
+    """Return the ids of all processes started with `variable=marker`, except our own."""
+    mark = f"{variable}={marker}".encode()
+    return [pid for pid in _all_pids() if pid != os.getpid() and _has_mark(pid, mark)]
+
+
+async def kill_marked(marker: str, *, variable: str = MARKER, timeout_s: float = 5.0) -> list[int]:
+    """SIGKILL all processes started with `variable=marker`, wait for their end, return their ids.
+
+    Raises:
+        TimeoutError: Some still live after `timeout_s`; the message names them.
+    """
+    mark = f"{variable}={marker}".encode()
+    killed: set[int] = set()
+    deadline = time.monotonic() + timeout_s
+    while living := marked_processes(marker, variable=variable):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {living} survive SIGKILL; are they stuck in the kernel?")
+        for pid in living:
+            if _kill_if_marked(pid, mark):
+                killed.add(pid)
+        await asyncio.sleep(0.02)
+    return sorted(killed)
+
+
+def _kill_if_marked(pid: int, mark: bytes) -> bool:
+    """Kill through a pidfd: the id cannot pass to another process between check and signal."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not _has_mark(pid, mark):
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(pidfd)
