@@ -180,16 +180,25 @@ class Model(_message.Message):
     def __init__(self, id: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., release: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., created_at_unix_s: _Optional[int] = ..., pool_id: _Optional[str] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("id", "base_digest", "engine", "replicas_wanted")
+    __slots__ = ("id", "base_digest", "engine", "replicas_wanted", "engine_options")
+    class EngineOptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     id: str
     base_digest: str
     engine: str
     replicas_wanted: int
-    def __init__(self, id: _Optional[str] = ..., base_digest: _Optional[str] = ..., engine: _Optional[str] = ..., replicas_wanted: _Optional[int] = ...) -> None: ...
+    engine_options: _containers.ScalarMap[str, str]
+    def __init__(self, id: _Optional[str] = ..., base_digest: _Optional[str] = ..., engine: _Optional[str] = ..., replicas_wanted: _Optional[int] = ..., engine_options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Cell(_message.Message):
     __slots__ = ("id", "pool_id", "router_id", "router_address", "epoch")
