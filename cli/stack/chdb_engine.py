@@ -1,0 +1,152 @@
+"""The ClickHouse engine inside this process (chDB), one isolated connection per statement.
+
+`USE`, `SET` and temporary tables belong to a connection in chDB, and opening one costs 0.1 ms: with
+a fresh one for every statement nothing can leak from one request to the next.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cli.stack.sqltext import InlineInsert, output_format, returns_rows, split_inline_insert
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_CODE = re.compile(r"Code: (\d+)")
+_UNKNOWN_CODE = 1000
+
+
+class QueryError(Exception):
+    """The engine or the interface refused; carries a ClickHouse error code."""
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        found = _CODE.search(message)
+        self.code = code or (int(found[1]) if found else _UNKNOWN_CODE)
+        super().__init__(message if found else f"Code: {self.code}. {message}")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One request, decoded.
+
+    Attributes:
+        sql: The text, with inline data when there is some.
+        database: Where names without a database are looked up.
+        settings: For this statement only.
+        parameters: Values of `{name:Type}`.
+        default_format: Of the answer when the text names none.
+        is_readonly: Refuse whatever writes (GET requests).
+    """
+
+    sql: bytes
+    database: str = "default"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    default_format: str = "TabSeparated"
+    is_readonly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a statement gave; `format` is None for one that returns no rows by nature."""
+
+    body: bytes
+    format: str | None
+    rows_read: int = 0
+    rows_written: int = 0
+
+
+def quoted(text: str) -> str:
+    """Return a ClickHouse string literal."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def identifier(text: str) -> str:
+    """Return a quoted identifier."""
+    return "`" + text.replace("\\", "\\\\").replace("`", "\\`") + "`"
+
+
+class Engine:
+    """The embedded engine. Its methods block: call them in worker threads."""
+
+    def __init__(self, directory: Path, *, limits: Mapping[str, str]) -> None:
+        """Open the data directory.
+
+        Args:
+            directory: Created when missing; one process at a time.
+            limits: Settings that hold for every statement unless a request sets them.
+
+        Raises:
+            RuntimeError: Another process holds the directory, or it is no data directory.
+        """
+        import chdb
+
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = str(directory.resolve())
+        self._connect: Callable[[str], Any] = chdb.connect
+        self._limits = limits
+        # Held as long as the engine is to live; requests use connections of their own.
+        self._keeper = self._connect(self._path)
+        self._keeper.query("SELECT 1", "TabSeparated")
+
+    def close(self) -> None:
+        """Write what is pending and release the directory."""
+        self._keeper.close()
+
+    def execute(self, statement: Statement) -> Answer:
+        """Run one statement on a connection that no other request sees.
+
+        Raises:
+            QueryError: With the engine's message and code.
+        """
+        connection = self._connect(self._path)
+        try:
+            for command in self._preparation(statement):
+                connection.query(command, "TabSeparated")
+            insert = split_inline_insert(statement.sql)
+            if insert is not None:
+                return self._insert(connection, insert, statement)
+            return self._query(connection, statement)
+        except RuntimeError as error:  # chdb raises it, and its ChdbError is one
+            raise QueryError(str(error)) from error
+        finally:
+            connection.close()
+
+    def _preparation(self, statement: Statement) -> list[str]:
+        commands = [f"USE {identifier(statement.database)}"]
+        settings = {**self._limits, **statement.settings}
+        for name, value in settings.items():
+            if _NAME.fullmatch(name) is None:
+                raise QueryError(f"{name!r} is no name of a setting", 115)
+            commands.append(f"SET {name} = {quoted(value)}")
+        if statement.is_readonly:
+            commands.append("SET readonly = 2")
+        return commands
+
+    @staticmethod
+    def _insert(connection: Any, insert: InlineInsert, statement: Statement) -> Answer:
+        if statement.parameters:
+            raise QueryError("parameters cannot be combined with data after FORMAT", 48)
+        inserter = connection.send_insert(insert.query.decode(), insert.format)
+        try:
+            inserter.append(insert.data)
+            result = inserter.finish()
+        finally:
+            inserter.close()
+        return Answer(b"", None, rows_written=result.rows_written)
+
+    @staticmethod
+    def _query(connection: Any, statement: Statement) -> Answer:
+        result = connection.query(
+            statement.sql, statement.default_format, params=dict(statement.parameters)
+        )
+        shape = None
+        if returns_rows(statement.sql):
+            shape = output_format(statement.sql) or statement.default_format
+        return Answer(
+            result.bytes() or b"",
+            shape,
+            rows_read=result.storage_rows_read() if shape else 0,
+            rows_written=result.rows_written(),
+        )
