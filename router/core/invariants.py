@@ -1,0 +1,48 @@
+"""What must always be true of the core; tests and simulations check it after every event."""
+
+from router.core.model import State
+from router.core.router import RouterCore
+
+
+def check(core: RouterCore) -> None:
+    """Assert every invariant of the core; costs a walk over everything it holds."""
+    live = {
+        id(request): request
+        for gateway in core.gateways.values()
+        for request in gateway.requests.values()
+    }
+    assert len(live) == core.live_requests, "every accepted request is some gateway's, or over"
+    queued = 0
+    for cell in core.cells.values():
+        waiting = cell.queue.waiting()
+        queued += len(waiting)
+        assert cell.queue.requests == len(waiting)
+        assert cell.queue.tokens == sum(request.prompt_tokens for request in waiting)
+        for request in waiting:
+            assert request.state is State.QUEUED
+            assert request.slot is None
+            assert id(request) in live
+        assert cell.is_owned or not waiting, "nothing waits for a cell that moved away"
+        for replica_id, book in cell.replicas.items():
+            assert core.replicas[replica_id] is book
+            assert (replica_id in cell.available) == book.is_available
+    running = _check_replicas(core)
+    assert queued + running == len(live), "a request waits or runs"
+
+
+def _check_replicas(core: RouterCore) -> int:
+    """Return how many live requests run."""
+    running = 0
+    for book in core.replicas.values():
+        assert book.limits is not None or not book.slots, "only an attached replica holds slots"
+        if book.limits is not None:
+            assert len(book.slots) <= book.limits.sequences_max, "more than a replica holds"
+        assert book.kv_booked == sum(slot.kv_blocks for slot in book.slots.values())
+        book.check()
+        for sequence, slot in book.slots.items():
+            assert slot.sequence == sequence
+            if slot.is_open:
+                running += 1
+                assert slot.request.slot is slot
+                assert slot.request.state is State.RUNNING
+    return running

@@ -1,0 +1,74 @@
+"""How requests end: the one place that writes an outcome, and what each engine reason means."""
+
+from router.core.model import Request, State, Stats
+from sluice.errors import ErrorCode
+from sluice.wire.engine.v1 import engine_pb2 as engine
+from sluice.wire.router.v1 import router_pb2 as wire
+
+FINISHED = {
+    engine.FINISH_REASON_STOP: wire.OUTCOME_KIND_STOP,
+    engine.FINISH_REASON_LENGTH: wire.OUTCOME_KIND_LENGTH,
+}
+NAMES = {
+    wire.OUTCOME_KIND_STOP: "stop",
+    wire.OUTCOME_KIND_LENGTH: "length",
+    wire.OUTCOME_KIND_CANCELLED: "cancelled",
+    wire.OUTCOME_KIND_REJECTED: "rejected",
+    wire.OUTCOME_KIND_EVICTED: "evicted",
+    wire.OUTCOME_KIND_FAILED: "failed",
+    wire.OUTCOME_KIND_LOST: "lost",
+}
+
+
+class Ending:
+    """Why a request ends; becomes its `Outcome`."""
+
+    __slots__ = ("code", "kind", "message", "output_tokens", "prefill_us", "retry_after_s")
+
+    def __init__(
+        self,
+        kind: wire.OutcomeKind,
+        code: ErrorCode | None = None,
+        message: str = "",
+        *,
+        retry_after_s: float = 0.0,
+        output_tokens: int = 0,
+        prefill_us: int = 0,
+    ) -> None:
+        self.kind = kind
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.output_tokens = output_tokens
+        self.prefill_us = prefill_us
+
+    def outcome(self, handle: int) -> wire.Outcome:
+        """Return the message for the gateway."""
+        return wire.Outcome(
+            handle=handle,
+            kind=self.kind,
+            code=self.code or "",
+            message=self.message,
+            retry_after_ms=round(self.retry_after_s * 1000),
+            output_tokens=self.output_tokens,
+            prefill_us=self.prefill_us,
+        )
+
+
+def end(request: Request, ending: Ending, stats: Stats) -> None:
+    """Give a request its single outcome and forget it; what its slot still holds stays booked."""
+    assert request.state is not State.DONE, "a request ends once"
+    request.state = State.DONE
+    request.submit = None
+    if request.slot is not None:
+        request.slot.is_open = False
+        request.slot = None
+    del request.gateway.requests[request.handle]
+    request.gateway.batch.outcomes.append(ending.outcome(request.handle))
+    count(ending, stats)
+
+
+def count(ending: Ending, stats: Stats) -> None:
+    """Add an ending to the totals."""
+    key = (NAMES[ending.kind], ending.code or "")
+    stats.outcomes[key] = stats.outcomes.get(key, 0) + 1
