@@ -1,0 +1,47 @@
+"""Engines by name: the one table that says which drivers exist."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from replica.engine.types import Driver
+
+Loader = Callable[[Path | None, str, Mapping[str, Any]], Driver]
+
+
+def _openvino(directory: Path | None, base_digest: str, options: Mapping[str, Any]) -> Driver:
+    from replica.drivers.openvino import load_openvino  # heavy: only where it is used
+
+    if directory is None:
+        raise ValueError("the engine openvino needs a base artifact; import one on this node")
+    return load_openvino(directory, base_digest, options)
+
+
+def _sim(directory: Path | None, base_digest: str, options: Mapping[str, Any]) -> Driver:
+    from replica.drivers.sim import load_sim
+
+    return load_sim(directory, base_digest, options)
+
+
+LOADERS: Mapping[str, Loader] = {"openvino": _openvino, "sim": _sim}
+
+
+def load_driver(
+    engine: str, directory: Path | None, base_digest: str, options: Mapping[str, Any]
+) -> Driver:
+    """Return the loaded engine.
+
+    Args:
+        engine: A name of `LOADERS`.
+        directory: The base artifact; None when the node does not have it, which only engines
+            without weights accept.
+        base_digest: Names the base; part of every prefix hash.
+        options: Of the engine; unknown ones are refused.
+
+    Raises:
+        ValueError: It cannot serve; the message names the fix.
+    """
+    loader = LOADERS.get(engine)
+    if loader is None:
+        raise ValueError(f"unknown engine {engine!r}; known are {', '.join(LOADERS)}")
+    return loader(directory, base_digest, options)

@@ -1,0 +1,84 @@
+"""What an engine reads of a base artifact besides its weights: vocabulary, context, end ids."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+# What a byte-level BPE entry looks like that is a plain English word, with or without its space.
+_ORDINARY = re.compile("Ġ?[A-Za-z]+")
+
+
+class ArtifactError(ValueError):
+    """The artifact cannot be served; the message names the file and what is wrong in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFacts:
+    """What limits and ends sequences.
+
+    Attributes:
+        vocabulary: Number of token ids.
+        context_tokens: Longest sequence that the base was made for.
+        eos_ids: End a sequence.
+    """
+
+    vocabulary: int
+    context_tokens: int
+    eos_ids: frozenset[int]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; ArtifactError when there is none."""
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is missing; import the whole base directory") from None
+    except ValueError as error:
+        raise ArtifactError(f"{path} is not JSON ({error}); import the base anew") from None
+    if not isinstance(document, dict):
+        raise ArtifactError(f"{path} is not a JSON object; import the base anew")
+    return cast("dict[str, Any]", document)
+
+
+def read_base_facts(directory: Path) -> BaseFacts:
+    """Return the facts of a base from config.json and, if present, generation_config.json."""
+    config = read_json(directory / "config.json")
+    try:
+        vocabulary = int(config["vocab_size"])
+        context_tokens = int(config["max_position_embeddings"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(
+            f"{directory / 'config.json'}: vocab_size or max_position_embeddings is missing"
+            f" or not a number ({error!r})"
+        ) from None
+    generation = directory / "generation_config.json"
+    sources = [config, read_json(generation) if generation.exists() else {}]
+    eos_ids: set[int] = set()
+    for source in sources:
+        value = source.get("eos_token_id")
+        if value is not None:
+            eos_ids.update(cast("list[int]", value) if isinstance(value, list) else [int(value)])
+    return BaseFacts(vocabulary, context_tokens, frozenset(eos_ids))
+
+
+def ordinary_token_ids(directory: Path, vocabulary: int) -> list[int]:
+    """Return the ids whose text is an English word or part of one; never a special token.
+
+    Without a tokenizer that has any, every id of the vocabulary but the first sixteenth, where
+    special tokens usually are.
+    """
+    path = directory / "tokenizer.json"
+    document = read_json(path) if path.exists() else {}
+    special = {int(token["id"]) for token in document.get("added_tokens") or ()}
+    entries = (document.get("model") or {}).get("vocab") or {}
+    found: list[int] = []
+    if isinstance(entries, dict):
+        words = cast("dict[str, int]", entries)
+        found = [
+            index
+            for text, index in words.items()
+            if index < vocabulary and index not in special and _ORDINARY.fullmatch(text)
+        ]
+    return sorted(found) or list(range(vocabulary // 16, vocabulary))
