@@ -1,0 +1,93 @@
+"""A client of the admin REST and the telemetry queries; knows no service's inside."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+_TIMEOUT_S = 10.0
+
+
+class ApiError(RuntimeError):
+    """A call did not work; the message is for people.
+
+    Attributes:
+        status: HTTP status; 0 when there was no answer.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Api:
+    """One service's HTTP API, with the admin key."""
+
+    def __init__(self, base_url: str, key: str) -> None:
+        self.base_url = base_url
+        # Loopback or an operator's own proxy-free network; no certificate store to load for http.
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            headers={"authorization": f"Bearer {key}"},
+            timeout=_TIMEOUT_S,
+            verify=base_url.startswith("https:"),
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str | int] | None = None,
+    ) -> dict[str, Any]:
+        """Return the JSON object of the answer; empty when there is no body.
+
+        Raises:
+            ApiError: No answer, or a status of 400 and above.
+        """
+        try:
+            answer = await self._http.request(method, path, json=body, params=query)
+        except httpx.HTTPError as error:
+            raise ApiError(
+                f"{self.base_url} does not answer ({type(error).__name__}); "
+                "is the stack running? See: sluice status"
+            ) from error
+        if answer.status_code >= 400:
+            raise ApiError(
+                f"{method} {path}: {answer.status_code} {_problem(answer)}", answer.status_code
+            )
+        return answer.json() if answer.content else {}
+
+    async def find(self, path: str) -> dict[str, Any] | None:
+        """Return an object, or None when there is none of that id."""
+        try:
+            return await self.call("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, path: str, **query: str | int) -> list[dict[str, Any]]:
+        """Return the objects of a list."""
+        return list((await self.call("GET", path, query=query))["data"])
+
+
+def _problem(answer: httpx.Response) -> str:
+    try:
+        problem = answer.json()
+        return str(problem.get("detail") or problem["error"]["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return answer.text.strip()[:200]

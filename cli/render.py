@@ -1,0 +1,131 @@
+"""How the command line shows things: tables for people, JSON for programs."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cli.stack.health import Row
+
+_PLAIN_WIDTH = 160  # pipes and files have no width; rich would take 80 and fold
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console; wide where there is no terminal."""
+    file = sys.stderr if stderr else sys.stdout
+    return Console(file=file, width=None if file.isatty() else _PLAIN_WIDTH, highlight=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> Table:
+    """Return a table without frames; the columns named in `right` are right-aligned."""
+    numbers = right.split()
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(
+            column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=False
+        )
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    return made
+
+
+def show_json(value: Any) -> None:
+    """Print JSON."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def show_objects(
+    objects: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool
+) -> None:
+    """Print objects of an API: some of their fields as a table, or all as JSON."""
+    if as_json:
+        show_json(list(objects))
+        return
+    rows = [[_cell(item.get(column)) for column in columns] for item in objects]
+    console().print(table(columns, rows))
+
+
+def _cell(value: object) -> str:
+    if value is None or value == "":
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def status_json(rows: Sequence[Row], phase: str, engine: str) -> dict[str, Any]:
+    """Return what `sluice status --json` prints."""
+    return {
+        "phase": phase,
+        "engine": engine,
+        "is_healthy": all(row.is_healthy for row in rows),
+        "memory_mib": round(sum(row.memory_mib for row in rows), 1),
+        "processes": [
+            asdict(row)
+            | {
+                "memory_mib": round(row.memory_mib, 1),
+                "uptime_s": round(row.uptime_s, 1),
+                "is_healthy": row.is_healthy,
+            }
+            for row in rows
+        ],
+    }
+
+
+def status_table(rows: Sequence[Row]) -> Table:
+    """Return what runs where, with health."""
+    columns = ("name", "pid", "port", "memory", "health", "restarts", "uptime")
+    cells = [
+        (
+            row.name,
+            str(row.pid or "-"),
+            str(row.port or "-"),
+            f"{row.memory_mib:.0f} MiB",
+            row.health,
+            str(row.restarts),
+            duration(row.uptime_s),
+        )
+        for row in rows
+    ]
+    total = f"{sum(row.memory_mib for row in rows):.0f} MiB"
+    cells.append(("total", "", "", total, "", "", ""))
+    return table(columns, cells, right="pid port memory restarts uptime")
+
+
+def started_table(rows: Sequence[Row]) -> Table:
+    """Return what runs where, right after the start."""
+    cells = [
+        (row.name, str(row.pid), str(row.port or "-"), f"{row.memory_mib:.0f} MiB") for row in rows
+    ]
+    cells.append(("total", "", "", f"{sum(row.memory_mib for row in rows):.0f} MiB"))
+    return table(("name", "pid", "port", "memory"), cells, right="pid port memory")
+
+
+def duration(seconds: float) -> str:
+    """Return a duration with its two largest units."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86400, whole % 86400 // 3600, whole % 3600 // 60
+    if days:
+        return f"{days}d {hours}h"
+    if hours:
+        return f"{hours}h {minutes}m"
+    return f"{minutes}m {whole % 60}s" if minutes else f"{whole}s"
+
+
+def curl_line(base_url: str, key: str, model: str) -> str:
+    """Return one line that streams an answer when pasted into a shell."""
+    body = json.dumps(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": "Hello! What are you?"}],
+            "stream": True,
+        }
+    )
+    return (
+        f"curl -N {base_url}/chat/completions -H 'Authorization: Bearer {key}' "
+        f"-H 'Content-Type: application/json' -d '{body}'"
+    )

@@ -1,0 +1,193 @@
+"""What `sluice status` shows: every process of the stack with memory and health, as of now."""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from cli.api import Api, ApiError
+from cli.stack.state import DONE, READY, ProcessState, StackState
+from cli.stack.supervisor import Service
+
+_TIMEOUT_S = 3.0
+_AGENT = "agent"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One process.
+
+    Attributes:
+        memory_mib: Proportional set size with all descendants; resident size where the kernel
+            does not tell the former.
+        health: `ok`, or what is wrong.
+    """
+
+    name: str
+    pid: int
+    port: int
+    memory_mib: float
+    state: str
+    health: str
+    restarts: int
+    uptime_s: float
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it does its work."""
+        return self.health == "ok"
+
+
+async def collect(
+    state: StackState, services: Sequence[Service], admin_url: str, admin_key: str
+) -> list[Row]:
+    """Return a row per running process: the supervisor, its children, and the Triton servers.
+
+    Args:
+        state: What the supervisor wrote.
+        services: The plan of the same stack; tells how to check each process.
+        admin_url: Asked for the state of the replicas.
+        admin_key: For it.
+    """
+    how = {service.name: service.check or service.spec.ready for service in services}
+    async with asyncio.TaskGroup() as group:
+        checks = [
+            (process, group.create_task(_health(process, how[process.name])))
+            for process in state.processes
+            if process.state != DONE and process.name in how
+        ]
+        replicas = group.create_task(_replicas(admin_url, admin_key))
+    return build_rows(
+        state, {process.name: check.result() for process, check in checks}, replicas.result()
+    )
+
+
+def build_rows(
+    state: StackState, healths: Mapping[str, str], replicas: Mapping[int, str]
+) -> list[Row]:
+    """Return the rows from what is known of health (by name) and of replicas (by port)."""
+    now_s = time.time()
+    rows = [_supervisor_row(state, now_s)]
+    for process in state.processes:
+        if process.state == DONE:
+            continue
+        engines = find_engines(process.pid) if process.name == _AGENT and process.pid else []
+        memory = tree_memory_mib(process.pid, [e.pid for e in engines]) if process.pid else 0.0
+        rows.append(
+            Row(
+                name=process.name,
+                pid=process.pid,
+                port=process.port,
+                memory_mib=memory,
+                state=process.state,
+                health=healths.get(process.name, process.state),
+                restarts=process.restarts,
+                uptime_s=max(0.0, now_s - process.since_unix_s) if process.pid else 0.0,
+            )
+        )
+        rows += [_engine_row(engine, replicas, now_s) for engine in engines]
+    return rows
+
+
+def _supervisor_row(state: StackState, now_s: float) -> Row:
+    return Row(
+        name="supervisor",
+        pid=state.supervisor_pid,
+        port=0,
+        memory_mib=own_memory_mib(state.supervisor_pid),
+        state=state.phase,
+        health="ok" if state.phase == READY else state.phase,
+        restarts=0,
+        uptime_s=max(0.0, now_s - state.started_unix_s),
+    )
+
+
+async def _health(process: ProcessState, check: Callable[[], Awaitable[None]]) -> str:
+    """Return `ok`, or what is wrong with the process."""
+    if process.state != READY:
+        return process.state
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            await check()
+    except TimeoutError:
+        return f"silent for {_TIMEOUT_S:g} s"
+    except Exception as error:  # noqa: BLE001 - any driver's error means: not healthy, and says why
+        return str(error) or type(error).__name__
+    return "ok"
+
+
+async def _replicas(admin_url: str, admin_key: str) -> dict[int, str]:
+    """Return the state of every replica by the port of its Triton; empty without control plane."""
+    try:
+        async with asyncio.timeout(_TIMEOUT_S), Api(admin_url, admin_key) as api:
+            return replica_states(await api.list("/v1/replicas"))
+    except (ApiError, TimeoutError):
+        return {}
+
+
+def replica_states(replicas: Iterable[dict[str, Any]]) -> dict[int, str]:
+    """Return the replicas' states by port."""
+    states: dict[int, str] = {}
+    for replica in replicas:
+        port = urlsplit(f"//{replica.get('grpc_address') or ''}").port
+        if port:
+            states[port] = str(replica["state"]).lower().removeprefix("replica_state_")
+    return states
+
+
+def find_engines(agent_pid: int) -> list[psutil.Process]:
+    """Return the Triton servers below the agent, oldest first."""
+    with suppress(psutil.Error):
+        children = psutil.Process(agent_pid).children(recursive=True)
+        return sorted(
+            (child for child in children if _name(child) == "tritonserver"),
+            key=lambda child: child.create_time(),
+        )
+    return []
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
+
+
+def _engine_row(engine: psutil.Process, states: Mapping[int, str], now_s: float) -> Row:
+    """Return the row of a Triton server; its health is its replica's, i.e. the agent's canary."""
+    port, uptime_s = 0, 0.0
+    with suppress(psutil.Error):
+        found = re.search(r"--grpc-port=(\d+)", " ".join(engine.cmdline()))
+        port = int(found[1]) if found else 0
+        uptime_s = max(0.0, now_s - engine.create_time())
+    state = states.get(port, "unknown")
+    health = "ok" if state == READY else f"replica {state}"
+    return Row("triton", engine.pid, port, tree_memory_mib(engine.pid), state, health, 0, uptime_s)
+
+
+def own_memory_mib(pid: int) -> float:
+    """Return a process' proportional (else resident) memory; 0 when it is gone."""
+    try:
+        process = psutil.Process(pid)
+        try:
+            return process.memory_full_info().pss / 2**20
+        except psutil.AccessDenied:
+            return process.memory_info().rss / 2**20
+    except psutil.Error:
+        return 0.0
+
+
+def tree_memory_mib(pid: int, apart: Sequence[int] = ()) -> float:
+    """Return the memory of a process and its descendants, without the trees of `apart`."""
+    total = own_memory_mib(pid)
+    try:
+        children = psutil.Process(pid).children()
+    except psutil.Error:
+        return total
+    return total + sum(tree_memory_mib(c.pid, apart) for c in children if c.pid not in apart)

@@ -1,0 +1,173 @@
+"""SLUICE_HOME: where one local stack keeps everything, and the files that people and tools read.
+
+env           what clients need (KEY=VALUE lines, mode 0600)
+secrets.json  generated once (mode 0600)
+ports.json    the internal ports
+run/          state of the running stack, and the lock of its supervisor
+logs/         one file per process
+artifacts/    bases, by digest
+data/ state/  what the servers and the services keep
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from sluice.ids import new_secret
+
+
+def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replace a file in one step: readers see the old text or the new one, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    staging.replace(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The paths of one stack; `root` is absolute."""
+
+    root: Path
+
+    @classmethod
+    def find(cls, explicit: Path | None = None) -> "Home":
+        """Return `explicit`, else $SLUICE_HOME, else `.sluice` in the current directory."""
+        chosen = explicit or Path(os.environ.get("SLUICE_HOME") or ".sluice")
+        return cls(chosen.expanduser().resolve())
+
+    @property
+    def marker(self) -> str:
+        """What every process of this stack carries in its environment."""
+        return hashlib.sha256(str(self.root).encode()).hexdigest()[:16]
+
+    @property
+    def env_file(self) -> Path:
+        """For clients: `set -a; . .sluice/env`."""
+        return self.root / "env"
+
+    @property
+    def secrets_file(self) -> Path:
+        """Never shown."""
+        return self.root / "secrets.json"
+
+    @property
+    def ports_file(self) -> Path:
+        """Internal ports, kept from start to start."""
+        return self.root / "ports.json"
+
+    @property
+    def state_file(self) -> Path:
+        """What runs now."""
+        return self.root / "run" / "stack.json"
+
+    @property
+    def lock_file(self) -> Path:
+        """Locked by the supervisor for as long as it lives, however it ends."""
+        return self.root / "run" / "lock"
+
+    @property
+    def logs(self) -> Path:
+        """One file per process."""
+        return self.root / "logs"
+
+    @property
+    def artifacts(self) -> Path:
+        """Bases by digest."""
+        return self.root / "artifacts"
+
+    def data(self, name: str) -> Path:
+        """Directory of a server's data; the server's launcher makes it."""
+        return self.root / "data" / name
+
+    def service_state(self, name: str) -> Path:
+        """Directory of what a service keeps between starts."""
+        return self.root / "state" / name
+
+    def log_file(self, name: str) -> Path:
+        """Log of a process."""
+        return self.logs / f"{name}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """Secrets of a stack; generated at its first start."""
+
+    admin_key: str
+    valkey_password: str
+    tracestore_password: str
+    demo_key_id: str = ""
+    demo_key: str = ""
+
+    @property
+    def admin_key_sha256(self) -> str:
+        """What services get instead of the key."""
+        return hashlib.sha256(self.admin_key.encode()).hexdigest()
+
+
+def load_secrets(home: Home) -> Secrets:
+    """Return the stack's secrets, generating and keeping them when there are none."""
+    try:
+        return Secrets(**json.loads(home.secrets_file.read_text()))
+    except FileNotFoundError:
+        secrets = Secrets(
+            admin_key=new_secret("sk-sluice-admin"),
+            valkey_password=new_secret("valkey"),
+            tracestore_password=new_secret("traces"),
+        )
+        save_secrets(home, secrets)
+        return secrets
+
+
+def save_secrets(home: Home, secrets: Secrets) -> None:
+    """Keep the secrets, readable by their owner only."""
+    write_atomic(home.secrets_file, json.dumps(asdict(secrets), indent=1) + "\n", mode=0o600)
+
+
+def with_demo_key(secrets: Secrets, key_id: str, key: str) -> Secrets:
+    """Return the secrets with the demo tenant's key."""
+    return replace(secrets, demo_key_id=key_id, demo_key=key)
+
+
+def render_env(values: dict[str, str]) -> str:
+    """Return KEY=VALUE lines; values hold no characters that a shell would read otherwise."""
+    for name, value in values.items():
+        assert value, name
+        assert not set(value) & set(" '\"$`\\\n;&|<>()"), name
+    return "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+def parse_env(text: str) -> dict[str, str]:
+    """Return what `render_env` wrote; lines of other shapes are left out."""
+    pairs = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
+
+
+def read_env(home: Home) -> dict[str, str]:
+    """Return the client environment of the stack; empty when it never ran."""
+    try:
+        return parse_env(home.env_file.read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def try_lock(home: Home) -> IO[str] | None:
+    """Return the held lock of this home, or None when a supervisor holds it.
+
+    The kernel gives it back when the holder ends, so a lock never outlives its process. Children do
+    not inherit it.
+    """
+    home.lock_file.parent.mkdir(parents=True, exist_ok=True)
+    file = home.lock_file.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file

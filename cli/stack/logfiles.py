@@ -1,0 +1,59 @@
+"""The log files of a stack: finding, reading the end, following."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from cli.stack.home import Home
+
+_POLL_S = 0.2
+
+
+def log_names(home: Home) -> list[str]:
+    """Return the names of the processes that have a log."""
+    return sorted(_files(home))
+
+
+def find_log(home: Home, name: str) -> Path | None:
+    """Return a process' log; `triton` is the newest of the Triton servers' logs."""
+    return _files(home).get(name)
+
+
+def _files(home: Home) -> dict[str, Path]:
+    files = {path.stem: path for path in home.logs.glob("*.log")}
+    engines = sorted(
+        home.service_state("agent").rglob("*.log"), key=lambda path: path.stat().st_mtime
+    )
+    files |= {path.stem: path for path in engines}
+    if engines:
+        files["triton"] = engines[-1]
+    return files
+
+
+def last_lines(file: Path, count: int) -> list[str]:
+    """Return the last lines of a file."""
+    with file.open(errors="replace") as text:
+        return [line.rstrip("\n") for line in deque(text, maxlen=count)]
+
+
+def follow_file(file: Path) -> Iterator[str]:
+    """Yield what is appended to a file, for ever; a replaced file is read from its start."""
+    text = file.open(errors="replace")
+    try:
+        text.seek(0, 2)
+        identity = file.stat().st_ino
+        while True:
+            if chunk := text.read():
+                yield chunk
+                continue
+            time.sleep(_POLL_S)
+            try:
+                current = file.stat().st_ino
+            except FileNotFoundError:
+                continue
+            if current != identity:
+                text.close()
+                text, identity = file.open(errors="replace"), current
+    finally:
+        text.close()

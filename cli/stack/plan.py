@@ -1,0 +1,38 @@
+"""In which order processes start and stop; pure."""
+
+from collections.abc import Collection, Mapping
+
+
+def waves(waits_for: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Return the names in layers: every name comes after all that it waits for.
+
+    Names of one layer keep the order of the mapping.
+
+    Raises:
+        ValueError: A cycle, or a name that nobody defines.
+    """
+    unknown = {other for others in waits_for.values() for other in others} - waits_for.keys()
+    if unknown:
+        raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+    left = dict(waits_for)
+    done: set[str] = set()
+    layers: list[list[str]] = []
+    while left:
+        layer = [name for name, others in left.items() if done.issuperset(others)]
+        if not layer:
+            raise ValueError(f"cycle among {', '.join(sorted(left))}")
+        layers.append(layer)
+        done.update(layer)
+        left = {name: others for name, others in left.items() if name not in done}
+    return layers
+
+
+def stop_waves(uses: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Return the layers in which to stop: every name before all that it uses."""
+    used_by: dict[str, set[str]] = {name: set() for name in uses}
+    for name, others in uses.items():
+        for other in others:
+            if other not in used_by:
+                raise ValueError(f"unknown: {other}")
+            used_by[other].add(name)
+    return waves(used_by)

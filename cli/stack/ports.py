@@ -1,0 +1,78 @@
+"""The internal ports of a stack: free when first chosen, kept from start to start."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from cli.stack.home import write_atomic
+from sluice.process import port_is_free
+
+# Below the range from which Linux takes the ports of outgoing connections (32768 and up), so that
+# no client holds one of ours while a process restarts.
+FIRST, LAST = 20000, 31999
+
+
+def assign(
+    names: Iterable[str], known: Mapping[str, int], is_free: Callable[[int], bool], start: int
+) -> dict[str, int]:
+    """Return a free port per name: the known one while it is free, else the next free one.
+
+    Args:
+        names: What needs a port; order decides who chooses first.
+        known: Ports of the last run.
+        is_free: Whether nobody listens on a port now.
+        start: Where to look first, so that two stacks rarely try the same ports; any integer.
+
+    Raises:
+        RuntimeError: No port of the range is free.
+    """
+    wanted = list(names)
+    ports: dict[str, int] = {}
+    for name in wanted:
+        port = known.get(name, 0)
+        if port and port not in ports.values() and is_free(port):
+            ports[name] = port
+    span = LAST - FIRST + 1
+    taken = set(ports.values())
+    candidates = (FIRST + (start + offset) % span for offset in range(span))
+    free = (port for port in candidates if port not in taken and is_free(port))
+    for name in wanted:
+        if name not in ports:
+            port = next(free, None)
+            if port is None:
+                raise RuntimeError(f"no free port between {FIRST} and {LAST}")
+            ports[name] = port
+    return {name: ports[name] for name in wanted}
+
+
+def load_ports(file: Path, names: Iterable[str], start: int) -> dict[str, int]:
+    """Return the ports of the stack and remember them in `file`."""
+    known = read_ports(file)
+    ports = assign(names, known, partial(port_is_free, "127.0.0.1"), start)
+    if ports != known:
+        write_atomic(file, json.dumps(ports, indent=1) + "\n")
+    return ports
+
+
+def read_ports(file: Path) -> dict[str, int]:
+    """Return the remembered ports; empty when there are none."""
+    try:
+        return {str(name): int(port) for name, port in json.loads(file.read_text()).items()}
+    except (FileNotFoundError, ValueError, AttributeError):
+        return {}
+
+
+def who_listens(port: int) -> str:
+    """Return `name (pid N)` of the process that listens on a TCP port; empty when unknown."""
+    import psutil
+
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status != psutil.CONN_LISTEN or not connection.laddr:
+                continue
+            if connection.laddr[1] == port and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        pass
+    return ""

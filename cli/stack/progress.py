@@ -1,0 +1,200 @@
+"""Live progress of a start: one line per process or step, with a mark and seconds.
+
+On a terminal the lines are redrawn in place; elsewhere each change is one plain line; in the
+background changes are sent as JSON lines to the process that waits for the start.
+"""
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import IO, Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from cli.stack.state import DONE, DOWN, READY, STARTING, STOPPED, WAITING
+
+FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is known of one process or step.
+
+    Attributes:
+        seconds: From when it was started to when it was ready; 0 until then.
+        detail: A few words: the port, or why it is down.
+    """
+
+    name: str
+    state: str = WAITING
+    seconds: float = 0.0
+    detail: str = ""
+
+
+class Renderer(Protocol):
+    """Shows lines; `close` ends the display and leaves what was shown."""
+
+    def show(self, line: Line) -> None:
+        """Show a line, in place of the earlier one of its name."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Show a remark."""
+        ...
+
+    def close(self) -> None:
+        """End the display."""
+        ...
+
+
+class PlainRenderer:
+    """One line per change, for logs and pipes."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._seen: dict[str, str] = {}
+
+    def show(self, line: Line) -> None:
+        """Print what has an end; the states on the way would only be noise."""
+        if line.state in (WAITING, STARTING) or self._seen.get(line.name) == line.state:
+            return
+        self._seen[line.name] = line.state
+        mark = {READY: "ok", DONE: "ok", DOWN: "!!", FAILED: "!!"}.get(line.state, "--")
+        self.say(f"{mark}  {line.name:<14} {line.seconds:5.1f} s  {line.detail}".rstrip())
+
+    def say(self, text: str) -> None:
+        """Print it; a closed pipe or terminal is nobody's failure."""
+        with suppress(OSError, ValueError):
+            self._out.write(text + "\n")
+            self._out.flush()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class LiveRenderer:
+    """All lines, redrawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._lines: dict[str, Line] = {}
+        self._spinners: dict[str, Spinner] = {}
+        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._table)
+        self._live.start()
+
+    def show(self, line: Line) -> None:
+        """Redraw with the line."""
+        self._lines[line.name] = line
+
+    def say(self, text: str) -> None:
+        """Print above the lines."""
+        with suppress(OSError):
+            self._live.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Draw a last time and leave it."""
+        with suppress(OSError):
+            self._live.stop()
+
+    def _table(self) -> RenderableType:
+        table = Table.grid(padding=(0, 1))
+        for line in list(self._lines.values()):
+            seconds = f"{line.seconds:5.1f} s" if line.seconds else ""
+            table.add_row(self._mark(line), line.name, seconds, Text(line.detail, style="dim"))
+        return table
+
+    def _mark(self, line: Line) -> RenderableType:
+        if line.state in (READY, DONE):
+            return Text("✓", style="green")
+        if line.state in (DOWN, FAILED):
+            return Text("✗", style="red")
+        if line.state == WAITING:
+            return Text("·", style="dim")
+        return self._spinners.setdefault(line.name, Spinner("dots"))
+
+
+class PipeRenderer:
+    """JSON lines to the process that waits in the foreground; silent once that one is gone."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._pipe = os.fdopen(descriptor, "w", buffering=1)
+
+    def show(self, line: Line) -> None:
+        """Send the line."""
+        self._send({"line": asdict(line)})
+
+    def say(self, text: str) -> None:
+        """Send the remark."""
+        self._send({"say": text})
+
+    def end(self, error: str = "") -> None:
+        """Tell how the start went, and close."""
+        self._send({"end": error})
+        self.close()
+
+    def close(self) -> None:
+        """Close the pipe."""
+        with suppress(OSError, ValueError):
+            self._pipe.close()
+
+    def _send(self, message: dict[str, object]) -> None:
+        with suppress(OSError, ValueError):
+            self._pipe.write(json.dumps(message) + "\n")
+
+
+def replay(pipe: IO[str], renderer: Renderer) -> str | None:
+    """Show what a `PipeRenderer` sends, until its start has ended.
+
+    Returns the error (empty: the start went well), or None when the sender ended without a word.
+    """
+    for text in pipe:
+        message = json.loads(text)
+        if "line" in message:
+            renderer.show(Line(**message["line"]))
+        elif "say" in message:
+            renderer.say(message["say"])
+        else:
+            return str(message["end"])
+    return None
+
+
+def terminal_renderer(console: Console) -> Renderer:
+    """Return what suits the console."""
+    return LiveRenderer(console) if console.is_terminal else PlainRenderer(console.file)
+
+
+class Progress:
+    """Times the lines and passes them on."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+        self._began_s: dict[str, float] = {}
+        self._lines: dict[str, Line] = {}
+
+    def update(self, name: str, state: str, detail: str = "") -> None:
+        """Show that a process or step is in a state; `seconds` run from `starting` to the end."""
+        now_s = time.monotonic()
+        before = self._lines.get(name)
+        if state == STARTING and (before is None or before.state != STARTING):
+            self._began_s[name] = now_s
+        began_s = self._began_s.get(name, now_s)
+        has_ended = state in (READY, DONE, DOWN, FAILED, STOPPED)
+        seconds = max(0.05, now_s - began_s) if has_ended else 0.0
+        self._lines[name] = Line(name, state, seconds, detail)
+        self.renderer.show(self._lines[name])
+
+    def say(self, text: str) -> None:
+        """Show a remark."""
+        self.renderer.say(text)
+
+    def fail_open_lines(self) -> None:
+        """Mark what is still starting as failed, so that no spinner outlives the start."""
+        for line in list(self._lines.values()):
+            if line.state == STARTING:
+                self._lines[line.name] = replace(line, state=FAILED)
+                self.renderer.show(self._lines[line.name])

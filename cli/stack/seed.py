@@ -1,0 +1,140 @@
+"""What a fresh stack is given through the admin REST: a model to talk to and a tenant to talk as.
+
+Safe to repeat. What operators may have changed (tiers, the tenant) is only created; what follows
+from the command line and the shipped model (base, pool, model) is set anew at every start.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from cli.api import Api, ApiError
+from cli.stack.home import Secrets, with_demo_key
+
+POOL, MODEL, TENANT = "tiny", "sluice-tiny", "demo"
+_TIERS = {
+    "standard": {"priority": 10, "rpm": 0, "tpm": 0},
+    "free": {"priority": 1, "rpm": 60, "tpm": 20000},
+}
+_CANARY = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Hello!"}],
+    "max_tokens": 1,
+    "stream": True,
+}
+_CANARY_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedBase:
+    """The base that the stack serves: its digest, and how long its prompts may be."""
+
+    digest: str
+    name: str
+    context_tokens_max: int
+
+
+def read_base(directory: Path, digest: str) -> ShippedBase:
+    """Return what the control plane must know of a base in Hugging Face form."""
+    config = json.loads((directory / "config.json").read_text())
+    return ShippedBase(digest, MODEL, int(config["max_position_embeddings"]))
+
+
+async def seed(
+    api: Api, base: ShippedBase, *, engine: str, replicas: int, secrets: Secrets
+) -> Secrets:
+    """Create or update everything; return the secrets with a valid key of the demo tenant."""
+    for tier_id, tier in _TIERS.items():
+        if await api.find(f"/v1/tiers/{tier_id}") is None:
+            await api.call("PUT", f"/v1/tiers/{tier_id}", tier)
+    await api.call(
+        "PUT",
+        f"/v1/bases/{base.digest}",
+        {"name": base.name, "context_tokens_max": base.context_tokens_max},
+    )
+    await api.call(
+        "PUT",
+        f"/v1/pools/{POOL}",
+        {"base_digest": base.digest, "engine": engine, "replicas_wanted": replicas},
+    )
+    await api.call(
+        "PUT", f"/v1/models/{MODEL}", {"base_digest": base.digest, "pool_id": POOL, "release": "1"}
+    )
+    if await api.find(f"/v1/tenants/{TENANT}") is None:
+        await api.call(
+            "PUT", f"/v1/tenants/{TENANT}", {"name": "Demo", "tier_id": "standard", "weight": 1}
+        )
+    keys = await api.list(f"/v1/tenants/{TENANT}/keys")
+    valid = {str(key["id"]) for key in keys if not key.get("is_disabled")}
+    if secrets.demo_key and secrets.demo_key_id in valid:
+        return secrets
+    made = await api.call("POST", f"/v1/tenants/{TENANT}/keys", {})
+    return with_demo_key(secrets, str(made["id"]), str(made["key"]))
+
+
+async def first_token(base_url: str, key: str, say: Callable[[str], None]) -> None:
+    """Ask for one token through the public API until one comes; never returns without.
+
+    Until then the gateway may not know the key or the model, and the engine may still be starting:
+    any refusal means not yet. `say` is told each new reason.
+    """
+    said = ""
+    async with httpx.AsyncClient(timeout=10.0, verify=False, trust_env=False) as http:  # noqa: S501 - loopback
+        while True:
+            reason = await _ask(http, base_url, key)
+            if not reason:
+                return
+            if reason != said:
+                say(reason)
+                said = reason
+            await asyncio.sleep(_CANARY_PAUSE_S)
+
+
+async def _ask(http: httpx.AsyncClient, base_url: str, key: str) -> str:
+    """Return why there was no token; empty when there was one."""
+    headers = {"authorization": f"Bearer {key}"}
+    try:
+        async with http.stream(
+            "POST", f"{base_url}/chat/completions", json=_CANARY, headers=headers
+        ) as answer:
+            if answer.status_code != 200:
+                text = (await answer.aread()).decode(errors="replace")
+                return _short(text) or f"status {answer.status_code}"
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {") and '"error"' in line[:20]:
+                    return _short(line.removeprefix("data: "))
+                if line == "data: [DONE]":
+                    return ""
+    except httpx.HTTPError as error:
+        return type(error).__name__
+    return "the stream ended early"
+
+
+def _short(text: str) -> str:
+    try:
+        return str(json.loads(text)["error"]["message"])[:120]
+    except (ValueError, KeyError, TypeError):
+        return text.strip()[:120]
+
+
+async def wait_answering(api: Api, timeout_s: float) -> None:
+    """Wait until the admin REST takes our key.
+
+    Raises:
+        ApiError: It did not in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            await api.call("GET", "/v1/tiers")
+        except ApiError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+        else:
+            return

@@ -1,0 +1,281 @@
+"""The processes of the local stack: commands, settings, ports, and who needs whom.
+
+The same processes as in production, with the same settings; only the addresses are local.
+"""
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from cli.stack.broker import broker_spec
+from cli.stack.home import Home, Secrets
+from cli.stack.postgres import database_url, postgres_spec, prepare_postgres
+from cli.stack.supervisor import Service
+from cli.stack.tracestore import tracestore_spec
+from cli.stack.valkey import valkey_spec
+from sluice.process import MARKER, ProcessSpec
+
+HOST = "127.0.0.1"
+GATEWAY, CONTROL, ROUTER, AGENT, TELEMETRY = (
+    "gateway",
+    "control-plane",
+    "router",
+    "agent",
+    "telemetry",
+)
+POSTGRES, VALKEY, BROKER, TRACESTORE, MIGRATE = (
+    "postgres",
+    "valkey",
+    "broker",
+    "tracestore",
+    "migrate",
+)
+INTERNAL_PORTS = (
+    "postgres",
+    "valkey",
+    "broker",
+    "tracestore",
+    "control_grpc",
+    "router_grpc",
+    "router_http",
+    "agent_http",
+    "telemetry_http",
+)
+_PROBE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What the user chose.
+
+    Attributes:
+        port: Of the gateway.
+        admin_port: Of the admin REST.
+        base: Directory of the base to serve; None is the shipped one.
+    """
+
+    engine: str = "openvino"
+    port: int = 8000
+    admin_port: int = 8001
+    replicas: int = 1
+    base: Path | None = None
+
+    @property
+    def base_url(self) -> str:
+        """What an OpenAI client is given."""
+        return f"http://{HOST}:{self.port}/v1"
+
+    @property
+    def admin_url(self) -> str:
+        """Where the admin REST is."""
+        return f"http://{HOST}:{self.admin_port}"
+
+
+def child_environment(home: Home) -> dict[str, str]:
+    """Return the environment that all children share; nothing else of ours reaches them.
+
+    The virtual environment's programs come first: Triton's Python stub finds its packages through
+    the first python3 on the path.
+    """
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": os.environ.get("HOME") or str(home.root),
+        "LANG": "C.UTF-8",
+        MARKER: home.marker,
+    }
+    if "TMPDIR" in os.environ:
+        environment["TMPDIR"] = os.environ["TMPDIR"]
+    return environment
+
+
+async def http_ok(port: int, path: str) -> None:
+    """Raise OSError, with what was answered, unless a GET is answered with 200."""
+    async with asyncio.timeout(_PROBE_TIMEOUT_S):
+        reader, writer = await asyncio.open_connection(HOST, port)
+        try:
+            writer.write(f"GET {path} HTTP/1.0\r\nHost: {HOST}\r\n\r\n".encode())
+            answer = await reader.read(4096)
+        finally:
+            writer.close()
+    head, _, body = answer.decode(errors="replace").partition("\r\n\r\n")
+    status = head.split()[1:2]
+    if status != ["200"]:
+        words = " ".join(body.split())[:80]
+        raise OSError(f"{path} answered {' '.join(status)} {words}".rstrip())
+
+
+class ServicePlan:
+    """Builds the services of one stack from its home, options, secrets and ports."""
+
+    def __init__(
+        self, home: Home, options: StackOptions, secrets: Secrets, ports: dict[str, int]
+    ) -> None:
+        self._home = home
+        self._options = options
+        self._secrets = secrets
+        self._ports = ports
+        self._environment = child_environment(home)
+
+    def services(self) -> list[Service]:
+        """Return all processes, in the order in which people read them."""
+        return [*self._servers(), *self._control(), *self._data_plane(), self._telemetry()]
+
+    def _address(self, name: str) -> str:
+        return f"{HOST}:{self._ports[name]}"
+
+    def _marked(self, spec: ProcessSpec) -> ProcessSpec:
+        """Return the spec with the stack's marker, however small its launcher keeps the rest."""
+        return replace(spec, env={**spec.env, MARKER: self._home.marker})
+
+    def _service(
+        self,
+        name: str,
+        http_port: int,
+        settings: dict[str, str],
+        *,
+        port: int = 0,
+        needs: frozenset[str],
+        uses: frozenset[str] = frozenset(),
+        stop_grace_s: float = 10.0,
+    ) -> Service:
+        """Return one of our services; alive, not ready, ends its start.
+
+        Ready may need peers that are started later, or are away: a service that waits for them is
+        up, and its check says what it waits for.
+        """
+        module = {CONTROL: "control_plane", AGENT: "replica.agent"}.get(name, name)
+        spec = ProcessSpec(
+            name=name,
+            command=[sys.executable, "-m", module],
+            env=self._environment | settings,
+            log_file=self._home.log_file(name),
+            ready=partial(http_ok, http_port, "/healthz"),
+            cwd=self._home.root,
+            stop_grace_s=stop_grace_s,
+        )
+        return Service(
+            spec,
+            needs=needs,
+            uses=uses,
+            port=port or http_port,
+            check=partial(http_ok, http_port, "/readyz"),
+        )
+
+    def _servers(self) -> list[Service]:
+        """Return the servers, from pip wheels."""
+        home, ports = self._home, self._ports
+        postgres = postgres_spec(home.root, ports[POSTGRES], log_file=home.log_file(POSTGRES))
+        specs = (
+            (postgres, partial(prepare_postgres, home.root)),
+            (self._valkey(), None),
+            (broker_spec(ports[BROKER], home.log_file(BROKER), self._environment), None),
+            (self._tracestore(), None),
+        )
+        return [
+            Service(
+                self._marked(spec),
+                port=0 if spec.name == POSTGRES else ports[spec.name],
+                prepare=prepare,
+                is_server=True,
+            )
+            for spec, prepare in specs
+        ]
+
+    def _control(self) -> list[Service]:
+        settings = {
+            "CONTROL_PLANE__DATABASE_URL": database_url(self._home.root, self._ports[POSTGRES]),
+            "CONTROL_PLANE__GRPC_ADDRESS": self._address("control_grpc"),
+            "CONTROL_PLANE__HTTP_ADDRESS": f"{HOST}:{self._options.admin_port}",
+            "CONTROL_PLANE__ADMIN_KEY_SHA256": self._secrets.admin_key_sha256,
+        }
+        control = self._service(
+            CONTROL, self._options.admin_port, settings, needs=frozenset({MIGRATE})
+        )
+        migrate = replace(
+            control.spec,
+            name=MIGRATE,
+            command=[sys.executable, "-m", "control_plane.migrate"],
+            log_file=self._home.log_file(MIGRATE),
+        )
+        return [Service(migrate, needs=frozenset({POSTGRES}), runs_once=True), control]
+
+    def _data_plane(self) -> list[Service]:
+        """Return router, agent and gateway; each keeps asking until the control plane answers."""
+        home, control = self._home, self._address("control_grpc")
+        router = self._service(
+            ROUTER,
+            self._ports["router_http"],
+            {
+                "ROUTER__INSTANCE_ID": "router-1",
+                "ROUTER__GRPC_ADDRESS": self._address("router_grpc"),
+                "ROUTER__HTTP_ADDRESS": self._address("router_http"),
+                "ROUTER__CONTROL_ADDRESS": control,
+                "ROUTER__STATE_DIR": str(home.service_state(ROUTER)),
+            },
+            port=self._ports["router_grpc"],
+            needs=frozenset({MIGRATE}),
+            uses=frozenset({CONTROL, AGENT}),
+        )
+        agent = self._service(
+            AGENT,
+            self._ports["agent_http"],
+            {
+                "AGENT__NODE_ID": "local",
+                "AGENT__CONTROL_ADDRESS": control,
+                "AGENT__STATE_DIR": str(home.service_state(AGENT)),
+                "AGENT__ARTIFACTS_DIR": str(home.artifacts),
+                "AGENT__HTTP_ADDRESS": self._address("agent_http"),
+            },
+            needs=frozenset({MIGRATE}),
+            uses=frozenset({CONTROL}),
+            stop_grace_s=20.0,
+        )
+        gateway = self._service(
+            GATEWAY,
+            self._options.port,
+            {
+                "GATEWAY__INSTANCE_ID": "gateway-1",
+                "GATEWAY__HTTP_ADDRESS": f"{HOST}:{self._options.port}",
+                "GATEWAY__CONTROL_ADDRESS": control,
+                "GATEWAY__STATE_DIR": str(home.service_state(GATEWAY)),
+                "GATEWAY__ARTIFACTS_DIR": str(home.artifacts),
+                "GATEWAY__VALKEY_URL": f"redis://{self._address(VALKEY)}",
+                "GATEWAY__KAFKA_BOOTSTRAP": self._address(BROKER),
+            },
+            needs=frozenset({MIGRATE, VALKEY}),
+            uses=frozenset({CONTROL, ROUTER, BROKER, TELEMETRY}),
+            stop_grace_s=20.0,
+        )
+        return [agent, router, gateway]
+
+    def _telemetry(self) -> Service:
+        return self._service(
+            TELEMETRY,
+            self._ports["telemetry_http"],
+            {
+                "TELEMETRY__KAFKA_BOOTSTRAP": self._address(BROKER),
+                "TELEMETRY__CLICKHOUSE_URL": f"http://{self._address(TRACESTORE)}",
+                "TELEMETRY__HTTP_ADDRESS": self._address("telemetry_http"),
+                "TELEMETRY__ADMIN_KEY_SHA256": self._secrets.admin_key_sha256,
+            },
+            needs=frozenset({BROKER, TRACESTORE}),
+        )
+
+    def _valkey(self) -> ProcessSpec:
+        return valkey_spec(
+            self._ports[VALKEY],
+            self._home.data(VALKEY),
+            self._home.log_file(VALKEY),
+            self._environment,
+        )
+
+    def _tracestore(self) -> ProcessSpec:
+        return tracestore_spec(
+            self._ports[TRACESTORE],
+            self._home.data("traces"),
+            self._home.log_file(TRACESTORE),
+            self._environment,
+        )

@@ -1,0 +1,112 @@
+"""What runs: the file that `status`, `logs` and `down` read while the supervisor writes it."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cli.stack.home import Home, write_atomic
+
+# Of a process: waiting (for what it needs) -> starting -> ready -> (down -> starting ...) and at
+# last stopped; one-shots end in done.
+WAITING, STARTING, READY, DOWN, STOPPED, DONE = (
+    "waiting",
+    "starting",
+    "ready",
+    "down",
+    "stopped",
+    "done",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """One process of the stack.
+
+    Attributes:
+        port: The main one; 0 when it listens on none.
+        restarts: Starts after the first one.
+        last_error: Why it was down the last time.
+        since_unix_s: When it became what `state` says.
+        is_server: Part of the base that others keep their data in; stopped last.
+    """
+
+    name: str
+    state: str = WAITING
+    pid: int = 0
+    port: int = 0
+    restarts: int = 0
+    last_error: str = ""
+    since_unix_s: float = 0.0
+    is_server: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StackState:
+    """The whole stack, and who supervises it.
+
+    Attributes:
+        supervisor_started: Start time of the supervisor in clock ticks after boot: with the pid it
+            names one process, even after the number was given to another one.
+        phase: starting, ready, stopping, or failed.
+    """
+
+    supervisor_pid: int
+    supervisor_started: int
+    started_unix_s: float
+    phase: str
+    engine: str
+    port: int
+    admin_port: int
+    replicas: int
+    processes: Sequence[ProcessState] = ()
+
+    def process(self, name: str) -> ProcessState | None:
+        """Return a process by name."""
+        return next((p for p in self.processes if p.name == name), None)
+
+
+def start_ticks(pid: int) -> int:
+    """Return when a process started, in clock ticks after boot; 0 when there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def is_supervised(state: StackState) -> bool:
+    """Return whether the supervisor that wrote the state still runs."""
+    return state.supervisor_started != 0 and (
+        start_ticks(state.supervisor_pid) == state.supervisor_started
+    )
+
+
+def parse_state(text: str) -> StackState | None:
+    """Return the state; None when the text is not one (e.g. of an older version)."""
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        processes = tuple(ProcessState(**item) for item in fields.pop("processes"))
+        return StackState(**fields, processes=processes)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def read_state(home: Home) -> StackState | None:
+    """Return what the last supervisor wrote; None when none ever ran here."""
+    try:
+        return parse_state(home.state_file.read_text())
+    except OSError:
+        return None
+
+
+def write_state(home: Home, state: StackState) -> None:
+    """Replace the state file."""
+    write_atomic(home.state_file, json.dumps(asdict(state), indent=1) + "\n")
+
+
+def own_identity() -> tuple[int, int]:
+    """Return (pid, start ticks) of this process."""
+    return os.getpid(), start_ticks(os.getpid())

@@ -1,0 +1,213 @@
+"""Starts the processes of a stack in parallel, restarts what dies, stops them in order.
+
+Knows nothing about what the processes are: `cli.stack.services` says that.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import structlog
+
+from cli.stack.plan import stop_waves, waves
+from cli.stack.state import DONE, DOWN, READY, STARTING, STOPPED, ProcessState
+from sluice.process import (
+    ChildProcess,
+    ProcessSpec,
+    keep_running,
+    kill_group,
+)
+
+log = structlog.get_logger(__name__)
+
+# A process that fails this often before it was ready once will not come up by itself.
+_FIRST_STARTS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A process of the stack.
+
+    Attributes:
+        spec: How to run it.
+        needs: Names of what must be ready before it is started.
+        uses: Names of what it talks to without waiting for it; like `needs`, stopped after it.
+        port: The main one; 0 when it listens on none.
+        check: Raises while the process cannot do its work; None: `spec.ready` tells.
+        prepare: Runs once, before the first start.
+        ready_timeout_s: Longest start.
+        is_server: Others keep their data in it.
+        runs_once: Ends by itself, with status 0; ready means: done.
+    """
+
+    spec: ProcessSpec
+    needs: frozenset[str] = frozenset()
+    uses: frozenset[str] = frozenset()
+    port: int = 0
+    check: Callable[[], Awaitable[None]] | None = None
+    prepare: Callable[[], Awaitable[None]] | None = None
+    ready_timeout_s: float = 30.0
+    is_server: bool = False
+    runs_once: bool = False
+
+    @property
+    def name(self) -> str:
+        """Unique in the stack."""
+        return self.spec.name
+
+
+class Supervisor:
+    """Owns the processes of one stack for as long as its task group runs."""
+
+    def __init__(
+        self, services: Sequence[Service], on_change: Callable[[ProcessState], None]
+    ) -> None:
+        waves({service.name: service.needs for service in services})  # refuses cycles and unknowns
+        self._stop_order = stop_waves(
+            {service.name: service.needs | service.uses for service in services}
+        )
+        self._services = {service.name: service for service in services}
+        self._on_change = on_change
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_stopping = False
+        self.ready = {service.name: asyncio.Event() for service in services}
+        self.failed = asyncio.Event()
+        self.failure = ""
+        self.states: dict[str, ProcessState] = {
+            service.name: ProcessState(
+                name=service.name,
+                port=service.port,
+                since_unix_s=time.time(),
+                is_server=service.is_server,
+            )
+            for service in services
+        }
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Start everything, each process as soon as what it needs is ready."""
+        for name, service in self._services.items():
+            self._tasks[name] = group.create_task(self._run(service), name=name)
+
+    async def stop(self) -> None:
+        """Stop everything in order; bounded by the sum of the layers' grace times."""
+        self._is_stopping = True
+        for layer in self._stop_order:
+            tasks = [self._tasks[name] for name in layer if name in self._tasks]
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+            for name in layer:
+                if self.states[name].state != DONE:
+                    self._change(name, state=STOPPED, pid=0)
+
+    def kill(self) -> None:
+        """SIGKILL every process group now; for the impatient."""
+        for state in self.states.values():
+            if state.pid:
+                kill_group(state.pid)
+
+    async def _run(self, service: Service) -> None:
+        for name in sorted(service.needs):
+            await self.ready[name].wait()
+        if service.runs_once:
+            await self._run_once(service)
+            return
+        if service.prepare is not None:
+            self._change(service.name, state=STARTING)
+            try:
+                await service.prepare()
+            except (OSError, RuntimeError) as error:
+                self._give_up(service.name, str(error))
+                return
+        await keep_running(
+            service.spec,
+            ready_timeout_s=service.ready_timeout_s,
+            on_change=lambda child, text: self._child_changed(service, child, text),
+        )
+
+    async def _run_once(self, service: Service) -> None:
+        try:
+            reason = await self._run_to_end(service)
+        except OSError as error:
+            reason = f"{service.name} could not be started: {error}"
+        if reason:
+            self._give_up(service.name, reason)
+        else:
+            self._change(service.name, state=DONE, pid=0)
+            self.ready[service.name].set()
+
+    async def _run_to_end(self, service: Service) -> str:
+        """Return why it failed; empty when it went well."""
+        child = await ChildProcess.start(service.spec)
+        try:
+            self._change(service.name, state=STARTING, pid=child.pid)
+            async with asyncio.timeout(service.ready_timeout_s):
+                status = await child.wait()
+        except TimeoutError:
+            return f"{service.name} took over {service.ready_timeout_s:.0f} s; {child.log_tail()}"
+        finally:
+            await child.stop()
+        return f"{service.name} ended with status {status}; {child.log_tail()}" if status else ""
+
+    def _child_changed(self, service: Service, child: ChildProcess | None, text: str) -> None:
+        if self._is_stopping:
+            return
+        seen = self.states[service.name]
+        if child is None:
+            failures = seen.restarts + 1
+            self._change(service.name, state=DOWN, pid=0, restarts=failures, last_error=text)
+            if failures >= _FIRST_STARTS_MAX and not self.ready[service.name].is_set():
+                self._fail(text)
+        elif text == READY:
+            self._change(service.name, state=READY)
+            self.ready[service.name].set()
+        else:
+            self._change(service.name, state=STARTING, pid=child.pid)
+
+    def _change(self, name: str, **fields: str | int) -> None:
+        state = replace(self.states[name], since_unix_s=time.time(), **fields)  # pyright: ignore[reportArgumentType]
+        self.states[name] = state
+        log.info("process_changed", name=name, state=state.state, pid=state.pid, **_why(state))
+        self._on_change(state)
+
+    def _give_up(self, name: str, reason: str) -> None:
+        self._change(name, state=DOWN, pid=0, last_error=reason)
+        self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        if not self.failed.is_set():
+            self.failure = reason
+            self.failed.set()
+
+
+def _why(state: ProcessState) -> Mapping[str, str]:
+    return {"error": state.last_error} if state.state == DOWN else {}
+
+
+def watch_signals(
+    loop: asyncio.AbstractEventLoop, on_first: Callable[[], None], on_second: Callable[[], None]
+) -> Callable[[], None]:
+    """Call `on_first` at the first SIGINT, SIGTERM or SIGHUP, `on_second` at every later one.
+
+    Returns a function that gives the signals back.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    is_second = False
+
+    def received() -> None:
+        nonlocal is_second
+        (on_second if is_second else on_first)()
+        is_second = True
+
+    def restore() -> None:
+        for number in numbers:
+            with suppress(ValueError, RuntimeError):
+                loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, received)
+    return restore

@@ -1,0 +1,116 @@
+"""Ends what is left of a stack whose supervisor no longer does it.
+
+Works from the marker in the environment of every process, so it needs nobody's good will: not the
+state file, not the supervisor, not the processes.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from cli.stack.home import Home
+from cli.stack.state import StackState, read_state
+from replica.agent.triton import TritonLauncher
+from sluice.process import marked_processes
+
+_SHM = Path("/dev/shm")  # noqa: S108 - the kernel's, not a temporary folder of ours
+_GRACE_S = 6.0  # Triton takes 2.3 to 4.5 s to end
+_POLL_S = 0.05
+
+
+def end_leftovers(home: Home) -> list[str]:
+    """End every marked process of the stack and remove its shared memory; return who was ended.
+
+    Services first, then the servers, so that nobody loses what it has just written; what does not
+    listen is killed.
+    """
+    state = read_state(home)
+    pids = marked_processes(home.marker)
+    names = [name_of(pid, state) for pid in pids]
+    segments = mapped_segments(pids)
+    servers = server_pids(state, pids)
+    _end(home.marker, [pid for pid in pids if pid not in _trees(servers)], signal.SIGTERM)
+    _end(home.marker, servers, signal.SIGINT)  # PostgreSQL: fast shutdown
+    deadline = time.monotonic() + _GRACE_S
+    while (left := marked_processes(home.marker)) and time.monotonic() < deadline:
+        segments |= mapped_segments(left)
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    remove_segments(home, segments)
+    return names
+
+
+def _end(marker: str, pids: Collection[int], number: int) -> None:
+    """Signal, wait for the end, kill what is left."""
+    wanted = set(pids)
+    for pid in wanted:
+        _signal(pid, number)
+    deadline = time.monotonic() + _GRACE_S
+    while (left := wanted & set(marked_processes(marker))) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    for pid in left:
+        _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def server_pids(state: StackState | None, marked: Iterable[int]) -> list[int]:
+    """Return the servers among the marked processes (a pid of the file may be somebody else's)."""
+    known = {p.pid for p in state.processes if p.is_server and p.pid} if state else set[int]()
+    return [pid for pid in marked if pid in known]
+
+
+def _trees(pids: Iterable[int]) -> set[int]:
+    import psutil
+
+    found = set(pids)
+    for pid in list(found):
+        with suppress(psutil.Error):
+            found.update(child.pid for child in psutil.Process(pid).children(recursive=True))
+    return found
+
+
+def name_of(pid: int, state: StackState | None) -> str:
+    """Return a process' name in the stack, or that of its program, with its pid."""
+    for process in state.processes if state else ():
+        if process.pid == pid:
+            return f"{process.name} ({pid})"
+    try:
+        program = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        program = "?"
+    return f"{program} ({pid})"
+
+
+def mapped_segments(pids: Iterable[int]) -> set[Path]:
+    """Return the files of /dev/shm that the processes have mapped.
+
+    Nobody else uses these, so they may go when the processes have gone.
+    """
+    found: set[Path] = set()
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                path = line.partition("/dev/shm/")[2].removesuffix(" (deleted)")  # noqa: S108
+                if path:
+                    found.add(_SHM / path)
+    return found
+
+
+def remove_segments(home: Home, segments: Iterable[Path] = ()) -> list[Path]:
+    """Remove the given segments and those named after this stack's agent; return what was there."""
+    agent = TritonLauncher(state_dir=home.service_state("agent"), artifacts_dir=home.artifacts)
+    own = set(_SHM.glob(f"sluice_{agent.owner}_*")) if _SHM.is_dir() else set[Path]()
+    removed: list[Path] = []
+    for segment in sorted(own | set(segments)):
+        with suppress(OSError):
+            segment.unlink()
+            removed.append(segment)
+    return removed

@@ -1,0 +1,271 @@
+"""`sluice up`: from nothing to a token through the public API, and back to nothing."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import IO
+
+import structlog
+
+from cli.api import Api, ApiError
+from cli.stack import preflight
+from cli.stack.errors import StackError
+from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
+from cli.stack.ports import load_ports
+from cli.stack.progress import FAILED, Progress
+from cli.stack.seed import ShippedBase, first_token, read_base, seed, wait_answering
+from cli.stack.services import (
+    CONTROL,
+    HOST,
+    INTERNAL_PORTS,
+    ServicePlan,
+    StackOptions,
+)
+from cli.stack.state import (
+    DONE,
+    DOWN,
+    READY,
+    STARTING,
+    STOPPED,
+    ProcessState,
+    StackState,
+    own_identity,
+    write_state,
+)
+from cli.stack.supervisor import Supervisor, watch_signals
+from cli.stack.teardown import end_leftovers
+from sluice.artifacts import import_directory
+
+log = structlog.get_logger(__name__)
+
+_SEED_STEP, _TOKEN_STEP, _BASE_STEP = "seed", "first token", "base"
+_START_TIMEOUT_S = 180.0
+_KILLED_STATUS = 130
+STOPPING = "stopping"
+
+
+class Stack:
+    """One running stack: its supervisor, its state file, its progress."""
+
+    def __init__(
+        self,
+        home: Home,
+        options: StackOptions,
+        secrets: Secrets,
+        ports: dict[str, int],
+        progress: Progress,
+    ) -> None:
+        self._home = home
+        self._options = options
+        self._secrets = secrets
+        self._ports = ports
+        self._progress = progress
+        self._started_unix_s = time.time()
+        self._phase = STARTING
+        self.supervisor = Supervisor(
+            ServicePlan(home, options, secrets, ports).services(), self._process_changed
+        )
+        self._save()
+
+    def set_phase(self, phase: str) -> None:
+        """Note where the stack as a whole stands."""
+        self._phase = phase
+        log.info("stack_changed", phase=phase)
+        self._save()
+
+    async def bring_up(self, base: ShippedBase) -> None:
+        """Seed as soon as the control plane answers, then wait for a token.
+
+        Raises:
+            StackError: The control plane refused something.
+        """
+        await self.supervisor.ready[CONTROL].wait()
+        self._progress.update(_SEED_STEP, STARTING)
+        try:
+            async with Api(self._options.admin_url, self._secrets.admin_key) as api:
+                await wait_answering(api, timeout_s=20.0)
+                self._secrets = await seed(
+                    api,
+                    base,
+                    engine=self._options.engine,
+                    replicas=self._options.replicas,
+                    secrets=self._secrets,
+                )
+        except ApiError as error:
+            raise StackError(f"the control plane could not be set up: {error}") from error
+        save_secrets(self._home, self._secrets)
+        self._write_env()
+        self._progress.update(_SEED_STEP, DONE)
+        for ready in self.supervisor.ready.values():
+            await ready.wait()
+        self._progress.update(_TOKEN_STEP, STARTING)
+        await first_token(
+            self._options.base_url,
+            self._secrets.demo_key,
+            lambda why: self._progress.update(_TOKEN_STEP, STARTING, why),
+        )
+        self._progress.update(_TOKEN_STEP, DONE, f"from the {self._options.engine} engine")
+
+    def _write_env(self) -> None:
+        values = {
+            "OPENAI_BASE_URL": self._options.base_url,
+            "OPENAI_API_KEY": self._secrets.demo_key,
+            "SLUICE_ADMIN_URL": self._options.admin_url,
+            "SLUICE_ADMIN_KEY": self._secrets.admin_key,
+            "SLUICE_TELEMETRY_URL": f"http://{HOST}:{self._ports['telemetry_http']}",
+        }
+        write_atomic(self._home.env_file, render_env(values), mode=0o600)
+
+    def _process_changed(self, state: ProcessState) -> None:
+        self._save()
+        if self._phase == STARTING:
+            detail = state.last_error if state.state == DOWN else _where(state)
+            self._progress.update(state.name, state.state, detail)
+        elif self._phase == READY and state.state == DOWN:
+            self._progress.say(f"{state.name} is down and will be restarted: {state.last_error}")
+        elif self._phase == READY and state.state == READY:
+            self._progress.say(
+                f"{state.name} is back (pid {state.pid}, start {state.restarts + 1})"
+            )
+
+    def _save(self) -> None:
+        pid, ticks = own_identity()
+        state = StackState(
+            supervisor_pid=pid,
+            supervisor_started=ticks,
+            started_unix_s=self._started_unix_s,
+            phase=self._phase,
+            engine=self._options.engine,
+            port=self._options.port,
+            admin_port=self._options.admin_port,
+            replicas=self._options.replicas,
+            processes=tuple(self.supervisor.states.values()),
+        )
+        try:
+            write_state(self._home, state)
+        except OSError as error:  # a full disk must not take the stack down
+            log.warning("state_not_written", error=str(error))
+
+
+def _where(state: ProcessState) -> str:
+    return f"{HOST}:{state.port}" if state.port and state.state == READY else ""
+
+
+async def run_stack(
+    home: Home,
+    options: StackOptions,
+    progress: Progress,
+    when_ready: Callable[[], None],
+) -> None:
+    """Start everything, run until told to stop, stop everything.
+
+    The caller holds the home's lock. `when_ready` is called once, after the first token.
+
+    Raises:
+        StackError: The stack did not come up; everything is stopped again.
+    """
+    base = _prepare(home, options, progress)
+    secrets = load_secrets(home)
+    ports = load_ports(home.ports_file, INTERNAL_PORTS, start=int(home.marker[:8], 16))
+    stack = Stack(home, options, secrets, ports, progress)
+    failure = ""
+    try:
+        async with _stop_asked(home, stack) as stop, asyncio.TaskGroup() as group:
+            stack.supervisor.start(group)
+            failure = await _until_started(group, stack, base, stop)
+            if not failure and not stop.is_set():
+                stack.set_phase(READY)
+                when_ready()
+                await stop.wait()
+            if failure:
+                progress.fail_open_lines()
+            stack.set_phase(STOPPING)
+            await stack.supervisor.stop()
+    finally:
+        end_leftovers(home)
+        stack.set_phase(FAILED if failure else STOPPED)
+    if failure:
+        raise StackError(failure)
+
+
+def _prepare(home: Home, options: StackOptions, progress: Progress) -> ShippedBase:
+    """Check, clean up after a half-dead earlier run, and import the base."""
+    preflight.check_platform()
+    preflight.check_disk(home)
+    ended = end_leftovers(home)
+    if ended:
+        progress.say(f"an earlier run was not ended properly; ended {', '.join(ended)}")
+    preflight.check_public_port(options.port, "--port")
+    preflight.check_public_port(options.admin_port, "--admin-port")
+    preflight.check_triton(options.engine)
+    directory = preflight.find_base(options.base)
+    progress.update(_BASE_STEP, STARTING)
+    digest = import_directory(directory, home.artifacts)
+    progress.update(_BASE_STEP, DONE, digest[:12])
+    return read_base(directory, digest)
+
+
+async def _until_started(
+    group: asyncio.TaskGroup, stack: Stack, base: ShippedBase, stop: asyncio.Event
+) -> str:
+    """Wait for the first token, a failure or the wish to stop; return the failure, if any."""
+
+    async def bring_up() -> str:
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await stack.bring_up(base)
+        except StackError as error:
+            return str(error)
+        except TimeoutError:
+            return f"no token came within {_START_TIMEOUT_S:.0f} s; see: sluice logs gateway"
+        return ""
+
+    async def failed() -> str:
+        await stack.supervisor.failed.wait()
+        return stack.supervisor.failure
+
+    async def stopped() -> str:
+        await stop.wait()
+        return ""
+
+    tasks = [group.create_task(wait()) for wait in (bring_up, failed, stopped)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    ended = next(task for task in tasks if task.done())
+    for task in tasks:
+        task.cancel()
+    return ended.result()
+
+
+@asynccontextmanager
+async def _stop_asked(home: Home, stack: Stack) -> AsyncGenerator[asyncio.Event]:
+    """Yield an event that a signal sets; a second signal kills everything and ends us at once."""
+    stop = asyncio.Event()
+
+    def kill() -> None:
+        stack.supervisor.kill()
+        end_leftovers(home)
+        os._exit(_KILLED_STATUS)
+
+    restore = watch_signals(asyncio.get_running_loop(), stop.set, kill)
+    try:
+        yield stop
+    finally:
+        restore()
+
+
+def log_to_file(home: Home) -> IO[str]:
+    """Send the supervisor's own log, as JSON lines, to logs/supervisor.log."""
+    home.logs.mkdir(parents=True, exist_ok=True)
+    file = home.log_file("supervisor").open("a", buffering=1)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.WriteLoggerFactory(file),
+    )
+    return file

@@ -1,0 +1,291 @@
+"""`sluice up, down, status, logs`: the local stack."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+from cli.render import console, curl_line, show_json, started_table, status_json, status_table
+from cli.stack.errors import StackError
+from cli.stack.home import Home, load_secrets, read_env, try_lock
+from cli.stack.ports import read_ports
+from cli.stack.preflight import check_disk
+from cli.stack.progress import (
+    PipeRenderer,
+    PlainRenderer,
+    Progress,
+    Renderer,
+    replay,
+    terminal_renderer,
+)
+from cli.stack.state import READY, StackState, is_supervised, read_state, start_ticks
+
+_INTERRUPTED = 130
+_STOP_TIMEOUT_S = 90.0  # the layers' grace times together
+
+
+class Engine(StrEnum):
+    """What the replicas run."""
+
+    OPENVINO = "openvino"
+    SIM = "sim"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(up)
+    app.command()(down)
+    app.command()(status)
+    app.command()(logs)
+
+
+def fail(message: str, code: int = 1) -> typer.Exit:
+    """Print one line on stderr and return the exit to raise."""
+    console(stderr=True).print(f"sluice: {message}", markup=False, soft_wrap=True)
+    return typer.Exit(code)
+
+
+def up(
+    *,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return as soon as the stack serves.")
+    ] = False,
+    engine: Annotated[
+        Engine,
+        typer.Option(help="openvino: a real model on the CPU. sim: timed answers without weights."),
+    ] = Engine.OPENVINO,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the OpenAI API.")] = 8000,
+    admin_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of the admin REST.")
+    ] = 8001,
+    replicas: Annotated[
+        int, typer.Option(min=1, max=16, help="Triton servers; each takes 300 to 500 MiB.")
+    ] = 1,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="Serve another base than the shipped one: a Hugging Face directory."),
+    ] = None,
+    ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+) -> None:
+    """Start the whole platform on this machine and print a request that works.
+
+    Without --detach it runs until Ctrl-C (a second Ctrl-C kills at once); with it, until `sluice
+    down`. Data, keys and ports survive from start to start in $SLUICE_HOME.
+    """
+    home = Home.find()
+    arguments = [
+        f"--engine={engine.value}",
+        f"--port={port}",
+        f"--admin-port={admin_port}",
+        f"--replicas={replicas}",
+        *([f"--base={base.expanduser().resolve()}"] if base else []),
+    ]
+    if detach:
+        _start_in_background(home, arguments)
+    else:
+        _run_here(home, engine, port, admin_port, replicas, base, ready_fd)
+
+
+def _run_here(
+    home: Home,
+    engine: Engine,
+    port: int,
+    admin_port: int,
+    replicas: int,
+    base: Path | None,
+    ready_fd: int,
+) -> None:
+    """Be the supervisor; `ready_fd` is the pipe to a waiting foreground process, or -1."""
+    from cli.stack.services import StackOptions
+    from cli.stack.up import log_to_file, run_stack
+
+    pipe = PipeRenderer(ready_fd) if ready_fd >= 0 else None
+    renderer: Renderer = pipe or terminal_renderer(console())
+    options = StackOptions(engine.value, port, admin_port, replicas, base)
+    began_s = time.monotonic() - _age_s()
+    progress = Progress(renderer)
+
+    def when_ready() -> None:
+        if pipe:
+            pipe.end()
+            return
+        renderer.close()
+        progress.renderer = PlainRenderer(sys.stdout)
+        print_summary(home, time.monotonic() - began_s)
+        progress.say("Ctrl-C stops it.")
+
+    error = ""
+    try:
+        with _lock(home), log_to_file(home):
+            asyncio.run(run_stack(home, options, progress, when_ready))
+    except (StackError, OSError) as problem:
+        error = str(problem)
+    except KeyboardInterrupt:
+        error = "interrupted"
+    renderer.close() if not pipe else pipe.end(error)
+    if error:
+        raise fail(error)
+
+
+def _lock(home: Home) -> IO[str]:
+    """Return the held lock of the home.
+
+    Raises:
+        StackError: Another supervisor holds it, or the folder cannot be used.
+    """
+    check_disk(home)
+    lock = try_lock(home)
+    if lock is None:
+        state = read_state(home)
+        where = f" on port {state.port}" if state else ""
+        raise StackError(
+            f"already running{where} in {home.root}: see `sluice status` or stop it: `sluice down`"
+        )
+    return lock
+
+
+def _start_in_background(home: Home, arguments: list[str]) -> None:
+    """Run `sluice up` again in a session of its own, show its progress, return when it serves."""
+    began_s = time.monotonic() - _age_s()
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "cli", "up", *arguments, f"--ready-fd={writing}"]
+    environment = {**os.environ, "SLUICE_HOME": str(home.root)}
+    child = subprocess.Popen(
+        command,
+        pass_fds=(writing,),
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    os.close(writing)
+    renderer = terminal_renderer(console())
+    try:
+        with os.fdopen(reading) as pipe:
+            error = replay(pipe, renderer)
+    except KeyboardInterrupt:
+        renderer.close()
+        child.send_signal(signal.SIGTERM)
+        child.wait()
+        raise typer.Exit(_INTERRUPTED) from None
+    renderer.close()
+    if error is None:
+        _, stderr = child.communicate()
+        last = stderr.decode(errors="replace").strip().splitlines()[-1:]
+        error = " ".join(last) or f"the supervisor ended; see {home.log_file('supervisor')}"
+    if error:
+        raise fail(error)
+    print_summary(home, time.monotonic() - began_s)
+
+
+def print_summary(home: Home, seconds: float) -> None:
+    """Print what runs where, and a request that works."""
+    from cli.stack.health import build_rows
+    from cli.stack.seed import MODEL
+
+    state = read_state(home)
+    if state is None:
+        return
+    env = read_env(home)
+    out = console()
+    out.print(started_table(build_rows(state, {}, {})))
+    out.print(f"First token after {seconds:.1f} s. Keys and addresses: {home.env_file}", end="\n\n")
+    typer.echo(curl_line(env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"], MODEL))
+    typer.echo()
+
+
+def _age_s() -> float:
+    """Return how long this process has been running."""
+    ticks = start_ticks(os.getpid())
+    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+    return max(0.0, uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def down() -> None:
+    """Stop the stack and everything that an earlier, half-dead run may have left."""
+    from cli.stack.teardown import end_leftovers
+
+    home = Home.find()
+    state = read_state(home)
+    ended: list[str] = []
+    if state and is_supervised(state):
+        typer.echo(f"stopping {', '.join(_running(state))}")
+        _stop_supervisor(state)
+        ended = [*_running(state), f"supervisor ({state.supervisor_pid})"]
+    leftovers = end_leftovers(home)
+    if leftovers:
+        typer.echo(f"ended what was left: {', '.join(leftovers)}")
+    typer.echo("down" if ended or leftovers else f"nothing runs in {home.root}")
+
+
+def _running(state: StackState) -> list[str]:
+    return [f"{p.name} ({p.pid})" for p in state.processes if p.pid]
+
+
+def _stop_supervisor(state: StackState) -> None:
+    """Ask the supervisor to stop everything, and wait; kill it when it does not get there."""
+    os.kill(state.supervisor_pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while is_supervised(state) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if is_supervised(state):
+        typer.echo(f"the supervisor did not end within {_STOP_TIMEOUT_S:.0f} s and was killed")
+        os.kill(state.supervisor_pid, signal.SIGKILL)
+
+
+def status(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show every process: pid, port, memory, health. Exit status 1 unless all are healthy."""
+    from cli.stack.health import collect
+    from cli.stack.services import ServicePlan, StackOptions
+
+    home = Home.find()
+    state = read_state(home)
+    if state is None or not is_supervised(state):
+        if as_json:
+            show_json({"phase": "down", "is_healthy": False, "processes": []})
+            raise typer.Exit(1)
+        raise fail(f"nothing runs in {home.root}; start it with: sluice up")
+    secrets = load_secrets(home)
+    options = StackOptions(state.engine, state.port, state.admin_port, state.replicas)
+    services = ServicePlan(home, options, secrets, read_ports(home.ports_file)).services()
+    rows = asyncio.run(collect(state, services, options.admin_url, secrets.admin_key))
+    if as_json:
+        show_json(status_json(rows, state.phase, state.engine))
+    else:
+        console().print(status_table(rows))
+    if state.phase != READY or not all(row.is_healthy for row in rows):
+        raise typer.Exit(1)
+
+
+def logs(
+    name: Annotated[str, typer.Argument(help="Name of a process as `sluice status` shows it.")],
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="From the end.")] = 50,
+) -> None:
+    """Print the end of a process' log."""
+    from cli.stack.logfiles import find_log, follow_file, last_lines, log_names
+
+    home = Home.find()
+    file = find_log(home, name)
+    if file is None:
+        names = ", ".join(log_names(home)) or "none yet"
+        raise fail(f"no log of {name!r} in {home.root}; there are: {names}")
+    for line in last_lines(file, lines):
+        typer.echo(line)
+    if follow:
+        with suppress(KeyboardInterrupt):
+            for text in follow_file(file):
+                typer.echo(text, nl=False)

@@ -1,0 +1,84 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.stack.plan import stop_waves, waves
+from cli.stack.ports import FIRST, LAST, assign, load_ports, read_ports
+
+
+@st.composite
+def graphs(draw) -> dict[str, set[str]]:
+    count = draw(st.integers(0, 12))
+    names = [f"n{i}" for i in range(count)]
+    graph = {
+        name: draw(st.sets(st.sampled_from(names[:i]))) if i else set()
+        for i, name in enumerate(names)
+    }
+    return {name: graph[name] for name in draw(st.permutations(names))}
+
+
+@given(graphs())
+def test_everything_starts_once_after_what_it_waits_for(graph) -> None:
+    layers = waves(graph)
+    order = [name for layer in layers for name in layer]
+    assert sorted(order) == sorted(graph)
+    position = {name: i for i, layer in enumerate(layers) for name in layer}
+    assert all(position[name] > position[other] for name in graph for other in graph[name])
+
+
+@given(graphs())
+def test_everything_stops_once_before_what_it_uses(graph) -> None:
+    layers = stop_waves(graph)
+    assert sorted(name for layer in layers for name in layer) == sorted(graph)
+    position = {name: i for i, layer in enumerate(layers) for name in layer}
+    assert all(position[name] < position[other] for name in graph for other in graph[name])
+
+
+@pytest.mark.parametrize("graph", [{"a": ["b"], "b": ["a"]}, {"a": ["a"]}])
+def test_a_cycle_is_refused(graph) -> None:
+    with pytest.raises(ValueError, match="cycle"):
+        waves(graph)
+    with pytest.raises(ValueError, match="cycle"):
+        stop_waves(graph)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown: b"):
+        waves({"a": ["b"]})
+    with pytest.raises(ValueError, match="unknown: b"):
+        stop_waves({"a": ["b"]})
+
+
+PORTS = st.integers(FIRST, FIRST + 20)
+
+
+@given(
+    names=st.lists(st.sampled_from("abcdef"), unique=True),
+    known=st.dictionaries(st.sampled_from("abcdefxyz"), PORTS),
+    taken=st.sets(PORTS, max_size=12),
+    start=st.integers(0, 1 << 32),
+)
+def test_ports_are_free_distinct_and_kept_while_they_can_be(names, known, taken, start) -> None:
+    ports = assign(names, known, lambda port: port not in taken, start)
+    assert list(ports) == names
+    assert len(set(ports.values())) == len(names)
+    assert not taken & set(ports.values())
+    assert all(FIRST <= port <= LAST for port in ports.values())
+    kept = [known[name] for name in names if name in known]
+    for name in names:
+        if name in known and known[name] not in taken and kept.count(known[name]) == 1:
+            assert ports[name] == known[name]
+
+
+def test_no_free_port_is_said() -> None:
+    with pytest.raises(RuntimeError, match="no free port"):
+        assign(["a"], {}, lambda _: False, 0)
+
+
+def test_ports_are_remembered(tmp_path) -> None:
+    file = tmp_path / "ports.json"
+    assert read_ports(file) == {}
+    first = load_ports(file, ["a", "b"], start=7)
+    assert read_ports(file) == first == load_ports(file, ["a", "b"], start=99)
+    file.write_text("no json")
+    assert read_ports(file) == {}
