@@ -27,8 +27,8 @@ hello to all the people of the world: the quick brown fox jumps over the lazy do
 """
 _HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP = 64, 2, 4, 2, 32, 176
 _VOCABULARY_MAX = 512
-# Three times wider than usual: greedy outputs of a random model are diverse instead of constant.
-_WEIGHT_SCALE = 0.08
+# Ten times wider than usual: greedy outputs of a random model are diverse instead of constant.
+_WEIGHT_SCALE = 0.2
 
 
 def write_random_model(directory: Path, seed: int = 0) -> None:
