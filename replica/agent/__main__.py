@@ -1,0 +1,42 @@
+"""`python -m replica.agent` runs the node agent; with `preflight`, says whether Triton can run."""
+
+import asyncio
+import sys
+
+import uvloop
+
+from replica.agent.app import StateDirectoryInUseError, build_agent
+from replica.agent.settings import AgentSettings
+from replica.agent.triton import preflight
+from sluice.lifecycle import stop_signals
+from sluice.logs import configure_logs
+
+
+async def _run(settings: AgentSettings) -> int:
+    async with stop_signals() as stop:
+        try:
+            await build_agent(settings).run(stop)
+        except (StateDirectoryInUseError, OSError) as error:
+            sys.stderr.write(f"agent: {error}\n")
+            return 1
+    return 0
+
+
+def main() -> int:
+    """Run the command line and return the exit status."""
+    if sys.argv[1:] == ["preflight"]:
+        problems = preflight()
+        for problem in problems:
+            sys.stdout.write(f"{problem}\n")
+        return 1 if problems else 0
+    if sys.argv[1:]:
+        sys.stderr.write("usage: python -m replica.agent [preflight]\n")
+        return 2
+    settings = AgentSettings.from_environment()
+    configure_logs("agent")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Composition root of the node agent."""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from replica.agent.canary import canary
+from replica.agent.control import ControlLink, DesiredFile
+from replica.agent.fleet import Fleet
+from replica.agent.http import serve_http
+from replica.agent.metrics import AgentMetrics
+from replica.agent.node import node_facts
+from replica.agent.replica_state import Limits
+from replica.agent.runner import Prober
+from replica.agent.settings import AgentSettings
+from replica.agent.triton import TritonLauncher
+from sluice.lifecycle import run_every
+from sluice.wire.agent.v1 import agent_pb2 as agent
+
+log = structlog.get_logger(__name__)
+
+_MEASURE_EVERY_S = 5.0
+
+
+class StateDirectoryInUseError(RuntimeError):
+    """Another agent uses the state directory."""
+
+
+class Agent:
+    """Owns the Triton processes of a node, from start to end."""
+
+    def __init__(
+        self, settings: AgentSettings, launcher: TritonLauncher, prober: Prober = canary
+    ) -> None:
+        self._settings = settings
+        self._launcher = launcher
+        self._prober = prober
+        self._facts = node_facts(settings.engine_names)
+        self._metrics = AgentMetrics()
+        self._desired_file = DesiredFile(settings.state_dir / "desired.json")
+        self._link = ControlLink(settings.control_address, self._observe, self._on_desired)
+        self._fleet: Fleet | None = None
+        self._knows_desired = False
+        self._is_stopping = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set, then stop all engines; leaves no process.
+
+        Raises:
+            StateDirectoryInUseError: Another agent runs with the same state directory.
+            OSError: The HTTP address is taken, or the state directory cannot be written.
+        """
+        settings = self._settings
+        with _exclusive(settings.state_dir):
+            killed = await self._launcher.remove_leftovers()
+            if killed:
+                log.warning("leftovers_killed", pids=killed)
+            http = await serve_http(
+                settings.http_address, self._metrics.registry, self._why_not_ready
+            )
+            try:
+                await self._serve(stop)
+            finally:
+                await http.cleanup()
+                await self._launcher.remove_leftovers()
+
+    async def _serve(self, stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as group:
+            fleet = self._fleet = Fleet(
+                group,
+                self._launcher,
+                self._prober,
+                limits_of(self._settings),
+                on_change=self._note_change,
+                observer=self._metrics,
+            )
+            if (desired := self._desired_file.load()) is not None:
+                log.info("desired_state_loaded", replicas=len(desired.replicas))
+                self._knows_desired = True
+                fleet.apply(desired)
+            tasks = [group.create_task(self._link.run()), group.create_task(self._measure())]
+            await stop.wait()
+            log.info("agent_stopping", replicas=len(fleet.runners))
+            self._is_stopping = True
+            await fleet.stop()
+            for task in tasks:
+                task.cancel()
+
+    async def _measure(self) -> None:
+        async def step() -> None:
+            assert self._fleet is not None
+            await self._fleet.measure()
+            self._update_metrics()
+
+        await run_every(
+            _MEASURE_EVERY_S, step, name="measure", expected=(OSError,), step_timeout_s=5.0
+        )
+
+    def _on_desired(self, desired: agent.SyncResponse) -> None:
+        if self._is_stopping or self._fleet is None:
+            return
+        self._knows_desired = True
+        self._desired_file.save(desired)
+        self._fleet.apply(desired)
+
+    def _observe(self) -> agent.SyncRequest:
+        replicas = self._fleet.observed() if self._fleet is not None else []
+        return agent.SyncRequest(
+            node_id=self._settings.node_id, replicas=replicas, facts=self._facts
+        )
+
+    def _note_change(self) -> None:
+        self._link.note_change()
+        self._update_metrics()
+
+    def _update_metrics(self) -> None:
+        assert self._fleet is not None
+        observed = self._fleet.observed()
+        self._metrics.set_replicas(
+            [replica.state for replica in observed],
+            sum(replica.memory_bytes for replica in observed),
+        )
+        self._metrics.set_connected(is_connected=self._link.is_connected)
+
+    def _why_not_ready(self) -> str:
+        if self._is_stopping:
+            return "stopping"
+        if not self._knows_desired or self._fleet is None:
+            return "the desired state is not known yet: neither on disk nor from a control plane"
+        if not self._fleet.is_ready:
+            waiting = [
+                f"{runner.replica_id}: {runner.state.phase} ({runner.state.message})"
+                for runner in self._fleet.runners.values()
+                if not runner.is_ready
+            ]
+            return "; ".join(waiting)
+        return ""
+
+
+def limits_of(settings: AgentSettings) -> Limits:
+    """Return the patience that the settings ask for."""
+    return Limits(
+        start_s=settings.start_timeout_s,
+        probe_interval_s=settings.probe_interval_s,
+        probe_s=settings.probe_timeout_s,
+        misses_max=settings.probe_misses_max,
+        backoff_max_s=settings.backoff_max_s,
+    )
+
+
+def build_agent(settings: AgentSettings) -> Agent:
+    """Return the agent with the real Triton launcher."""
+    launcher = TritonLauncher(
+        state_dir=settings.state_dir,
+        artifacts_dir=settings.artifacts_dir,
+        engines=settings.engine_names,
+        host=settings.engine_host,
+    )
+    return Agent(settings, launcher)
+
+
+@contextmanager
+def _exclusive(state_dir: Path) -> Generator[None]:
+    """Hold the state directory's lock; the kernel releases it when we end, however that happens."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    with (state_dir / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise StateDirectoryInUseError(
+                f"{state_dir} is used by the agent with process id {file.read().strip() or '?'}; "
+                "stop that one, or set another AGENT__STATE_DIR"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield

@@ -1,0 +1,146 @@
+"""The replicas of this node: desired state in, one runner each, observed state out."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from replica.agent.replica_state import EngineSpec, Limits, Phase, ReplicaState
+from replica.agent.runner import Launcher, Observer, Prober, ReplicaRunner
+from sluice.wire.agent.v1 import agent_pb2 as agent
+from sluice.wire.control.v1 import control_pb2 as control
+
+log = structlog.get_logger(__name__)
+
+STATES: dict[Phase, control.ReplicaState] = {
+    Phase.IDLE: control.REPLICA_STATE_STOPPED,
+    Phase.STARTING: control.REPLICA_STATE_STARTING,
+    Phase.READY: control.REPLICA_STATE_READY,
+    Phase.STOPPING: control.REPLICA_STATE_STOPPED,
+    Phase.WAITING: control.REPLICA_STATE_FAILED,
+}
+
+
+class NodeLauncher(Launcher, Protocol):
+    """A launcher that also forgets replicas that are gone for good."""
+
+    def forget(self, replica_id: str) -> None:
+        """Remove what is kept on disk for the replica."""
+        ...
+
+
+def reported_state(state: ReplicaState) -> control.ReplicaState:
+    """Return what routers may know: STOPPED and FAILED replicas must not be attached to."""
+    if state.has_failed:
+        return control.REPLICA_STATE_FAILED
+    if state.phase is Phase.READY and state.is_draining:
+        return control.REPLICA_STATE_DRAINING
+    return STATES[state.phase]
+
+
+class Fleet:
+    """Runs the replicas of the node inside the `TaskGroup` of the agent."""
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        launcher: NodeLauncher,
+        prober: Prober,
+        limits: Limits,
+        *,
+        on_change: Callable[[], None],
+        observer: Observer,
+    ) -> None:
+        self.runners: dict[str, ReplicaRunner] = {}
+        self._group = group
+        self._launcher = launcher
+        self._prober = prober
+        self._limits = limits
+        self._on_change = on_change
+        self._observer = observer
+        self._is_stopping = False
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    def apply(self, desired: agent.SyncResponse) -> None:
+        """Make the node have exactly the desired replicas, in the background."""
+        if self._is_stopping:
+            return
+        wanted = {wish.replica_id: wish for wish in desired.replicas}
+        for replica_id, runner in self.runners.items():
+            if replica_id not in wanted:
+                runner.want(None)
+        for replica_id, wish in wanted.items():
+            spec = EngineSpec(
+                wish.engine, wish.base_digest, tuple(sorted(wish.engine_options.items()))
+            )
+            self._runner(replica_id).want(spec, is_draining=wish.is_draining)
+
+    async def stop(self) -> None:
+        """End all replicas, engines asked first, and wait until nothing is left of them."""
+        self._is_stopping = True
+        for runner in self.runners.values():
+            runner.want(None)
+        await self._is_empty.wait()
+
+    async def measure(self) -> None:
+        """Update what is known about the memory of the engines."""
+        for runner in list(self.runners.values()):
+            await runner.measure_memory()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every replica that is to serve is ready; true when there is none."""
+        return all(runner.is_ready for runner in self.runners.values())
+
+    def observed(self) -> list[agent.ObservedReplica]:
+        """Return the replicas of the node, sorted by id."""
+        return [
+            _observed(self.runners[replica_id])
+            for replica_id in sorted(self.runners)
+            if self.runners[replica_id].is_wanted
+        ]
+
+    def _runner(self, replica_id: str) -> ReplicaRunner:
+        runner = self.runners.get(replica_id)
+        if runner is None:
+            runner = ReplicaRunner(
+                replica_id,
+                self._launcher,
+                self._prober,
+                self._limits,
+                on_change=self._on_change,
+                observer=self._observer,
+            )
+            self.runners[replica_id] = runner
+            self._is_empty.clear()
+            self._group.create_task(self._run(runner))
+        return runner
+
+    async def _run(self, runner: ReplicaRunner) -> None:
+        while True:
+            await runner.run()
+            if not runner.is_wanted and not self._is_stopping:
+                await asyncio.to_thread(self._launcher.forget, runner.replica_id)
+            if not runner.is_wanted:  # else it is wanted again since
+                break
+        del self.runners[runner.replica_id]
+        if not self.runners:
+            self._is_empty.set()
+        self._on_change()
+
+
+def _observed(runner: ReplicaRunner) -> agent.ObservedReplica:
+    state, launch = runner.state, runner.launch
+    is_serving = state.has_engine and launch is not None
+    return agent.ObservedReplica(
+        replica_id=runner.replica_id,
+        state=reported_state(state),
+        grpc_address=launch.grpc_address if is_serving and launch else "",
+        metrics_address=launch.metrics_address if is_serving and launch else "",
+        pid=state.pid,
+        memory_bytes=runner.memory_bytes,
+        restarts=state.restarts,
+        message=state.message,
+    )

@@ -1,0 +1,322 @@
+"""When an engine is started, probed, stopped and started again: one state machine per replica.
+
+Pure: `decide` maps (state, event, now) to (state, actions). It does no I/O and reads no clock. The
+shell (`replica.agent.runner`) carries the actions out and reports what came of them as events.
+
+The promise that all else relies on: a `StartEngine` is decided only after the engine before it was
+reported `Gone`, that is: killed with all its descendants and cleaned up. So a replica never has two
+engines, whatever order events come in. Each engine has a run number; late events of earlier runs
+change nothing.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What a replica runs. Two different specs never share an engine process."""
+
+    engine: str
+    base_digest: str
+    options: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Patience with engines, in seconds.
+
+    Attributes:
+        start_s: From the start of the process to the first good canary; then it is killed.
+        start_poll_s: Pause between canaries while starting.
+        start_probe_s: Deadline of one canary while starting: loading may hold an answer up.
+        probe_interval_s: From a good probe of a ready engine to the next one.
+        probe_s: Deadline of one probe of a ready engine.
+        probe_retry_s: Pause after a missed probe.
+        misses_max: Missed probes in a row that make an engine dead or frozen.
+        backoff_first_s: Pause before the first restart; doubles up to `backoff_max_s`.
+        healthy_s: Readiness that long makes the next failure the first one again.
+    """
+
+    start_s: float = 120.0
+    start_poll_s: float = 0.1
+    start_probe_s: float = 5.0
+    probe_interval_s: float = 1.0
+    probe_s: float = 1.0
+    probe_retry_s: float = 0.05
+    misses_max: int = 2
+    backoff_first_s: float = 0.1
+    backoff_max_s: float = 30.0
+    healthy_s: float = 30.0
+
+
+class Phase(StrEnum):
+    """Where a replica's engine is; an engine process may exist in all but IDLE and WAITING."""
+
+    IDLE = "idle"
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    WAITING = "waiting"  # for the end of the back-off
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The desired state changed. No spec: the replica is to go away."""
+
+    spec: EngineSpec | None
+    is_draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The engine's process runs; it may be probed."""
+
+    run: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The engine's process ended by itself, or could not be started."""
+
+    run: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A probe is over. `took_s` is what our own clock says: far above the deadline, we stalled."""
+
+    run: int
+    took_s: float
+    problem: str = ""  # empty: a good answer
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Nothing is left of the engine: no process, no shared memory."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; see `wake_at`."""
+
+
+Event = Wanted | Started | Ended | Probed | Gone | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class StartEngine:
+    """Start the engine's process; answered by `Started` or `Ended`."""
+
+    run: int
+    spec: EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeEngine:
+    """Run an inference; answered by `Probed`."""
+
+    run: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopEngine:
+    """End the engine and all that belongs to it; answered by `Gone`."""
+
+    run: int
+    is_kill: bool  # without asking first
+
+
+Action = StartEngine | ProbeEngine | StopEngine
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """All that is known about one replica.
+
+    Attributes:
+        wanted: Desired spec; None means that the replica is to go away.
+        is_draining: It finishes what it runs; an engine that ends is not started again.
+        run: Number of the engine started last; 0 before the first.
+        running: Spec of that engine.
+        pid: Its process, once started; 0 when there is none.
+        phase_at_s: When the phase began.
+        probe_at_s: When the next probe is due; infinite while one is under way.
+        retry_at_s: End of the back-off, in WAITING.
+        misses: Missed probes in a row.
+        failures: Failures in a row, without healthy time between them.
+        restarts: Engines that failed and were replaced, ever.
+        message: Why it is not ready, in words.
+    """
+
+    wanted: EngineSpec | None = None
+    is_draining: bool = False
+    phase: Phase = Phase.IDLE
+    run: int = 0
+    running: EngineSpec | None = None
+    pid: int = 0
+    phase_at_s: float = 0.0
+    probe_at_s: float = inf
+    retry_at_s: float = inf
+    misses: int = 0
+    failures: int = 0
+    has_failed: bool = False
+    restarts: int = 0
+    message: str = "not started yet"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the replica is to go away and nothing is left of it."""
+        return self.wanted is None and self.phase is Phase.IDLE
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine that is meant to serve exists."""
+        return self.phase in (Phase.STARTING, Phase.READY)
+
+
+def decide(
+    state: ReplicaState, event: Event, now_s: float, limits: Limits
+) -> tuple[ReplicaState, list[Action]]:
+    """Return the next state and what to do now.
+
+    Args:
+        state: As returned last, or `ReplicaState()`.
+        event: What happened.
+        now_s: Monotonic seconds.
+        limits: Patience.
+    """
+    state, first = _absorb(state, event, now_s, limits)
+    state, second = _advance(state, now_s, limits)
+    return state, first + second
+
+
+def wake_at(state: ReplicaState, limits: Limits) -> float:
+    """Return when `decide` wants a `Tick`, if nothing else happens before."""
+    if state.phase is Phase.STARTING:
+        return min(state.probe_at_s, state.phase_at_s + limits.start_s)
+    if state.phase is Phase.READY:
+        return state.probe_at_s
+    if state.phase is Phase.WAITING:
+        return state.retry_at_s
+    return inf
+
+
+def _absorb(
+    state: ReplicaState, event: Event, now_s: float, limits: Limits
+) -> tuple[ReplicaState, list[Action]]:
+    actions: list[Action] = []
+    match event:
+        case Wanted():
+            state = _with_wish(state, event)
+        case Tick():
+            if state.phase is Phase.STARTING and now_s >= state.phase_at_s + limits.start_s:
+                waited = f"not ready after {limits.start_s:.0f} s; last canary: {state.message}"
+                state, actions = _failed(state, waited, now_s, limits)
+        case Started(run, pid) if (
+            run == state.run and state.phase is Phase.STARTING and not state.pid
+        ):
+            state = replace(state, pid=pid, probe_at_s=now_s)
+        case Ended(run, message) if run == state.run and state.has_engine:
+            state, actions = _failed(state, message, now_s, limits)
+        case Probed(run) if run == state.run and state.has_engine:
+            state, actions = _with_probe(state, event, now_s, limits)
+        case Gone(run) if run == state.run and state.phase is Phase.STOPPING:
+            state = _with_end(state, now_s, limits)
+        case _:
+            pass  # of an earlier run, or overtaken
+    return state, actions
+
+
+def _with_wish(state: ReplicaState, wish: Wanted) -> ReplicaState:
+    state = replace(state, is_draining=wish.is_draining)
+    if wish.spec != state.wanted:
+        # Another spec is another engine: its first start does not wait for the old one's back-off.
+        state = replace(state, wanted=wish.spec, failures=0)
+        if state.phase is Phase.WAITING:
+            state = replace(state, phase=Phase.IDLE)
+    return state
+
+
+def _with_probe(
+    state: ReplicaState, probe: Probed, now_s: float, limits: Limits
+) -> tuple[ReplicaState, list[Action]]:
+    if not probe.problem:
+        state = replace(state, misses=0, probe_at_s=now_s + limits.probe_interval_s, message="")
+        if state.phase is Phase.STARTING:
+            state = replace(state, phase=Phase.READY, phase_at_s=now_s)
+        return state, []
+    state = replace(state, message=probe.problem)
+    if state.phase is Phase.STARTING:
+        return replace(state, probe_at_s=now_s + limits.start_poll_s), []
+    # A probe that ended long after its deadline says that this process or machine stood still.
+    misses = state.misses + (probe.took_s < 2 * limits.probe_s)
+    if misses >= limits.misses_max:
+        return _failed(state, f"{misses} probes missed: {probe.problem}", now_s, limits)
+    return replace(state, misses=misses, probe_at_s=now_s + limits.probe_retry_s), []
+
+
+def _failed(
+    state: ReplicaState, message: str, now_s: float, limits: Limits
+) -> tuple[ReplicaState, list[Action]]:
+    was_healthy = state.phase is Phase.READY and now_s - state.phase_at_s >= limits.healthy_s
+    state = replace(
+        state,
+        phase=Phase.STOPPING,
+        phase_at_s=now_s,
+        failures=0 if was_healthy else state.failures,
+        has_failed=True,
+        message=message,
+    )
+    return state, [StopEngine(state.run, is_kill=True)]
+
+
+def _with_end(state: ReplicaState, now_s: float, limits: Limits) -> ReplicaState:
+    state = replace(state, pid=0, running=None, phase_at_s=now_s, misses=0)
+    if not state.has_failed:
+        return replace(state, phase=Phase.IDLE, message="stopped")
+    pause_s = min(limits.backoff_max_s, limits.backoff_first_s * 2.0 ** min(state.failures, 32))
+    return replace(
+        state,
+        phase=Phase.WAITING,
+        retry_at_s=now_s + pause_s,
+        failures=state.failures + 1,
+        has_failed=False,
+        restarts=state.restarts + 1,
+    )
+
+
+def _advance(
+    state: ReplicaState, now_s: float, limits: Limits
+) -> tuple[ReplicaState, list[Action]]:
+    actions: list[Action] = []
+    wanted = state.wanted
+    if state.phase is Phase.WAITING and (wanted is None or now_s >= state.retry_at_s):
+        state = replace(state, phase=Phase.IDLE, phase_at_s=now_s)
+    if state.has_engine and wanted != state.running:
+        state = replace(
+            state, phase=Phase.STOPPING, phase_at_s=now_s, message="stopping as desired"
+        )
+        actions.append(StopEngine(state.run, is_kill=False))
+    elif state.has_engine and now_s >= state.probe_at_s:
+        timeout_s = limits.probe_s if state.phase is Phase.READY else limits.start_probe_s
+        state = replace(state, probe_at_s=inf)
+        actions.append(ProbeEngine(state.run, timeout_s))
+    elif state.phase is Phase.IDLE and wanted is not None and not state.is_draining:
+        state = replace(
+            state,
+            phase=Phase.STARTING,
+            phase_at_s=now_s,
+            run=state.run + 1,
+            running=wanted,
+            probe_at_s=inf,
+            message=state.message if state.failures else "starting",
+        )
+        actions.append(StartEngine(state.run, wanted))
+    return state, actions

@@ -1,0 +1,241 @@
+"""Carries out what the state machine of one replica decides: processes, probes, waiting.
+
+All events of a replica go through one queue to `decide`; every action is a task that reports its
+outcome as an event. The engine process of a run has one owner task from start to end, and the end
+of that task, for whatever reason, is the end of the process group.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from replica.agent.replica_state import (
+    Action,
+    Ended,
+    EngineSpec,
+    Event,
+    Gone,
+    Limits,
+    Phase,
+    Probed,
+    ProbeEngine,
+    ReplicaState,
+    Started,
+    StartEngine,
+    StopEngine,
+    Tick,
+    Wanted,
+    decide,
+    wake_at,
+)
+from replica.agent.triton import Launch, LaunchError
+from sluice.errors import PlatformError
+from sluice.process import ChildProcess
+from sluice.procfs import group_memory_bytes
+
+log = structlog.get_logger(__name__)
+
+# At most one wish waits, and each run brings four kinds of events; a full queue is a bug.
+_EVENTS_MAX = 64
+
+
+class Launcher(Protocol):
+    """Prepares engine processes; blocks."""
+
+    def prepare(self, replica_id: str, spec: EngineSpec) -> Launch:
+        """Return how to start the engine; LaunchError or OSError when that is impossible."""
+        ...
+
+
+# Runs a real inference at an address within seconds; PlatformError, OSError or TimeoutError say
+# that the engine is not healthy.
+Prober = Callable[[str, EngineSpec, float], Awaitable[None]]
+
+
+class Observer(Protocol):
+    """Told about what happens to engines, for metrics."""
+
+    def probed(self, took_s: float, *, is_good: bool) -> None:
+        """A probe of a ready engine is over."""
+        ...
+
+    def failed(self) -> None:
+        """An engine failed: crashed, froze, or did not start."""
+        ...
+
+    def became_ready(self, took_s: float) -> None:
+        """An engine gave its first good answer, `took_s` after its start was decided."""
+        ...
+
+
+@dataclass(slots=True)
+class _StopRequest:
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+    is_kill: bool = False
+
+
+class ReplicaRunner:
+    """One replica: what is wanted of it, and the engine that it has."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        launcher: Launcher,
+        prober: Prober,
+        limits: Limits,
+        *,
+        on_change: Callable[[], None],
+        observer: Observer,
+    ) -> None:
+        self.replica_id = replica_id
+        self.state = ReplicaState()
+        self.launch: Launch | None = None
+        self.memory_bytes = 0
+        self._launcher = launcher
+        self._prober = prober
+        self._limits = limits
+        self._on_change = on_change
+        self._observer = observer
+        self._wish = Wanted(None)
+        self._has_new_wish = False
+        self._events: asyncio.Queue[Event] = asyncio.Queue(_EVENTS_MAX)
+        self._stops: dict[int, _StopRequest] = {}
+
+    def want(self, spec: EngineSpec | None, *, is_draining: bool = False) -> None:
+        """Change what is desired; None ends the replica."""
+        wish = Wanted(spec, is_draining)
+        if wish == self._wish:
+            return
+        self._wish = wish
+        if not self._has_new_wish:
+            self._has_new_wish = True
+            self._events.put_nowait(wish)  # stands for the latest wish when its turn comes
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the replica is to exist."""
+        return self._wish.spec is not None
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the replica is to finish what it runs and take nothing new."""
+        return self._wish.is_draining
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing is missing: it serves, or need not."""
+        return self.state.phase is Phase.READY or self.is_draining or not self.is_wanted
+
+    async def run(self) -> None:
+        """Do what is wanted until nothing is and nothing is left; cancelled, kill the engine."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                event = await self._next_event()
+                before = self.state
+                self.state, actions = decide(before, event, time.monotonic(), self._limits)
+                for action in actions:
+                    group.create_task(self._perform(action, self._stop_of(action)))
+                self._note_change(before)
+                if self.state.is_finished and not self._has_new_wish:
+                    return
+
+    async def measure_memory(self) -> None:
+        """Update `memory_bytes`, in a thread: the kernel walks page tables for it."""
+        pid = self.state.pid
+        self.memory_bytes = await asyncio.to_thread(group_memory_bytes, pid) if pid else 0
+
+    async def _next_event(self) -> Event:
+        delay_s = wake_at(self.state, self._limits) - time.monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, delay_s) if delay_s < float("inf") else None):
+                event = await self._events.get()
+        except TimeoutError:
+            return Tick()
+        if isinstance(event, Wanted):
+            self._has_new_wish = False
+            return self._wish
+        return event
+
+    def _stop_of(self, action: Action) -> _StopRequest:
+        """Return the stop request of the action's run, made before any of its tasks runs."""
+        return self._stops.setdefault(action.run, _StopRequest())
+
+    async def _perform(self, action: Action, stop: _StopRequest) -> None:
+        match action:
+            case StartEngine(run, spec):
+                await self._own_engine(run, spec, stop)
+                del self._stops[run]
+                await self._events.put(Gone(run))
+            case StopEngine(_, is_kill):
+                stop.is_kill = is_kill
+                stop.event.set()
+            case ProbeEngine(run, timeout_s):
+                await self._events.put(await self._probe(run, timeout_s))
+
+    async def _own_engine(self, run: int, spec: EngineSpec, stop: _StopRequest) -> None:
+        """Start the engine and see to its end; returns when nothing is left of it."""
+        try:
+            launch = await asyncio.to_thread(self._launcher.prepare, self.replica_id, spec)
+            child = await ChildProcess.start(launch.process)
+        except (LaunchError, OSError) as error:
+            await self._events.put(Ended(run, str(error)))
+            await stop.event.wait()
+            return
+        try:
+            self.launch = launch
+            await self._events.put(Started(run, child.pid))
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._report_end(run, child))
+                await stop.event.wait()
+                watch.cancel()
+            await child.stop(grace_s=0 if stop.is_kill else None)
+        finally:
+            self.launch = None
+            await child.stop(grace_s=0)
+
+    async def _report_end(self, run: int, child: ChildProcess) -> None:
+        status = await child.wait()
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        await self._events.put(Ended(run, f"the engine ended with {how}; {child.log_tail()}"))
+
+    async def _probe(self, run: int, timeout_s: float) -> Probed:
+        launch, spec = self.launch, self.state.running
+        if launch is None or spec is None:
+            return Probed(run, 0.0, "the engine is gone")
+        begin_s = time.monotonic()
+        problem = ""
+        try:
+            await self._prober(launch.grpc_address, spec, timeout_s)
+        except (PlatformError, OSError, TimeoutError) as error:
+            problem = str(error) or repr(error)
+        took_s = time.monotonic() - begin_s
+        if self.state.phase is Phase.READY:
+            self._observer.probed(took_s, is_good=not problem)
+        return Probed(run, took_s, problem)
+
+    def _note_change(self, before: ReplicaState) -> None:
+        after = self.state
+        if (after.phase, after.is_draining, after.pid) == (
+            before.phase,
+            before.is_draining,
+            before.pid,
+        ):
+            return
+        if after.phase is not before.phase:
+            log.info(
+                "replica_changed",
+                replica_id=self.replica_id,
+                phase=after.phase,
+                run=after.run,
+                pid=after.pid,
+                message=after.message,
+            )
+        if after.has_failed and not before.has_failed:
+            self._observer.failed()
+        if after.phase is Phase.READY and before.phase is not Phase.READY:
+            self._observer.became_ready(after.phase_at_s - before.phase_at_s)
+        self._on_change()

@@ -1,0 +1,50 @@
+"""Settings of the node agent, from `AGENT__*`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+from pydantic_settings import SettingsConfigDict
+
+from sluice.settings import ServiceSettings
+
+Address = Annotated[str, StringConstraints(pattern=r"^[^\s:]+:\d{1,5}$")]
+
+
+class AgentSettings(ServiceSettings):
+    """What an agent must know about its node.
+
+    Attributes:
+        node_id: Unique in the fleet and stable over restarts.
+        control_address: host:port of the control plane's gRPC.
+        state_dir: The agent's own directory: desired state, replicas, logs.
+        artifacts_dir: Holds one directory per artifact digest.
+        http_address: host:port for /healthz, /readyz and /metrics.
+        engines: Drivers that this node offers, separated by commas.
+        engine_host: Address that Triton listens on; routers must reach it.
+        start_timeout_s: From the start of an engine to its first good canary.
+        probe_interval_s: From one good probe of an engine to the next.
+        probe_timeout_s: Longest wait for a probe's answer.
+        probe_misses_max: Missed probes in a row that end an engine.
+        backoff_max_s: Longest pause before an engine that keeps failing is started again.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="AGENT__")
+
+    node_id: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    control_address: Address
+    state_dir: Path
+    artifacts_dir: Path
+    http_address: Address
+    engines: str = "openvino,sim"
+    engine_host: str = "127.0.0.1"
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    probe_interval_s: float = Field(default=1.0, gt=0)
+    probe_timeout_s: float = Field(default=1.0, gt=0)
+    probe_misses_max: int = Field(default=2, ge=1)
+    backoff_max_s: float = Field(default=30.0, gt=0)
+
+    @property
+    def engine_names(self) -> tuple[str, ...]:
+        """The drivers that this node offers."""
+        return tuple(name.strip() for name in self.engines.split(",") if name.strip())

@@ -1,0 +1,259 @@
+"""How a Triton process for one replica is prepared and started, and how its traces are removed.
+
+Everything of a replica lives in `<state_dir>/replicas/<replica id>/`: the backend directory
+(symlinks into the wheel: a copied stub would lose its library path), a copy of the Triton model
+(the stub writes `__pycache__` beside it), its ports and its log. Its shared memory has a prefix of
+its own, so that it can be removed after a crash without touching anybody else's.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+import replica
+from replica.agent.installation import SHM, Installation, inspect_installation, problems_of
+from replica.agent.replica_state import EngineSpec
+from sluice.artifacts import artifact_path
+from sluice.process import MARKER, ProcessSpec, free_port, port_answers, port_is_free
+from sluice.procfs import kill_marked
+
+log = structlog.get_logger(__name__)
+
+MODEL = "llm"
+DEFAULT_ENGINES = ("openvino", "sim")
+# Marks every process that an agent starts, and what those start, with the agent's state directory.
+OWNER = "SLUICE_AGENT"
+EXIT_TIMEOUT_S = 5  # Triton's own patience with open streams at SIGTERM
+_STOP_GRACE_S = 9.0  # with hung streams a stop was seen to take 6-7 s at that exit timeout
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class LaunchError(RuntimeError):
+    """The replica cannot be started as desired; the message names the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The ports of one Triton process."""
+
+    grpc: int
+    metrics: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A prepared Triton process and where it will listen."""
+
+    process: ProcessSpec
+    grpc_address: str
+    metrics_address: str
+
+
+def preflight(engines: Sequence[str] = DEFAULT_ENGINES) -> list[str]:
+    """Return why Triton cannot run on this machine, one line each; empty when it can."""
+    return problems_of(inspect_installation(), engines)
+
+
+def model_repository() -> Path:
+    """Return the directory of Triton models: in the installed wheel, or in the checkout."""
+    package = Path(replica.__file__).parent
+    for candidate in (package / "_data" / "model_repo", package.parent / "model_repo"):
+        if candidate.is_dir():
+            return candidate
+    raise LaunchError(f"no model_repo in or beside {package}; install the wheel again")
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+class TritonLauncher:
+    """Prepares the Triton processes of one agent. Its methods block: call them in a thread."""
+
+    def __init__(
+        self,
+        *,
+        state_dir: Path,
+        artifacts_dir: Path,
+        engines: Sequence[str] = DEFAULT_ENGINES,
+        host: str = "127.0.0.1",
+        model_source: Path | None = None,
+    ) -> None:
+        """Take the agent's directories.
+
+        Args:
+            state_dir: The agent's own; no other agent may use it.
+            artifacts_dir: Holds one directory per artifact digest.
+            engines: Drivers that this node offers.
+            host: Address that Triton listens on; routers must reach it.
+            model_source: The Triton model; None takes `llm` of the product.
+        """
+        self._state_dir = state_dir.resolve()
+        self._artifacts_dir = artifacts_dir.resolve()
+        self._engines = tuple(engines)
+        self._host = host
+        self._model_source = model_source
+        self.owner = _short_hash(str(self._state_dir))
+
+    async def remove_leftovers(self) -> list[int]:
+        """Kill every process that an earlier agent of this state directory left, and clean up.
+
+        Returns:
+            The ids of the processes killed.
+        """
+        killed = await kill_marked(self.owner, variable=OWNER)
+        _remove_shared_memory(f"sluice_{self.owner}_")
+        return killed
+
+    def forget(self, replica_id: str) -> None:
+        """Remove the directory of a replica that is gone for good; its log goes with it."""
+        if _SAFE_NAME.fullmatch(replica_id):
+            shutil.rmtree(self._home(replica_id), ignore_errors=True)
+
+    def prepare(self, replica_id: str, spec: EngineSpec) -> Launch:
+        """Write what a Triton process needs, and return how to start it.
+
+        Raises:
+            LaunchError: It can never start like this; the message names the fix.
+            OSError: Disk full, no permission.
+        """
+        if not _SAFE_NAME.fullmatch(replica_id):
+            raise LaunchError(f"replica id {replica_id!r} cannot name a directory; choose another")
+        if spec.engine not in self._engines:
+            raise LaunchError(
+                f"this node does not offer the engine {spec.engine!r} (it has "
+                f"{', '.join(self._engines)}); add it to AGENT__ENGINES or move the pool"
+            )
+        found = inspect_installation()
+        if problems := problems_of(found, [spec.engine]):
+            raise LaunchError("; ".join(problems))
+        artifact = self._artifact(spec)
+        home = self._home(replica_id)
+        _link_backend(found, home / "backends" / "python")
+        self._copy_model(home / "models" / MODEL)
+        ports = self._ports(home / "ports.json")
+        prefix = f"sluice_{self.owner}_{_short_hash(replica_id)}_"
+        _remove_shared_memory(prefix)
+        process = ProcessSpec(
+            name=f"triton-{replica_id}",
+            command=_command(found, home, prefix, self._host, ports),
+            env=self._environment(found, home, spec, artifact),
+            log_file=home / "triton.log",
+            ready=lambda: port_answers(self._host, ports.grpc),
+            cwd=home,
+            stop_grace_s=_STOP_GRACE_S,
+            cleanup=lambda: _remove_shared_memory(prefix),
+        )
+        return Launch(process, f"{self._host}:{ports.grpc}", f"{self._host}:{ports.metrics}")
+
+    def _home(self, replica_id: str) -> Path:
+        return self._state_dir / "replicas" / replica_id
+
+    def _artifact(self, spec: EngineSpec) -> str:
+        try:
+            return str(artifact_path(self._artifacts_dir, spec.base_digest))
+        except FileNotFoundError as error:
+            raise LaunchError(str(error)) from None
+
+    def _copy_model(self, target: Path) -> None:
+        source = self._model_source or model_repository() / MODEL
+        if not (source / "config.pbtxt").is_file():
+            raise LaunchError(f"{source} holds no config.pbtxt; install the wheel again")
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def _ports(self, file: Path) -> Ports:
+        """Return the ports of the last run if nobody took them meanwhile, else new ones."""
+        others = [path for path in self._state_dir.glob("replicas/*/ports.json") if path != file]
+        taken = {port for path in others for port in _read_ports(path)}
+        remembered = _read_ports(file)
+        if (
+            len(remembered) == 2
+            and not taken.intersection(remembered)
+            and all(port_is_free(self._host, port) for port in remembered)
+        ):
+            return Ports(*remembered)
+        chosen: list[int] = []
+        while len(chosen) < 2:
+            port = free_port(self._host)
+            if port not in taken and port not in chosen:
+                chosen.append(port)
+        file.write_text(json.dumps({"grpc": chosen[0], "metrics": chosen[1]}))
+        return Ports(*chosen)
+
+    def _environment(
+        self, found: Installation, home: Path, spec: EngineSpec, artifact: str
+    ) -> dict[str, str]:
+        environment = {
+            "PATH": f"{found.bin_dir}:/usr/bin:/bin",
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            OWNER: self.owner,
+            "SLUICE_ENGINE": spec.engine,
+            "SLUICE_ARTIFACT_DIR": artifact,
+            "SLUICE_BASE_DIGEST": spec.base_digest,
+            "SLUICE_ENGINE_OPTIONS": json.dumps(dict(spec.options)),
+        }
+        if found.libpython_dir:
+            environment["LD_LIBRARY_PATH"] = str(found.libpython_dir)
+        if MARKER in os.environ:
+            environment[MARKER] = os.environ[MARKER]
+        return environment
+
+
+def _command(
+    found: Installation, home: Path, shm_prefix: str, host: str, ports: Ports
+) -> list[str]:
+    assert found.triton is not None
+    return [
+        str(found.triton / "bin" / "tritonserver"),
+        f"--model-repository={home / 'models'}",
+        f"--backend-directory={home / 'backends'}",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        "--model-control-mode=explicit",
+        f"--load-model={MODEL}",
+        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+        "--allow-http=false",
+        f"--grpc-address={host}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-address={host}",
+        f"--metrics-port={ports.metrics}",
+    ]
+
+
+def _link_backend(found: Installation, directory: Path) -> None:
+    assert found.triton is not None
+    assert found.stub is not None
+    backend = found.triton / "backends" / "python"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    for target in (
+        backend / "libtriton_python.so",
+        backend / "triton_python_backend_utils.py",
+        found.stub,
+    ):
+        (directory / target.name).symlink_to(target)
+
+
+def _read_ports(file: Path) -> list[int]:
+    """Return remembered ports; none when there is no file, or only half of one."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        ports = json.loads(file.read_text())
+        return [int(ports["grpc"]), int(ports["metrics"])]
+    return []
+
+
+def _remove_shared_memory(prefix: str) -> None:
+    for region in SHM.glob(f"{prefix}*"):
+        try:
+            region.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("shared_memory_not_removed", region=str(region), error=str(error))

@@ -1,0 +1,266 @@
+"""A replica never has two engines, always comes back, and never waits longer than the back-off."""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from replica.agent.replica_state import (
+    Action,
+    Ended,
+    EngineSpec,
+    Event,
+    Gone,
+    Limits,
+    Phase,
+    Probed,
+    ProbeEngine,
+    ReplicaState,
+    Started,
+    StartEngine,
+    StopEngine,
+    Tick,
+    Wanted,
+    decide,
+    wake_at,
+)
+
+LIMITS = Limits(start_s=10.0)
+SIM = EngineSpec("sim", "a" * 64)
+OTHER = EngineSpec("sim", "b" * 64)
+
+
+def play(*steps: tuple[float, Event]) -> tuple[ReplicaState, list[Action]]:
+    """Return the state after all steps and the actions of the last one."""
+    state, actions = ReplicaState(), []
+    for now_s, event in steps:
+        state, actions = decide(state, event, now_s, LIMITS)
+    return state, actions
+
+
+READY = ((0.0, Wanted(SIM)), (0.1, Started(1, 42)), (2.0, Probed(1, 0.01)))
+
+
+def test_a_wish_starts_an_engine_and_a_canary_makes_it_ready() -> None:
+    assert play((0.0, Wanted(SIM)))[1] == [StartEngine(1, SIM)]
+    state, actions = play((0.0, Wanted(SIM)), (0.1, Started(1, 42)))
+    assert actions == [ProbeEngine(1, LIMITS.start_probe_s)]
+    assert (state.phase, state.pid) == (Phase.STARTING, 42)
+    state, actions = play(*READY)
+    assert (state.phase, state.message, actions) == (Phase.READY, "", [])
+    assert wake_at(state, LIMITS) == 2.0 + LIMITS.probe_interval_s
+
+
+def test_canaries_that_fail_while_starting_are_repeated_until_time_is_up() -> None:
+    begin = ((0.0, Wanted(SIM)), (0.1, Started(1, 42)), (0.2, Probed(1, 0.1, "refused")))
+    state, actions = play(*begin)
+    assert (state.phase, actions) == (Phase.STARTING, [])
+    assert play(*begin, (0.4, Tick()))[1] == [ProbeEngine(1, LIMITS.start_probe_s)]
+    state, actions = play(*begin, (10.0, Tick()))
+    assert actions == [StopEngine(1, is_kill=True)]
+    assert state.message == "not ready after 10 s; last canary: refused"
+
+
+def test_two_missed_probes_kill_and_restart() -> None:
+    missed = (*READY, (3.0, Tick()), (4.0, Probed(1, 1.0, "silent")))
+    state, actions = play(*missed)
+    assert (state.phase, actions) == (Phase.READY, [])
+    dead = (*missed, (4.05, Tick()), (5.05, Probed(1, 1.0, "silent")))
+    state, actions = play(*dead)
+    assert (state.phase, actions) == (Phase.STOPPING, [StopEngine(1, is_kill=True)])
+    state, actions = play(*dead, (5.2, Gone(1)))
+    assert (state.phase, state.restarts, actions) == (Phase.WAITING, 1, [])
+    assert play(*dead, (5.2, Gone(1)), (5.3, Tick()))[1] == [StartEngine(2, SIM)]
+
+
+def test_a_good_probe_forgives_a_missed_one() -> None:
+    state, _ = play(*READY, (4.0, Probed(1, 1.0, "silent")), (4.1, Probed(1, 0.01)))
+    assert (state.misses, state.phase) == (0, Phase.READY)
+
+
+def test_our_own_stall_is_not_the_engines_fault() -> None:
+    state, actions = play(*READY, *((10.0 + i, Probed(1, 7.0, "late")) for i in range(5)))
+    assert (state.phase, actions) == (Phase.READY, [])
+
+
+def test_an_engine_that_ends_is_cleaned_up_before_the_next_start() -> None:
+    state, actions = play(*READY, (3.0, Ended(1, "signal 9")))
+    assert actions == [StopEngine(1, is_kill=True)]
+    assert (state.phase, state.message) == (Phase.STOPPING, "signal 9")
+
+
+def test_no_longer_wanted_is_asked_to_stop_and_then_finished() -> None:
+    state, actions = play(*READY, (3.0, Wanted(None)))
+    assert actions == [StopEngine(1, is_kill=False)]
+    assert not state.is_finished
+    state, actions = play(*READY, (3.0, Wanted(None)), (5.0, Gone(1)))
+    assert (state.is_finished, actions) == (True, [])
+
+
+def test_another_spec_replaces_the_engine_without_back_off() -> None:
+    _, actions = play(*READY, (3.0, Wanted(OTHER)))
+    assert actions == [StopEngine(1, is_kill=False)]
+    _, actions = play(*READY, (3.0, Wanted(OTHER)), (5.0, Gone(1)))
+    assert actions == [StartEngine(2, OTHER)]
+
+
+def test_a_draining_replica_is_probed_and_not_restarted() -> None:
+    drain = (*READY, (2.5, Wanted(SIM, is_draining=True)))
+    state, actions = play(*drain)
+    assert (state.phase, actions) == (Phase.READY, [])
+    assert play(*drain, (3.0, Tick()))[1] == [ProbeEngine(1, LIMITS.probe_s)]
+    ended = (*drain, (3.0, Ended(1, "signal 9")), (3.1, Gone(1)), (9.0, Tick()))
+    state, actions = play(*ended)
+    assert (state.phase, actions) == (Phase.IDLE, [])
+    assert play(*ended, (9.5, Wanted(SIM)))[1] == [StartEngine(2, SIM)]
+
+
+def test_health_resets_the_back_off() -> None:
+    tired = replace(play(*READY)[0], failures=6)
+    state, _ = decide(tired, Ended(1, "x"), 3.0, LIMITS)
+    state, _ = decide(state, Gone(1), 3.0, LIMITS)
+    assert state.retry_at_s == 3.0 + LIMITS.backoff_first_s * 2**6
+    state, _ = decide(tired, Ended(1, "x"), 2.0 + LIMITS.healthy_s, LIMITS)
+    state, _ = decide(state, Gone(1), 40.0, LIMITS)
+    assert state.retry_at_s == 40.0 + LIMITS.backoff_first_s
+
+
+@given(st.integers(0, 10_000))
+def test_back_off_is_bounded_however_often_it_fails(failures: int) -> None:
+    state = replace(play((0.0, Wanted(SIM)))[0], failures=failures)
+    state, _ = decide(state, Ended(1, "x"), 1.0, LIMITS)
+    state, _ = decide(state, Gone(1), 1.0, LIMITS)
+    assert 0 < state.retry_at_s - 1.0 <= LIMITS.backoff_max_s
+
+
+@dataclass
+class Engine:
+    """An engine process as the shell has it, from StartEngine to Gone."""
+
+    spec: EngineSpec
+    is_stopping: bool = False
+    is_dead: bool = False
+
+
+class AgentMachine(RuleBasedStateMachine):
+    """The shell with every order of events that it can produce, including late and repeated ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = ReplicaState()
+        self.now_s = 0.0
+        self.engines: dict[int, Engine] = {}
+        self.probes: list[int] = []
+
+    def feed(self, event: Event) -> None:
+        before = self.state
+        self.state, actions = decide(self.state, event, self.now_s, LIMITS)
+        for action in actions:
+            match action:
+                case StartEngine(run, spec):
+                    assert not self.engines, "two engines of one replica"
+                    assert run > before.run
+                    assert spec == self.state.wanted
+                    self.engines[run] = Engine(spec)
+                case StopEngine(run):
+                    assert not self.engines[run].is_stopping
+                    self.engines[run].is_stopping = True
+                case ProbeEngine(run):
+                    assert run not in self.probes, "two probes of one engine at once"
+                    self.probes.append(run)
+
+    @rule(
+        spec=st.sampled_from([None, SIM, OTHER]),
+        is_draining=st.booleans(),
+    )
+    def wish(self, spec: EngineSpec | None, is_draining: bool) -> None:
+        self.feed(Wanted(spec, is_draining))
+
+    @rule(step_s=st.floats(0, 40))
+    def time_passes(self, step_s: float) -> None:
+        self.now_s += step_s
+        self.feed(Tick())
+
+    @precondition(lambda self: self.engines)
+    @rule()
+    def process_runs(self) -> None:
+        self.feed(Started(max(self.engines), 42))
+
+    @precondition(lambda self: self.engines)
+    @rule()
+    def process_ends(self) -> None:
+        run = max(self.engines)
+        self.engines[run].is_dead = True
+        self.feed(Ended(run, "signal 9"))
+
+    @precondition(lambda self: self.probes)
+    @rule(took_s=st.floats(0, 3), problem=st.sampled_from(["", "silent"]))
+    def probe_ends(self, took_s: float, problem: str) -> None:
+        self.feed(Probed(self.probes.pop(0), took_s, problem))
+
+    @precondition(lambda self: any(engine.is_stopping for engine in self.engines.values()))
+    @rule()
+    def engine_is_gone(self) -> None:
+        run = max(self.engines)
+        del self.engines[run]
+        self.feed(Gone(run))
+
+    @rule(run=st.integers(0, 3), kind=st.sampled_from([Started, Ended, Gone, Probed]))
+    def late_event(self, run: int, kind: type) -> None:
+        if run < self.state.run and run not in self.probes:
+            late = {
+                Started: Started(run, 7),
+                Ended: Ended(run, "late"),
+                Gone: Gone(run),
+                Probed: Probed(run, 0.1, "late"),
+            }[kind]
+            before = self.state
+            self.feed(late)
+            assert self.state.phase is before.phase or self.state.run > before.run
+
+    @invariant()
+    def engine_exists_exactly_in_the_phases_that_have_one(self) -> None:
+        has_process = self.state.phase in (Phase.STARTING, Phase.READY, Phase.STOPPING)
+        assert bool(self.engines) == has_process
+        if self.state.phase is Phase.STOPPING:
+            assert self.engines[self.state.run].is_stopping
+
+    @invariant()
+    def back_off_is_bounded(self) -> None:
+        if self.state.phase is Phase.WAITING:
+            assert self.state.retry_at_s <= self.now_s + LIMITS.backoff_max_s
+
+    @invariant()
+    def it_never_sleeps_for_ever_while_somebody_waits_for_it(self) -> None:
+        if self.state.phase in (Phase.STARTING, Phase.WAITING):
+            assert wake_at(self.state, LIMITS) < inf
+        if self.state.phase is Phase.READY:
+            assert wake_at(self.state, LIMITS) < inf or self.state.run in self.probes
+
+    def teardown(self) -> None:
+        """With a healthy world and a plain wish, it becomes ready within a bounded time."""
+        self.feed(Wanted(SIM))
+        deadline_s = self.now_s + LIMITS.start_s + LIMITS.backoff_max_s + 1.0
+        while self.state.phase is not Phase.READY or self.state.running != SIM:
+            assert self.now_s < deadline_s, self.state
+            self._world_answers()
+        assert list(self.engines) == [self.state.run]
+
+    def _world_answers(self) -> None:
+        run = self.state.run
+        engine = self.engines.get(run)
+        if engine is not None and engine.is_stopping:
+            self.engine_is_gone()
+        elif engine is not None and not self.state.pid:
+            self.feed(Started(run, 42))
+        elif self.probes:
+            self.feed(Probed(self.probes.pop(0), 0.01))
+        else:
+            self.now_s = max(self.now_s, min(wake_at(self.state, LIMITS), self.now_s + 50))
+            self.feed(Tick())
+
+
+AgentMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestAgentMachine = AgentMachine.TestCase
