@@ -73,6 +73,11 @@ class Home:
         return self.root / "run" / "lock"
 
     @property
+    def tracestore_password_file(self) -> Path:
+        """From `Secrets`, for the trace store's server."""
+        return self.root / "run" / "tracestore.password"
+
+    @property
     def logs(self) -> Path:
         """One file per process."""
         return self.root / "logs"

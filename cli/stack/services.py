@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from cli.stack.broker import broker_spec
-from cli.stack.home import Home, Secrets
+from cli.stack.home import Home, Secrets, write_atomic
 from cli.stack.postgres import database_url, postgres_spec, prepare_postgres
 from cli.stack.supervisor import Service
 from cli.stack.tracestore import tracestore_spec
-from cli.stack.valkey import valkey_spec
+from cli.stack.valkey import valkey_spec, valkey_url
 from sluice.process import MARKER, ProcessSpec
 
 HOST = "127.0.0.1"
@@ -168,11 +168,25 @@ class ServicePlan:
         """Return the servers, from pip wheels."""
         home, ports = self._home, self._ports
         postgres = postgres_spec(home.root, ports[POSTGRES], log_file=home.log_file(POSTGRES))
+        valkey = valkey_spec(
+            ports[VALKEY],
+            home.data(VALKEY),
+            home.log_file(VALKEY),
+            self._environment,
+            password=self._secrets.valkey_password,
+        )
+        traces = tracestore_spec(
+            ports[TRACESTORE],
+            home.data(TRACESTORE),
+            home.log_file(TRACESTORE),
+            self._environment,
+            password_file=home.tracestore_password_file,
+        )
         specs = (
             (postgres, partial(prepare_postgres, home.root)),
-            (self._valkey(), None),
+            (valkey, None),
             (broker_spec(ports[BROKER], home.log_file(BROKER), self._environment), None),
-            (self._tracestore(), None),
+            (traces, self._write_tracestore_password),
         )
         return [
             Service(
@@ -242,7 +256,9 @@ class ServicePlan:
                 "GATEWAY__CONTROL_ADDRESS": control,
                 "GATEWAY__STATE_DIR": str(home.service_state(GATEWAY)),
                 "GATEWAY__ARTIFACTS_DIR": str(home.artifacts),
-                "GATEWAY__VALKEY_URL": f"redis://{self._address(VALKEY)}",
+                "GATEWAY__VALKEY_URL": valkey_url(
+                    self._ports[VALKEY], self._secrets.valkey_password
+                ),
                 "GATEWAY__KAFKA_BOOTSTRAP": self._address(BROKER),
             },
             needs=frozenset({MIGRATE, VALKEY}),
@@ -257,25 +273,18 @@ class ServicePlan:
             self._ports["telemetry_http"],
             {
                 "TELEMETRY__KAFKA_BOOTSTRAP": self._address(BROKER),
-                "TELEMETRY__CLICKHOUSE_URL": f"http://{self._address(TRACESTORE)}",
+                "TELEMETRY__CLICKHOUSE_URL": (
+                    f"http://default:{self._secrets.tracestore_password}"
+                    f"@{self._address(TRACESTORE)}"
+                ),
                 "TELEMETRY__HTTP_ADDRESS": self._address("telemetry_http"),
                 "TELEMETRY__ADMIN_KEY_SHA256": self._secrets.admin_key_sha256,
             },
             needs=frozenset({BROKER, TRACESTORE}),
         )
 
-    def _valkey(self) -> ProcessSpec:
-        return valkey_spec(
-            self._ports[VALKEY],
-            self._home.data(VALKEY),
-            self._home.log_file(VALKEY),
-            self._environment,
-        )
-
-    def _tracestore(self) -> ProcessSpec:
-        return tracestore_spec(
-            self._ports[TRACESTORE],
-            self._home.data("traces"),
-            self._home.log_file(TRACESTORE),
-            self._environment,
+    async def _write_tracestore_password(self) -> None:
+        """Hand the password over by file: arguments and environments can be seen by more people."""
+        write_atomic(
+            self._home.tracestore_password_file, self._secrets.tracestore_password, mode=0o600
         )

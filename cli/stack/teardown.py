@@ -21,7 +21,7 @@ _GRACE_S = 6.0  # Triton takes 2.3 to 4.5 s to end
 _POLL_S = 0.05
 
 
-def end_leftovers(home: Home) -> list[str]:
+def end_leftovers(home: Home, *, grace_s: float = _GRACE_S) -> list[str]:
     """End every marked process of the stack and remove its shared memory; return who was ended.
 
     Services first, then the servers, so that nobody loses what it has just written; what does not
@@ -32,8 +32,8 @@ def end_leftovers(home: Home) -> list[str]:
     names = [name_of(pid, state) for pid in pids]
     segments = mapped_segments(pids)
     servers = server_pids(state, pids)
-    _end(home.marker, [pid for pid in pids if pid not in _trees(servers)], signal.SIGTERM)
-    _end(home.marker, servers, signal.SIGINT)  # PostgreSQL: fast shutdown
+    _end(home.marker, [pid for pid in pids if pid not in _trees(servers)], signal.SIGTERM, grace_s)
+    _end(home.marker, servers, signal.SIGINT, grace_s)  # PostgreSQL: fast shutdown
     deadline = time.monotonic() + _GRACE_S
     while (left := marked_processes(home.marker)) and time.monotonic() < deadline:
         segments |= mapped_segments(left)
@@ -44,12 +44,12 @@ def end_leftovers(home: Home) -> list[str]:
     return names
 
 
-def _end(marker: str, pids: Collection[int], number: int) -> None:
+def _end(marker: str, pids: Collection[int], number: int, grace_s: float) -> None:
     """Signal, wait for the end, kill what is left."""
     wanted = set(pids)
     for pid in wanted:
         _signal(pid, number)
-    deadline = time.monotonic() + _GRACE_S
+    deadline = time.monotonic() + grace_s
     while (left := wanted & set(marked_processes(marker))) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     for pid in left:
