@@ -30,6 +30,9 @@ _HOST = "127.0.0.1"
 _PARTITIONS = 4
 _RELAY_CHUNK_BYTES = 256 << 10
 _CONNECT_S = 5.0
+# A killed consumer's partitions go to its successor after this long (KIP-848 groups).
+_SESSION_TIMEOUT_MS = 4000
+_HEARTBEAT_MS = 500
 _V = ctypes.c_void_p
 _TEXT = ctypes.c_char_p
 _INT = ctypes.c_int
@@ -47,6 +50,8 @@ _SYMBOLS: dict[str, tuple[list[type], type | None]] = {
     "rd_kafka_mock_cluster_destroy": ([_V], None),
     "rd_kafka_mock_topic_create": ([_V, _TEXT, _INT, _INT], _INT),
     "rd_kafka_mock_group_initial_rebalance_delay_ms": ([_V, _I32], None),
+    "rd_kafka_mock_set_group_consumer_session_timeout_ms": ([_V, _INT], None),
+    "rd_kafka_mock_set_group_consumer_heartbeat_interval_ms": ([_V, _INT], None),
     "rd_kafka_mock_broker_set_host_port": ([_V, _I32, _TEXT, _INT], None),
 }
 
@@ -74,6 +79,12 @@ class MockCluster:
         address = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
         self.port = int(address.rpartition(":")[2])
         self._library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, 0)
+        self._library.rd_kafka_mock_set_group_consumer_session_timeout_ms(
+            self._cluster, _SESSION_TIMEOUT_MS
+        )
+        self._library.rd_kafka_mock_set_group_consumer_heartbeat_interval_ms(
+            self._cluster, _HEARTBEAT_MS
+        )
         self._library.rd_kafka_mock_broker_set_host_port(
             self._cluster, 1, _HOST.encode(), advertised_port
         )
