@@ -1,0 +1,96 @@
+"""One local stack on the simulated engine for all end-to-end tests of a run."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cli.stack.home import Home, read_env
+from sluice.process import free_port, marked_processes
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running stack: `base_url` ends in /v1 (for the SDK), `admin_url` does not."""
+
+    home: Path
+    base_url: str
+    api_key: str
+    admin_url: str
+    admin_key: str
+    telemetry_url: str
+
+    def sluice(self, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run the command line on this stack."""
+        return run_sluice(self.home, *arguments, timeout_s=timeout_s)
+
+    def processes(self) -> dict[str, dict]:
+        """Return what `sluice status` says of every process, by name."""
+        shown = json.loads(self.sluice("status", "--json").stdout)
+        return {process["name"]: process for process in shown["processes"]}
+
+    def pid(self, name: str) -> int:
+        """Return a process' id by the name that `sluice status` shows; 0 while it is down."""
+        state = json.loads((self.home / "run" / "stack.json").read_text())
+        return next(p["pid"] for p in state["processes"] if p["name"] == name)
+
+
+def run_sluice(
+    home: Path, *arguments: str, timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *arguments],
+        env={**os.environ, "SLUICE_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+    )
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    # Not pytest's folder: that is closed to the user as whom PostgreSQL runs under root, and a
+    # socket's path must stay short.
+    home = Path(tempfile.mkdtemp(prefix="sluice-e2e-"))
+    home.chmod(0o755)
+    started = run_sluice(
+        home,
+        "up",
+        "--detach",
+        "--engine=sim",
+        f"--port={free_port()}",
+        f"--admin-port={free_port()}",
+        timeout_s=240,
+    )
+    try:
+        assert started.returncode == 0, started.stdout + started.stderr + _logs(home)
+        env = read_env(Home(home))
+        yield Stack(
+            home=home,
+            base_url=env["OPENAI_BASE_URL"],
+            api_key=env["OPENAI_API_KEY"],
+            admin_url=env["SLUICE_ADMIN_URL"],
+            admin_key=env["SLUICE_ADMIN_KEY"],
+            telemetry_url=env["SLUICE_TELEMETRY_URL"],
+        )
+    finally:
+        run_sluice(home, "down", timeout_s=120)
+        left = marked_processes(Home(home.resolve()).marker)
+        shutil.rmtree(home, ignore_errors=True)
+        assert left == [], f"`sluice down` left processes {left}"
+
+
+def _logs(home: Path) -> str:
+    ends = [
+        f"\n--- {file.name}\n{file.read_text(errors='replace')[-1500:]}"
+        for file in sorted(home.glob("logs/*.log"))
+    ]
+    return "".join(ends)
