@@ -380,6 +380,7 @@ class HostCore:
                     elapsed_us=int((now_s - probe.started_at_s) * 1e6),
                     engine=self._driver.name,
                     base_digest=self._base_digest,
+                    active=sum(isinstance(it.owner, Attachment) for it in self._living.values()),
                 )
             )
         code = ended.code or ErrorCode.ENGINE_FAILED

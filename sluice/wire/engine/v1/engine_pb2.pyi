@@ -123,16 +123,18 @@ class Probe(_message.Message):
     def __init__(self, prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("tokens", "elapsed_us", "engine", "base_digest")
+    __slots__ = ("tokens", "elapsed_us", "engine", "base_digest", "active")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_US_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     elapsed_us: int
     engine: str
     base_digest: str
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., elapsed_us: _Optional[int] = ..., engine: _Optional[str] = ..., base_digest: _Optional[str] = ...) -> None: ...
+    active: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., elapsed_us: _Optional[int] = ..., engine: _Optional[str] = ..., base_digest: _Optional[str] = ..., active: _Optional[int] = ...) -> None: ...
 
 class HostFrame(_message.Message):
     __slots__ = ("step", "probe", "attached", "refused")
