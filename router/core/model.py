@@ -22,6 +22,7 @@ class CoreConfig:
     retries_max: int = 2  # dispatches after the first one that may be lost or fail
     window_min_s: float = 0.02  # late binding: a replica's predicted backlog stays below the window
     busy_pause_s: float = 0.02  # after an engine's "busy", nothing is sent to it for this long
+    draining_pause_s: float = 1.0  # a draining one needs longer, or is replaced
     cell_state_interval_s: float = 0.1
     output_tokens_expected: int = 256  # until the cell has seen answers end
 
@@ -71,6 +72,15 @@ class Batch:
         self.placed: list[wire.Placed] = []
         self.outcomes: list[wire.Outcome] = []
         self.cells: list[wire.CellState] = []
+
+    def merge(self, later: "Batch") -> None:
+        """Add what came later; outcomes still stand behind all tokens."""
+        self.handles += later.handles
+        self.counts += later.counts
+        self.tokens += later.tokens
+        self.placed += later.placed
+        self.outcomes += later.outcomes
+        self.cells += later.cells
 
     def __bool__(self) -> bool:
         """Whether there is anything to tell."""

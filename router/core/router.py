@@ -31,6 +31,7 @@ from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
+SIGN_OF_LIFE_S = 1.0  # gateways take a router that says nothing for 5 s for frozen
 _MOVED_RETRY_S = 0.2  # the gateway's next snapshot names the new owner
 
 
@@ -233,7 +234,9 @@ class RouterCore:
             )
             self._end(slot.request, ending)
         elif entry.reason == engine.FINISH_REASON_BUSY:
-            book.busy_until = now + self.config.busy_pause_s
+            drains = entry.code == ErrorCode.DRAINING
+            pause_s = self.config.draining_pause_s if drains else self.config.busy_pause_s
+            book.busy_until = now + pause_s
             self._busy[book.replica_id] = book
             self._retry(slot, None, where)
         else:
@@ -299,7 +302,7 @@ class RouterCore:
 
     def next_tick_at(self, now: float) -> float:
         """Return when `tick` is due even if nothing happens."""
-        due = now + 1.0
+        due = now + SIGN_OF_LIFE_S
         while self._deadlines and self._deadlines[0][2].state is State.DONE:
             heappop(self._deadlines)
         if self._deadlines:
@@ -365,10 +368,13 @@ class RouterCore:
             self._actions.dispatches.setdefault(book.replica_id, []).append(slot)
 
     def _tell_cells(self, now: float) -> None:
-        if now - self._cells_told_at < self.config.cell_state_interval_s:
+        """Broadcast what changed, and everything once a second as a sign of life."""
+        quiet_s = now - self._cells_told_at
+        if quiet_s < self.config.cell_state_interval_s:
             return
+        is_due = quiet_s >= SIGN_OF_LIFE_S
         for cell in self.cells.values():
-            if cell.is_dirty:
+            if cell.is_dirty or is_due:
                 cell.is_dirty = False
                 self._cells_told_at = now
                 state = cell.state()

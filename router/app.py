@@ -1,0 +1,108 @@
+"""Composition root of the router: builds everything, runs it, drains it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import grpc.aio
+import structlog
+
+from router.core.model import CoreConfig
+from router.core.router import RouterCore
+from router.fleet import Fleet, Target
+from router.hub import Hub
+from router.metrics import RouterMetrics
+from router.service import SERVER_OPTIONS, RouterService
+from router.settings import Settings
+from sluice.kserve import HostStream
+from sluice.lifecycle import run_every, stop_signals
+from sluice.status_http import status_server
+from sluice.watch import ControlWatcher
+from sluice.wire.control.v1 import control_pb2 as control
+
+log = structlog.get_logger(__name__)
+
+_FLUSH_S = 2.0
+_FOLLOW_S = 1.0
+
+
+async def serve(settings: Settings) -> None:
+    """Run the router until SIGTERM, then drain and return."""
+    async with stop_signals() as stop:
+        await run(settings, stop)
+
+
+async def run(settings: Settings, stop: asyncio.Event) -> None:
+    """Run the router until `stop` is set, then drain and return."""
+    config = CoreConfig(
+        queue_requests_max=settings.queue_requests_max,
+        queue_tokens_max=settings.queue_tokens_max,
+        deadline_default_s=settings.deadline_default_s,
+    )
+    core = RouterCore(config)
+    metrics = RouterMetrics()
+    hub = Hub(core, metrics)
+    watcher = ControlWatcher(
+        settings.control_address,
+        control.ROLE_ROUTER,
+        settings.instance_id,
+        settings.grpc_address,
+        settings.state_dir / "router-snapshot.bin",
+    )
+    async with AsyncExitStack() as stack:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        service = RouterService(hub, settings.instance_id)
+        service.add_to(server)
+        server.add_insecure_port(settings.grpc_address)
+        await server.start()
+        stack.push_async_callback(server.stop, None)
+        await stack.enter_async_context(
+            status_server(
+                settings.http_address,
+                is_ready=lambda: not core.is_draining and watcher.age_s() < float("inf"),
+                metrics=lambda: metrics.exposition(core),
+            )
+        )
+        stack.callback(hub.close)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        fleet = Fleet(
+            hub,
+            tasks,
+            _open_stream,
+            router_id=settings.instance_id,
+            silence_s=settings.silence_s,
+        )
+        watcher.on_change(lambda _: fleet.follow(watcher.state))
+        watcher.load_from_disk()
+        watching = tasks.create_task(watcher.run())
+        following = tasks.create_task(_follow_now_and_then(fleet, watcher))
+        log.info("router_started", instance_id=settings.instance_id, address=settings.grpc_address)
+        await stop.wait()
+        log.info("router_draining", live_requests=core.live_requests)
+        core.drain()
+        watching.cancel()  # the control plane gives our cells to another router
+        await _drain(hub, settings.drain_s)
+        service.end()
+        await hub.flush(_FLUSH_S)
+        following.cancel()
+        await fleet.stop()
+        await server.stop(_FLUSH_S)
+    log.info("router_stopped")
+
+
+def _open_stream(target: Target) -> HostStream:
+    return HostStream(target.address, target.model)
+
+
+async def _follow_now_and_then(fleet: Fleet, watcher: ControlWatcher) -> None:
+    async def follow() -> None:
+        fleet.follow(watcher.state)
+
+    await run_every(_FOLLOW_S, follow, name="follow", expected=(), step_timeout_s=1.0)
+
+
+async def _drain(hub: Hub, drain_s: float) -> None:
+    """Wait for what was accepted; end what takes too long."""
+    if not await hub.wait_idle(drain_s):
+        log.warning("drain_time_over", live_requests=hub.core.live_requests)
+        hub.core.end_all()
+        hub.tick()

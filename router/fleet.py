@@ -1,0 +1,93 @@
+"""From the control plane's state to cells, plans and attachments."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.attach import Attachment, Stream
+from router.core.model import ReplicaPlan
+from router.hub import Hub
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as control
+
+_GONE = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a replica is."""
+
+    address: str
+    model: str
+
+
+class Fleet:
+    """Keeps one attachment for every replica of our cells that has an address."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        tasks: asyncio.TaskGroup,
+        open_stream: Callable[[Target], Stream],
+        *,
+        router_id: str,
+        silence_s: float,
+    ) -> None:
+        """Prepare; attachments run in `tasks`."""
+        self._hub = hub
+        self._tasks = tasks
+        self._open_stream = open_stream
+        self._router_id = router_id
+        self._silence_s = silence_s
+        self._attachments: dict[str, tuple[Target, Attachment, asyncio.Task[None]]] = {}
+        self._is_stopping = False
+
+    def follow(self, state: ControlState) -> None:
+        """Adopt the assignment; call after every change, and now and then for what had to wait."""
+        if self._is_stopping:
+            return
+        cells = [cell.id for cell in state.cells.values() if cell.router_id == self._router_id]
+        owned = frozenset(cells)
+        replicas = [replica for replica in state.replicas.values() if replica.cell_id in owned]
+        live = [entry for entry in replicas if entry.state not in _GONE]
+        plans = [
+            ReplicaPlan(entry.id, entry.cell_id, entry.state == control.REPLICA_STATE_DRAINING)
+            for entry in live
+        ]
+        self._hub.plan(cells, plans)
+        wanted = {
+            entry.id: Target(entry.grpc_address, entry.triton_model)
+            for entry in live
+            if entry.grpc_address
+        }
+        for replica_id, (target, attachment, task) in list(self._attachments.items()):
+            if task.done():
+                del self._attachments[replica_id]
+            elif wanted.get(replica_id, target) != target or (
+                replica_id not in wanted and not self._hub.core.is_needed(replica_id)
+            ):
+                attachment.stop()
+        for replica_id, target in wanted.items():
+            if replica_id not in self._attachments:
+                self._start(replica_id, target)
+
+    def _start(self, replica_id: str, target: Target) -> None:
+        attachment = Attachment(
+            self._hub,
+            replica_id,
+            lambda: self._open_stream(target),
+            router_id=self._router_id,
+            silence_s=self._silence_s,
+        )
+        task = self._tasks.create_task(attachment.run())
+        self._attachments[replica_id] = (target, attachment, task)
+
+    async def stop(self) -> None:
+        """Detach from everything, in order; bounded by the attachments' own deadlines."""
+        self._is_stopping = True
+        tasks: list[asyncio.Task[None]] = []
+        for _, attachment, task in self._attachments.values():
+            attachment.stop()
+            tasks.append(task)
+        if tasks:
+            await asyncio.wait(tasks, timeout=5.0)

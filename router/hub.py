@@ -1,0 +1,233 @@
+"""Between the core and the connections: events in, batches out, one tick per loop iteration.
+
+Everything here is synchronous and runs on the event loop; tasks belong to the connections.
+"""
+
+import asyncio
+import time
+from contextlib import suppress
+
+import structlog
+
+from router import wire as convert
+from router.core.model import Batch, EngineLimits, ReplicaPlan, Slot, Stats
+from router.core.router import RouterCore
+from router.metrics import RouterMetrics
+from sluice.wire.engine.v1 import engine_pb2 as engine
+from sluice.wire.router.v1 import router_pb2 as wire
+
+log = structlog.get_logger(__name__)
+
+PENDING_TOKENS_MAX = 500_000  # for one gateway; about 10 s of 500 fast streams
+PENDING_EVENTS_MAX = 50_000  # placements and outcomes
+
+
+class GatewayLink:
+    """What waits to be written to one gateway; merged until the socket takes it."""
+
+    def __init__(self, key: int, gateway_id: str) -> None:
+        self.key = key
+        self.gateway_id = gateway_id
+        self.is_cut = False
+        self.is_writing = False
+        self.ready = asyncio.Event()
+        self._pending: Batch | None = None
+
+    def put(self, batch: Batch) -> None:
+        """Add a tick's batch; a gateway that lets too much pile up is cut."""
+        pending = self._pending
+        if pending is None:
+            self._pending = batch
+        elif not self.is_cut:
+            pending.merge(batch)
+            events = len(pending.placed) + len(pending.outcomes)
+            if len(pending.tokens) > PENDING_TOKENS_MAX or events > PENDING_EVENTS_MAX:
+                self.is_cut = True
+        self.ready.set()
+
+    def take(self) -> bytes:
+        """Return everything that waits as one serialized message; empty when nothing does."""
+        batch, self._pending = self._pending, None
+        self.ready.clear()
+        return b"" if batch is None else convert.connect_response(batch).SerializeToString()
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether nothing waits."""
+        return self._pending is None and not self.is_writing
+
+
+class HostOutbox:
+    """What waits to be written to one replica; bounded by what the core may have in flight."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.ready = asyncio.Event()
+        self._sequences: list[engine.Sequence] = []
+        self._cancels: list[int] = []
+        self._credit = 0
+
+    def dispatch(self, slots: list[Slot]) -> None:
+        """Add sequences, converted now: their requests may end before they are written."""
+        self._sequences += [convert.sequence(slot) for slot in slots]
+        self.ready.set()
+
+    def cancel(self, sequences: list[int]) -> None:
+        """Add cancels."""
+        self._cancels += sequences
+        self.ready.set()
+
+    def credit(self, frames: int) -> None:
+        """Allow the host more frames."""
+        self._credit += frames
+        self.ready.set()
+
+    def take(self) -> list[engine.HostRequest]:
+        """Return the messages to write now: submits before cancels, which may name them."""
+        self.ready.clear()
+        messages: list[engine.HostRequest] = []
+        if self._credit:
+            credit = engine.Credit(epoch=self.epoch, frames=self._credit)
+            messages.append(engine.HostRequest(credit=credit))
+        if self._sequences:
+            submit = engine.Submit(epoch=self.epoch, sequences=self._sequences)
+            messages.append(engine.HostRequest(submit=submit))
+        if self._cancels:
+            cancel = engine.Cancel(epoch=self.epoch, sequences=self._cancels)
+            messages.append(engine.HostRequest(cancel=cancel))
+        self._credit = 0
+        self._sequences = []
+        self._cancels = []
+        return messages
+
+
+class Hub:
+    """The core with its connections."""
+
+    def __init__(self, core: RouterCore, metrics: RouterMetrics) -> None:
+        self.core = core
+        self.metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[int, GatewayLink] = {}
+        self._outboxes: dict[str, HostOutbox] = {}
+        self._keys = 0
+        self._epoch = time.time_ns() // 1000  # grows over restarts; unique among routers
+        self._tick_handle: asyncio.Handle | None = None
+        self._is_tick_soon = False
+        self._idle = asyncio.Event()
+
+    def next_epoch(self) -> int:
+        """Return an epoch that is greater than every earlier one of this router."""
+        self._epoch = max(self._epoch + 1, time.time_ns() // 1000)
+        return self._epoch
+
+    # --- gateways ---------------------------------------------------------------------------
+
+    def connect(self, gateway_id: str) -> GatewayLink:
+        """Begin a gateway connection."""
+        self._keys += 1
+        link = self._links[self._keys] = GatewayLink(self._keys, gateway_id)
+        self.core.on_gateway(link.key)
+        self._tick_soon()
+        return link
+
+    def disconnect(self, link: GatewayLink) -> None:
+        """End a gateway connection; its requests are cancelled."""
+        del self._links[link.key]
+        self.core.on_gateway_gone(link.key)
+        self._tick_soon()
+
+    def request(self, link: GatewayLink, message: wire.ConnectRequest) -> None:
+        """Take a gateway's batch.
+
+        Raises:
+            ValueError: It breaks the protocol; the connection is to be ended.
+        """
+        now = self._loop.time()
+        for submit in message.submits:
+            self.core.submit(link.key, submit, now)
+        for handle in message.cancels:
+            self.core.cancel(link.key, handle)
+        self._tick_soon()
+
+    # --- replicas ---------------------------------------------------------------------------
+
+    def plan(self, cells: list[str], replicas: list[ReplicaPlan]) -> None:
+        """Take over the control plane's assignment."""
+        self.core.on_cells(cells, replicas, self._loop.time())
+        self._tick_soon()
+
+    def attached(self, replica_id: str, outbox: HostOutbox, limits: EngineLimits) -> None:
+        """Begin to use a replica."""
+        self._outboxes[replica_id] = outbox
+        self.core.on_attached(replica_id, outbox.epoch, limits, self._loop.time())
+        self._tick_soon()
+
+    def frame(self, replica_id: str, epoch: int, frame: engine.StepFrame) -> None:
+        """Take a step frame."""
+        self.core.on_frame(replica_id, epoch, frame, self._loop.time())
+        self.metrics.frames.inc()
+        if not self._is_tick_soon:
+            self._tick_soon()
+
+    def lost(self, replica_id: str, outbox: HostOutbox) -> None:
+        """Give a replica up."""
+        if self._outboxes.get(replica_id) is outbox:
+            del self._outboxes[replica_id]
+        self.core.on_replica_lost(replica_id, outbox.epoch, self._loop.time())
+        self._tick_soon()
+
+    # --- ticks ------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Let the core decide, and hand out what it decided."""
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+        self._is_tick_soon = False
+        now = self._loop.time()
+        actions = self.core.tick(now)
+        for replica_id, slots in actions.dispatches.items():
+            self._outboxes[replica_id].dispatch(slots)
+        for replica_id, sequences in actions.cancels.items():
+            self._outboxes[replica_id].cancel(sequences)
+        for key, batch in actions.batches:
+            self._links[key].put(batch)
+        stats, self.core.stats = self.core.stats, Stats()
+        self.metrics.take(stats)
+        if not self.core.live_requests:
+            self._idle.set()
+        due = self.core.next_tick_at(now)
+        self._tick_handle = self._loop.call_at(max(due, now + 0.001), self.tick)
+
+    def _tick_soon(self) -> None:
+        """Tick after the events that are ready now, so that they share a batch."""
+        if not self._is_tick_soon:
+            self._is_tick_soon = True
+            self._loop.call_soon(self._tick_now)
+
+    def _tick_now(self) -> None:
+        if self._is_tick_soon:
+            self.tick()
+
+    def close(self) -> None:
+        """Tick no more."""
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until every gateway has been sent what waits for it, or time is up."""
+        deadline = self._loop.time() + timeout_s
+        while not all(link.is_flushed for link in self._links.values()):
+            if self._loop.time() >= deadline:
+                log.warning("gateways_not_flushed")
+                return
+            await asyncio.sleep(0.01)
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until every accepted request has ended; False when time ran out."""
+        self._idle.clear()
+        self.tick()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        return not self.core.live_requests

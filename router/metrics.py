@@ -1,0 +1,92 @@
+"""The router's metrics, all of them, on a registry of their own. Labels come from closed sets."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from router.core.model import Stats
+from router.core.router import RouterCore
+
+# Edges at the objectives of interactive (0.3 s) and ordinary (1.5 s) tiers.
+_TTFT_EDGES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 3.0, 6.0, 15.0, 30.0)
+
+
+class RouterMetrics:
+    """Counters and gauges; `take` moves the core's running totals into them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.outcomes = Counter(
+            "router_outcomes",
+            "Requests by how they ended",
+            ["kind", "code"],
+            registry=self.registry,
+        )
+        self.tokens = Counter("router_tokens", "Output tokens forwarded", registry=self.registry)
+        self.requeues = Counter(
+            "router_requeues", "Dispatches that came back to the queue", registry=self.registry
+        )
+        self.stray_tokens = Counter(
+            "router_stray_tokens", "Tokens of unknown sequences", registry=self.registry
+        )
+        self.count_mismatches = Counter(
+            "router_count_mismatches",
+            "Sequences whose tokens engine and router count differently",
+            registry=self.registry,
+        )
+        self.frames = Counter("router_frames", "Step frames received", registry=self.registry)
+        self.replicas_lost = Counter(
+            "router_replicas_lost", "Attachments that ended unasked", registry=self.registry
+        )
+        self.gateways_cut = Counter(
+            "router_gateways_cut", "Gateways that read too slowly", registry=self.registry
+        )
+        self.ttft_s = Histogram(
+            "router_ttft_seconds",
+            "Arrival at the router to first token",
+            buckets=_TTFT_EDGES_S,
+            registry=self.registry,
+        )
+        self.queue_s = Histogram(
+            "router_queue_seconds",
+            "Arrival at the router to dispatch",
+            buckets=_TTFT_EDGES_S,
+            registry=self.registry,
+        )
+        gauges = {
+            "queued": ("router_queue_requests", "Waiting requests"),
+            "queued_tokens": ("router_queue_tokens", "Prompt tokens of waiting requests"),
+            "running": ("router_running_requests", "Sequences booked on replicas"),
+            "replicas": ("router_replicas_ready", "Replicas that take requests"),
+            "cells": ("router_cells", "Cells owned"),
+            "gateways": ("router_gateways", "Connected gateways"),
+        }
+        self._gauges = {
+            key: Gauge(name, text, registry=self.registry) for key, (name, text) in gauges.items()
+        }
+
+    def take(self, stats: Stats) -> None:
+        """Add what happened since the last call."""
+        for (kind, code), number in stats.outcomes.items():
+            self.outcomes.labels(kind=kind, code=code).inc(number)
+        self.tokens.inc(stats.tokens)
+        self.requeues.inc(stats.requeues)
+        self.stray_tokens.inc(stats.stray_tokens)
+        self.count_mismatches.inc(stats.count_mismatches)
+        for value in stats.ttft_s:
+            self.ttft_s.observe(value)
+        for value in stats.queue_s:
+            self.queue_s.observe(value)
+
+    def exposition(self, core: RouterCore) -> bytes:
+        """Return the text for a scrape."""
+        cells = [cell for cell in core.cells.values() if cell.is_owned]
+        values = {
+            "queued": sum(cell.queue.requests for cell in cells),
+            "queued_tokens": sum(cell.queue.tokens for cell in cells),
+            "running": sum(len(book.slots) for book in core.replicas.values()),
+            "replicas": sum(len(cell.replicas_ready()) for cell in cells),
+            "cells": len(cells),
+            "gateways": len(core.gateways),
+        }
+        for key, value in values.items():
+            self._gauges[key].set(value)
+        return generate_latest(self.registry)

@@ -1,0 +1,136 @@
+"""RouterService: one bidirectional stream per gateway worker."""
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+import grpc
+import grpc.aio
+import structlog
+
+from router.hub import GatewayLink, Hub
+from sluice.wire.router.v1 import router_pb2 as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = structlog.get_logger(__name__)
+
+_SERVICE = "sluice.wire.router.v1.RouterService"
+_HELLO_TIMEOUT_S = 5.0
+_WRITE_TIMEOUT_S = 10.0
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.so_reuseport", 0),  # a second router on the port is a mistake, not a helper
+)
+
+
+class RouterService:
+    """Serves gateways; requests are parsed, responses go out as bytes that were built once."""
+
+    def __init__(self, hub: Hub, router_id: str) -> None:
+        self._hub = hub
+        self._router_id = router_id
+        self._ended = asyncio.Event()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the service's methods."""
+        # Responses are serialized where they are built; the identity is marked so for gRPC.
+        handler = grpc.stream_stream_rpc_method_handler(
+            self.connect,  # pyright: ignore[reportArgumentType]
+            request_deserializer=wire.ConnectRequest.FromString,
+            response_serializer=cast("Callable[[bytes], bytes]", None),
+        )
+        handlers = grpc.method_handlers_generic_handler(_SERVICE, {"Connect": handler})
+        server.add_generic_rpc_handlers((handlers,))
+
+    def end(self) -> None:
+        """End every stream, after what waits for it has been written."""
+        self._ended.set()
+
+    async def connect(
+        self,
+        _requests: object,
+        context: "grpc.aio.ServicerContext[wire.ConnectRequest, bytes]",
+    ) -> None:
+        """Serve one gateway until it leaves, breaks the protocol or reads too slowly."""
+        try:
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                first = cast("object", await context.read())
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "send Hello first")
+        if not isinstance(first, wire.ConnectRequest) or not first.HasField("hello"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "send Hello first")
+        link = self._hub.connect(first.hello.gateway_id)
+        log.info("gateway_connected", gateway_id=link.gateway_id)
+        status, reason = grpc.StatusCode.OK, "left"
+        try:
+            welcome = wire.Welcome(router_id=self._router_id, epoch=self._hub.next_epoch())
+            await context.write(wire.ConnectResponse(welcome=welcome).SerializeToString())
+            self._hub.request(link, first)
+            status, reason = await self._serve(link, context)
+        except asyncio.CancelledError:
+            reason = "disconnected"
+            raise
+        finally:
+            self._hub.disconnect(link)
+            log.info("gateway_disconnected", gateway_id=link.gateway_id, reason=reason)
+        if status is not grpc.StatusCode.OK:
+            await context.abort(status, reason)
+
+    async def _serve(
+        self,
+        link: GatewayLink,
+        context: "grpc.aio.ServicerContext[wire.ConnectRequest, bytes]",
+    ) -> tuple[grpc.StatusCode, str]:
+        """Read, write and wait for the end side by side; return how it ended."""
+        async with asyncio.TaskGroup() as tasks:
+            jobs = [
+                tasks.create_task(self._read(link, context)),
+                tasks.create_task(self._write(link, context)),
+                tasks.create_task(self._wait_end()),
+            ]
+            done, waiting = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            for job in waiting:
+                job.cancel()
+        return next(iter(done)).result()
+
+    async def _read(
+        self,
+        link: GatewayLink,
+        context: "grpc.aio.ServicerContext[wire.ConnectRequest, bytes]",
+    ) -> tuple[grpc.StatusCode, str]:
+        while True:
+            message = cast("object", await context.read())
+            if not isinstance(message, wire.ConnectRequest):  # the end-of-stream mark
+                return grpc.StatusCode.OK, "left"
+            try:
+                self._hub.request(link, message)
+            except ValueError as error:
+                return grpc.StatusCode.INVALID_ARGUMENT, str(error)
+
+    async def _write(
+        self,
+        link: GatewayLink,
+        context: "grpc.aio.ServicerContext[wire.ConnectRequest, bytes]",
+    ) -> tuple[grpc.StatusCode, str]:
+        while not link.is_cut:
+            await link.ready.wait()
+            if data := link.take():
+                link.is_writing = True
+                try:
+                    async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                        await context.write(data)
+                except TimeoutError:
+                    break
+                link.is_writing = False
+        self._hub.metrics.gateways_cut.inc()
+        return grpc.StatusCode.RESOURCE_EXHAUSTED, "the gateway reads too slowly"
+
+    async def _wait_end(self) -> tuple[grpc.StatusCode, str]:
+        await self._ended.wait()
+        await self._hub.flush(_WRITE_TIMEOUT_S)
+        return grpc.StatusCode.OK, "the router is shutting down"

@@ -1,0 +1,78 @@
+"""/healthz, /readyz and /metrics for services that speak no other HTTP.
+
+A few lines on asyncio streams, so that such a service's image needs no HTTP framework. GET and
+HEAD only, one request per connection, bounded in size, time and number.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+
+_REQUEST_BYTES_MAX = 8192
+_TIMEOUT_S = 5.0
+_CONNECTIONS_MAX = 64
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@asynccontextmanager
+async def status_server(
+    address: str, *, is_ready: Callable[[], bool], metrics: Callable[[], bytes]
+) -> AsyncGenerator[int]:
+    """Serve at `address` (host:port, port 0 picks one) while the context lasts.
+
+    Args:
+        address: Where to listen.
+        is_ready: Whether the service wants traffic; /readyz answers 503 when not.
+        metrics: Returns the text exposition.
+
+    Yields:
+        The port.
+
+    Raises:
+        OSError: The address is taken.
+    """
+    open_connections = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal open_connections
+        open_connections += 1
+        try:
+            if open_connections <= _CONNECTIONS_MAX:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(_respond(head, is_ready, metrics))
+                    await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a scraper that gives up, or something that does not speak HTTP
+        finally:
+            open_connections -= 1
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    host, _, port = address.rpartition(":")
+    server = await asyncio.start_server(
+        handle, host.strip("[]"), int(port), limit=_REQUEST_BYTES_MAX
+    )
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def _respond(head: bytes, is_ready: Callable[[], bool], metrics: Callable[[], bytes]) -> bytes:
+    method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
+    path = rest.partition(b" ")[0].partition(b"?")[0]
+    status, body = HTTPStatus.OK, b"ok\n"
+    if method not in (b"GET", b"HEAD"):
+        status, body = HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n"
+    elif path == b"/readyz" and not is_ready():
+        status, body = HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n"
+    elif path == b"/metrics":
+        body = metrics()
+    elif path not in (b"/healthz", b"/readyz"):
+        status, body = HTTPStatus.NOT_FOUND, b"try /healthz, /readyz or /metrics\n"
+    header = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {_TEXT}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return header.encode() + (b"" if method == b"HEAD" else body)

@@ -1,0 +1,179 @@
+"""The router's shell over real gRPC, with real engine hosts (sim driver) behind it."""
+
+import asyncio
+import urllib.request
+
+import grpc
+import pytest
+
+from sluice.kserve import probe
+from sluice.wire.router.v1 import router_pb2 as wire
+
+
+async def test_a_batch_streams_to_its_end(hosts, start_router, connect):
+    host = await hosts()
+    router = await start_router(host.address)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready()
+    handles = await gateway.submit(count=50, output=30)
+    await gateway.until_over(handles)
+    for handle in handles:
+        outcome = gateway.outcomes[handle]
+        assert outcome.kind == wire.OUTCOME_KIND_LENGTH
+        assert outcome.output_tokens == len(gateway.tokens[handle]) == 30
+        assert len(gateway.placed[handle]) == 1
+
+
+async def test_a_lost_replica_costs_no_unemitted_request(hosts, start_router, connect):
+    first, second = await hosts(speed=1.0), await hosts(speed=1.0)
+    router = await start_router(first.address, second.address)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready(2)
+    handles = await gateway.submit(count=40, output=60)
+    await gateway.until(lambda: len(gateway.tokens) >= 10)
+    await first.stop()
+    await gateway.until_over(handles)
+    kinds = [gateway.outcomes[handle].kind for handle in handles]
+    assert set(kinds) <= {wire.OUTCOME_KIND_LENGTH, wire.OUTCOME_KIND_LOST}
+    assert wire.OUTCOME_KIND_LOST in kinds
+    for handle in handles:
+        outcome = gateway.outcomes[handle]
+        if outcome.kind == wire.OUTCOME_KIND_LOST:
+            assert outcome.code == "replica_lost"
+            assert outcome.output_tokens == len(gateway.tokens[handle]) > 0
+
+
+async def test_a_silent_replica_is_lost_and_comes_back(hosts, start_router, connect):
+    host = await hosts(speed=0.2)
+    router = await start_router(host.address, silence_s=0.5)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready()
+    handles = await gateway.submit(count=4, output=2000)
+    await gateway.until(lambda: len(gateway.tokens) == 4)
+    host.is_silent = True
+    await gateway.until_over(handles)
+    assert {gateway.outcomes[handle].kind for handle in handles} == {wire.OUTCOME_KIND_LOST}
+    host.is_silent = False
+    again = await gateway.submit(output=5)
+    await gateway.until_over(again)
+    assert gateway.outcomes[again[0]].kind == wire.OUTCOME_KIND_LENGTH
+
+
+async def test_cancel_and_hang_up_free_the_engine(hosts, start_router, connect):
+    host = await hosts(speed=0.2)
+    router = await start_router(host.address)
+    gateway = await connect(router.settings.grpc_address)
+    other = await connect(router.settings.grpc_address)
+    await gateway.until_ready()
+    await other.until_ready()
+    handles = await gateway.submit(count=3, output=3000)
+    await other.submit(count=3, output=3000)
+    await gateway.until(lambda: len(gateway.tokens) == 3)
+    await other.until(lambda: len(other.tokens) == 3)
+    await gateway.cancel(*handles[:2])
+    await gateway.until_over(handles[:2])
+    assert gateway.outcomes[handles[0]].kind == wire.OUTCOME_KIND_CANCELLED
+    await other.close()
+    await gateway.until(lambda: gateway.cells["cell-contract"].running == 1)
+    assert host.host.load.running == 1
+
+
+async def test_what_cannot_be_served_is_told_at_once(hosts, start_router, connect):
+    host = await hosts(sequences_max=2, speed=0.05)
+    router = await start_router(host.address, queue_requests_max=3)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready()
+    [elsewhere] = await gateway.submit(cell_id="cell-of-somebody-else")
+    [too_long] = await gateway.submit(prompt_tokens=9000)
+    await gateway.until_over([elsewhere, too_long])
+    assert gateway.outcomes[elsewhere].code == "no_capacity"
+    assert gateway.outcomes[too_long].code == "context_length_exceeded"
+    # One write: three are queued, the fourth and fifth find the queue full.
+    flood = await gateway.submit(count=5, output=4000)
+    await gateway.until_over(flood[3:])
+    for handle in flood[3:]:
+        assert gateway.outcomes[handle].code == "queue_full"
+        assert gateway.outcomes[handle].retry_after_ms > 0
+
+
+async def test_a_deadline_evicts_what_waits(hosts, start_router, connect):
+    host = await hosts(sequences_max=1, speed=0.05)
+    router = await start_router(host.address)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready()
+    running, late = await gateway.submit(count=2, output=4000, deadline_ms=2000)
+    await gateway.until_over([late])
+    outcome = gateway.outcomes[late]
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_EVICTED, "deadline_exceeded")
+    assert outcome.retry_after_ms > 0
+    assert running not in gateway.outcomes
+
+
+async def test_drain_finishes_what_runs_and_rejects_the_rest(hosts, start_router, connect):
+    host = await hosts(speed=1.0)
+    router = await start_router(host.address)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready()
+    handles = await gateway.submit(count=4, output=300)
+    await gateway.until(lambda: len(gateway.tokens) == 4)
+    router.stop.set()
+    await gateway.until(lambda: True)
+    [late] = await gateway.submit()
+    await gateway.until_over([*handles, late])
+    assert {gateway.outcomes[handle].kind for handle in handles} == {wire.OUTCOME_KIND_LENGTH}
+    assert gateway.outcomes[late].code == "draining"
+    await asyncio.wait_for(router.task, 20)
+    assert host.host.load.running == 0
+
+
+async def test_a_drain_that_takes_too_long_hands_the_streams_over(hosts, start_router, connect):
+    host = await hosts(speed=0.05)
+    router = await start_router(host.address, drain_s=0.2)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready()
+    handles = await gateway.submit(count=2, output=4000)
+    await gateway.until(lambda: len(gateway.tokens) == 2)
+    router.stop.set()
+    await gateway.until_over(handles)
+    assert {gateway.outcomes[handle].kind for handle in handles} == {wire.OUTCOME_KIND_LOST}
+    await asyncio.wait_for(router.task, 20)
+
+
+async def test_a_broken_gateway_is_told_so(hosts, start_router, connect):
+    host = await hosts(speed=0.1)
+    router = await start_router(host.address)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.submit(output=4000)
+    gateway.handles -= 1
+    await gateway.submit(output=4000)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await gateway.until(lambda: False)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_probe_runs_a_real_inference(hosts):
+    host = await hosts()
+    reply = await probe(host.address, "llm", [5, 6, 7], 4, 5.0)
+    assert len(reply.tokens) == 4
+    assert reply.engine == "sim"
+
+
+async def test_status_pages(hosts, start_router, connect):
+    host = await hosts()
+    router = await start_router(host.address)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready()
+    await gateway.until_over(await gateway.submit(output=7))
+
+    def get(path: str) -> tuple[int, str]:
+        with urllib.request.urlopen(
+            f"http://{router.settings.http_address}{path}", timeout=5
+        ) as page:
+            return page.status, page.read().decode()
+
+    assert (await asyncio.to_thread(get, "/healthz"))[0] == 200
+    assert (await asyncio.to_thread(get, "/readyz"))[0] == 200
+    _, text = await asyncio.to_thread(get, "/metrics")
+    assert "router_tokens_total 7.0" in text
+    assert 'router_outcomes_total{code="",kind="length"} 1.0' in text
+    assert "router_replicas_ready 1.0" in text
