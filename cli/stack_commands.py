@@ -27,6 +27,7 @@ from cli.stack.progress import (
     terminal_renderer,
 )
 from cli.stack.state import READY, StackState, is_supervised, read_state, start_ticks
+from sluice.process import marked_processes
 
 _INTERRUPTED = 130
 _STOP_TIMEOUT_S = 90.0  # the layers' grace times together
@@ -75,9 +76,9 @@ def up(
     ] = None,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
-    """Start the whole platform on this machine and print a request that works.
+    """Start the platform on this machine.
 
-    Without --detach it runs until Ctrl-C (a second Ctrl-C kills at once); with it, until `sluice
+    Prints what runs where, and a request that works. Without --detach it runs until Ctrl-C (a second Ctrl-C kills at once); with it, until `sluice
     down`. Data, keys and ports survive from start to start in $SLUICE_HOME.
     """
     home = Home.find()
@@ -211,7 +212,10 @@ def _age_s() -> float:
 
 
 def down() -> None:
-    """Stop the stack and everything that an earlier, half-dead run may have left."""
+    """Stop the platform, leaving nothing.
+
+    Also ends what an earlier, half-dead run left. Data stay in $SLUICE_HOME.
+    """
     from cli.stack.teardown import end_leftovers
 
     home = Home.find()
@@ -256,6 +260,12 @@ def status(
         if as_json:
             show_json({"phase": "down", "is_healthy": False, "processes": []})
             raise typer.Exit(1)
+        orphans = len(marked_processes(home.marker))
+        if orphans:
+            raise fail(
+                f"the supervisor in {home.root} is gone and {orphans} of its processes still run: "
+                "`sluice down` ends them, `sluice up` does so and starts anew"
+            )
         raise fail(f"nothing runs in {home.root}; start it with: sluice up")
     secrets = load_secrets(home)
     options = StackOptions(state.engine, state.port, state.admin_port, state.replicas)

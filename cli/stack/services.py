@@ -273,10 +273,8 @@ class ServicePlan:
             self._ports["telemetry_http"],
             {
                 "TELEMETRY__KAFKA_BOOTSTRAP": self._address(BROKER),
-                "TELEMETRY__CLICKHOUSE_URL": (
-                    f"http://default:{self._secrets.tracestore_password}"
-                    f"@{self._address(TRACESTORE)}"
-                ),
+                "TELEMETRY__CLICKHOUSE_URL": f"http://{self._address(TRACESTORE)}",
+                "TELEMETRY__CLICKHOUSE_PASSWORD": self._secrets.tracestore_password,
                 "TELEMETRY__HTTP_ADDRESS": self._address("telemetry_http"),
                 "TELEMETRY__ADMIN_KEY_SHA256": self._secrets.admin_key_sha256,
             },

@@ -1,0 +1,316 @@
+"""The local stack as a whole: real `sluice up`, on the simulated engine, in homes of its own."""
+
+import json
+import os
+import pwd
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cli.stack.home import Home, read_env
+from cli.stack.ports import read_ports
+from cli.stack.state import read_state
+from replica.agent.triton import TritonLauncher
+from sluice.process import free_port, marked_processes, port_is_free
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+PROCESSES = {
+    "supervisor",
+    "postgres",
+    "valkey",
+    "broker",
+    "tracestore",
+    "control-plane",
+    "agent",
+    "triton",
+    "router",
+    "gateway",
+    "telemetry",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A home and the command line on it."""
+
+    home: Home
+    port: int
+    admin_port: int
+
+    @property
+    def up_arguments(self) -> list[str]:
+        return ["up", "--engine=sim", f"--port={self.port}", f"--admin-port={self.admin_port}"]
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "cli", *arguments]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "SLUICE_HOME": str(self.home.root)}
+
+    def sluice(self, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*arguments),
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+        assert done.returncode == status, f"{done.stdout}\n{done.stderr}\n{self.log_ends()}"
+        return done
+
+    def log_ends(self) -> str:
+        files = sorted(self.home.logs.glob("*.log"))
+        return "".join(f"\n--- {f.name}\n{f.read_text(errors='replace')[-1500:]}" for f in files)
+
+    def segments(self) -> list[Path]:
+        agent = TritonLauncher(
+            state_dir=self.home.service_state("agent"), artifacts_dir=self.home.artifacts
+        )
+        return list(Path("/dev/shm").glob(f"sluice_{agent.owner}_*"))
+
+    def assert_nothing_is_left(self) -> None:
+        assert marked_processes(self.home.marker) == []
+        assert self.segments() == []
+        ports = [self.port, self.admin_port, *read_ports(self.home.ports_file).values()]
+        assert [port for port in ports if not port_is_free("127.0.0.1", port)] == []
+
+
+@contextmanager
+def place() -> Iterator[Place]:
+    # Not pytest's folder: that is closed to the user as whom PostgreSQL runs under root.
+    root = Path(tempfile.mkdtemp(prefix="sluice-stack-"))
+    root.chmod(0o755)
+    made = Place(Home(root), free_port(), free_port())
+    try:
+        yield made
+    finally:
+        made.sluice("down")
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Place]:
+    with place() as made:
+        started = made.sluice(*made.up_arguments, "--detach")
+        (made.home.root / "printed").write_text(started.stdout)
+        yield made
+
+
+def eventually(check: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < deadline, "not within 60 s"
+        time.sleep(0.1)
+
+
+def status(made: Place) -> dict:
+    done = subprocess.run(
+        made.command("status", "--json"),
+        env=made.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return json.loads(done.stdout)
+
+
+def streamed_text(words: Sequence[str]) -> str:
+    """Do what a printed curl line does, and return the streamed text."""
+    headers = dict(value.split(": ", 1) for flag, value in pairwise(words) if flag == "-H")
+    body = words[words.index("-d") + 1]
+    with httpx.stream("POST", words[2], content=body, headers=headers, timeout=30) as answer:
+        assert answer.status_code == 200
+        lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+
+
+def test_the_printed_curl_line_streams_an_answer(running) -> None:
+    printed = (running.home.root / "printed").read_text()
+    (line,) = [text for text in printed.splitlines() if text.startswith("curl ")]
+    assert "First token after" in printed
+    assert streamed_text(shlex.split(line))
+    if shutil.which("curl"):
+        shown = subprocess.run(
+            ["bash", "-c", line], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert shown.stdout.rstrip().endswith("data: [DONE]")
+
+
+def test_the_environment_file_is_for_its_owner_and_for_a_shell(running) -> None:
+    assert running.home.env_file.stat().st_mode & 0o777 == 0o600
+    assert running.home.secrets_file.stat().st_mode & 0o777 == 0o600
+    shown = subprocess.run(
+        ["bash", "-c", f"set -a; . {running.home.env_file}; env"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = {line.partition("=")[0] for line in shown.stdout.splitlines()}
+    assert names >= {"OPENAI_BASE_URL", "OPENAI_API_KEY", "SLUICE_ADMIN_URL", "SLUICE_ADMIN_KEY"}
+
+
+def test_status_shows_every_process_healthy(running) -> None:
+    eventually(lambda: status(running)["is_healthy"])
+    shown = status(running)
+    assert {process["name"] for process in shown["processes"]} == PROCESSES
+    assert all(process["memory_mib"] > 0 for process in shown["processes"])
+    assert shown["engine"] == "sim"
+    table = running.sluice("status").stdout
+    assert all(name in table for name in PROCESSES | {"total"})
+
+
+def test_starting_twice_is_one_clear_line(running) -> None:
+    for arguments in (["up"], ["up", "--detach"]):
+        refused = running.sluice(*arguments, status=1)
+        assert refused.stdout == ""
+        (line,) = refused.stderr.splitlines()
+        assert "already running" in line
+        assert "sluice down" in line
+
+
+def test_a_taken_port_is_one_clear_line_that_names_the_fix(running) -> None:
+    with place() as other, socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for option in ("--port", "--admin-port"):
+            refused = other.sluice(*other.up_arguments, f"{option}={port}", "--detach", status=1)
+            (line,) = refused.stderr.splitlines()
+            assert f"port {port} is taken" in line
+            assert f"pid {os.getpid()}" in line
+            assert option in line
+
+
+def test_logs_and_their_names(running) -> None:
+    assert running.sluice("logs", "gateway", "-n", "3").stdout
+    assert running.sluice("logs", "triton", "-n", "3").stdout
+    refused = running.sluice("logs", "nobody", status=1)
+    assert "gateway" in refused.stderr
+
+
+def test_tenants_keys_and_models_from_the_command_line(running) -> None:
+    def answer(key: str) -> int:
+        url = f"{read_env(running.home)['OPENAI_BASE_URL']}/models"
+        return httpx.get(url, headers={"authorization": f"Bearer {key}"}, timeout=10).status_code
+
+    running.sluice("tenants", "create", "acme", "--tier=free", "--name=Acme")
+    tenants = json.loads(running.sluice("tenants", "list", "--json").stdout)
+    assert {"acme", "demo"} <= {tenant["id"] for tenant in tenants}
+    key = running.sluice("keys", "create", "acme").stdout.strip()
+    eventually(lambda: answer(key) == 200)
+    (listed,) = json.loads(running.sluice("keys", "list", "acme", "--json").stdout)
+    assert key not in json.dumps(listed)
+    running.sluice("keys", "revoke", "acme", listed["id"])
+    eventually(lambda: answer(key) == 401)
+    assert "sluice-tiny" in running.sluice("models", "list").stdout
+    refused = running.sluice("keys", "list", "nobody", status=1)
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_requests_shows_what_was_asked(running) -> None:
+    env = read_env(running.home)
+    answer = httpx.post(
+        f"{env['OPENAI_BASE_URL']}/chat/completions",
+        headers={"authorization": f"Bearer {env['OPENAI_API_KEY']}"},
+        json={
+            "model": "sluice-tiny",
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 5,
+        },
+        timeout=30,
+    )
+    request_id = answer.headers["x-request-id"]
+
+    def rows() -> list[dict]:
+        shown = json.loads(running.sluice("requests", "--limit=50", "--json").stdout)
+        return [row for row in shown if row["request_id"] == request_id]
+
+    eventually(rows)
+    assert rows()[0]["tenant_id"] == "demo"
+    assert request_id in running.sluice("requests").stdout
+
+
+@pytest.mark.parametrize("name", ["telemetry", "postgres", "router"])
+def test_a_killed_process_is_restarted_and_that_is_said(running, name) -> None:
+    eventually(lambda: status(running)["is_healthy"])
+    before = read_state(running.home).process(name)
+    os.kill(before.pid, signal.SIGKILL)
+    eventually(lambda: read_state(running.home).process(name).restarts == before.restarts + 1)
+    eventually(lambda: status(running)["is_healthy"])
+    assert read_state(running.home).process(name).pid != before.pid
+    assert f"{name} ended with status -9" in running.sluice("logs", "supervisor").stdout
+
+
+def test_a_supervisor_killed_twice_leaves_work_for_up_and_for_down_and_the_key_survives() -> None:
+    with place() as made:
+        made.sluice(*made.up_arguments, "--detach")
+        key = read_env(made.home)["OPENAI_API_KEY"]
+        assert made.segments(), "shared memory has another name than this test believes"
+        os.kill(read_state(made.home).supervisor_pid, signal.SIGKILL)
+        assert "still run" in made.sluice("status", status=1).stderr
+
+        again = made.sluice(*made.up_arguments, "--detach")
+        assert "an earlier run was not ended properly" in again.stdout
+        assert "gateway (" in again.stdout
+        assert read_env(made.home)["OPENAI_API_KEY"] == key
+        (line,) = [text for text in again.stdout.splitlines() if text.startswith("curl ")]
+        assert streamed_text(shlex.split(line))
+
+        os.kill(read_state(made.home).supervisor_pid, signal.SIGKILL)
+        ended = made.sluice("down")
+        assert "gateway (" in ended.stdout
+        made.assert_nothing_is_left()
+        assert "nothing runs" in made.sluice("down").stdout
+
+
+def ordinary_user() -> list[str]:
+    """Return what turns a command into one of an ordinary user; nothing when we are one, or cannot."""
+    if os.geteuid() != 0:
+        return []
+    nobody = pwd.getpwnam("nobody")
+    prefix = ["unshare", "--user", f"--map-user={nobody.pw_uid}", f"--map-group={nobody.pw_gid}"]
+    tried = subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    return prefix if tried.returncode == 0 else []
+
+
+def test_ctrl_c_in_the_foreground_as_an_ordinary_user_leaves_nothing() -> None:
+    prefix = ordinary_user()
+    with place() as made:
+        out = made.home.root / "out"
+        with (
+            out.open("w") as file,
+            subprocess.Popen(
+                [*prefix, *made.command(*made.up_arguments)],
+                env=made.environment(),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            ) as foreground,
+        ):
+            try:
+                eventually(lambda: "curl " in out.read_text() or foreground.poll() is not None)
+                assert foreground.poll() is None, out.read_text() + made.log_ends()
+                line = next(t for t in out.read_text().splitlines() if t.startswith("curl "))
+                assert streamed_text(shlex.split(line))
+                foreground.send_signal(signal.SIGINT)
+                assert foreground.wait(60) == 0
+            finally:
+                foreground.kill()
+        made.assert_nothing_is_left()
+    if os.geteuid() == 0 and not prefix:
+        pytest.skip("worked as root; not shown as an ordinary user: no user namespaces here")
