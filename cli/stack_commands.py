@@ -78,8 +78,9 @@ def up(
 ) -> None:
     """Start the platform on this machine.
 
-    Prints what runs where, and a request that works. Without --detach it runs until Ctrl-C (a second Ctrl-C kills at once); with it, until `sluice
-    down`. Data, keys and ports survive from start to start in $SLUICE_HOME.
+    Prints what runs where, and a request that works. Without --detach it runs until Ctrl-C (a
+    second Ctrl-C kills at once); with it, until `sluice down`. Data, keys and ports survive from
+    start to start in $SLUICE_HOME.
     """
     home = Home.find()
     arguments = [

@@ -8,6 +8,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import httpx
 from cli.api import Api, ApiError
 from cli.stack.home import Secrets, with_demo_key
 
-POOL, MODEL, TENANT = "tiny", "sluice-tiny", "demo"
+MODEL, TENANT = "sluice-tiny", "demo"
+_POOL_PREFIX = "tiny-"
 _TIERS = {
     "standard": {"priority": 10, "rpm": 0, "tpm": 0},
     "free": {"priority": 1, "rpm": 60, "tpm": 20000},
@@ -57,14 +59,18 @@ async def seed(
         f"/v1/bases/{base.digest}",
         {"name": base.name, "context_tokens_max": base.context_tokens_max},
     )
+    pool = pool_id(engine, base.digest)
     await api.call(
         "PUT",
-        f"/v1/pools/{POOL}",
+        f"/v1/pools/{pool}",
         {"base_digest": base.digest, "engine": engine, "replicas_wanted": replicas},
     )
     await api.call(
-        "PUT", f"/v1/models/{MODEL}", {"base_digest": base.digest, "pool_id": POOL, "release": "1"}
+        "PUT",
+        f"/v1/models/{MODEL}",
+        {"base_digest": base.digest, "pool_id": pool, "release": base.digest[:12]},
     )
+    await _retire_pools(api, pool)
     if await api.find(f"/v1/tenants/{TENANT}") is None:
         await api.call(
             "PUT", f"/v1/tenants/{TENANT}", {"name": "Demo", "tier_id": "standard", "weight": 1}
@@ -75,6 +81,21 @@ async def seed(
         return secrets
     made = await api.call("POST", f"/v1/tenants/{TENANT}/keys", {})
     return with_demo_key(secrets, str(made["id"]), str(made["key"]))
+
+
+def pool_id(engine: str, digest: str) -> str:
+    """Return the id of the pool; one per engine and base, because a pool never changes either."""
+    return f"{_POOL_PREFIX}{engine}-{digest[:8]}"
+
+
+async def _retire_pools(api: Api, current: str) -> None:
+    """Scale the pools of earlier starts to nothing, and remove those that are empty."""
+    for pool in await api.list("/v1/pools"):
+        old = str(pool.pop("id"))
+        if old.startswith(_POOL_PREFIX) and old != current:
+            await api.call("PUT", f"/v1/pools/{old}", pool | {"replicas_wanted": 0})
+            with suppress(ApiError):  # it still has replicas: the next start removes it
+                await api.call("DELETE", f"/v1/pools/{old}")
 
 
 async def first_token(base_url: str, key: str, say: Callable[[str], None]) -> None:
