@@ -45,6 +45,8 @@ INTERNAL_PORTS = (
     "telemetry_http",
 )
 _PROBE_TIMEOUT_S = 2.0
+# Who presses Ctrl-C does not want to wait for half a minute of other people's answers.
+_DRAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,7 @@ class ServicePlan:
                 "ROUTER__HTTP_ADDRESS": self._address("router_http"),
                 "ROUTER__CONTROL_ADDRESS": control,
                 "ROUTER__STATE_DIR": str(home.service_state(ROUTER)),
+                "ROUTER__DRAIN_S": str(_DRAIN_S),
             },
             port=self._ports["router_grpc"],
             needs=frozenset({MIGRATE}),
@@ -260,6 +263,7 @@ class ServicePlan:
                     self._ports[VALKEY], self._secrets.valkey_password
                 ),
                 "GATEWAY__KAFKA_BOOTSTRAP": self._address(BROKER),
+                "GATEWAY__DRAIN_S": str(_DRAIN_S),
             },
             needs=frozenset({MIGRATE, VALKEY}),
             uses=frozenset({CONTROL, ROUTER, BROKER, TELEMETRY}),
