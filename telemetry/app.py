@@ -1,0 +1,54 @@
+"""The composition root: store, sink and HTTP of one telemetry process."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import structlog
+from aiohttp import web
+
+from telemetry.consumer import EventConsumer
+from telemetry.http import Api
+from telemetry.metrics import Metrics
+from telemetry.settings import Settings
+from telemetry.sink import Sink
+from telemetry.store import Store
+
+log = structlog.get_logger(__name__)
+
+_SHUTDOWN_S = 5.0
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """Return the runner for production and tests."""
+    return web.AppRunner(app, handler_cancellation=True, access_log=None)
+
+
+async def run(settings: Settings, stop: asyncio.Event) -> None:
+    """Serve until `stop`; then commit what is written and leave. The rest is read again later."""
+    metrics = Metrics()
+    async with AsyncExitStack() as stack:
+        store = Store(settings)
+        stack.push_async_callback(store.close)
+
+        def reader() -> EventConsumer:
+            return EventConsumer(
+                settings.kafka_bootstrap,
+                settings.topic,
+                settings.group,
+                protocol=settings.kafka_group_protocol,
+                batch_wait_s=settings.batch_wait_s,
+            )
+
+        sink = Sink(reader, store, metrics, batch_max=settings.batch_max)
+        api = Api(store, sink, metrics, settings.admin_key_sha256)
+        runner = make_runner(api.application())
+        stack.push_async_callback(runner.cleanup)
+        await runner.setup()
+        host, _, port = settings.http_address.rpartition(":")
+        await web.TCPSite(runner, host.strip("[]"), int(port), shutdown_timeout=_SHUTDOWN_S).start()
+        log.info("telemetry_started", http_address=settings.http_address)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(sink.run())
+            await stop.wait()
+            task.cancel()
+    log.info("telemetry_stopped")

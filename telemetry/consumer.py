@@ -1,0 +1,179 @@
+"""The broker side: one membership in a consumer group, driven from one thread of its own.
+
+Offsets are stored only when the caller says that messages are written; the client commits stored
+offsets in the background and on `close`. A message is therefore read again, never skipped, after
+any crash.
+
+The group's name ends with the id of the Kafka cluster: offsets mean nothing in another cluster, and
+a broker that lost its data (the local stack's does, when it restarts) is one. Its topic is then
+read from the beginning instead of from an offset that belongs to messages long gone.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from telemetry.rows import Source
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+# Errors that pass by themselves while the membership goes on: the topic does not exist yet, a
+# leader moves, a poll came late.
+_PASSING = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - the client's own codes are spelt so
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+    KafkaError._TIMED_OUT,  # noqa: SLF001
+}
+_METADATA_S = 5.0
+_CLOSE_S = 10.0
+
+
+class ConsumerLostError(RuntimeError):
+    """The membership is over; open a new one."""
+
+
+class EventConsumer:
+    """A member of the group. Open, then `read` and `written` in turn, then `close`."""
+
+    def __init__(
+        self, bootstrap: str, topic: str, group: str, *, protocol: str, batch_wait_s: float
+    ) -> None:
+        self._topic = topic
+        self._group = group
+        self._batch_wait_s = batch_wait_s
+        self._is_lost = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="consumer")
+        self._consumer: Consumer | None = None
+        self._config: dict[str, Any] = {
+            "bootstrap.servers": bootstrap,
+            "client.id": "sluice-telemetry",
+            "group.protocol": protocol,
+            "auto.offset.reset": "earliest",
+            "enable.auto.offset.store": False,
+            "enable.auto.commit": True,
+            "auto.commit.interval.ms": 1000,
+            "topic.metadata.refresh.interval.ms": 10_000,
+            "allow.auto.create.topics": False,
+            "reconnect.backoff.max.ms": 1000,
+            "queued.max.messages.kbytes": 65_536,
+            "log_level": 2,
+        }
+
+    async def open(self) -> None:
+        """Join the group.
+
+        Raises:
+            KafkaException: The broker does not answer.
+        """
+        await self._call(self._open)
+
+    async def read(self, batch_max: int) -> list[Source]:
+        """Return the next messages, [] when there are none for a while.
+
+        Raises:
+            ConsumerLostError: Partitions were lost or the client failed for good.
+        """
+        return await self._call(self._read, batch_max)
+
+    async def written(self, messages: Sequence[Source]) -> None:
+        """Say that these messages are written and need not come again."""
+        ends: dict[int, int] = {}
+        for message in messages:
+            ends[message.partition] = max(ends.get(message.partition, 0), message.offset + 1)
+        await self._call(self._store, ends)
+
+    async def lag(self) -> int:
+        """Return how many messages of the assigned partitions are still to be read."""
+        return await self._call(self._lag)
+
+    async def close(self) -> None:
+        """Commit what is stored and leave the group; never raises."""
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._call(self._close)
+        except TimeoutError:
+            log.warning("consumer_close_timed_out", after_s=_CLOSE_S)
+        self._thread.shutdown(wait=False)
+
+    async def _call(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    # From here on: in the consumer's thread.
+
+    def _open(self) -> None:
+        probe = Consumer({**self._config, "group.id": f"{self._group}.probe"})
+        try:
+            cluster_id = probe.list_topics(timeout=_METADATA_S).cluster_id
+        finally:
+            probe.close()
+        group = f"{self._group}.{cluster_id}"
+        consumer = Consumer({**self._config, "group.id": group})
+        consumer.subscribe([self._topic], on_lost=self._on_lost)
+        self._consumer = consumer
+        log.info("group_joined", group=group, topic=self._topic)
+
+    def _read(self, batch_max: int) -> list[Source]:
+        assert self._consumer is not None
+        messages = self._consumer.consume(batch_max, self._batch_wait_s)
+        sources: list[Source] = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                sources.append(_source(message))
+            elif error.fatal() or error.code() not in _PASSING:
+                raise ConsumerLostError(error.str())
+            else:
+                log.warning("consumer_error", error=error.str())
+        if self._is_lost:
+            raise ConsumerLostError("the broker forgot this member")
+        return sources
+
+    def _store(self, ends: Mapping[int, int]) -> None:
+        assert self._consumer is not None
+        for partition, offset in ends.items():
+            try:
+                self._consumer.store_offsets(
+                    offsets=[TopicPartition(self._topic, partition, offset)]
+                )
+            except KafkaException as error:
+                # Given to another member meanwhile: it reads these messages again.
+                log.info("offset_not_stored", partition=partition, error=str(error))
+
+    def _lag(self) -> int:
+        assert self._consumer is not None
+        partitions = self._consumer.assignment()
+        lag = 0
+        for position in self._consumer.position(partitions) if partitions else []:
+            watermarks = self._consumer.get_watermark_offsets(position, cached=True)
+            if watermarks[1] >= 0 and position.offset >= 0:
+                lag += max(0, watermarks[1] - position.offset)
+        return lag
+
+    def _close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._is_lost = True
+        log.warning("partitions_lost", partitions=len(partitions))
+
+
+def _source(message: Message) -> Source:
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None
+    assert partition is not None
+    assert offset is not None
+    payload = message.value()
+    return Source(topic, partition, offset, payload if isinstance(payload, bytes) else b"")

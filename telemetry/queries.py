@@ -1,0 +1,46 @@
+"""What is asked of the trace tables: SQL in one place, each query with a name and one line."""
+
+import datetime
+from typing import Any
+
+from telemetry.store import Store
+
+# One row per event although duplicates may not be merged yet. Newest first without a tenant has
+# no matching key order: the time window keeps it from reading everything.
+_RECENT = """
+SELECT * EXCEPT (ingested_at)
+FROM requests
+WHERE received_at >= now64(3) - toIntervalHour({hours:UInt32})
+  AND ({tenant:String} = '' OR tenant_id = {tenant:String})
+ORDER BY received_at DESC, event_id
+LIMIT 1 BY event_id
+LIMIT {limit:UInt32}
+"""
+# Wider and wider until there are enough rows; the last one holds everything there can be.
+_WINDOWS_HOURS = (1, 24, 24 * 31, 24 * 366 * 100)
+LIMIT_MAX = 1000
+
+
+async def recent_requests(store: Store, *, limit: int, tenant_id: str = "") -> list[dict[str, Any]]:
+    """Return the newest requests first, of one tenant or (empty id) of all; times in ISO 8601.
+
+    Raises:
+        STORE_ERRORS: ClickHouse is away.
+    """
+    rows: list[dict[str, Any]] = []
+    for hours in _WINDOWS_HOURS:
+        parameters = {"hours": hours, "tenant": tenant_id, "limit": limit}
+        rows = await store.query(_RECENT, parameters)
+        if len(rows) >= limit:
+            break
+    for row in rows:
+        row["received_at"] = _iso(row["received_at"])
+        # JavaScript would round a 64-bit number.
+        row["session_hash"] = f"{row['session_hash']:016x}"
+    return rows
+
+
+def _iso(moment: datetime.datetime) -> str:
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return moment.isoformat(timespec="milliseconds")

@@ -1,0 +1,160 @@
+"""From messages to rows: what is an event, what is poison. Pure.
+
+A message that cannot become a row must never stop the ones behind it, and one that can must never
+make an insert fail: whatever ClickHouse would refuse is found here.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+
+SCHEMA_VERSION = 1
+# 2020-01-01 and 2100-01-01: a clock that says otherwise is wrong, and would make odd partitions.
+_RECEIVED_MIN_MS = 1_577_836_800_000
+_RECEIVED_MAX_MS = 4_102_444_800_000
+_U16_MAX = 0xFFFF
+_PAYLOAD_KEPT_BYTES = 64 << 10
+
+# Column -> field of the event, in the order of the insert; equal names but for the time.
+_RENAMED = {"received_at": "received_at_unix_ms"}
+COLUMNS: dict[str, str] = {
+    "event_id": "String",
+    "received_at": "DateTime64(3, 'UTC')",
+    "schema_version": "UInt16",
+    **dict.fromkeys(("request_id", "trace_id"), "String"),
+    "tenant_id": "LowCardinality(String)",
+    "key_id": "String",
+    "tier_id": "LowCardinality(String)",
+    "session_hash": "UInt64",
+    **dict.fromkeys(
+        (
+            *("model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id"),
+            *("replica_id", "router_id", "gateway_id", "endpoint"),
+        ),
+        "LowCardinality(String)",
+    ),
+    "is_stream": "Bool",
+    **dict.fromkeys(
+        (
+            *("prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us"),
+            *("engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us"),
+        ),
+        "UInt32",
+    ),
+    "outcome": "LowCardinality(String)",
+    "status": "UInt16",
+    "resumes": "UInt16",
+}
+_FIELDS = tuple(_RENAMED.get(column, column) for column in COLUMNS)
+
+POISON_COLUMNS: dict[str, str] = {
+    "topic": "LowCardinality(String)",
+    "partition": "Int32",
+    "offset": "Int64",
+    "reason": "LowCardinality(String)",
+    "detail": "String",
+    "payload": "String",
+}
+
+
+class PoisonReason(StrEnum):
+    """Why a message is no event; also a metric label."""
+
+    UNDECODABLE = "undecodable"
+    UNKNOWN_SCHEMA = "unknown_schema"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One message of the broker."""
+
+    topic: str
+    partition: int
+    offset: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A message that is parked."""
+
+    source: Source
+    reason: PoisonReason
+    detail: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one read of the broker holds.
+
+    Attributes:
+        events: One per event id, in the order of arrival.
+        poisons: Everything else.
+        duplicates: Messages left out because their event id came before in this batch.
+    """
+
+    events: list[RequestEvent] = field(default_factory=list[RequestEvent])
+    poisons: list[Poison] = field(default_factory=list[Poison])
+    duplicates: int = 0
+
+
+def decode(messages: Iterable[Source]) -> Batch:
+    """Sort messages into events and poison."""
+    batch = Batch()
+    seen: set[str] = set()
+    for message in messages:
+        found = _decode_one(message)
+        if isinstance(found, Poison):
+            batch.poisons.append(found)
+        elif found.event_id in seen:
+            batch.duplicates += 1
+        else:
+            seen.add(found.event_id)
+            batch.events.append(found)
+    return batch
+
+
+def event_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
+    """Return one list per column of `COLUMNS`; times as integer milliseconds."""
+    return [[getattr(event, name) for event in events] for name in _FIELDS]
+
+
+def poison_columns(poisons: Sequence[Poison]) -> list[list[Any]]:
+    """Return one list per column of `POISON_COLUMNS`; payloads are cut at 64 KiB."""
+    return [
+        [poison.source.topic for poison in poisons],
+        [poison.source.partition for poison in poisons],
+        [poison.source.offset for poison in poisons],
+        [str(poison.reason) for poison in poisons],
+        [poison.detail for poison in poisons],
+        [poison.source.payload[:_PAYLOAD_KEPT_BYTES] for poison in poisons],
+    ]
+
+
+def _decode_one(message: Source) -> RequestEvent | Poison:
+    try:
+        event = RequestEvent.FromString(message.payload)
+    except DecodeError as error:
+        return Poison(message, PoisonReason.UNDECODABLE, str(error))
+    if event.schema_version != SCHEMA_VERSION:
+        detail = f"schema version {event.schema_version}, this sink knows {SCHEMA_VERSION}"
+        return Poison(message, PoisonReason.UNKNOWN_SCHEMA, detail)
+    problem = _problem(event)
+    return event if problem is None else Poison(message, PoisonReason.INVALID, problem)
+
+
+def _problem(event: RequestEvent) -> str | None:
+    if not event.event_id:
+        return "event_id is empty"
+    if not _RECEIVED_MIN_MS <= event.received_at_unix_ms < _RECEIVED_MAX_MS:
+        return f"received_at_unix_ms {event.received_at_unix_ms} is not between 2020 and 2100"
+    for name, value in (("status", event.status), ("resumes", event.resumes)):
+        if value > _U16_MAX:
+            return f"{name} {value} is above {_U16_MAX}"
+    return None

@@ -1,0 +1,157 @@
+"""The loop that moves events: read a batch, write it, and only then let the broker forget it.
+
+It outlives both of its peers. Whatever fails, nothing is kept in memory that the broker would not
+deliver again: the membership is closed and everything begins anew after a pause.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+from confluent_kafka import KafkaException
+
+from sluice.lifecycle import backoff_s
+from telemetry.consumer import ConsumerLostError
+from telemetry.metrics import Metrics
+from telemetry.rows import Batch, Source, decode
+from telemetry.store import STORE_ERRORS
+
+log = structlog.get_logger(__name__)
+
+_SESSION_ERRORS = (*STORE_ERRORS, KafkaException, ConsumerLostError)
+_PAUSE_FIRST_S = 0.25
+_PAUSE_MAX_S = 5.0
+# A write is retried inside the membership for this long, far less than the 300 s after which the
+# group would take the partitions away.
+_WRITE_RETRY_S = 60.0
+_LAG_EVERY_S = 5.0
+
+
+class Reader(Protocol):
+    """The broker, as the sink sees it (`telemetry.consumer.EventConsumer`)."""
+
+    async def open(self) -> None:
+        """Join."""
+        ...
+
+    async def read(self, batch_max: int) -> list[Source]:
+        """Return the next messages."""
+        ...
+
+    async def written(self, messages: Sequence[Source]) -> None:
+        """Let the broker forget these."""
+        ...
+
+    async def lag(self) -> int:
+        """Return how many are still to be read."""
+        ...
+
+    async def close(self) -> None:
+        """Leave."""
+        ...
+
+
+class Writer(Protocol):
+    """ClickHouse, as the sink sees it (`telemetry.store.Store`)."""
+
+    async def prepare(self) -> object:
+        """Connect and migrate."""
+        ...
+
+    async def insert(self, batch: Batch) -> None:
+        """Write all of it, or raise."""
+        ...
+
+
+class Sink:
+    """Moves events until cancelled."""
+
+    def __init__(
+        self, reader: Callable[[], Reader], writer: Writer, metrics: Metrics, *, batch_max: int
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._metrics = metrics
+        self._batch_max = batch_max
+        self._attempt = 0
+        self.is_ready = False
+
+    async def run(self) -> None:
+        """Run sessions, one after the other; a pause after each failure, doubling up to 5 s."""
+        while True:
+            try:
+                await self._session()
+            except _SESSION_ERRORS as error:
+                self._metrics.session_failures.inc()
+                log.warning("session_failed", error=repr(error), attempt=self._attempt)
+            finally:
+                self._set_ready(ready=False)
+            pause_s = backoff_s(self._attempt, first_s=_PAUSE_FIRST_S, max_s=_PAUSE_MAX_S)
+            self._attempt += 1
+            await asyncio.sleep(pause_s)
+
+    async def _session(self) -> None:
+        await self._writer.prepare()
+        reader = self._reader()
+        try:
+            await reader.open()
+            await self._move(reader)
+        finally:
+            # Also when cancelled: closing commits what is written, and leaves the group at once.
+            await asyncio.shield(reader.close())
+
+    async def _move(self, reader: Reader) -> None:
+        lag_at = 0.0
+        while True:
+            messages = await reader.read(self._batch_max)
+            self._set_ready(ready=True)
+            if messages:
+                batch = await asyncio.to_thread(decode, messages)
+                await self._write(batch)
+                # Never before the write: a crash in between must bring the messages again.
+                await reader.written(messages)
+            self._attempt = 0
+            if time.monotonic() >= lag_at:
+                self._metrics.lag.set(await reader.lag())
+                lag_at = time.monotonic() + _LAG_EVERY_S
+
+    async def _write(self, batch: Batch) -> None:
+        """Write a batch, trying again for a minute; the last error goes to the caller."""
+        give_up_at = time.monotonic() + _WRITE_RETRY_S
+        attempt = 0
+        while True:
+            started_at = time.monotonic()
+            try:
+                await self._writer.insert(batch)
+            except STORE_ERRORS as error:
+                self._metrics.write_failures.inc()
+                self._set_ready(ready=False)
+                log.warning("write_failed", error=repr(error), events=len(batch.events))
+                pause_s = backoff_s(attempt, first_s=_PAUSE_FIRST_S, max_s=_PAUSE_MAX_S)
+                if time.monotonic() + pause_s > give_up_at:
+                    raise
+                await asyncio.sleep(pause_s)
+                attempt += 1
+            else:
+                self._metrics.write_seconds.observe(time.monotonic() - started_at)
+                self._count(batch)
+                return
+
+    def _count(self, batch: Batch) -> None:
+        self._metrics.events_written.inc(len(batch.events))
+        self._metrics.duplicates.inc(batch.duplicates)
+        for poison in batch.poisons:
+            self._metrics.poisoned.labels(reason=poison.reason).inc()
+            log.warning(
+                "message_poisoned",
+                reason=poison.reason,
+                detail=poison.detail,
+                partition=poison.source.partition,
+                offset=poison.source.offset,
+            )
+
+    def _set_ready(self, *, ready: bool) -> None:
+        self.is_ready = ready
+        self._metrics.is_ready.set(ready)

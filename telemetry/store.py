@@ -1,0 +1,164 @@
+"""The ClickHouse side: connect when it is there, migrate, insert, query."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import clickhouse_connect
+import structlog
+from clickhouse_connect.driver.asyncclient import AsyncClient
+from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
+
+from telemetry import migrate
+from telemetry.rows import COLUMNS, POISON_COLUMNS, Batch, event_columns, poison_columns
+from telemetry.settings import StoreSettings
+
+log = structlog.get_logger(__name__)
+
+# What a ClickHouse that is away or unwell raises through the driver.
+STORE_ERRORS: tuple[type[Exception], ...] = (
+    ClickHouseError,
+    aiohttp.ClientError,
+    OSError,
+    TimeoutError,
+)
+_SCHEMA_GONE = (60, 81)  # UNKNOWN_TABLE, UNKNOWN_DATABASE
+_CONNECT_S = 5.0
+_STATEMENT_S = 30.0
+# One batch may hold events of many months when a spool is replayed.
+_INSERT_SETTINGS = {"max_partitions_per_insert_block": 0}
+
+
+class Store:
+    """One ClickHouse; lazily connected, reconnects by itself."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self._settings = settings
+        self._client: AsyncClient | None = None
+        self._preparing = asyncio.Lock()
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it was reached once and its schema is up to date."""
+        return self._client is not None
+
+    async def prepare(self) -> AsyncClient:
+        """Connect and migrate, once.
+
+        Raises:
+            STORE_ERRORS: It is away; call again later.
+            MigrationError: The schema cannot be brought up to date.
+        """
+        async with self._preparing:
+            if self._client is None:
+                client = await self._connect()
+                try:
+                    await self._migrate(client)
+                except BaseException:
+                    await client.close()
+                    raise
+                self._client = client
+            return self._client
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def insert(self, batch: Batch) -> None:
+        """Write a batch; when this returns, the rows are acknowledged by the server.
+
+        Raises:
+            STORE_ERRORS: Nothing, a part or all of it may be written; writing it again is harmless.
+        """
+        client = await self.prepare()
+        try:
+            async with asyncio.timeout(_STATEMENT_S):
+                if batch.events:
+                    await self._insert(client, "requests", COLUMNS, event_columns(batch.events))
+                if batch.poisons:
+                    columns = poison_columns(batch.poisons)
+                    await self._insert(client, "poison", POISON_COLUMNS, columns)
+        except DatabaseError as error:
+            # A server with an empty disk took its place: the next call migrates again.
+            if error.code in _SCHEMA_GONE:
+                await self.close()
+            raise
+
+    async def query(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Run a query and return its rows as dictionaries.
+
+        Raises:
+            STORE_ERRORS: It is away, slow, or refuses.
+        """
+        client = await self.prepare()
+        async with asyncio.timeout(_STATEMENT_S):
+            result = await client.query(sql, parameters=dict(parameters))
+        return [dict(zip(result.column_names, row, strict=True)) for row in result.result_rows]
+
+    async def _insert(
+        self, client: AsyncClient, table: str, columns: Mapping[str, str], data: list[list[Any]]
+    ) -> None:
+        await client.insert(
+            table,
+            data,
+            column_names=list(columns),
+            column_type_names=list(columns.values()),
+            column_oriented=True,
+            settings=_INSERT_SETTINGS,
+        )
+
+    async def _connect(self) -> AsyncClient:
+        url = urlsplit(self._settings.clickhouse_url)
+        async with asyncio.timeout(_CONNECT_S):
+            client = await clickhouse_connect.get_async_client(
+                host=url.hostname,
+                port=url.port or (8443 if url.scheme == "https" else 8123),
+                secure=url.scheme == "https",
+                username=self._settings.clickhouse_user or None,
+                password=self._settings.clickhouse_password.get_secret_value(),
+                connect_timeout=_CONNECT_S,
+                send_receive_timeout=_STATEMENT_S,
+            )
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await client.command(
+                    f"CREATE DATABASE IF NOT EXISTS {self._settings.clickhouse_database} "
+                    + self._variables()["on_cluster"]
+                )
+        except BaseException:
+            await client.close()
+            raise
+        client.database = self._settings.clickhouse_database
+        return client
+
+    async def _migrate(self, client: AsyncClient) -> None:
+        folder = migrate.migrations_folder()
+        await migrate.apply(_Migrating(client), migrate.load(folder), self._variables())
+
+    def _variables(self) -> dict[str, str]:
+        cluster = self._settings.clickhouse_cluster
+        return {
+            "on_cluster": f"ON CLUSTER '{cluster}'" if cluster else "",
+            "engine_prefix": self._settings.clickhouse_engine_prefix,
+        }
+
+
+class _Migrating:
+    """A client as `telemetry.migrate.Database`."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def command(self, sql: str) -> object:
+        """Run a statement without rows."""
+        async with asyncio.timeout(_STATEMENT_S):
+            return await self._client.command(sql)
+
+    async def rows(self, sql: str) -> Sequence[Sequence[object]]:
+        """Run a query."""
+        async with asyncio.timeout(_STATEMENT_S):
+            return (await self._client.query(sql)).result_rows
