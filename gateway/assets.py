@@ -1,0 +1,183 @@
+"""What the gateway needs of a base to turn messages into token ids and token ids into text.
+
+Loaded once per base from its artifact directory, in a thread: a large tokenizer takes a second.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from jinja2 import TemplateSyntaxError
+from tokenizers import Tokenizer
+
+from gateway.chat_request import Message, Tool
+from gateway.detokenizer import TokenTable, token_table
+from gateway.templates import ChatTemplate
+from sluice.artifacts import artifact_path
+from sluice.errors import ErrorCode, RejectedError
+
+log = structlog.get_logger(__name__)
+
+# Rendering and encoding take about 1 ms per 10 KB; above this they would be felt by other streams.
+_INLINE_CHARACTERS_MAX = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What the base's authors recommend when a request says nothing; top_k 0 is off."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class BaseAssets:
+    """Tokenizer, template and defaults of one base."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    table: TokenTable
+    end_ids: frozenset[int]
+    defaults: SamplingDefaults
+
+    async def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Return the prompt's token ids; large prompts are worked on in a thread."""
+        size = sum(len(message.text()) for message in messages)
+        if size <= _INLINE_CHARACTERS_MAX and not tools:
+            return self._encode(messages, tools)
+        return await asyncio.to_thread(self._encode, messages, tools)
+
+    def _encode(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        text = self.template.render(messages, tools)
+        # The batch call lets go of the interpreter lock, and the fast one computes no offsets.
+        return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def load_base(directory: Path) -> BaseAssets:
+    """Read a base's files; blocks.
+
+    Raises:
+        OSError: A file is missing.
+        ValueError: A file is not what it should be; the message names it.
+    """
+    tokenizer = _tokenizer(directory / "tokenizer.json")
+    config = _json(directory / "tokenizer_config.json")
+    generation = _json(directory / "generation_config.json", is_optional=True)
+    model = _json(directory / "config.json", is_optional=True)
+    end_ids = _end_ids(tokenizer, config, generation, model)
+    try:
+        template = ChatTemplate(_template_source(directory, config), _special_tokens(config))
+    except TemplateSyntaxError as error:
+        raise ValueError(f"the chat template of {directory} is not valid: {error}") from error
+    return BaseAssets(
+        tokenizer=tokenizer,
+        template=template,
+        table=token_table(tokenizer, end_ids, int(model.get("vocab_size") or 0)),
+        end_ids=end_ids,
+        defaults=SamplingDefaults(
+            temperature=float(generation.get("temperature") or 1.0),
+            top_p=float(generation.get("top_p") or 1.0),
+            top_k=int(generation.get("top_k") or 0),
+        ),
+    )
+
+
+def _json(file: Path, *, is_optional: bool = False) -> dict[str, Any]:
+    if is_optional and not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} does not hold an object")  # noqa: TRY004 - about the file's content
+    return content
+
+
+def _tokenizer(file: Path) -> Tokenizer:
+    text = file.read_text()
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing more special
+        raise ValueError(f"{file} is not a tokenizer: {error}") from error
+
+
+def _template_source(directory: Path, config: dict[str, Any]) -> str:
+    separate = directory / "chat_template.jinja"
+    if separate.exists():
+        return separate.read_text()
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several named ones
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    if not isinstance(source, str):
+        raise ValueError(f"{directory}/tokenizer_config.json has no chat_template")  # noqa: TRY004 - about the file's content
+    return source
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return the tokens that templates refer to by name, e.g. `bos_token`."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> frozenset[int]:
+    found: set[int] = set()
+    for config in configs:
+        value = config.get("eos_token_id")
+        ids: list[Any] = value if isinstance(value, list) else [value]
+        found.update(i for i in ids if isinstance(i, int))
+        text = config.get("eos_token")
+        text = text.get("content") if isinstance(text, dict) else text
+        if isinstance(text, str):
+            token_id = tokenizer.token_to_id(text)
+            found.update(() if token_id is None else (token_id,))
+    return frozenset(found)
+
+
+class AssetCache:
+    """The bases that this process has loaded. One load per base at a time."""
+
+    def __init__(self, artifacts: Path) -> None:
+        """Prepare; nothing is read yet."""
+        self._artifacts = artifacts
+        self._loaded: dict[str, BaseAssets] = {}
+        self._lock = asyncio.Lock()
+
+    async def get(self, digest: str) -> BaseAssets:
+        """Return a base's assets; RejectedError when this gateway does not have them."""
+        found = self._loaded.get(digest)
+        return found if found is not None else await self._load(digest)
+
+    def keep_only(self, digests: set[str]) -> None:
+        """Forget the bases that no longer exist."""
+        for digest in self._loaded.keys() - digests:
+            del self._loaded[digest]
+
+    async def _load(self, digest: str) -> BaseAssets:
+        async with self._lock:
+            if (found := self._loaded.get(digest)) is not None:
+                return found
+            try:
+                assets = await asyncio.to_thread(
+                    lambda: load_base(artifact_path(self._artifacts, digest))
+                )
+            except (OSError, ValueError) as error:
+                log.warning("base_not_loaded", digest=digest, error=str(error))
+                raise RejectedError(
+                    ErrorCode.UNAVAILABLE,
+                    "The model's files are not ready on this gateway yet.",
+                    retry_after_s=5,
+                ) from error
+            log.info("base_loaded", digest=digest, tokens=len(assets.table.fragments))
+            self._loaded[digest] = assets
+            return assets

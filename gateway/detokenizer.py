@@ -1,0 +1,194 @@
+"""Token ids to text, piece by piece: the pieces of a stream add up to the decode of the whole.
+
+Pure. Never gives out half a character: bytes that may still become one are held back. The common
+case, a token that is whole characters by itself, never gets here: streams look it up in
+`TokenTable.fragments`, which holds its text already escaped for JSON.
+"""
+
+import json
+from codecs import utf_8_decode
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import orjson
+from tokenizers import Tokenizer
+
+# A run of tokens that decodes to nothing but replacement characters is given out after this many:
+# it will not become text any more.
+_HELD_TOKENS_MAX = 16
+
+
+class TextStream(Protocol):
+    """The text of one sequence of tokens."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the text of the next token depends on the tokens before."""
+        ...
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Take the next tokens; return the text that is complete by them, perhaps none."""
+        ...
+
+    def flush(self) -> str:
+        """Return what was held back; broken characters become U+FFFD. Ends the stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """What the ids of one tokenizer stand for.
+
+    Attributes:
+        fragments: By id: the token's text escaped for a JSON string, when it is whole characters
+            by itself; empty for tokens that are not shown; None when only a `TextStream` can tell.
+        pieces: By id: the token's bytes, for byte-level tokenizers; else None.
+        tokenizer: Used when `pieces` is None.
+        hidden: Ids that are not shown: special tokens and end-of-sequence ids.
+    """
+
+    fragments: Sequence[bytes | None]
+    pieces: Sequence[bytes] | None
+    tokenizer: Tokenizer
+    hidden: frozenset[int]
+
+    def stream(self) -> TextStream:
+        """Return a new stream."""
+        if self.pieces is None:
+            return _DiffStream(self.tokenizer, self.hidden)
+        return _ByteStream(self.pieces)
+
+
+def json_fragment(text: str) -> bytes:
+    """Return `text` as it stands inside a JSON string."""
+    return orjson.dumps(text)[1:-1]
+
+
+def token_table(
+    tokenizer: Tokenizer, end_ids: Collection[int] = (), ids_min: int = 0
+) -> TokenTable:
+    """Build the table of a tokenizer; takes some 100 ms for a large one.
+
+    Args:
+        tokenizer: Its decoder decides which kind of stream is used.
+        end_ids: End-of-sequence ids, hidden besides the special tokens.
+        ids_min: The table has at least this many entries: models may have more ids than
+            their tokenizer has tokens.
+    """
+    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    hidden = frozenset(special | set(end_ids))
+    size = max(ids_min, 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1))
+    if not _is_byte_level(tokenizer):
+        fragments = [b"" if i in hidden else None for i in range(size)]
+        return TokenTable(fragments, None, tokenizer, hidden)
+    pieces = [_piece(None if i in hidden else tokenizer.id_to_token(i)) for i in range(size)]
+    return TokenTable([_fragment(piece) for piece in pieces], pieces, tokenizer, hidden)
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    decoder = json.loads(tokenizer.to_str()).get("decoder")
+    return decoder is not None and decoder.get("type") == "ByteLevel"
+
+
+def _fragment(piece: bytes) -> bytes | None:
+    try:
+        return json_fragment(piece.decode())
+    except UnicodeDecodeError:
+        return None
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Return the alphabet of byte-level tokenizers: a printable character for each byte.
+
+    Source: bytes_to_unicode in the GPT-2 code; bytes that are not printable follow from 256 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTES = _byte_of_character()
+
+
+def _piece(token: str | None) -> bytes:
+    """Return a token's bytes as the ByteLevel decoder does: its text as it is, when not mapped."""
+    if token is None:
+        return b""
+    try:
+        return bytes([_BYTES[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+class _ByteStream:
+    """Byte-level tokens: joins bytes, cuts at whole characters."""
+
+    __slots__ = ("_pending", "_pieces")
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._pending = b""
+
+    @property
+    def is_pending(self) -> bool:
+        return bool(self._pending)
+
+    def push(self, tokens: Sequence[int]) -> str:
+        pieces = self._pieces
+        data = self._pending + b"".join([pieces[token] for token in tokens])
+        text, used = utf_8_decode(data, "replace", False)
+        self._pending = data[used:]
+        return text
+
+    def flush(self) -> str:
+        text, _ = utf_8_decode(self._pending, "replace", True)
+        self._pending = b""
+        return text
+
+
+class _DiffStream:
+    """Any other decoder: the text that new tokens add to the decode of the ones before.
+
+    A decoder may treat a token by its neighbours (leading space, joined bytes), so that the tokens
+    given out last are decoded again in front of the new ones. Known limit: a decoder that rewrites
+    a whole run of byte tokens when a later one is invalid cannot take back what was sent.
+    """
+
+    __slots__ = ("_hidden", "_ids", "_read", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._ids: list[int] = []  # those given out last, then those held back
+        self._read = 0  # of them, how many were given out
+
+    @property
+    def is_pending(self) -> bool:
+        return True
+
+    def push(self, tokens: Sequence[int]) -> str:
+        self._ids += [token for token in tokens if token not in self._hidden]
+        held = len(self._ids) - self._read
+        if not held:
+            return ""
+        text = self._new_text()
+        if not text or (text.endswith("\ufffd") and held < _HELD_TOKENS_MAX):
+            return ""
+        del self._ids[: self._read]
+        self._read = len(self._ids)
+        return text
+
+    def flush(self) -> str:
+        text = self._new_text()
+        self._ids.clear()
+        self._read = 0
+        return text
+
+    def _new_text(self) -> str:
+        before = self._decode(self._ids[: self._read])
+        return self._decode(self._ids)[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""

@@ -1,0 +1,183 @@
+"""Gets a generation answered: finds a router, and goes on elsewhere when one is lost.
+
+The gateway holds prompt and emitted ids. When a replica, a router or the connection is lost, what
+is left is submitted again: the client sees a pause, and not one token twice or missing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import structlog
+
+from gateway.generation import Ending, EndKind, Generation
+from gateway.routers import RouterLinks
+from sluice.errors import ErrorCode
+
+log = structlog.get_logger(__name__)
+
+RESUMES_MAX = 2
+_RESUME_WAIT_S = 10.0  # how long a begun answer waits for somebody to go on with it
+_CONNECT_WAIT_S = 2.0  # how long a new request waits for a router: one reconnection
+_DEADLINE_S = 30.0  # until the first token, for tiers without their own; the router's default
+_GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
+_RETRY_PAUSE_S = 0.1
+
+# Refusals that mean "not here, not now": a begun answer tries again.
+_TRANSIENT = frozenset(
+    {
+        ErrorCode.NO_CAPACITY,
+        ErrorCode.QUEUE_FULL,
+        ErrorCode.DRAINING,
+        ErrorCode.ENGINE_BUSY,
+        ErrorCode.UNAVAILABLE,
+        ErrorCode.REPLICA_LOST,
+    }
+)
+_SUCCESS = (EndKind.STOP, EndKind.LENGTH)
+
+
+class Dispatcher:
+    """Runs generations over the router links."""
+
+    def __init__(self, links: RouterLinks) -> None:
+        """Prepare."""
+        self._links = links
+        self._open: set[Generation] = set()
+        self._is_stopping = False
+        self._idle = asyncio.Event()
+        self.is_draining = False
+
+    @property
+    def open(self) -> int:
+        """How many generations run."""
+        return len(self._open)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Take nothing new, wait for what runs; return how many are left when time is up."""
+        self.is_draining = True
+        if self._open:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+        return len(self._open)
+
+    def stop_all(self) -> None:
+        """End everything that still runs, and whatever comes: the process is about to exit."""
+        self._is_stopping = True
+        for generation in self._open:
+            generation.end(Ending(EndKind.REFUSED, ErrorCode.DRAINING, "The server is stopping."))
+
+    async def run(
+        self,
+        generation: Generation,
+        on_submit: Callable[[str, str], None],
+        on_first: Callable[[], Awaitable[None]],
+    ) -> Ending:
+        """Run a generation to its end.
+
+        Args:
+            generation: Is told everything.
+            on_submit: Called with cell and router at each submission.
+            on_first: Awaited once, when the first tokens have come.
+
+        Returns:
+            STOP, LENGTH or REFUSED; never LOST.
+        """
+        if self.is_draining:
+            text = "This server is stopping; try again, another one will answer."
+            return Ending(EndKind.REFUSED, ErrorCode.DRAINING, text, retry_after_s=1.0)
+        self._open.add(generation)
+        try:
+            return await self._run(generation, on_submit, _Once(on_first))
+        finally:
+            self._open.discard(generation)
+            if not self._open:
+                self._idle.set()
+
+    async def _run(
+        self, generation: Generation, on_submit: Callable[[str, str], None], on_first: "_Once"
+    ) -> Ending:
+        loop = asyncio.get_running_loop()
+        give_up_at_s = loop.time() + (generation.spec.deadline_ms / 1000 or _DEADLINE_S)
+        connect_by_s = loop.time() + _CONNECT_WAIT_S
+        is_resuming = False
+        while True:
+            ending = generation.begin_attempt()
+            if ending is None:
+                until_s = give_up_at_s if is_resuming else min(give_up_at_s, connect_by_s)
+                ending = await self._attempt(generation, on_submit, on_first, until_s, give_up_at_s)
+            if ending.kind in _SUCCESS or self._is_stopping:
+                return ending
+            if ending.kind is EndKind.LOST:
+                if generation.emitted and generation.resumes >= RESUMES_MAX:
+                    return _refused(ending, ErrorCode.REPLICA_LOST)
+                if generation.emitted:
+                    generation.resumes += 1
+                    give_up_at_s = loop.time() + _RESUME_WAIT_S
+                is_resuming = True
+                log.warning(
+                    "attempt_lost",
+                    request_id=generation.spec.request_id,
+                    emitted=len(generation.emitted),
+                    reason=ending.message,
+                )
+            elif not (generation.emitted and ending.code in _TRANSIENT):
+                return ending
+            if loop.time() + _RETRY_PAUSE_S >= give_up_at_s:
+                return _refused(ending, ErrorCode.REPLICA_LOST)
+            await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _attempt(
+        self,
+        generation: Generation,
+        on_submit: Callable[[str, str], None],
+        on_first: "_Once",
+        acquire_by_s: float,
+        give_up_at_s: float,
+    ) -> Ending:
+        loop = asyncio.get_running_loop()
+        spec = generation.spec
+        try:
+            async with asyncio.timeout_at(acquire_by_s):
+                link, cell_id = await self._links.acquire(spec.pool_id, spec.session_hash)
+        except TimeoutError:
+            text = "No router serves this model at the moment."
+            return Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
+        is_first = not generation.emitted and generation.placed is None
+        left_ms = max(1, round((give_up_at_s - loop.time()) * 1000))
+        handle = link.submit(generation, cell_id, spec.deadline_ms if is_first else left_ms)
+        on_submit(cell_id, link.router_id)
+        try:
+            async with asyncio.timeout_at(give_up_at_s + _GRACE_S):
+                await generation.wait_news()
+        except TimeoutError:
+            text = "No token came before the deadline."
+            return Ending(EndKind.REFUSED, ErrorCode.DEADLINE_EXCEEDED, text, retry_after_s=2.0)
+        else:
+            if generation.emitted:
+                await on_first()
+            while generation.ending is None:
+                await generation.wait_news()
+            return generation.ending
+        finally:
+            link.cancel(handle)  # nothing, when the router has said the end
+
+
+class _Once:
+    """Awaits a callable the first time only."""
+
+    def __init__(self, call: Callable[[], Awaitable[None]]) -> None:
+        self._call = call
+        self._is_done = False
+
+    async def __call__(self) -> None:
+        if not self._is_done:
+            self._is_done = True
+            await self._call()
+
+
+def _refused(ending: Ending, code: ErrorCode) -> Ending:
+    text = ending.message or "The engine was lost."
+    return Ending(EndKind.REFUSED, code, text, ending.retry_after_s or 1.0)

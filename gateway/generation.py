@@ -1,0 +1,215 @@
+"""One accepted request as it is being answered: what was asked, what has come, how it ended.
+
+A router link calls `push`, `place` and `end` synchronously while it reads a message; the handler's
+coroutine only waits for the first tokens and for the end. Nothing here does I/O.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from gateway.text_pipe import TextPipe
+from sluice.errors import ErrorCode
+from sluice.wire.router.v1 import router_pb2 as wire
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """What a router needs to know; sampling values as the engine takes them."""
+
+    request_id: str
+    tenant_id: str
+    tier_priority: int
+    tenant_weight: int
+    pool_id: str
+    adapter_digest: str
+    cache_root: bytes
+    prompt: Sequence[int]
+    output_tokens_max: int
+    end_ids: frozenset[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    session_hash: int
+    deadline_ms: int
+    ignore_eos: bool
+    traceparent: str
+
+
+class EndKind(Enum):
+    """How an attempt ended."""
+
+    STOP = auto()
+    LENGTH = auto()
+    REFUSED = auto()  # rejected, evicted, or failed for good: `code` says why
+    LOST = auto()  # the replica, the router or the connection is gone: to be resumed
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of an attempt; `code`, `message` and `retry_after_s` when it is not a success."""
+
+    kind: EndKind
+    code: ErrorCode = ErrorCode.INTERNAL
+    message: str = ""
+    retry_after_s: float | None = None
+
+
+_KINDS = {
+    wire.OUTCOME_KIND_STOP: EndKind.STOP,
+    wire.OUTCOME_KIND_LENGTH: EndKind.LENGTH,
+    wire.OUTCOME_KIND_REJECTED: EndKind.REFUSED,
+    wire.OUTCOME_KIND_EVICTED: EndKind.REFUSED,
+    wire.OUTCOME_KIND_FAILED: EndKind.REFUSED,
+    wire.OUTCOME_KIND_CANCELLED: EndKind.LOST,  # not by us: our own cancels are not waited for
+    wire.OUTCOME_KIND_LOST: EndKind.LOST,
+}
+
+
+def ending_of(outcome: wire.Outcome) -> Ending:
+    """Return what a router's outcome means here."""
+    kind = _KINDS.get(outcome.kind, EndKind.REFUSED)
+    try:
+        code = ErrorCode(outcome.code)
+    except ValueError:  # a newer router
+        code = ErrorCode.REPLICA_LOST if kind is EndKind.LOST else ErrorCode.ENGINE_FAILED
+    retry_after_s = outcome.retry_after_ms / 1000 if outcome.retry_after_ms else None
+    return Ending(kind, code, outcome.message, retry_after_s)
+
+
+class Generation:
+    """Collects an answer; `StreamedGeneration` sends it on at once.
+
+    Attributes:
+        emitted: All token ids so far, over all attempts.
+        first_at_s: Loop time of the first token; 0 before.
+        last_at_s: Loop time of the last token.
+        itl_max_s: Longest gap between two pushes.
+        placed: The last placement, if any.
+        cached_tokens: Of the prompt, as found by the first placement.
+        prefill_us: As the engine says.
+        resumes: Attempts that continued an answer already begun.
+        ending: The end of the current attempt.
+        is_fresh: Whether the current attempt has brought no token yet.
+    """
+
+    __slots__ = (
+        "_news",
+        "cached_tokens",
+        "emitted",
+        "ending",
+        "first_at_s",
+        "is_fresh",
+        "itl_max_s",
+        "last_at_s",
+        "parts",
+        "pipe",
+        "placed",
+        "prefill_us",
+        "resumes",
+        "spec",
+    )
+
+    def __init__(self, spec: GenerationSpec, pipe: TextPipe) -> None:
+        """Prepare; `pipe` turns the tokens into text."""
+        self.spec = spec
+        self.pipe = pipe
+        self.emitted: list[int] = []
+        self.parts: list[str] = []
+        self.first_at_s = self.last_at_s = self.itl_max_s = 0.0
+        self.placed: wire.Placed | None = None
+        self.cached_tokens = 0
+        self.prefill_us = 0
+        self.resumes = 0
+        self.is_fresh = True
+        self.ending: Ending | None = None
+        self._news: asyncio.Future[None] | None = None
+
+    def push(self, tokens: list[int], now_s: float) -> None:
+        """Take the tokens of one engine step. IndexError: an id that the model does not have."""
+        if self.ending is None:
+            self.emitted += tokens
+            self.note_time(now_s)
+            self.parts.append(self.pipe.push(tokens))
+            if self.pipe.is_stopped:
+                self.end(Ending(EndKind.STOP))
+
+    def note_time(self, now_s: float) -> float:
+        """Record when tokens came; return the gap to those before, 0 for the first."""
+        if self.is_fresh:
+            self.is_fresh = False
+            self._wake()
+            if self.first_at_s == 0.0:
+                self.first_at_s = self.last_at_s = now_s
+                return 0.0
+        gap_s = now_s - self.last_at_s
+        self.last_at_s = now_s
+        self.itl_max_s = max(self.itl_max_s, gap_s)
+        return gap_s
+
+    def place(self, placed: wire.Placed) -> None:
+        """Learn where the current attempt runs."""
+        if self.placed is None:
+            self.cached_tokens = placed.cached_tokens
+        self.placed = placed
+
+    def end(self, ending: Ending) -> None:
+        """End the current attempt; the first end counts."""
+        if self.ending is None:
+            self.ending = ending
+            self._wake()
+
+    async def wait_news(self) -> None:
+        """Wait for the end of the attempt, or for its first token if that has not come yet."""
+        if self.ending is None:
+            self._news = asyncio.get_running_loop().create_future()
+            try:
+                await self._news
+            finally:
+                self._news = None
+
+    @property
+    def output_tokens_left(self) -> int:
+        """How many tokens are still to come at most."""
+        return self.spec.output_tokens_max - len(self.emitted)
+
+    def begin_attempt(self) -> Ending | None:
+        """Start (again); return the ending right away when what was emitted was already the end."""
+        self.ending = None
+        self.is_fresh = True
+        if self.emitted and not self.spec.ignore_eos and self.emitted[-1] in self.spec.end_ids:
+            self.ending = Ending(EndKind.STOP)
+        elif self.output_tokens_left <= 0:
+            self.ending = Ending(EndKind.LENGTH)
+        return self.ending
+
+    def submit_message(self, handle: int, cell_id: str, deadline_ms: int) -> wire.Submit:
+        """Return the request for a router: everything that is still to be generated."""
+        spec = self.spec
+        return wire.Submit(
+            handle=handle,
+            request_id=spec.request_id,
+            cell_id=cell_id,
+            tenant_id=spec.tenant_id,
+            tier_priority=spec.tier_priority,
+            tenant_weight=spec.tenant_weight,
+            prompt=[*spec.prompt, *self.emitted] if self.emitted else spec.prompt,
+            output_tokens_max=self.output_tokens_left,
+            temperature=spec.temperature,
+            top_p=spec.top_p,
+            top_k=spec.top_k,
+            seed=spec.seed,
+            cache_root=spec.cache_root,
+            adapter_digest=spec.adapter_digest,
+            session_hash=spec.session_hash,
+            deadline_ms=deadline_ms,
+            ignore_eos=spec.ignore_eos,
+            resumed_tokens=len(self.emitted),
+            traceparent=spec.traceparent,
+        )
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)

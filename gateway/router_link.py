@@ -1,0 +1,210 @@
+"""The connection of this worker to one router: submits and cancels out, step columns in.
+
+All requests to a router share one gRPC stream. A message in carries the new tokens of all of them;
+they are handed out in one synchronous loop, with no task switch per request or token.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import grpc.aio
+import structlog
+
+from gateway.generation import Ending, EndKind, Generation, ending_of
+from sluice.errors import ErrorCode
+from sluice.lifecycle import backoff_s
+from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
+
+log = structlog.get_logger(__name__)
+
+if TYPE_CHECKING:  # the class takes no arguments at run time
+    _Call = grpc.aio.StreamStreamCall[wire.ConnectRequest, wire.ConnectResponse]
+
+_WELCOME_TIMEOUT_S = 2.0
+_WRITE_TIMEOUT_S = 5.0
+# A router that has running requests of ours and says nothing at all for this long is frozen:
+# engines step many times a second, and routers give up on silent replicas after 2 s.
+_SILENCE_S = 5.0
+_UNSENT_MAX = 20_000  # submits and cancels waiting for the socket
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+# The last one: writing to a call that the router has just ended.
+_EXPECTED = (grpc.aio.AioRpcError, TimeoutError, EOFError, asyncio.InvalidStateError)
+
+
+class RouterLink:
+    """Connects to one router, and again when the connection ends; `run` belongs into a TaskGroup.
+
+    Attributes:
+        router_id: As the router says; empty before the first connection.
+        is_up: Whether requests can be submitted.
+        cells: What the router last said about each of its cells.
+    """
+
+    def __init__(self, address: str, gateway_id: str, on_change: Callable[[], None]) -> None:
+        """Prepare; `on_change` is called when the link comes up or goes down."""
+        self.address = address
+        self.router_id = ""
+        self.is_up = False
+        self.cells: dict[str, wire.CellState] = {}
+        self._gateway_id = gateway_id
+        self._on_change = on_change
+        self._generations: dict[int, Generation] = {}
+        self._last_handle = 0
+        self._submits: list[wire.Submit] = []
+        self._cancels: list[int] = []
+        self._has_outgoing = asyncio.Event()
+        self._heard_at_s = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are with the router."""
+        return len(self._generations)
+
+    def submit(self, generation: Generation, cell_id: str, deadline_ms: int) -> int:
+        """Send a request to the router with the next batch; return its handle.
+
+        When the link is down or choked the generation ends at once as LOST.
+        """
+        self._last_handle += 1
+        if not self.is_up or len(self._submits) >= _UNSENT_MAX:
+            generation.end(Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "no router answers"))
+            return self._last_handle
+        self._generations[self._last_handle] = generation
+        self._submits.append(generation.submit_message(self._last_handle, cell_id, deadline_ms))
+        self._has_outgoing.set()
+        return self._last_handle
+
+    def cancel(self, handle: int) -> None:
+        """Tell the router that nobody waits for this request any more, unless it has ended."""
+        if self._generations.pop(handle, None) is not None:
+            self._cancels.append(handle)
+            self._has_outgoing.set()
+
+    async def run(self) -> None:
+        """Stay connected until cancelled."""
+        attempt = 0
+        while True:
+            reason = ""
+            try:
+                async with grpc.aio.insecure_channel(
+                    self.address, options=_CHANNEL_OPTIONS
+                ) as channel:
+                    await self._session(channel)
+            except* _EXPECTED as errors:
+                reason = "; ".join(_text(error) for error in errors.exceptions)
+            finally:
+                was_up = self._go_down()
+            attempt = 0 if was_up else attempt + 1
+            if was_up or attempt == 1:
+                log.warning("router_lost", address=self.address, reason=reason)
+            await asyncio.sleep(backoff_s(attempt, first_s=0.05, max_s=1.0))
+
+    async def _session(self, channel: grpc.aio.Channel) -> None:
+        call = RouterServiceStub(channel).Connect()
+        try:
+            async with asyncio.timeout(_WELCOME_TIMEOUT_S):
+                await call.write(wire.ConnectRequest(hello=wire.Hello(gateway_id=self._gateway_id)))
+                first = await call.read()
+            if not isinstance(first, wire.ConnectResponse):  # grpc.aio.EOF
+                raise EOFError("no welcome")  # noqa: TRY004 - not about a type
+            self._go_up(first)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write(call))
+                tasks.create_task(self._watch_silence())
+                await self._read(call)
+        finally:
+            call.cancel()
+
+    async def _read(self, call: "_Call") -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            message = await call.read()
+            if not isinstance(message, wire.ConnectResponse):  # grpc.aio.EOF
+                raise EOFError("the router ended the stream")  # noqa: TRY004 - not about a type
+            self._heard_at_s = loop.time()
+            self.deliver(message, self._heard_at_s)
+
+    async def _write(self, call: "_Call") -> None:
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            batch = wire.ConnectRequest(submits=self._submits, cancels=self._cancels)
+            self._submits.clear()
+            self._cancels.clear()
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                await call.write(batch)
+
+    async def _watch_silence(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(0.5)
+            if loop.time() - self._heard_at_s > _SILENCE_S and any(
+                generation.placed is not None for generation in self._generations.values()
+            ):
+                raise TimeoutError(f"silent for {_SILENCE_S:g} s with requests running")
+
+    def deliver(self, message: wire.ConnectResponse, now_s: float) -> None:
+        """Hand out what a message brings. Placements stand before tokens, outcomes after them."""
+        generations = self._generations
+        for placed in message.placed:
+            if (generation := generations.get(placed.handle)) is not None:
+                generation.place(placed)
+        tokens = list(message.token)
+        start = 0
+        for handle, count in zip(message.handle, message.count, strict=True):
+            end = start + count
+            generation = generations.get(handle)
+            if generation is not None:
+                try:
+                    generation.push(tokens[start:end], now_s)
+                except IndexError:
+                    text = "the engine sent a token that the model does not have"
+                    generation.end(Ending(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, text))
+                if generation.ending is not None:  # by a stop string or a slow reader
+                    self.cancel(handle)
+            start = end
+        for outcome in message.outcomes:
+            if (generation := generations.pop(outcome.handle, None)) is not None:
+                generation.prefill_us = outcome.prefill_us
+                generation.end(ending_of(outcome))
+        for cell in message.cells:
+            self.cells[cell.cell_id] = cell
+
+    def _go_up(self, first: wire.ConnectResponse) -> None:
+        self.router_id = first.welcome.router_id
+        self.is_up = True
+        self._heard_at_s = asyncio.get_running_loop().time()
+        log.info("router_connected", address=self.address, router_id=self.router_id)
+        self.deliver(first, self._heard_at_s)
+        self._on_change()
+
+    def _go_down(self) -> bool:
+        """End everything that was with the router; return whether the link was up."""
+        was_up, self.is_up = self.is_up, False
+        self._submits.clear()
+        self._cancels.clear()
+        self._has_outgoing.clear()
+        self.cells.clear()
+        generations, self._generations = self._generations, {}
+        for generation in generations.values():
+            generation.end(Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone"))
+        if was_up:
+            self._on_change()
+        return was_up
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.details() or error.code().name
+    return str(error) or type(error).__name__

@@ -1,0 +1,57 @@
+"""Settings of the gateway; each field `x` is the environment variable `GATEWAY__X`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from sluice.settings import ServiceSettings
+
+Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$")]
+
+
+class GatewaySettings(ServiceSettings):
+    """What one gateway process needs to know.
+
+    Attributes:
+        instance_id: Unique among all gateway processes.
+        http_address: `host:port` for clients, probes and metrics.
+        control_address: `host:port` of the control plane's Watch.
+        state_dir: Last snapshot and event spool.
+        artifacts_dir: Where bases lie, by digest.
+        valkey_url: `redis://[:password@]host:port` of the limits.
+        kafka_bootstrap: `host:port,...` of the brokers.
+        workers: Processes; they share the port by SO_REUSEPORT.
+        unready_s: From SIGTERM, how long /readyz says no before the port closes.
+        drain_s: From then on, how long streams may still run.
+        limit_deadline_s: How long Valkey may take before the local allowance decides.
+        limit_local_share: Of each limit, what this process may grant while Valkey is away.
+        log_every: One in so many successful requests is logged.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="GATEWAY__")
+
+    instance_id: Annotated[str, Field(min_length=1, max_length=64)]
+    http_address: Address
+    control_address: Address
+    state_dir: Path
+    artifacts_dir: Path
+    valkey_url: SecretStr
+    kafka_bootstrap: str
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    unready_s: Annotated[float, Field(ge=0, le=300)] = 0.0
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    limit_deadline_s: Annotated[float, Field(gt=0, le=5)] = 0.05
+    limit_local_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    log_every: Annotated[int, Field(ge=1)] = 100
+
+    @property
+    def host(self) -> str:
+        """The host part of `http_address`."""
+        return self.http_address.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        """The port part of `http_address`."""
+        return int(self.http_address.rpartition(":")[2])

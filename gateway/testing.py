@@ -1,0 +1,184 @@
+"""Peers for tests of the gateway, over the real wire: a control feed, and a router with a script.
+
+The router answers what a test tells it to, so that faults which a real one shows once a year
+(a lost replica at token 7, a rejection, a broken stream) happen on cue. Tests of the whole run with
+the real router and engine.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.control.v1 import control_pb2_grpc
+from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.router.v1 import router_pb2_grpc
+
+_HEARTBEAT_S = 0.5
+
+
+@dataclass
+class Plan:
+    """How one submission is answered.
+
+    Attributes:
+        steps: Token ids by engine step; an empty list is a step without news.
+        outcome: The end, sent with the last step; None: never.
+        cached_tokens: Reported with the placement.
+    """
+
+    steps: Sequence[Sequence[int]]
+    outcome: wire.Outcome | None = field(
+        default_factory=lambda: wire.Outcome(kind=wire.OUTCOME_KIND_LENGTH)
+    )
+    cached_tokens: int = 0
+
+
+class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
+    """A RouterService: every `step_s`, one message with the next step of all requests.
+
+    Attributes:
+        plan: Called once per submission.
+        submits: Everything that was submitted.
+        cancelled: Request ids whose cancel came.
+        streams_max: Connections beyond are refused; 0 refuses all.
+    """
+
+    def __init__(self, plan: Callable[[wire.Submit], Plan], *, step_s: float = 0.002) -> None:
+        """Prepare; `serve` starts it."""
+        self.plan = plan
+        self.step_s = step_s
+        self.submits: list[wire.Submit] = []
+        self.cancelled: list[str] = []
+        self._break = asyncio.Event()
+
+    def break_streams(self) -> None:
+        """End all connections as a router that dies does."""
+        self._break.set()
+        self._break = asyncio.Event()
+
+    async def Connect(  # noqa: N802 - gRPC's name
+        self,
+        request_iterator: AsyncIterator[wire.ConnectRequest],
+        context: "grpc.aio.ServicerContext[wire.ConnectRequest, wire.ConnectResponse]",
+    ) -> AsyncIterator[wire.ConnectResponse]:
+        """Serve one gateway worker."""
+        broken = self._break
+        session = _Session(self)
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(session.read(request_iterator))
+            yield wire.ConnectResponse(welcome=wire.Welcome(router_id="scripted", epoch=1))
+            while not broken.is_set():
+                await asyncio.sleep(self.step_s)
+                if (message := session.step()) is not None:
+                    yield message
+            reader.cancel()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the test")
+
+
+class _Session:
+    """The requests of one connection."""
+
+    def __init__(self, router: ScriptedRouter) -> None:
+        self._router = router
+        self._live: dict[int, tuple[wire.Submit, Plan, int]] = {}
+        self._placed: list[wire.Placed] = []
+
+    async def read(self, requests: AsyncIterator[wire.ConnectRequest]) -> None:
+        async for request in requests:
+            for submit in request.submits:
+                self._router.submits.append(submit)
+                plan = self._router.plan(submit)
+                self._live[submit.handle] = (submit, plan, 0)
+                self._placed.append(
+                    wire.Placed(
+                        handle=submit.handle,
+                        replica_id="replica-1",
+                        queue_us=10,
+                        cached_tokens=plan.cached_tokens,
+                    )
+                )
+            for handle in request.cancels:
+                if (live := self._live.pop(handle, None)) is not None:
+                    self._router.cancelled.append(live[0].request_id)
+
+    def step(self) -> wire.ConnectResponse | None:
+        """Return the next step of all requests, or None when there are none."""
+        if not self._live:
+            return None
+        message = wire.ConnectResponse(placed=self._placed)
+        self._placed.clear()
+        handles, counts, tokens = [], [], []
+        for handle, (submit, plan, index) in list(self._live.items()):
+            if index < len(plan.steps):
+                if step := plan.steps[index]:
+                    handles.append(handle)
+                    counts.append(len(step))
+                    tokens += step
+                self._live[handle] = (submit, plan, index + 1)
+            if index + 1 >= len(plan.steps) and plan.outcome is not None:
+                outcome = message.outcomes.add()
+                outcome.CopyFrom(plan.outcome)
+                outcome.handle = handle
+                del self._live[handle]
+        message.handle.extend(handles)
+        message.count.extend(counts)
+        message.token.extend(tokens)
+        return message
+
+
+class ControlFeed(control_pb2_grpc.ControlServiceServicer):
+    """A ControlService with one snapshot, which tests may replace."""
+
+    def __init__(self, objects: control.Objects) -> None:
+        """Prepare; `serve` starts it."""
+        self._objects = objects
+        self._version = 1
+        self._changed = asyncio.Event()
+
+    def replace(self, objects: control.Objects) -> None:
+        """Send a new snapshot to everybody."""
+        self._objects = objects
+        self._version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Watch(  # noqa: N802 - gRPC's name
+        self,
+        request: control.WatchRequest,  # noqa: ARG002 - gRPC's signature
+        context: "grpc.aio.ServicerContext[control.WatchRequest, control.WatchResponse]",  # noqa: ARG002 - gRPC's signature
+    ) -> AsyncIterator[control.WatchResponse]:
+        """Send the snapshot, and again after each change."""
+        sent = 0
+        while True:
+            changed = self._changed
+            if sent != self._version:
+                sent = self._version
+                yield control.WatchResponse(version=sent, is_snapshot=True, upserts=self._objects)
+            try:
+                async with asyncio.timeout(_HEARTBEAT_S):
+                    await changed.wait()
+            except TimeoutError:
+                yield control.WatchResponse(version=sent, is_heartbeat=True)
+
+
+@asynccontextmanager
+async def serve(
+    *servicers: ScriptedRouter | ControlFeed, address: str = "127.0.0.1:0"
+) -> AsyncIterator[str]:
+    """Serve on a port of loopback; yield its address."""
+    server = grpc.aio.server()
+    for servicer in servicers:
+        if isinstance(servicer, ScriptedRouter):
+            router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
+        else:
+            control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)

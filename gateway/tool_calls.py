@@ -1,0 +1,97 @@
+"""Tool calls in the text of a model, in the Hermes form.
+
+Pure. `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, as Qwen and our own model write it.
+Text outside the marks is passed on as it comes; a call is given out when it is whole.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """One call; `arguments` is JSON text."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as OpenAI writes it."""
+        return {
+            "id": self.call_id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+
+class ToolCallParser:
+    """Splits a text that arrives in pieces into plain text and calls."""
+
+    __slots__ = ("_held", "_is_inside", "_new_call_id", "calls")
+
+    def __init__(self, new_call_id: Callable[[], str]) -> None:
+        """Prepare; `new_call_id` names each call."""
+        self._new_call_id = new_call_id
+        self._held = ""
+        self._is_inside = False
+        self.calls: list[ParsedCall] = []
+
+    def push(self, text: str) -> str:
+        """Return the plain text among what came so far; whole calls are added to `calls`."""
+        self._held += text
+        shown = ""
+        while True:
+            mark = _CLOSE if self._is_inside else _OPEN
+            before, found, after = self._held.partition(mark)
+            if not found:
+                break
+            self._held = after
+            shown += self._call_or_text(before, mark) if self._is_inside else before
+            self._is_inside = not self._is_inside
+        if self._is_inside:
+            return self._without_gaps(shown)
+        keep = _overlap(self._held, _OPEN)
+        shown += self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
+        return self._without_gaps(shown)
+
+    def flush(self) -> str:
+        """Return what was held back; a call without its end mark counts if it is whole."""
+        held, self._held = self._held, ""
+        shown = self._call_or_text(held, "") if self._is_inside else held
+        self._is_inside = False
+        return self._without_gaps(shown)
+
+    def _call_or_text(self, body: str, end: str) -> str:
+        call = self._parsed(body)
+        if call is None:
+            return _OPEN + body + end
+        self.calls.append(call)
+        return ""
+
+    def _parsed(self, body: str) -> ParsedCall | None:
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return None
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return None
+        arguments = value.get("arguments", {})
+        text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+        return ParsedCall(self._new_call_id(), value["name"], text)
+
+    def _without_gaps(self, text: str) -> str:
+        """Drop the line breaks that models write between calls."""
+        return "" if self.calls and not text.strip() else text
+
+
+def _overlap(text: str, mark: str) -> int:
+    for length in range(min(len(text), len(mark) - 1), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0
