@@ -1,0 +1,114 @@
+"""Composition root: builds everything, serves until told to stop."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc.aio
+import structlog
+from aiohttp import web
+
+from control_plane.database import Database
+from control_plane.fleet.agents import AgentService
+from control_plane.fleet.routes import FleetRoutes
+from control_plane.fleet.service import Fleet
+from control_plane.http.server import make_application, make_runner
+from control_plane.metrics import Metrics
+from control_plane.models import routes as models
+from control_plane.settings import Settings
+from control_plane.tenants.routes import TenantRoutes
+from control_plane.watch.feed import Feed
+from control_plane.watch.service import WatchService
+from sluice.lifecycle import stop_signals
+from sluice.wire.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
+
+log = structlog.get_logger(__name__)
+
+_GRPC_STOP_S = 1.0
+# A peer that froze keeps its connection: pings find out in about 3 s whether anybody is there.
+_GRPC_OPTIONS = (
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 1500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server
+)
+
+
+async def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    async with stop_signals() as stop, serve(settings):
+        log.info("started", grpc=settings.grpc_address, http=settings.http_address)
+        await stop.wait()
+    log.info("stopped")
+
+
+@asynccontextmanager
+async def serve(settings: Settings) -> AsyncGenerator[None]:
+    """Run everything while the context is open."""
+    async with AsyncExitStack() as stack:
+        database = Database(settings.database_url.get_secret_value())
+        stack.push_async_callback(database.close)
+        feed = Feed(database)
+        fleet = Fleet(database, feed)
+        metrics = Metrics(feed)
+        background = await stack.enter_async_context(asyncio.TaskGroup())
+        loops = [background.create_task(feed.run()), background.create_task(fleet.run())]
+        for loop in loops:
+            stack.callback(loop.cancel)
+        watch = WatchService(feed, fleet.presence.present, metrics.count_watcher)
+        agents = AgentService(database, feed, fleet)
+        await _serve_grpc(stack, settings.grpc_address, watch, agents)
+        routes = [
+            *TenantRoutes(database).routes(),
+            *models.routes(database),
+            *FleetRoutes(database).routes(),
+            *_operations(feed, metrics),
+        ]
+        application = make_application(routes, settings.admin_key_sha256, metrics.count_request)
+        runner = make_runner(application)
+        stack.push_async_callback(runner.cleanup)
+        await runner.setup()
+        host, _, port = settings.http_address.rpartition(":")
+        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        yield
+
+
+async def _serve_grpc(
+    stack: AsyncExitStack, address: str, watch: WatchService, agents: AgentService
+) -> None:
+    server = grpc.aio.server(options=_GRPC_OPTIONS)
+    server.add_generic_rpc_handlers((watch.handler(),))
+    add_AgentServiceServicer_to_server(agents, server)
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"gRPC cannot listen on {address}: is the port taken?") from error
+    await server.start()
+    stack.push_async_callback(server.stop, _GRPC_STOP_S)
+
+
+def _operations(feed: Feed, metrics: Metrics) -> list[web.RouteDef]:
+    """Return the routes of health and metrics; they need no key."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def readyz(_: web.Request) -> web.Response:
+        """Ready once there is a state to serve; that lasts while PostgreSQL is away."""
+        body = {
+            "status": "ok" if feed.is_loaded else "starting",
+            "database": "up" if feed.is_database_up else "down",
+            "version": feed.state.version,
+        }
+        return web.json_response(body, status=200 if feed.is_loaded else 503)
+
+    async def show_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.render(), headers={"Content-Type": metrics.content_type})
+
+    return [
+        web.get("/healthz", healthz),
+        web.get("/readyz", readyz),
+        web.get("/metrics", show_metrics),
+    ]

@@ -1,0 +1,128 @@
+"""Transactions on PostgreSQL that survive its restarts.
+
+A piece of work runs in one transaction. When the server goes away or a lock is lost to somebody
+else, the work runs again from its beginning until a deadline; so work must have no effect outside
+its transaction, and be harmless when it was committed but the answer got lost.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import asyncpg
+import structlog
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from sluice.errors import ErrorCode, PlatformError
+from sluice.lifecycle import backoff_s
+
+log = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
+
+_POOL_SIZE = 8
+_CONNECT_TIMEOUT_S = 2.0
+_SERVER_SETTINGS = {
+    "application_name": "sluice-control-plane",
+    "statement_timeout": "5s",
+    "lock_timeout": "4s",
+    "idle_in_transaction_session_timeout": "10s",
+}
+# Worth another try: gone away, starting up, shutting down; lost a deadlock or a serialization race.
+_TRANSIENT_SQLSTATES = ("08", "57P", "40001", "40P01", "53300")
+
+ERRORS: tuple[type[Exception], ...] = (
+    DBAPIError,
+    PoolTimeoutError,
+    asyncpg.InterfaceError,
+    OSError,
+    TimeoutError,
+)
+
+
+class DatabaseDownError(PlatformError):
+    """PostgreSQL did not answer in time."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            ErrorCode.UNAVAILABLE,
+            "the database cannot be reached; nothing was changed as far as is known, try again",
+            retry_after_s=2.0,
+        )
+        self.reason = reason
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same work may succeed a little later."""
+    if isinstance(error, IntegrityError):
+        return False
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, ERRORS)
+    state = getattr(error.orig, "sqlstate", None)
+    return error.connection_invalidated or state is None or state.startswith(_TRANSIENT_SQLSTATES)
+
+
+class Database:
+    """A bounded pool of connections and the one way to use them."""
+
+    def __init__(self, url: str) -> None:
+        """Prepare; nothing is connected yet."""
+        self.url: URL = make_url(url)
+        self._engine = create_async_engine(
+            self.url,
+            pool_size=_POOL_SIZE,
+            max_overflow=0,
+            pool_timeout=_CONNECT_TIMEOUT_S,
+            pool_pre_ping=True,
+            connect_args={"timeout": _CONNECT_TIMEOUT_S, "server_settings": _SERVER_SETTINGS},
+        )
+
+    async def run(
+        self,
+        work: Callable[[AsyncConnection], Awaitable[Result]],
+        *,
+        deadline_s: float = 4.0,
+        isolation: str = "READ COMMITTED",
+    ) -> Result:
+        """Run `work` in a transaction and commit it.
+
+        Raises:
+            DatabaseDownError: It did not succeed within the deadline.
+            IntegrityError: And other errors that trying again does not help.
+        """
+        attempt = 0
+        reason = ""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    try:
+                        return await self._run_once(work, isolation)
+                    except ERRORS as error:
+                        if not is_transient(error):
+                            raise
+                        reason = repr(error.__cause__ or error)
+                    pause_s = backoff_s(attempt, first_s=0.05, max_s=0.5)
+                    attempt += 1
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
+        except TimeoutError:
+            raise DatabaseDownError(reason or f"no answer within {deadline_s:g} s") from None
+
+    async def _run_once(
+        self, work: Callable[[AsyncConnection], Awaitable[Result]], isolation: str
+    ) -> Result:
+        async with self._engine.connect() as connection:
+            await connection.execution_options(isolation_level=isolation)
+            async with connection.begin():
+                return await work(connection)
+
+    def dedicated(self) -> AsyncConnection:
+        """Return a connection to be opened with `async with` and kept, for LISTEN."""
+        return self._engine.connect()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._engine.dispose()

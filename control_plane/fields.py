@@ -1,0 +1,43 @@
+"""Types of the fields of admin requests; pure."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class Body(BaseModel):
+    """A request body: no unknown fields, no numbers in strings."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def checked_id(value: str) -> str:
+    """Return an id that is one; ValueError says what is allowed."""
+    if not _ID.fullmatch(value):
+        raise ValueError(
+            "1 to 128 of A-Z a-z 0-9 . _ : / @ + - are allowed, beginning with a letter or digit"
+        )
+    return value
+
+
+def _id_or_none(value: str) -> str | None:
+    return checked_id(value) if value else None
+
+
+def _checked_text(value: str) -> str:
+    if _CONTROL_CHARACTERS.search(value):
+        raise ValueError("control characters are not allowed")
+    return value
+
+
+# PostgreSQL's integer and the wire's uint32 have this range in common.
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Id = Annotated[str, AfterValidator(checked_id)]
+OptionalId = Annotated[str, AfterValidator(_id_or_none)]  # empty becomes NULL
+Text = Annotated[str, Field(max_length=256), AfterValidator(_checked_text)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+OptionalDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]

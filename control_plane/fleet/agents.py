@@ -1,0 +1,143 @@
+"""Sync over gRPC: agents report what runs on their nodes and are told what should.
+
+What should run comes from the copy in memory, so that agents keep being answered while PostgreSQL
+is away; their reports then wait for the next heartbeat, which repeats everything.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import grpc.aio
+import structlog
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.database import Database, DatabaseDownError
+from control_plane.fleet import model, repository
+from control_plane.fleet.service import Fleet
+from control_plane.watch.feed import Feed
+from sluice.watch import ControlState
+from sluice.wire.agent.v1 import agent_pb2 as wire
+from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceServicer
+from sluice.wire.control.v1 import control_pb2 as control
+
+log = structlog.get_logger(__name__)
+
+_WRITE_TIMEOUT_S = 10.0
+_REFRESH_S = 5.0  # the desired state is repeated this often, changed or not
+
+Context = grpc.aio.ServicerContext[wire.SyncRequest, wire.SyncResponse]
+
+
+def desired(state: ControlState, node_id: str) -> wire.SyncResponse:
+    """Return everything that should run on a node."""
+    response = wire.SyncResponse(version=state.version)
+    for replica in sorted(state.replicas.values(), key=lambda replica: replica.id):
+        pool = state.pools.get(replica.pool_id)
+        if replica.node_id == node_id and pool is not None:
+            response.replicas.add(
+                replica_id=replica.id,
+                pool_id=pool.id,
+                base_digest=pool.base_digest,
+                engine=pool.engine,
+                is_draining=replica.state == control.REPLICA_STATE_DRAINING,
+                engine_options=pool.engine_options,
+            )
+    return response
+
+
+class AgentService(AgentServiceServicer):
+    """Serves `AgentService`; one stream per node."""
+
+    def __init__(self, database: Database, feed: Feed, fleet: Fleet) -> None:
+        self._database = database
+        self._feed = feed
+        self._fleet = fleet
+        self._streams: dict[str, object] = {}
+
+    async def Sync(  # noqa: N802 - gRPC's name
+        self,
+        request_iterator: object,  # noqa: ARG002 - read through the context, with a deadline
+        context: Context,
+    ) -> None:
+        """Serve one agent until it leaves."""
+        first = await self._read(context)
+        if first is None or not first.node_id or not self._feed.is_loaded:
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE if first else grpc.StatusCode.INVALID_ARGUMENT,
+                "no state yet: the database has not been read" if first else "no first message",
+            )
+            return
+        stream = self._streams[first.node_id] = object()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writing = tasks.create_task(self._tell(first.node_id, context))
+                message: wire.SyncRequest | None = first
+                while message is not None and self._streams.get(first.node_id) is stream:
+                    await self._record(message)
+                    message = await self._read(context)
+                writing.cancel()
+        except* (TimeoutError, grpc.aio.UsageError):
+            log.warning("agent_cut", node=first.node_id)
+        finally:
+            if self._streams.get(first.node_id) is stream:
+                del self._streams[first.node_id]
+
+    async def _read(self, context: Context) -> wire.SyncRequest | None:
+        async with asyncio.timeout(model.NODE_LOST_AFTER_S):
+            message = await context.read()
+        # grpc.aio.EOF is no message, whatever the stubs say.
+        return message if isinstance(message, wire.SyncRequest) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+
+    async def _tell(self, node_id: str, context: Context) -> None:
+        last: wire.SyncResponse | None = None
+        while True:
+            changed = self._feed.changed()
+            response = desired(self._feed.state, node_id)
+            if last is None or list(response.replicas) != list(last.replicas):
+                await self._write(context, response)
+                last = response
+            try:
+                async with asyncio.timeout(_REFRESH_S):
+                    await changed.wait()
+            except TimeoutError:
+                last = None
+
+    @staticmethod
+    async def _write(context: Context, response: wire.SyncResponse) -> None:
+        async with asyncio.timeout(_WRITE_TIMEOUT_S):
+            await context.write(response)
+
+    async def _record(self, message: wire.SyncRequest) -> None:
+        report = {seen.replica_id: seen for seen in message.replicas}
+
+        async def work(connection: AsyncConnection) -> int:
+            await repository.write_node(connection, message.node_id, message.facts)
+            known = await repository.replicas(connection, message.node_id)
+            changed = model.observe(known, _observed(report))
+            await repository.write_observed(
+                connection, changed, {r.id: report[r.id] for r in known if r.id in report}
+            )
+            return len(changed)
+
+        try:
+            if await self._database.run(work):
+                self._fleet.wake()
+        except (DatabaseDownError, DBAPIError) as error:
+            reason = str(getattr(error, "reason", error))
+            log.warning("report_not_recorded", node=message.node_id, error=reason)
+
+
+def _observed(report: Mapping[str, wire.ObservedReplica]) -> dict[str, model.Observed]:
+    return {
+        replica_id: model.Observed(_state(seen.state), seen.grpc_address)
+        for replica_id, seen in report.items()
+    }
+
+
+def _state(number: int) -> model.ReplicaState:
+    """Return the state of a number; one that only a newer agent knows is not ready yet."""
+    try:
+        return model.ReplicaState(number)
+    except ValueError:
+        return model.ReplicaState.STARTING

@@ -1,0 +1,212 @@
+"""Rows of the fleet: read as records, written as the changes that were decided."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Float, case, cast, delete, func, literal, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane import tables
+from control_plane.fleet.model import Cell, Node, Pool, Replica, ReplicaState, Router
+from sluice.wire.agent.v1 import agent_pb2 as wire
+
+_LOCK = 7310520303  # held by the one control plane that decides about the fleet now
+# A control plane that dies cannot say that its routers left; then only their silence tells.
+_ROUTER_SILENCE_S = 6.0
+_CHANGES_KEPT = timedelta(hours=1)
+
+
+async def try_lead(connection: AsyncConnection) -> bool:
+    """Return whether this transaction may decide about the fleet."""
+    return bool(await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))))
+
+
+async def write_routers(
+    connection: AsyncConnection, here: Mapping[str, str], departed: Iterable[str]
+) -> None:
+    """Write down which routers are with this control plane, and which just left it."""
+    table = tables.routers
+    if gone := sorted(departed):
+        await connection.execute(
+            update(table)
+            .where(table.c.id.in_(gone), table.c.left_at.is_(None))
+            .values(left_at=func.now())
+        )
+    if here:
+        values = [{"id": key, "address": address} for key, address in sorted(here.items())]
+        query = insert(table).values(values)
+        changed = {"address": query.excluded.address, "seen_at": func.now(), "left_at": None}
+        await connection.execute(query.on_conflict_do_update(index_elements=["id"], set_=changed))
+
+
+async def routers(connection: AsyncConnection) -> dict[str, Router]:
+    """Return all routers that were ever seen."""
+    table = tables.routers
+
+    def seconds_since(column: Any) -> Any:
+        return cast(func.extract("epoch", func.now() - column), Float)
+
+    silent_s = seconds_since(table.c.seen_at)
+    absent_s = case(
+        (table.c.left_at.is_not(None), seconds_since(table.c.left_at)),
+        (silent_s > _ROUTER_SILENCE_S, silent_s),
+        else_=literal(0.0),
+    )
+    # now() is the start of the transaction: a router that left within it has been absent 0 s.
+    rows = await connection.execute(
+        select(table.c.id, table.c.address, absent_s, table.c.left_at.is_not(None))
+    )
+    return {
+        key: Router(key, address, max(absent, 1e-6) if has_left else absent)
+        for key, address, absent, has_left in rows.tuples()
+    }
+
+
+async def cells(connection: AsyncConnection) -> list[Cell]:
+    """Return all cells."""
+    t = tables.cells.c
+    rows = await connection.execute(select(t.id, t.pool_id, t.router_id, t.router_address, t.epoch))
+    return [Cell(*row) for row in rows.tuples()]
+
+
+async def write_owners(connection: AsyncConnection, changed: Iterable[Cell]) -> None:
+    """Set the owners of cells."""
+    for cell in changed:
+        await connection.execute(
+            update(tables.cells)
+            .where(tables.cells.c.id == cell.id)
+            .values(router_id=cell.router_id, router_address=cell.router_address, epoch=cell.epoch)
+        )
+
+
+async def pools(connection: AsyncConnection) -> list[Pool]:
+    """Return all pools."""
+    t = tables.pools.c
+    rows = await connection.execute(select(t.id, t.engine, t.replicas_wanted))
+    return [Pool(*row) for row in rows.tuples()]
+
+
+async def nodes(connection: AsyncConnection) -> list[Node]:
+    """Return all nodes."""
+    t = tables.nodes.c
+    rows = await connection.execute(select(t.id, t.engines, t.is_lost))
+    return [Node(key, frozenset(engines), is_lost) for key, engines, is_lost in rows.tuples()]
+
+
+async def replicas(connection: AsyncConnection, node_id: str | None = None) -> list[Replica]:
+    """Return the replicas, all or those of one node."""
+    t = tables.replicas.c
+    query = select(
+        t.id, t.pool_id, t.cell_id, t.node_id, t.is_draining, t.state, t.grpc_address
+    ).order_by(t.id)
+    if node_id is not None:
+        query = query.where(t.node_id == node_id).with_for_update()
+    return [
+        Replica(key, pool, cell, node, is_draining, ReplicaState(state), address)
+        for key, pool, cell, node, is_draining, state, address in (
+            await connection.execute(query)
+        ).tuples()
+    ]
+
+
+async def lose_nodes(connection: AsyncConnection, silence_s: float) -> list[str]:
+    """Mark the nodes that were silent for too long, and their replicas; return the nodes."""
+    table = tables.nodes
+    silent_since = func.now() - timedelta(seconds=silence_s)
+    rows = await connection.execute(
+        update(table)
+        .where(table.c.is_lost.is_(False), table.c.seen_at < silent_since)
+        .values(is_lost=True)
+        .returning(table.c.id)
+    )
+    lost = [row[0] for row in rows]
+    if lost:
+        await connection.execute(
+            update(tables.replicas)
+            .where(tables.replicas.c.node_id.in_(lost))
+            .values(state=int(ReplicaState.LOST))
+        )
+    return sorted(lost)
+
+
+async def create_replicas(connection: AsyncConnection, created: Sequence[Replica]) -> None:
+    """Add replicas; every one serves the `frames` profile in the Triton model `llm`."""
+    if created:
+        await connection.execute(
+            insert(tables.replicas).values(
+                [
+                    {
+                        "id": replica.id,
+                        "pool_id": replica.pool_id,
+                        "cell_id": replica.cell_id,
+                        "node_id": replica.node_id,
+                        "state": int(replica.state),
+                        "triton_model": "llm",
+                        "profile": "frames",
+                    }
+                    for replica in created
+                ]
+            )
+        )
+
+
+async def drain_replicas(connection: AsyncConnection, ids: Sequence[str]) -> None:
+    """Mark replicas to be ended once their work is done."""
+    if ids:
+        table = tables.replicas
+        await connection.execute(update(table).where(table.c.id.in_(ids)).values(is_draining=True))
+
+
+async def forget_replicas(connection: AsyncConnection, ids: Sequence[str]) -> None:
+    """Delete replicas; their agents stop what still runs of them."""
+    if ids:
+        await connection.execute(delete(tables.replicas).where(tables.replicas.c.id.in_(ids)))
+
+
+async def write_node(connection: AsyncConnection, node_id: str, facts: wire.NodeFacts) -> None:
+    """Write down a node's sign of life and facts."""
+    values = {
+        "cpu_count": facts.cpu_count,
+        "memory_bytes": facts.memory_bytes,
+        "accelerators": list(facts.accelerators),
+        "engines": list(facts.engines),
+        "seen_at": func.now(),
+        "is_lost": False,
+    }
+    query = insert(tables.nodes).values(id=node_id, **values)
+    await connection.execute(query.on_conflict_do_update(index_elements=["id"], set_=values))
+
+
+async def write_observed(
+    connection: AsyncConnection,
+    changed: Iterable[Replica],
+    report: Mapping[str, wire.ObservedReplica],
+) -> None:
+    """Write what an agent reported: states that changed, and the facts beside them."""
+    table = tables.replicas
+    for replica in changed:
+        await connection.execute(
+            update(table)
+            .where(table.c.id == replica.id)
+            .values(state=int(replica.state), grpc_address=replica.grpc_address)
+        )
+    for replica_id, seen in sorted(report.items()):
+        values = {
+            "metrics_address": seen.metrics_address,
+            "pid": max(0, seen.pid),
+            "memory_bytes": seen.memory_bytes,
+            "restarts": seen.restarts,
+            "message": seen.message[:2000].replace("\0", ""),
+        }
+        await connection.execute(update(table).where(table.c.id == replica_id).values(**values))
+
+
+async def prune_changes(connection: AsyncConnection) -> None:
+    """Delete old changes; the newest one stays, it says which version the database is at."""
+    t = tables.changes
+    newest = select(func.max(t.c.version)).scalar_subquery()
+    await connection.execute(
+        delete(t).where(t.c.created_at < func.now() - _CHANGES_KEPT, t.c.version < newest)
+    )

@@ -1,0 +1,38 @@
+"""Reading request bodies: JSON objects, validated, with the first mistake named."""
+
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from control_plane.fields import Body, checked_id
+from sluice.errors import BadRequestError, ErrorCode
+
+BODY_BYTES_MAX = 256 * 1024
+
+Parsed = TypeVar("Parsed", bound=Body)
+
+
+async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
+    """Return the validated body; an empty one is an empty object.
+
+    Raises:
+        BadRequestError: With the first mistake, and the field that has it.
+    """
+    payload = await request.read() or b"{}"
+    try:
+        return kind.model_validate_json(payload)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        message = f"{field}: {first['msg']}" if field else first["msg"]
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=field or None) from None
+
+
+def path_id(request: web.Request, name: str = "id") -> str:
+    """Return an id from the path; BadRequestError when it cannot be one."""
+    value = request.match_info[name]
+    try:
+        return checked_id(value)
+    except ValueError as error:
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, f"{name}: {error}", param=name) from None

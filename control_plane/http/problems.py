@@ -1,0 +1,57 @@
+"""Every failure as problem details (RFC 9457) with the platform's code."""
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from sluice.errors import STATUS, ErrorCode, PlatformError
+
+log = structlog.get_logger(__name__)
+
+_CODES = {
+    404: ErrorCode.NOT_FOUND,
+    405: ErrorCode.METHOD_NOT_ALLOWED,
+    413: ErrorCode.REQUEST_TOO_LARGE,
+}
+
+
+def problem(error: PlatformError) -> web.Response:
+    """Return the answer for an error."""
+    body: dict[str, object] = {
+        "type": f"urn:sluice:problem:{error.code}",
+        "title": error.code.replace("_", " "),
+        "status": error.status,
+        "code": error.code,
+        "detail": error.message,
+    }
+    if error.param:
+        body["param"] = error.param
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    if error.status == STATUS[ErrorCode.INVALID_API_KEY]:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.json_response(
+        body, status=error.status, headers=headers, content_type="application/problem+json"
+    )
+
+
+@web.middleware
+async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn errors into problem details; what nobody expected is logged and hidden."""
+    try:
+        return await handler(request)
+    except PlatformError as error:
+        return problem(error)
+    except web.HTTPException as error:
+        if error.status < web.HTTPBadRequest.status_code:
+            raise
+        code = _CODES.get(error.status, ErrorCode.INVALID_REQUEST)
+        answer = problem(PlatformError(code, f"{request.method} {request.path}: {error.reason}"))
+        answer.set_status(error.status)
+        if "Allow" in error.headers:
+            answer.headers["Allow"] = error.headers["Allow"]
+        return answer
+    except Exception:
+        log.exception("request_failed", method=request.method, path=request.path)
+        return problem(PlatformError(ErrorCode.INTERNAL, "an unexpected error; it was logged"))

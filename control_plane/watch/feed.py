@@ -1,0 +1,174 @@
+"""The control plane's own copy of the state, fed by PostgreSQL, from which all watchers are served.
+
+NOTIFY only says that something changed; what changed is read from the table `changes`, and the
+objects are read again. So a lost or doubled notification does no harm. While PostgreSQL is away
+the copy stays, and watchers with it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.database import ERRORS, Database, DatabaseDownError
+from control_plane.tables import changes
+from control_plane.watch import rows
+from control_plane.watch.history import Delta, History
+from sluice.lifecycle import backoff_s
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as wire
+
+log = structlog.get_logger(__name__)
+
+_CHANNEL = "sluice_changes"
+_POLL_S = 2.0  # how late a change is when its notification got lost
+_DELTA_OBJECTS_MAX = 20_000  # more changes than this are read as a new snapshot
+_LOAD_TIMEOUT_S = 30.0
+
+
+class Feed:
+    """Current state, recent history, and an event for those who wait for more."""
+
+    def __init__(self, database: Database) -> None:
+        self.state = ControlState()
+        self.history = History()
+        self.is_loaded = False
+        self.is_database_up = False
+        self.refresh_s = 0.0  # how long the last reading took
+        self._database = database
+        self._changed = asyncio.Event()
+        self._notified = asyncio.Event()
+        self._snapshot: tuple[int, bytes] = (-1, b"")
+        self._snapshot_lock = asyncio.Lock()
+
+    def changed(self) -> asyncio.Event:
+        """Return the event that the next change sets; take it before looking at the state."""
+        return self._changed
+
+    async def snapshot(self) -> tuple[int, bytes]:
+        """Return the newest state as (version, serialized response); made once per version."""
+        async with self._snapshot_lock:
+            if self._snapshot[0] != self.state.version:
+                version, pieces = self.state.version, []
+                for piece in self.state.serialized():
+                    pieces.append(piece)
+                    await asyncio.sleep(0)  # let others run: a large state takes a while
+                self._snapshot = (version, b"".join(pieces))
+            return self._snapshot
+
+    async def run(self) -> None:
+        """Follow PostgreSQL until cancelled."""
+        attempt = 0
+        while True:
+            try:
+                async with self._listening() as connection:
+                    await self._load_or_catch_up()
+                    self._set_up(is_up=True)
+                    attempt = 0
+                    await self._follow(connection)
+            except (*ERRORS, DatabaseDownError) as error:
+                reason = error.reason if isinstance(error, DatabaseDownError) else repr(error)
+                self._set_up(is_up=False, reason=reason)
+            await asyncio.sleep(backoff_s(attempt, first_s=0.1, max_s=1.0))
+            attempt += 1
+
+    async def _follow(self, connection: Any) -> None:
+        while not connection.is_closed():
+            try:
+                async with asyncio.timeout(_POLL_S):
+                    await self._notified.wait()
+            except TimeoutError:
+                pass
+            self._notified.clear()
+            await self._load_or_catch_up()
+        raise ConnectionError("the listening connection was closed")
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncGenerator[Any]:
+        """Yield the driver's connection that listens; SQLAlchemy has no LISTEN of its own."""
+
+        def on_notify(*_: object) -> None:
+            self._notified.set()
+
+        async with asyncio.timeout(_LOAD_TIMEOUT_S):
+            connection = await self._database.dedicated().start()
+        try:
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert driver is not None
+            async with asyncio.timeout(_LOAD_TIMEOUT_S):
+                await driver.add_listener(_CHANNEL, on_notify)
+            driver.add_termination_listener(on_notify)
+            yield driver
+        finally:
+            await connection.invalidate()  # it listens: not for the pool
+            await connection.close()
+
+    async def _load_or_catch_up(self) -> None:
+        started_at = time.monotonic()
+        response = await self._database.run(
+            self._read, deadline_s=_LOAD_TIMEOUT_S, isolation="REPEATABLE READ"
+        )
+        self.refresh_s = time.monotonic() - started_at
+        if response is not None:
+            self._publish(response)
+
+    async def _read(self, connection: AsyncConnection) -> wire.WatchResponse | None:
+        """Return a delta, a snapshot when a delta is not possible, or None when nothing changed."""
+        oldest, newest = (
+            await connection.execute(
+                select(func.min(changes.c.version), func.max(changes.c.version))
+            )
+        ).one()
+        known = self.state.version
+        if newest == known:
+            return None
+        # The newest change always stays, so what was pruned lies below `oldest`.
+        if known and oldest <= known < newest:
+            query = (
+                select(changes.c.kind, changes.c.object_id)
+                .where(changes.c.version > known)
+                .distinct()
+                .limit(_DELTA_OBJECTS_MAX + 1)
+            )
+            changed = (await connection.execute(query)).tuples().all()
+            if len(changed) <= _DELTA_OBJECTS_MAX:
+                return await _read_delta(connection, newest, changed)
+        response = wire.WatchResponse(version=newest, is_snapshot=True)
+        for name, kind in rows.KINDS.items():
+            getattr(response.upserts, name).extend(await rows.read(connection, kind))
+        return response
+
+    def _publish(self, response: wire.WatchResponse) -> None:
+        if response.is_snapshot:
+            self.state.apply(response)
+            self.history.restart(response.version)
+            log.info("state_loaded", version=response.version, seconds=round(self.refresh_s, 3))
+        elif self.state.apply(response):
+            self.history.append(Delta(response.version, response.SerializeToString()))
+        self.is_loaded = True
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
+
+    def _set_up(self, *, is_up: bool, reason: str = "") -> None:
+        if is_up != self.is_database_up or not self.is_loaded:
+            log.warning("database_found" if is_up else "database_lost", reason=reason)
+        self.is_database_up = is_up
+
+
+async def _read_delta(
+    connection: AsyncConnection, version: int, changed: list[tuple[str, str]] | Any
+) -> wire.WatchResponse:
+    response = wire.WatchResponse(version=version)
+    for name, kind in rows.KINDS.items():
+        keys = sorted(key for of, key in changed if of == name)
+        if keys:
+            found = await rows.read(connection, kind, keys)
+            getattr(response.upserts, name).extend(found)
+            there = {getattr(message, kind.key.name) for message in found}
+            getattr(response.removals, name).extend(key for key in keys if key not in there)
+    return response

@@ -1,0 +1,64 @@
+"""The last changes, for watchers to catch up with; pure.
+
+One shared, bounded list instead of a queue per watcher: a watcher only remembers the version that
+it has, and one that fell off the end starts again from a snapshot.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A serialized WatchResponse that leads to `version` from the one before it."""
+
+    version: int
+    payload: bytes
+
+
+class History:
+    """Deltas from `base` to the newest version, limited in number and bytes."""
+
+    def __init__(self, *, deltas_max: int = 4096, bytes_max: int = 64 * 1024 * 1024) -> None:
+        self.base = 0
+        self._deltas: deque[Delta] = deque()
+        self._deltas_max = deltas_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self._deltas[-1].version if self._deltas else self.base
+
+    def restart(self, version: int) -> None:
+        """Forget all deltas: the state is now at `version`, not known how it got there."""
+        self._deltas.clear()
+        self._bytes = 0
+        self.base = version
+
+    def append(self, delta: Delta) -> None:
+        """Add the next delta; the oldest ones go when there are too many."""
+        assert delta.version > self.version, (delta.version, self.version)
+        self._deltas.append(delta)
+        self._bytes += len(delta.payload)
+        while len(self._deltas) > self._deltas_max or self._bytes > self._bytes_max:
+            oldest = self._deltas.popleft()
+            self._bytes -= len(oldest.payload)
+            self.base = oldest.version
+
+    def since(self, version: int) -> list[Delta] | None:
+        """Return what leads from `version` to the newest one; None when only a snapshot does.
+
+        A version between two of ours is fine: deltas hold whole objects, so receiving a change
+        again does no harm. A version above ours comes from elsewhere.
+        """
+        if not self.base <= version <= self.version:
+            return None
+        newer: list[Delta] = []
+        for delta in reversed(self._deltas):
+            if delta.version <= version:
+                break
+            newer.append(delta)
+        newer.reverse()
+        return newer

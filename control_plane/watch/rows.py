@@ -1,0 +1,71 @@
+"""From rows to the wire's objects: one table of kinds, used for snapshots and deltas alike."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from google.protobuf.message import Message
+from sqlalchemy import Column, Table, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane import tables
+from sluice.wire.control.v1 import control_pb2 as wire
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one kind of object is stored and sent; columns have the names of the fields."""
+
+    name: str
+    table: Table
+    message: type[Message]
+
+    @property
+    def key(self) -> Column[str]:
+        """The primary key, which is the object's id on the wire."""
+        return next(iter(self.table.primary_key.columns))
+
+    @property
+    def columns(self) -> list[Column[Any]]:
+        """The columns that are sent, and those that decide what is sent."""
+        fields = {field.name for field in self.message.DESCRIPTOR.fields}
+        return [c for c in self.table.columns if c.name in fields or c.name == "is_draining"]
+
+    def to_wire(self, row: Mapping[str, Any]) -> Message:
+        """Return the object of a row; NULL is the field's default."""
+        values = {name: value for name, value in row.items() if value is not None}
+        if self.name == "replicas":
+            values["state"] = wire_state(values["state"], is_draining=values.pop("is_draining"))
+        return self.message(**values)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("tiers", tables.tiers, wire.Tier),
+        Kind("tenants", tables.tenants, wire.Tenant),
+        Kind("keys", tables.api_keys, wire.ApiKey),
+        Kind("bases", tables.bases, wire.Base),
+        Kind("models", tables.models, wire.Model),
+        Kind("pools", tables.pools, wire.Pool),
+        Kind("cells", tables.cells, wire.Cell),
+        Kind("replicas", tables.replicas, wire.Replica),
+    )
+}
+
+
+def wire_state(observed: int, *, is_draining: bool) -> int:
+    """Return a replica's state for readers: what runs and shall end counts as draining."""
+    ended = (wire.REPLICA_STATE_STOPPED, wire.REPLICA_STATE_FAILED, wire.REPLICA_STATE_LOST)
+    return wire.REPLICA_STATE_DRAINING if is_draining and observed not in ended else observed
+
+
+async def read(
+    connection: AsyncConnection, kind: Kind, keys: Sequence[str] | None = None
+) -> list[Message]:
+    """Return the objects of a kind, all or those with the given keys."""
+    query = select(*kind.columns)
+    if keys is not None:
+        query = query.where(kind.key.in_(keys))
+    found = (await connection.execute(query)).mappings()
+    return [kind.to_wire(cast("Mapping[str, Any]", row)) for row in found]

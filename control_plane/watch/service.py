@@ -1,0 +1,101 @@
+"""Watch over gRPC: a snapshot or what is newer than the caller's version, then every change.
+
+A watcher costs a cursor into the shared history. One that reads too slowly to stay within it gets a
+new snapshot; one that does not read at all is cut after a while, and comes back.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import grpc.aio
+import structlog
+
+from control_plane.watch.feed import Feed
+from sluice.wire.control.v1 import control_pb2 as wire
+
+log = structlog.get_logger(__name__)
+
+_HEARTBEAT_S = 2.0
+_WRITE_TIMEOUT_S = 10.0
+_SERVICE = "sluice.wire.control.v1.ControlService"
+
+Context = grpc.aio.ServicerContext[wire.WatchRequest, bytes]
+
+
+class WatchService:
+    """Serves `ControlService`; messages are serialized once for all watchers."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        present: Callable[[str, str], AbstractContextManager[None]],
+        count: Callable[[str, int], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            feed: What is served.
+            present: (router id, address) -> the router lives while this context is open.
+            count: (role, +1 or -1) -> keeps the number of watchers.
+        """
+        self._feed = feed
+        self._present = present
+        self._count = count
+
+    def handler(self) -> "grpc.GenericRpcHandler[wire.WatchRequest, bytes]":
+        """Return what `grpc.aio.Server.add_generic_rpc_handlers` takes."""
+        method = grpc.unary_stream_rpc_method_handler(
+            self.watch, request_deserializer=wire.WatchRequest.FromString, response_serializer=None
+        )
+        return grpc.method_handlers_generic_handler(_SERVICE, {"Watch": method})
+
+    async def watch(self, request: wire.WatchRequest, context: Context) -> None:
+        """Serve one watcher until it leaves, or stops reading."""
+        if not self._feed.is_loaded:
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, "no state yet: the database has not been read"
+            )
+        role = wire.Role.Name(request.role).removeprefix("ROLE_").lower()
+        is_router = request.role == wire.ROLE_ROUTER and bool(request.address)
+        presence = (
+            self._present(request.instance_id, request.address) if is_router else nullcontext()
+        )
+        self._count(role, 1)
+        try:
+            with presence:
+                await self._serve(request.known_version, context)
+        except TimeoutError:
+            log.warning("watcher_cut", role=role, instance=request.instance_id)
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the watcher does not read")
+        finally:
+            self._count(role, -1)
+
+    async def _serve(self, version: int, context: Context) -> None:
+        await _write(context, self._heartbeat(version))  # we are here, before a large snapshot
+        while True:
+            changed = self._feed.changed()
+            newer = self._feed.history.since(version)
+            if newer is None:
+                version, payload = await self._feed.snapshot()
+                await _write(context, payload)
+                continue
+            for delta in newer:
+                await _write(context, delta.payload)
+                version = delta.version
+            if newer:
+                continue
+            try:
+                async with asyncio.timeout(_HEARTBEAT_S):
+                    await changed.wait()
+            except TimeoutError:
+                await _write(context, self._heartbeat(version))
+
+    @staticmethod
+    def _heartbeat(version: int) -> bytes:
+        return wire.WatchResponse(version=version, is_heartbeat=True).SerializeToString()
+
+
+async def _write(context: Context, payload: bytes) -> None:
+    async with asyncio.timeout(_WRITE_TIMEOUT_S):
+        await context.write(payload)
