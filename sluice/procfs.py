@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +32,41 @@ def group_processes(pgid: int) -> list[int]:
             if int(group) == pgid and state not in "ZX":
                 found.append(pid)
     return found
+
+
+def program_name(pid: int) -> str:
+    """Return the file name of the program that a process runs; empty when it is gone."""
+    with suppress(OSError):
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        return Path(os.fsdecode(program)).name
+    return ""
+
+
+async def first_end(pids: Sequence[int]) -> int:
+    """Wait until the first of these processes ends, and return its id; for ever without any.
+
+    They need not be children of ours.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def note(pid: int) -> None:
+        if not ended.done():
+            ended.set_result(pid)
+
+    pidfds: list[int] = []
+    try:
+        for pid in pids:
+            try:
+                pidfds.append(os.pidfd_open(pid))
+            except ProcessLookupError:
+                return pid
+            loop.add_reader(pidfds[-1], note, pid)  # readable when it has ended
+        return await ended
+    finally:
+        for pidfd in pidfds:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
 
 
 def group_memory_bytes(pgid: int) -> int:

@@ -150,6 +150,7 @@ def limits_of(settings: AgentSettings) -> Limits:
         probe_s=settings.probe_timeout_s,
         misses_max=settings.probe_misses_max,
         backoff_max_s=settings.backoff_max_s,
+        drain_s=settings.drain_timeout_s,
     )
 
 

@@ -11,8 +11,11 @@ _PROMPT = [1, 2, 3, 4]  # in the vocabulary of every model
 _TOKENS = 1
 
 
-async def canary(address: str, spec: EngineSpec, timeout_s: float) -> None:
+async def canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
     """Let the engine at `address` generate one token, and check that it is the engine we mean.
+
+    Returns:
+        How many sequences the engine holds for routers.
 
     Raises:
         FailedError: No answer in time, an error, or somebody else's answer.
@@ -31,3 +34,4 @@ async def canary(address: str, spec: EngineSpec, timeout_s: float) -> None:
             f"{spec.engine} and {spec.base_digest}"
         )
         raise FailedError(ErrorCode.ENGINE_FAILED, message)
+    return reply.active

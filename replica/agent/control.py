@@ -25,13 +25,10 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 5.0
 _CALL_TIMEOUT_S = 5.0
+_SILENCE_S = 15.0  # the control plane repeats the desired state every 5 s
 _SETTLE_S = 0.02  # changes of one moment go up as one message
 _BACKOFF_MAX_S = 5.0
 _OPTIONS = (
-    # A dead peer is noticed within half a minute; a live one is pinged rarely enough for gRPC's
-    # servers, which count pings between their own messages.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_http_proxy", 0),
@@ -115,7 +112,8 @@ class ControlLink:
 
     async def _receive(self, call: _Call) -> None:
         while True:
-            response = await call.read()  # silence is legal: the channel's pings find a dead peer
+            async with asyncio.timeout(_SILENCE_S):
+                response = await call.read()
             if not isinstance(response, agent.SyncResponse):
                 raise ConnectionError("the control plane ended the stream")
             if not self.is_connected:
@@ -129,7 +127,7 @@ class DesiredFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._written: bytes | None = None
+        self._written: list[agent.DesiredReplica] | None = None
 
     def load(self) -> agent.SyncResponse | None:
         """Return what was saved last; None when there is nothing that can be read."""
@@ -144,12 +142,12 @@ class DesiredFile:
         return desired
 
     def save(self, desired: agent.SyncResponse) -> None:
-        """Write it, whole or not at all; nothing happens when it is what was written last.
+        """Write it, whole or not at all; nothing happens when the replicas are those written last.
 
         An unwritable disk is logged, not raised: serving does not depend on it.
         """
-        data = desired.SerializeToString(deterministic=True)
-        if data == self._written:
+        replicas = list(desired.replicas)
+        if replicas == self._written:
             return
         staging = self._path.with_suffix(".new")
         try:
@@ -161,4 +159,4 @@ class DesiredFile:
         except OSError as error:
             log.warning("desired_state_not_saved", path=str(self._path), error=str(error))
         else:
-            self._written = data
+            self._written = replicas

@@ -37,6 +37,9 @@ class Limits:
         misses_max: Missed probes in a row that make an engine dead or frozen.
         backoff_first_s: Pause before the first restart; doubles up to `backoff_max_s`.
         healthy_s: Readiness that long makes the next failure the first one again.
+        drain_settle_s: A draining engine that holds nothing is stopped no sooner than this: until
+            then routers that have not heard of the drain may still send something.
+        drain_s: A draining engine is stopped then, whatever it holds.
     """
 
     start_s: float = 120.0
@@ -49,6 +52,8 @@ class Limits:
     backoff_first_s: float = 0.1
     backoff_max_s: float = 30.0
     healthy_s: float = 30.0
+    drain_settle_s: float = 2.0
+    drain_s: float = 600.0
 
 
 class Phase(StrEnum):
@@ -92,6 +97,7 @@ class Probed:
     run: int
     took_s: float
     problem: str = ""  # empty: a good answer
+    active: int = 0  # sequences that the engine holds for routers
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +148,9 @@ class ReplicaState:
 
     Attributes:
         wanted: Desired spec; None means that the replica is to go away.
-        is_draining: It finishes what it runs; an engine that ends is not started again.
+        is_draining: It finishes what it runs, then stops, and is not started again.
+        draining_at_s: Since when.
+        is_drained: A draining engine holds nothing any more.
         run: Number of the engine started last; 0 before the first.
         running: Spec of that engine.
         pid: Its process, once started; 0 when there is none.
@@ -157,6 +165,8 @@ class ReplicaState:
 
     wanted: EngineSpec | None = None
     is_draining: bool = False
+    draining_at_s: float = inf
+    is_drained: bool = False
     phase: Phase = Phase.IDLE
     run: int = 0
     running: EngineSpec | None = None
@@ -214,7 +224,7 @@ def _absorb(
     actions: list[Action] = []
     match event:
         case Wanted():
-            state = _with_wish(state, event)
+            state = _with_wish(state, event, now_s)
         case Tick():
             if state.phase is Phase.STARTING and now_s >= state.phase_at_s + limits.start_s:
                 waited = f"not ready after {limits.start_s:.0f} s; last canary: {state.message}"
@@ -234,8 +244,15 @@ def _absorb(
     return state, actions
 
 
-def _with_wish(state: ReplicaState, wish: Wanted) -> ReplicaState:
-    state = replace(state, is_draining=wish.is_draining)
+def _with_wish(state: ReplicaState, wish: Wanted, now_s: float) -> ReplicaState:
+    if wish.is_draining != state.is_draining:
+        draining_at_s = now_s if wish.is_draining else inf
+        state = replace(
+            state,
+            is_draining=wish.is_draining,
+            draining_at_s=draining_at_s,
+            is_drained=False,
+        )
     if wish.spec != state.wanted:
         # Another spec is another engine: its first start does not wait for the old one's back-off.
         state = replace(state, wanted=wish.spec, failures=0)
@@ -248,7 +265,14 @@ def _with_probe(
     state: ReplicaState, probe: Probed, now_s: float, limits: Limits
 ) -> tuple[ReplicaState, list[Action]]:
     if not probe.problem:
-        state = replace(state, misses=0, probe_at_s=now_s + limits.probe_interval_s, message="")
+        has_settled = now_s >= state.draining_at_s + limits.drain_settle_s
+        state = replace(
+            state,
+            misses=0,
+            probe_at_s=now_s + limits.probe_interval_s,
+            is_drained=has_settled and probe.active == 0,
+            message="",
+        )
         if state.phase is Phase.STARTING:
             state = replace(state, phase=Phase.READY, phase_at_s=now_s)
         return state, []
@@ -278,7 +302,7 @@ def _failed(
 
 
 def _with_end(state: ReplicaState, now_s: float, limits: Limits) -> ReplicaState:
-    state = replace(state, pid=0, running=None, phase_at_s=now_s, misses=0)
+    state = replace(state, pid=0, running=None, phase_at_s=now_s, misses=0, is_drained=False)
     if not state.has_failed:
         return replace(state, phase=Phase.IDLE, message="stopped")
     pause_s = min(limits.backoff_max_s, limits.backoff_first_s * 2.0 ** min(state.failures, 32))
@@ -292,6 +316,12 @@ def _with_end(state: ReplicaState, now_s: float, limits: Limits) -> ReplicaState
     )
 
 
+def _has_drained(state: ReplicaState, now_s: float, limits: Limits) -> bool:
+    is_unused = state.phase is Phase.STARTING
+    is_over = now_s >= state.draining_at_s + limits.drain_s
+    return state.is_draining and (is_unused or state.is_drained or is_over)
+
+
 def _advance(
     state: ReplicaState, now_s: float, limits: Limits
 ) -> tuple[ReplicaState, list[Action]]:
@@ -299,7 +329,7 @@ def _advance(
     wanted = state.wanted
     if state.phase is Phase.WAITING and (wanted is None or now_s >= state.retry_at_s):
         state = replace(state, phase=Phase.IDLE, phase_at_s=now_s)
-    if state.has_engine and wanted != state.running:
+    if state.has_engine and (wanted != state.running or _has_drained(state, now_s, limits)):
         state = replace(
             state, phase=Phase.STOPPING, phase_at_s=now_s, message="stopping as desired"
         )

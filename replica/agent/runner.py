@@ -35,7 +35,7 @@ from replica.agent.replica_state import (
 from replica.agent.triton import Launch, LaunchError
 from sluice.errors import PlatformError
 from sluice.process import ChildProcess
-from sluice.procfs import group_memory_bytes
+from sluice.procfs import first_end, group_memory_bytes, group_processes, program_name
 
 log = structlog.get_logger(__name__)
 
@@ -51,9 +51,9 @@ class Launcher(Protocol):
         ...
 
 
-# Runs a real inference at an address within seconds; PlatformError, OSError or TimeoutError say
-# that the engine is not healthy.
-Prober = Callable[[str, EngineSpec, float], Awaitable[None]]
+# Runs a real inference at an address within seconds and returns how many sequences the engine holds
+# for routers; PlatformError, OSError or TimeoutError say that the engine is not healthy.
+Prober = Callable[[str, EngineSpec, float], Awaitable[int]]
 
 
 class Observer(Protocol):
@@ -73,8 +73,11 @@ class Observer(Protocol):
 
 
 @dataclass(slots=True)
-class _StopRequest:
-    event: asyncio.Event = field(default_factory=asyncio.Event)
+class _Run:
+    """What the owner task of an engine is told."""
+
+    became_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
     is_kill: bool = False
 
 
@@ -103,7 +106,7 @@ class ReplicaRunner:
         self._wish = Wanted(None)
         self._has_new_wish = False
         self._events: asyncio.Queue[Event] = asyncio.Queue(_EVENTS_MAX)
-        self._stops: dict[int, _StopRequest] = {}
+        self._runs: dict[int, _Run] = {}
 
     def want(self, spec: EngineSpec | None, *, is_draining: bool = False) -> None:
         """Change what is desired; None ends the replica."""
@@ -138,7 +141,7 @@ class ReplicaRunner:
                 before = self.state
                 self.state, actions = decide(before, event, time.monotonic(), self._limits)
                 for action in actions:
-                    group.create_task(self._perform(action, self._stop_of(action)))
+                    group.create_task(self._perform(action, self._run_of(action)))
                 self._note_change(before)
                 if self.state.is_finished and not self._has_new_wish:
                     return
@@ -160,62 +163,76 @@ class ReplicaRunner:
             return self._wish
         return event
 
-    def _stop_of(self, action: Action) -> _StopRequest:
-        """Return the stop request of the action's run, made before any of its tasks runs."""
-        return self._stops.setdefault(action.run, _StopRequest())
+    def _run_of(self, action: Action) -> _Run:
+        """Return what belongs to the action's run, made before any of its tasks runs."""
+        return self._runs.setdefault(action.run, _Run())
 
-    async def _perform(self, action: Action, stop: _StopRequest) -> None:
+    async def _perform(self, action: Action, told: _Run) -> None:
         match action:
             case StartEngine(run, spec):
-                await self._own_engine(run, spec, stop)
-                del self._stops[run]
+                await self._own_engine(run, spec, told)
+                del self._runs[run]
                 await self._events.put(Gone(run))
             case StopEngine(_, is_kill):
-                stop.is_kill = is_kill
-                stop.event.set()
+                told.is_kill = is_kill
+                told.stop.set()
             case ProbeEngine(run, timeout_s):
                 await self._events.put(await self._probe(run, timeout_s))
 
-    async def _own_engine(self, run: int, spec: EngineSpec, stop: _StopRequest) -> None:
+    async def _own_engine(self, run: int, spec: EngineSpec, told: _Run) -> None:
         """Start the engine and see to its end; returns when nothing is left of it."""
         try:
             launch = await asyncio.to_thread(self._launcher.prepare, self.replica_id, spec)
             child = await ChildProcess.start(launch.process)
         except (LaunchError, OSError) as error:
             await self._events.put(Ended(run, str(error)))
-            await stop.event.wait()
+            await told.stop.wait()
             return
         try:
             self.launch = launch
             await self._events.put(Started(run, child.pid))
             async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._report_end(run, child))
-                await stop.event.wait()
-                watch.cancel()
-            await child.stop(grace_s=0 if stop.is_kill else None)
+                watches = [
+                    group.create_task(self._watch_server(run, child)),
+                    group.create_task(self._watch_stubs(run, child, launch, told)),
+                ]
+                await told.stop.wait()
+                for watch in watches:
+                    watch.cancel()
+            await child.stop(grace_s=0 if told.is_kill else None)
         finally:
             self.launch = None
             await child.stop(grace_s=0)
 
-    async def _report_end(self, run: int, child: ChildProcess) -> None:
+    async def _watch_server(self, run: int, child: ChildProcess) -> None:
         status = await child.wait()
         how = f"signal {-status}" if status < 0 else f"status {status}"
         await self._events.put(Ended(run, f"the engine ended with {how}; {child.log_tail()}"))
+
+    async def _watch_stubs(self, run: int, child: ChildProcess, launch: Launch, told: _Run) -> None:
+        """Notice a dead stub at once: Triton stays "ready" without it, and probes take seconds."""
+        await told.became_ready.wait()
+        stubs = [
+            pid for pid in group_processes(child.pid) if program_name(pid) == launch.vital_program
+        ]
+        pid = await first_end(stubs)
+        message = f"Triton's stub, process {pid}, ended; {child.log_tail()}"
+        await self._events.put(Ended(run, message))
 
     async def _probe(self, run: int, timeout_s: float) -> Probed:
         launch, spec = self.launch, self.state.running
         if launch is None or spec is None:
             return Probed(run, 0.0, "the engine is gone")
         begin_s = time.monotonic()
-        problem = ""
+        problem, active = "", 0
         try:
-            await self._prober(launch.grpc_address, spec, timeout_s)
+            active = await self._prober(launch.grpc_address, spec, timeout_s)
         except (PlatformError, OSError, TimeoutError) as error:
             problem = str(error) or repr(error)
         took_s = time.monotonic() - begin_s
         if self.state.phase is Phase.READY:
             self._observer.probed(took_s, is_good=not problem)
-        return Probed(run, took_s, problem)
+        return Probed(run, took_s, problem, active)
 
     def _note_change(self, before: ReplicaState) -> None:
         after = self.state
@@ -238,4 +255,5 @@ class ReplicaRunner:
             self._observer.failed()
         if after.phase is Phase.READY and before.phase is not Phase.READY:
             self._observer.became_ready(after.phase_at_s - before.phase_at_s)
+            self._runs[after.run].became_ready.set()
         self._on_change()

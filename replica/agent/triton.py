@@ -50,11 +50,19 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A prepared Triton process and where it will listen."""
+    """A prepared Triton process and where it will listen.
+
+    Attributes:
+        process: How to start it.
+        grpc_address: host:port.
+        metrics_address: host:port.
+        vital_program: File name of the program whose end Triton does not survive, nor notice.
+    """
 
     process: ProcessSpec
     grpc_address: str
     metrics_address: str
+    vital_program: str
 
 
 def preflight(engines: Sequence[str] = DEFAULT_ENGINES) -> list[str]:
@@ -152,7 +160,13 @@ class TritonLauncher:
             stop_grace_s=_STOP_GRACE_S,
             cleanup=lambda: _remove_shared_memory(prefix),
         )
-        return Launch(process, f"{self._host}:{ports.grpc}", f"{self._host}:{ports.metrics}")
+        assert found.stub is not None
+        return Launch(
+            process,
+            grpc_address=f"{self._host}:{ports.grpc}",
+            metrics_address=f"{self._host}:{ports.metrics}",
+            vital_program=found.stub.name,
+        )
 
     def _home(self, replica_id: str) -> Path:
         return self._state_dir / "replicas" / replica_id

@@ -117,6 +117,35 @@ def test_a_draining_replica_is_probed_and_not_restarted() -> None:
     assert play(*ended, (9.5, Wanted(SIM)))[1] == [StartEngine(2, SIM)]
 
 
+DRAINING = (*READY, (2.5, Wanted(SIM, is_draining=True)))
+
+
+def test_a_drained_engine_is_stopped_once_routers_must_have_heard_of_it() -> None:
+    _, actions = play(*DRAINING, (3.0, Probed(1, 0.1, active=0)))
+    assert actions == [], "a router may still be about to send something"
+    _, actions = play(*DRAINING, (5.0, Probed(1, 0.1, active=1)))
+    assert actions == [], "it still works"
+    _, actions = play(*DRAINING, (5.0, Probed(1, 0.1, active=0)))
+    assert actions == [StopEngine(1, is_kill=False)]
+
+
+def test_a_drain_does_not_last_for_ever() -> None:
+    end_s = 2.5 + LIMITS.drain_s
+    assert play(*DRAINING, (end_s - 1, Probed(1, 0.1, active=1)))[1] == []
+    state, actions = play(*DRAINING, (end_s, Probed(1, 0.1, active=1)), (end_s + 1, Gone(1)))
+    assert (state.phase, actions) == (Phase.IDLE, [])
+
+
+def test_an_engine_that_starts_to_drain_before_it_is_ready_is_stopped() -> None:
+    _, actions = play(*READY[:2], (1.0, Wanted(SIM, is_draining=True)))
+    assert actions == [StopEngine(1, is_kill=False)]
+
+
+def test_a_drain_that_is_taken_back_leaves_the_engine_alone() -> None:
+    state, actions = play(*DRAINING, (3.0, Wanted(SIM)), (9.0, Probed(1, 0.1, active=0)))
+    assert (state.phase, actions) == (Phase.READY, [])
+
+
 def test_health_resets_the_back_off() -> None:
     tired = replace(play(*READY)[0], failures=6)
     state, _ = decide(tired, Ended(1, "x"), 3.0, LIMITS)
@@ -196,9 +225,9 @@ class AgentMachine(RuleBasedStateMachine):
         self.feed(Ended(run, "signal 9"))
 
     @precondition(lambda self: self.probes)
-    @rule(took_s=st.floats(0, 3), problem=st.sampled_from(["", "silent"]))
-    def probe_ends(self, took_s: float, problem: str) -> None:
-        self.feed(Probed(self.probes.pop(0), took_s, problem))
+    @rule(took_s=st.floats(0, 3), problem=st.sampled_from(["", "silent"]), active=st.integers(0, 1))
+    def probe_ends(self, took_s: float, problem: str, active: int) -> None:
+        self.feed(Probed(self.probes.pop(0), took_s, problem, active))
 
     @precondition(lambda self: any(engine.is_stopping for engine in self.engines.values()))
     @rule()
