@@ -242,7 +242,9 @@ async def _run(arguments: argparse.Namespace) -> None:
         "max_threads": str(arguments.threads),
     }
     engine = await loop.run_in_executor(pool, lambda: Engine(arguments.directory, limits=limits))
-    store = TraceStore(engine, pool, Limits(), password)
+    body_max_bytes = arguments.body_max_mib << 20
+    bounds = Limits(body_max_bytes=body_max_bytes, bodies_max_bytes=2 * body_max_bytes)
+    store = TraceStore(engine, pool, bounds, password)
     # A client that hangs up must not stop an insert half way.
     runner = web.AppRunner(store.application(), handler_cancellation=False, access_log=None)
     async with stop_signals() as stop:
@@ -265,6 +267,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=4, help="statements at a time")
     parser.add_argument("--password-file", type=Path)
+    parser.add_argument("--body-max-mib", type=int, default=256, help="of one request, unpacked")
     arguments = parser.parse_args()
     if not _is_loopback(arguments.host):
         sys.exit(
@@ -287,11 +290,13 @@ def tracestore_spec(
     env: Mapping[str, str],
     *,
     password_file: Path | None = None,
+    body_max_mib: int = 256,
 ) -> ProcessSpec:
     """Return how to run the trace store; ready when its port answers, the engine being open."""
     command = [
         *(sys.executable, "-m", "cli.stack.tracestore"),
         *("--port", str(port), "--directory", str(directory)),
+        *("--body-max-mib", str(body_max_mib)),
     ]
     if password_file is not None:
         command += ["--password-file", str(password_file)]

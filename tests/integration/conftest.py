@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -15,8 +16,10 @@ import pytest
 import pytest_asyncio
 
 from cli.stack import postgres
+from cli.stack.broker import broker_spec
+from cli.stack.tracestore import tracestore_spec
 from control_plane.migrate import migrate
-from sluice.process import ChildProcess, ProcessSpec
+from sluice.process import ChildProcess, ProcessSpec, free_port
 
 _DATABASES = count(1)
 
@@ -73,3 +76,80 @@ async def database_url(postgres_server: PostgresServer) -> AsyncIterator[str]:
     await postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_server.template}")
     yield postgres_server.url(name)
     await postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+class RestartableServer:
+    """A server of the local stack that a test may kill and start again at the same address."""
+
+    def __init__(self, spec: ProcessSpec, port: int) -> None:
+        self.spec = spec
+        self.port = port
+        self.child: ChildProcess | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        assert self.child is None
+        self.child = await ChildProcess.start(self.spec)
+        await self.child.wait_ready(30)
+
+    async def kill(self) -> None:
+        """SIGKILL it, as a crash would."""
+        assert self.child is not None
+        os.kill(self.child.pid, signal.SIGKILL)
+        await self.stop()
+
+    async def stop(self) -> int | None:
+        """Ask it to end and return the exit status; None when it does not run."""
+        child, self.child = self.child, None
+        if child is None:
+            return None
+        await child.stop()
+        return await child.wait()
+
+
+def child_environment(**settings: str) -> dict[str, str]:
+    """What a child of a test inherits: how to find Python and libraries, and nothing of ours."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    return kept | settings
+
+
+@pytest_asyncio.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[RestartableServer]:
+    """An empty broker of the test's own."""
+    port = free_port()
+    server = RestartableServer(
+        broker_spec(port, tmp_path / "broker.log", child_environment()), port
+    )
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest_asyncio.fixture
+async def tracestore(tmp_path: Path) -> AsyncIterator[RestartableServer]:
+    """An empty trace store of the test's own."""
+    port = free_port()
+    spec = tracestore_spec(
+        port, tmp_path / "traces", tmp_path / "tracestore.log", child_environment()
+    )
+    server = RestartableServer(spec, port)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_tracestore(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[RestartableServer]:
+    """One trace store per run, with small bounds; tests must not kill it."""
+    home = tmp_path_factory.mktemp("tracestore")
+    port = free_port()
+    spec = tracestore_spec(port, home / "traces", home / "log", child_environment(), body_max_mib=8)
+    server = RestartableServer(spec, port)
+    await server.start()
+    yield server
+    await server.stop()
