@@ -1,0 +1,102 @@
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from replica.engine.blocks import BlockPool
+
+BLOCKS = 6
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Random holders against a naive model; what `drain_events` told rebuilds the index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(BLOCKS)
+        self.chains: list[list[int]] = []
+        self.told: set[bytes] = set()
+        self.content: dict[int, int] = {}  # block -> what its holder wrote
+        self.written = 0
+
+    @rule()
+    def take(self) -> None:
+        available = self.pool.available
+        block = self.pool.take()
+        assert (block is None) == (available == 0)
+        if block is not None:
+            assert all(block not in chain for chain in self.chains)
+            self.written += 1
+            self.content[block] = self.written
+            self.chains.append([block])
+
+    @rule(index=st.integers(0, 20), key=st.integers(0, 8))
+    def publish(self, index: int, key: int) -> None:
+        if self.chains:
+            block = self.chains[index % len(self.chains)][0]
+            if block not in self.pool._hash_of:
+                self.pool.publish(block, bytes([key]) * 16)
+
+    @rule(key=st.integers(0, 8))
+    def share(self, key: int) -> None:
+        name = bytes([key]) * 16
+        hits, idle = self.pool.find([name])
+        assert hits == (name in self.told or name in self.pool.cached())
+        if hits:
+            before = self.pool.available
+            self.chains.append([self.pool.share(name)])
+            assert self.pool.available == before - idle
+
+    @rule(index=st.integers(0, 20))
+    def release(self, index: int) -> None:
+        if self.chains:
+            self.pool.release(self.chains.pop(index % len(self.chains)))
+
+    @rule()
+    def drain(self) -> None:
+        for key, is_cached in self.pool.drain_events().items():
+            if is_cached:
+                self.told.add(key)
+            else:
+                self.told.discard(key)
+        assert self.told == set(self.pool.cached())
+
+    @invariant()
+    def every_block_is_in_one_state(self) -> None:
+        self.pool.check()
+        held = {block for chain in self.chains for block in chain}
+        assert self.pool.used == len(held)
+
+    def teardown(self) -> None:
+        for chain in self.chains:
+            self.pool.release(chain)
+        assert self.pool.used == 0
+        self.pool.check()
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+def test_the_tail_of_a_chain_is_evicted_before_its_head() -> None:
+    pool = BlockPool(3)
+    chain = [pool.take() for _ in range(3)]
+    assert None not in chain
+    blocks = [block for block in chain if block is not None]
+    for index, block in enumerate(blocks):
+        pool.publish(block, bytes([index]) * 16)
+    pool.release(blocks)
+    pool.take()
+    assert pool.find([bytes([i]) * 16 for i in range(3)]) == (2, 2)
+
+
+def test_equal_content_is_published_once() -> None:
+    pool = BlockPool(2)
+    first, second = pool.take(), pool.take()
+    assert first is not None
+    assert second is not None
+    pool.publish(first, b"x" * 16)
+    pool.publish(second, b"x" * 16)
+    assert pool.drain_events() == {b"x" * 16: True}
+    pool.release([second])
+    pool.release([first])
+    assert pool.share(b"x" * 16) == first

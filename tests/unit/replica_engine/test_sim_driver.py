@@ -1,0 +1,105 @@
+from pathlib import Path
+
+import pytest
+
+from replica.drivers.options import OptionsError, parse_options
+from replica.drivers.registry import load_driver
+from replica.drivers.sim import SimOptions, load_sim
+from replica.engine.types import SequenceRequest
+
+
+@pytest.fixture
+def make_sim(model_dir: Path, clock):
+    def make(**options):
+        return load_sim(model_dir, "base", options, clock=clock, sleep=clock.sleep)
+
+    return make
+
+
+def test_output_is_ordinary_deterministic_and_goes_on_after_a_resume(make_sim, run_to_end) -> None:
+    def generate(prompt: list[int], count: int) -> list[int]:
+        engine = make_sim()
+        engine.add(SequenceRequest(1, prompt, count))
+        return run_to_end(engine)[1]
+
+    prompt = [5, 6, 7]
+    whole = generate(prompt, 40)
+    assert whole == generate(prompt, 40)
+    assert whole[15:] == generate(prompt + whole[:15], 25)
+    assert generate([5, 6, 8], 40) != whole
+    assert len(set(whole)) > 20
+    assert not {0, 1, 2} & set(whole)
+
+
+def test_preemption_does_not_change_the_output(make_sim, run_to_end) -> None:
+    def generate(**options) -> tuple[dict[int, list[int]], int]:
+        engine = make_sim(**options)
+        for key in range(6):
+            engine.add(SequenceRequest(key, [key + 10] * 40, 100))
+        return run_to_end(engine), engine.load().preemptions
+
+    free, _ = generate()
+    squeezed, preemptions = generate(blocks=12)
+    assert preemptions > 0
+    assert squeezed == free
+
+
+def test_a_thousand_sequences_make_more_than_100k_tokens_per_second(
+    make_sim, run_to_end, clock
+) -> None:
+    engine = make_sim()
+    for key in range(1000):
+        engine.add(SequenceRequest(key, [key % 400] * 64, 100))
+    began_s = clock.now_s
+    tokens = run_to_end(engine)
+    decoded = sum(map(len, tokens.values()))
+    assert decoded == 100_000
+    assert decoded / (clock.now_s - began_s) > 100_000
+
+
+def test_the_cost_model_is_what_passes(make_sim, run_to_end, clock) -> None:
+    engine = make_sim(
+        cost_step_s=0.5,
+        cost_decode_row_s=0.25,
+        cost_prefill_token_s=0.125,
+        cost_context_token_s=0.0,
+    )
+    engine.add(SequenceRequest(1, [9] * 4, 3))
+    began_s = clock.now_s
+    run_to_end(engine)
+    assert clock.now_s - began_s == 0.5 + 4 * 0.125 + 2 * (0.5 + 0.25)
+
+
+def test_a_faster_engine_is_faster(make_sim, run_to_end, clock) -> None:
+    engine = make_sim(speed=4.0, cost_step_s=1.0, cost_decode_row_s=0, cost_prefill_token_s=0)
+    engine.add(SequenceRequest(1, [9], 1))
+    began_s = clock.now_s
+    run_to_end(engine)
+    assert clock.now_s - began_s == 0.25
+
+
+def test_an_engine_without_artifact_serves_any_base(clock, run_to_end) -> None:
+    engine = load_sim(None, "base", {}, clock=clock, sleep=clock.sleep)
+    engine.add(SequenceRequest(1, [31_999], 5))
+    assert len(run_to_end(engine)[1]) == 5
+
+
+def test_options_may_be_text_and_mistakes_are_named() -> None:
+    options = parse_options(
+        SimOptions, {"blocks": "12", "speed": 2, "prefix_cache": "false", "cost_step_s": "1e-3"}
+    )
+    assert (options.blocks, options.speed, options.prefix_cache) == (12, 2.0, False)
+    assert options.cost_step_s == 1e-3
+    for given in ({"blocks": "many"}, {"blocks": 1.5}, {"prefix_cache": "maybe"}, {"speed": None}):
+        (name,) = given
+        with pytest.raises(OptionsError, match=f"engine option {name} is"):
+            parse_options(SimOptions, given)
+    with pytest.raises(OptionsError, match="unknown engine option blokcs; known are blocks"):
+        parse_options(SimOptions, {"blokcs": 1})
+
+
+def test_unknown_engines_are_named() -> None:
+    with pytest.raises(ValueError, match="unknown engine 'gpu'; known are openvino, sim"):
+        load_driver("gpu", None, "base", {})
+    with pytest.raises(ValueError, match="needs a base artifact"):
+        load_driver("openvino", None, "base", {})
