@@ -58,6 +58,14 @@ class Resource:
         """The primary key."""
         return next(iter(self.table.primary_key.columns))
 
+    def stored(self, values: Values) -> Values:
+        """Return what a row holds of a body: NULL for the empty string where it stands for that."""
+        columns = self.table.columns
+        return {
+            name: None if value == "" and columns[name].nullable else value
+            for name, value in values.items()
+        }
+
     def show(self, row: Mapping[str, Any]) -> Values:
         """Return the JSON of a row; NULL is shown as the empty string that stands for it."""
         return {name: "" if row[name] is None else row[name] for name in self.shown}
@@ -84,7 +92,7 @@ class ResourceRoutes:
         resource = self._resource
         assert resource.body is not None
         key = path_id(request)
-        values = (await read_body(request, resource.body)).model_dump()
+        values = resource.stored((await read_body(request, resource.body)).model_dump())
 
         async def work(connection: AsyncConnection) -> tuple[Values, bool]:
             await resource.before_write(connection, key, values)
