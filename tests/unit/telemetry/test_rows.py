@@ -1,0 +1,91 @@
+"""Messages to rows: nothing is lost, nothing that ClickHouse would refuse gets through."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from telemetry import rows
+from telemetry.migrate import load, migrations_folder
+from telemetry.rows import PoisonReason, Source
+
+RECEIVED_MS = 1_790_000_000_000
+
+
+def event(event_id: str = "evt_1", **fields: object) -> RequestEvent:
+    values = {"schema_version": 1, "received_at_unix_ms": RECEIVED_MS, **fields}
+    return RequestEvent(event_id=event_id, **values)  # type: ignore[arg-type]
+
+
+def source(payload: bytes, offset: int = 0) -> Source:
+    return Source("sluice.requests.v1", 0, offset, payload)
+
+
+def test_every_field_of_the_event_is_a_column() -> None:
+    names = {field.name for field in RequestEvent.DESCRIPTOR.fields}
+    assert names == {rows._RENAMED.get(column, column) for column in rows.COLUMNS}
+
+
+def test_the_columns_are_those_of_the_table() -> None:
+    statement = load(migrations_folder())[0].statements[0]
+    for column, kind in rows.COLUMNS.items():
+        assert f"    {column} {kind}" in statement
+
+
+def test_a_row_holds_what_the_event_says() -> None:
+    one = event(tenant_id="ten_a", session_hash=2**64 - 1, prompt_tokens=7, is_stream=True)
+    row = dict(zip(rows.COLUMNS, (column[0] for column in rows.event_columns([one])), strict=True))
+    assert row["event_id"] == "evt_1"
+    assert row["received_at"] == RECEIVED_MS
+    assert row["session_hash"] == 2**64 - 1
+    assert row["is_stream"] is True
+    assert (row["tenant_id"], row["prompt_tokens"], row["ttft_us"]) == ("ten_a", 7, 0)
+
+
+def test_the_first_of_equal_event_ids_stays() -> None:
+    messages = [
+        source(event("a", prompt_tokens=1).SerializeToString()),
+        source(event("b").SerializeToString()),
+        source(event("a", prompt_tokens=2).SerializeToString()),
+    ]
+    batch = rows.decode(messages)
+    assert [(e.event_id, e.prompt_tokens) for e in batch.events] == [("a", 1), ("b", 0)]
+    assert batch.duplicates == 1
+
+
+def test_each_kind_of_poison_is_parked_with_its_reason() -> None:
+    payloads = [
+        b"\xff\xff\xff",
+        b"",
+        event(schema_version=2).SerializeToString(),
+        event("").SerializeToString(),
+        event(received_at_unix_ms=0).SerializeToString(),
+        event(status=70_000).SerializeToString(),
+    ]
+    batch = rows.decode(source(payload, index) for index, payload in enumerate(payloads))
+    assert not batch.events
+    assert [poison.reason for poison in batch.poisons] == [
+        PoisonReason.UNDECODABLE,
+        PoisonReason.UNKNOWN_SCHEMA,
+        PoisonReason.UNKNOWN_SCHEMA,
+        PoisonReason.INVALID,
+        PoisonReason.INVALID,
+        PoisonReason.INVALID,
+    ]
+    assert [poison.source.offset for poison in batch.poisons] == list(range(6))
+
+
+def test_a_huge_poison_is_cut() -> None:
+    batch = rows.decode([source(b"\xff" * 1_000_000)])
+    columns = dict(zip(rows.POISON_COLUMNS, rows.poison_columns(batch.poisons), strict=True))
+    assert len(columns["payload"][0]) == 65_536
+
+
+@given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from("abc")), max_size=20))
+def test_every_message_ends_as_exactly_one_thing(contents: list[bytes | str]) -> None:
+    messages = [
+        source(event(content).SerializeToString() if isinstance(content, str) else content, index)
+        for index, content in enumerate(contents)
+    ]
+    batch = rows.decode(messages)
+    assert len(batch.events) + len(batch.poisons) + batch.duplicates == len(messages)
+    assert len({e.event_id for e in batch.events}) == len(batch.events)

@@ -1,0 +1,131 @@
+"""The sink's order: the broker may forget a message only after its row is written."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from telemetry import sink as sink_module
+from telemetry.consumer import ConsumerLostError
+from telemetry.metrics import Metrics
+from telemetry.rows import Batch, Source
+from telemetry.sink import Sink
+
+
+class FakeBroker:
+    """One partition that remembers what was committed; reading begins there after `open`."""
+
+    def __init__(self, count: int, failures: Sequence[bool]) -> None:
+        self.log = [
+            RequestEvent(
+                schema_version=1, event_id=str(number), received_at_unix_ms=1_790_000_000_000
+            ).SerializeToString()
+            for number in range(count)
+        ]
+        self.committed = 0
+        self.position = 0
+        self.failures = list(failures)
+
+    async def open(self) -> None:
+        self._maybe_fail()
+        self.position = self.committed
+
+    async def read(self, batch_max: int) -> list[Source]:
+        await asyncio.sleep(0)
+        self._maybe_fail()
+        end = min(len(self.log), self.position + batch_max)
+        found = [Source("t", 0, at, self.log[at]) for at in range(self.position, end)]
+        self.position = end
+        return found
+
+    async def written(self, messages: Sequence[Source]) -> None:
+        self.committed = max(self.committed, messages[-1].offset + 1)
+
+    async def lag(self) -> int:
+        return 0
+
+    async def close(self) -> None:
+        pass
+
+    def _maybe_fail(self) -> None:
+        if self.failures and self.failures.pop():
+            raise ConsumerLostError("as planned")
+
+
+class FakeTable:
+    """Fails as planned, sometimes after it wrote, and checks the order at every insert."""
+
+    def __init__(self, broker: FakeBroker, failures: Sequence[str]) -> None:
+        self.broker = broker
+        self.rows: set[str] = set()
+        self.failures = list(failures)
+
+    async def prepare(self) -> None:
+        pass
+
+    async def insert(self, batch: Batch) -> None:
+        plan = self.failures.pop() if self.failures else "ok"
+        if plan != "lost":
+            self.rows |= {event.event_id for event in batch.events}
+        if plan != "ok":
+            raise OSError(plan)
+
+    def check(self) -> None:
+        assert {str(number) for number in range(self.broker.committed)} <= self.rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(0, 30),
+    batch_max=st.integers(1, 9),
+    broken_reads=st.lists(st.booleans(), max_size=12),
+    broken_writes=st.lists(st.sampled_from(["ok", "lost", "answer lost"]), max_size=12),
+    kill_after=st.integers(0, 40),
+)
+def test_nothing_is_forgotten_before_it_is_written(
+    count: int,
+    batch_max: int,
+    broken_reads: list[bool],
+    broken_writes: list[str],
+    kill_after: int,
+) -> None:
+    async def scenario() -> None:
+        broker = FakeBroker(count, broken_reads)
+        table = FakeTable(broker, broken_writes)
+
+        async def serve(turns: int | None) -> None:
+            sink = Sink(lambda: broker, table, Metrics(), batch_max=batch_max)
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(sink.run())
+                while turns is None or turns > 0:
+                    await asyncio.sleep(0)
+                    table.check()
+                    turns = None if turns is None else turns - 1
+                    if turns is None and broker.committed == count:
+                        break
+                task.cancel()
+
+        await serve(kill_after)  # killed anywhere, and started again
+        await serve(None)
+        assert table.rows == {str(number) for number in range(count)}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sink_module, "_PAUSE_FIRST_S", 0.0)
+        asyncio.run(scenario())
+
+
+def test_the_metrics_are_known() -> None:
+    names = {metric.name for metric in Metrics().registry.collect()}
+    assert names == {
+        "telemetry_events_duplicate",
+        "telemetry_events_written",
+        "telemetry_lag_events",
+        "telemetry_messages_poisoned",
+        "telemetry_ready",
+        "telemetry_session_failures",
+        "telemetry_write_failures",
+        "telemetry_write_seconds",
+    }

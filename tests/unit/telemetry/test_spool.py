@@ -1,0 +1,181 @@
+"""The spool: what was written comes back in order, whatever happened to the files."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.spool import Spool, decode_records, encode_record
+
+payloads = st.lists(st.binary(max_size=60), max_size=30)
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def opened(root: Path, *, max_bytes: int = 1 << 20, segment_bytes: int = 200) -> Spool:
+    return Spool(root, max_bytes=max_bytes, segment_bytes=segment_bytes)
+
+
+def drain(spool: Spool, limit: int = 7) -> list[bytes]:
+    found: list[bytes] = []
+    while batch := spool.peek(limit):
+        found += batch
+        spool.advance()
+    return found
+
+
+def segments(root: Path) -> list[Path]:
+    return sorted(root.glob("*/*.spool"))
+
+
+@given(payloads, st.data())
+def test_a_torn_tail_costs_only_records_it_touches(items: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(encode_record(item) for item in items)
+    cut = data.draw(st.integers(0, len(whole)))
+    found = decode_records(whole[:cut])
+    ends = [sum(8 + len(item) for item in items[: count + 1]) for count in range(len(items))]
+    complete = sum(end <= cut for end in ends)
+    assert found.payloads == items[:complete]
+    assert found.damaged == (0 if cut in (0, *ends) else 1)
+    assert found.end == cut
+
+
+@given(payloads.filter(bool), st.data())
+def test_a_flipped_bit_never_yields_a_wrong_record(items: list[bytes], data: st.DataObject) -> None:
+    whole = bytearray(b"".join(encode_record(item) for item in items))
+    position = data.draw(st.integers(0, len(whole) - 1))
+    whole[position] ^= 1 << data.draw(st.integers(0, 7))
+    remaining = iter(items)
+    assert all(payload in remaining for payload in decode_records(bytes(whole)).payloads)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(payloads, max_size=6), st.integers(1, 9))
+def test_everything_comes_back_in_order_also_after_a_restart(
+    batches: list[list[bytes]], limit: int
+) -> None:
+    with folder() as root:
+        for batch in batches:  # a new owner for each batch: a crash after each write
+            with closing(opened(root)) as spool:
+                assert spool.append(batch) == len(batch)
+        with closing(opened(root)) as spool:
+            assert drain(spool, limit) == [item for batch in batches for item in batch]
+            assert spool.is_empty
+            assert (spool.dropped, spool.damaged) == (0, 0)
+        assert not segments(root)
+
+
+def test_reading_and_writing_may_alternate(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as spool:
+        spool.append([b"1", b"2", b"3"])
+        assert spool.peek(2) == [b"1", b"2"]
+        spool.append([b"4"])
+        spool.advance()
+        assert drain(spool) == [b"3", b"4"]
+
+
+def test_peeked_but_not_advanced_comes_again(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as spool:
+        spool.append([b"1", b"2"])
+        assert spool.peek(1) == [b"1"]
+        assert spool.peek(5) == [b"1", b"2"]
+    with closing(opened(tmp_path)) as spool:
+        assert drain(spool) == [b"1", b"2"]
+
+
+def test_over_the_bound_the_oldest_go_and_are_counted(tmp_path: Path) -> None:
+    items = [f"{number:092}".encode() for number in range(50)]  # 100 bytes each on disk
+    with closing(opened(tmp_path, max_bytes=1000, segment_bytes=200)) as spool:
+        for item in items:
+            spool.append([item])
+            assert spool.size_bytes <= 1000
+        kept = drain(spool)
+        assert kept == items[-len(kept) :]
+        assert 0 < len(kept) <= 10
+        assert spool.dropped == len(items) - len(kept)
+
+
+def test_a_bound_reached_while_replaying_does_not_confuse_the_reader(tmp_path: Path) -> None:
+    items = [f"{number:092}".encode() for number in range(20)]
+    with closing(opened(tmp_path, max_bytes=600, segment_bytes=200)) as spool:
+        spool.append(items[:6])
+        assert spool.peek(1) == items[:1]
+        spool.append(items[6:])  # drops the segment that is being replayed
+        spool.advance()
+        kept = drain(spool)
+        assert kept == items[-len(kept) :]
+
+
+def test_a_torn_segment_does_not_poison_the_next_owner(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as spool:
+        spool.append([b"first", b"torn"])
+    (segment,) = segments(tmp_path)
+    segment.write_bytes(segment.read_bytes()[:-2])
+    with closing(opened(tmp_path)) as spool:
+        spool.append([b"second"])
+        assert drain(spool) == [b"first", b"second"]
+        assert spool.damaged == 1
+
+
+def test_an_empty_or_foreign_file_is_harmless(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / f"{7:020d}.spool").touch()
+    (tmp_path / "0" / "notes.spool").write_text("not ours")
+    with closing(opened(tmp_path)) as spool:
+        spool.append([b"x"])
+        assert drain(spool) == [b"x"]
+
+
+def test_owners_beside_each_other_take_different_slots(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as one, closing(opened(tmp_path)) as two:
+        one.append([b"one"])
+        two.append([b"two"])
+        assert (drain(one), drain(two)) == ([b"one"], [b"two"])
+
+
+def test_a_new_owner_adopts_what_a_dead_neighbour_left(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as one:
+        with closing(opened(tmp_path)) as two:
+            two.append([b"left"])
+        one.append([b"mine"])
+    with closing(opened(tmp_path)) as heir:
+        assert sorted(drain(heir)) == [b"left", b"mine"]
+    assert not segments(tmp_path)
+
+
+def test_a_disk_that_refuses_is_counted_not_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_fd: int, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with closing(opened(tmp_path)) as spool:
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", refuse)
+            assert spool.append([b"a", b"b"]) == 0
+        assert spool.dropped == 2
+        spool.append([b"c"])
+        assert drain(spool) == [b"c"]
+
+
+def test_a_disk_that_takes_a_part_keeps_the_whole_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    write = os.write
+    with closing(opened(tmp_path)) as spool:
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", lambda fd, data: write(fd, data[:12]))
+            assert spool.append([b"a", b"b"]) == 1
+        assert spool.dropped == 1
+        spool.append([b"c"])
+        assert drain(spool) == [b"a", b"c"]
