@@ -73,10 +73,11 @@ class Attachment:
         self._router_id = router_id
         self._silence_s = silence_s
         self._stopped = asyncio.Event()
+        self.is_attached = False
         self._attempt = 0
 
     def stop(self) -> None:
-        """Detach and end `run`."""
+        """Detach and end `run`; one that is not attached may be cancelled as well."""
         self._stopped.set()
 
     async def run(self) -> None:
@@ -107,6 +108,7 @@ class Attachment:
         self._attempt = 0
         log.info("replica_attached", replica_id=self.replica_id, epoch=outbox.epoch)
         self._hub.attached(self.replica_id, outbox, limits)
+        self.is_attached = True
         try:
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(self._write(stream, outbox))
@@ -116,6 +118,7 @@ class Attachment:
                 if not self._stopped.is_set():
                     closer.cancel()
         finally:
+            self.is_attached = False
             if not self._stopped.is_set():
                 self._hub.metrics.replicas_lost.inc()
             self._hub.lost(self.replica_id, outbox)

@@ -10,6 +10,7 @@ from router.hub import Hub
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as control
 
+_STOP_TIMEOUT_S = 5.0
 _GONE = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
 
 
@@ -66,7 +67,7 @@ class Fleet:
             elif wanted.get(replica_id, target) != target or (
                 replica_id not in wanted and not self._hub.core.is_needed(replica_id)
             ):
-                attachment.stop()
+                _stop(attachment, task)
         for replica_id, target in wanted.items():
             if replica_id not in self._attachments:
                 self._start(replica_id, target)
@@ -87,7 +88,13 @@ class Fleet:
         self._is_stopping = True
         tasks: list[asyncio.Task[None]] = []
         for _, attachment, task in self._attachments.values():
-            attachment.stop()
+            _stop(attachment, task)
             tasks.append(task)
         if tasks:
-            await asyncio.wait(tasks, timeout=5.0)
+            await asyncio.wait(tasks, timeout=_STOP_TIMEOUT_S)
+
+
+def _stop(attachment: Attachment, task: "asyncio.Task[None]") -> None:
+    attachment.stop()
+    if not attachment.is_attached:
+        task.cancel()  # it waits for a connection or for its next attempt
