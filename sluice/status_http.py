@@ -17,7 +17,11 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 @asynccontextmanager
 async def status_server(
-    address: str, *, is_ready: Callable[[], bool], metrics: Callable[[], bytes]
+    address: str,
+    *,
+    is_ready: Callable[[], bool],
+    metrics: Callable[[], bytes],
+    why_not_ready: Callable[[], str] = lambda: "not ready",
 ) -> AsyncGenerator[int]:
     """Serve at `address` (host:port, port 0 picks one) while the context lasts.
 
@@ -25,6 +29,7 @@ async def status_server(
         address: Where to listen.
         is_ready: Whether the service wants traffic; /readyz answers 503 when not.
         metrics: Returns the text exposition.
+        why_not_ready: What /readyz says with its 503; for people.
 
     Yields:
         The port.
@@ -41,7 +46,7 @@ async def status_server(
             if open_connections <= _CONNECTIONS_MAX:
                 async with asyncio.timeout(_TIMEOUT_S):
                     head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(_respond(head, is_ready, metrics))
+                    writer.write(_respond(head, is_ready, metrics, why_not_ready))
                     await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a scraper that gives up, or something that does not speak HTTP
@@ -59,14 +64,19 @@ async def status_server(
         yield server.sockets[0].getsockname()[1]
 
 
-def _respond(head: bytes, is_ready: Callable[[], bool], metrics: Callable[[], bytes]) -> bytes:
+def _respond(
+    head: bytes,
+    is_ready: Callable[[], bool],
+    metrics: Callable[[], bytes],
+    why_not_ready: Callable[[], str],
+) -> bytes:
     method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
     path = rest.partition(b" ")[0].partition(b"?")[0]
     status, body = HTTPStatus.OK, b"ok\n"
     if method not in (b"GET", b"HEAD"):
         status, body = HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n"
     elif path == b"/readyz" and not is_ready():
-        status, body = HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n"
+        status, body = HTTPStatus.SERVICE_UNAVAILABLE, f"{why_not_ready()}\n".encode()
     elif path == b"/metrics":
         body = metrics()
     elif path not in (b"/healthz", b"/readyz"):

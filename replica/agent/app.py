@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
+from prometheus_client import generate_latest
 
 from replica.agent.canary import canary
 from replica.agent.control import ControlLink, DesiredFile
 from replica.agent.fleet import Fleet
-from replica.agent.http import serve_http
 from replica.agent.metrics import AgentMetrics
 from replica.agent.node import node_facts
 from replica.agent.replica_state import Limits
@@ -20,6 +20,7 @@ from replica.agent.runner import Prober
 from replica.agent.settings import AgentSettings
 from replica.agent.triton import TritonLauncher
 from sluice.lifecycle import run_every
+from sluice.status_http import status_server
 from sluice.wire.agent.v1 import agent_pb2 as agent
 
 log = structlog.get_logger(__name__)
@@ -60,14 +61,16 @@ class Agent:
             killed = await self._launcher.remove_leftovers()
             if killed:
                 log.warning("leftovers_killed", pids=killed)
-            http = await serve_http(
-                settings.http_address, self._metrics.registry, self._why_not_ready
-            )
-            try:
-                await self._serve(stop)
-            finally:
-                await http.cleanup()
-                await self._launcher.remove_leftovers()
+            async with status_server(
+                settings.http_address,
+                is_ready=lambda: not self._why_not_ready(),
+                metrics=lambda: generate_latest(self._metrics.registry),
+                why_not_ready=self._why_not_ready,
+            ):
+                try:
+                    await self._serve(stop)
+                finally:
+                    await self._launcher.remove_leftovers()
 
     async def _serve(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
