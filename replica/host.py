@@ -18,7 +18,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from replica.engine.types import Driver, EngineLoad, RefusedError
-from replica.host_core import HEARTBEAT_S, Attachment, HostCore
+from replica.host_core import Attachment, HostCore
 from replica.host_frames import FrameEncoder, fill_state
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
@@ -73,6 +73,21 @@ class _Orphaned:
     epoch: int
 
 
+def _refused(code: ErrorCode, message: str) -> bytes:
+    refused = wire.Refused(code=code, message=message)
+    return wire.HostFrame(refused=refused).SerializeToString()
+
+
+def _answer(responder: Responder, frame: bytes) -> None:
+    """Send the only frame of an answer, and end it."""
+    try:
+        if not responder.is_cancelled():
+            responder.send(frame)
+    except Exception:  # noqa: BLE001 - a transport may raise anything when its peer is gone
+        log.warning("reply_failed", exc_info=True)
+    responder.finish()
+
+
 class EngineHost:
     """Serves one driver to any number of routers until `close`."""
 
@@ -124,18 +139,18 @@ class EngineHost:
         try:
             request = wire.HostRequest.FromString(payload)
         except DecodeError:
-            self._refuse(responder, ErrorCode.INVALID_REQUEST, "not a HostRequest")
+            _answer(responder, _refused(ErrorCode.INVALID_REQUEST, "not a HostRequest"))
             return
         kind = request.WhichOneof("kind")
         if kind is None:
-            self._refuse(responder, ErrorCode.INVALID_REQUEST, "an empty HostRequest")
+            _answer(responder, _refused(ErrorCode.INVALID_REQUEST, "an empty HostRequest"))
         elif self._failure:
-            self._refuse(responder, ErrorCode.ENGINE_FAILED, self._failure)
+            _answer(responder, _refused(ErrorCode.ENGINE_FAILED, self._failure))
         elif kind == "credit" and (known := self._live.get(request.credit.epoch)) is not None:
             known.outbox.add_credit(request.credit.frames)  # not worth waking the step loop
             responder.finish()
         elif not self._enqueue(request, responder, keeps=kind in ("attach", "probe")):
-            self._refuse(responder, ErrorCode.ENGINE_BUSY, "the engine's inbox is full")
+            _answer(responder, _refused(ErrorCode.ENGINE_BUSY, "the engine's inbox is full"))
         elif kind not in ("attach", "probe"):
             responder.finish()
 
@@ -170,20 +185,14 @@ class EngineHost:
             self._arrived.notify()
         return True
 
-    def _refuse(self, responder: Responder, code: ErrorCode, message: str) -> None:
-        refused = wire.HostFrame(refused=wire.Refused(code=code, message=message))
-        self._replies.put((responder, refused.SerializeToString()))
+    def _refuse_later(self, responder: Responder, code: ErrorCode, message: str) -> None:
+        """Refuse from the step loop, which must not wait for a transport."""
+        self._replies.put((responder, _refused(code, message)))
 
     def _reply(self) -> None:
         """Send short answers, each to a responder that nobody else uses."""
         while (item := self._replies.get()) is not None:
-            responder, frame = item
-            try:
-                if not responder.is_cancelled():
-                    responder.send(frame)
-            except Exception:  # noqa: BLE001 - a transport may raise anything when its peer is gone
-                log.warning("reply_failed", exc_info=True)
-            responder.finish()
+            _answer(*item)
 
     def _steps(self) -> None:
         """Own the driver until the end."""
@@ -212,7 +221,7 @@ class EngineHost:
             self._inbox.clear()
         for command in rest:
             if isinstance(command, _Command) and command.responder is not None:
-                self._refuse(command.responder, ErrorCode.ENGINE_FAILED, self._failure)
+                self._refuse_later(command.responder, ErrorCode.ENGINE_FAILED, self._failure)
 
     def _is_over(self) -> bool:
         if self._drain_until_s is None:
@@ -221,10 +230,10 @@ class EngineHost:
         return self._core.living == 0 or self._clock() >= self._drain_until_s
 
     def _take_commands(self) -> list[_Command | _Turned | _Orphaned]:
-        """Return what arrived; when there is nothing to compute, wait up to a heartbeat for it."""
+        """Return what arrived; when there is nothing to compute, wait for it or for a heartbeat."""
         with self._arrived:
             if not self._inbox and not self._core.has_work and self._drain_until_s is None:
-                self._arrived.wait(HEARTBEAT_S)
+                self._arrived.wait(self._core.idle_s(self._clock()))
             commands = list(self._inbox)
             self._inbox.clear()
             self._inbox_sequences = 0
@@ -258,7 +267,7 @@ class EngineHost:
         try:
             attachment = self._core.attach(message, self._clock())
         except RefusedError as error:
-            self._refuse(responder, error.code, error.message)
+            self._refuse_later(responder, error.code, error.message)
             return
         attached = wire.Attached(epoch=message.epoch, limits=self._core.limits())
         fill_state(attached.state, self._core.load(), self._limits.kv_blocks)

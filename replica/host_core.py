@@ -244,6 +244,11 @@ class HostCore:
         )
         self._add(probe, 0, request)
 
+    def idle_s(self, now_s: float) -> float:
+        """Return how long an idle host may wait before somebody must hear that it lives."""
+        told_at_s = [a.told_at_s for a in self._attachments.values() if a.orphaned_at_s is None]
+        return max(0.0, min(told_at_s, default=now_s) + HEARTBEAT_S - now_s)
+
     def step(self) -> StepEvents:
         """Let the driver compute a step, if it has anything to do."""
         if not self._driver.has_work:
