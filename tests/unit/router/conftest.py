@@ -1,0 +1,116 @@
+"""A core with two replicas, and short words for what happens to it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from router.core import invariants
+from router.core.model import Actions, Batch, CoreConfig, EngineLimits, ReplicaPlan, Slot
+from router.core.router import RouterCore
+from sluice.wire.engine.v1 import engine_pb2 as engine
+from sluice.wire.router.v1 import router_pb2 as wire
+
+GATEWAY = 1
+CELL = "cell"
+
+
+class Bench:
+    """The core under test with a clock of its own; every step checks the invariants."""
+
+    def __init__(self, *, limits: EngineLimits, replicas: int, **config) -> None:
+        self.core = RouterCore(CoreConfig(**config))
+        self.limits = limits
+        self.now = 100.0
+        self.heard: dict[int, Batch] = {}
+        self.sent: dict[str, list[Slot]] = {}
+        self.cancelled: dict[str, list[int]] = {}
+        self.handles = 0
+        self.steps = 0
+        self.names = [f"replica-{number}" for number in range(replicas)]
+        self.core.on_gateway(GATEWAY)
+        self.plan()
+        for name in self.names:
+            self.attach(name)
+        self.tick()
+
+    def plan(self, *, cells=(CELL,), draining: tuple[str, ...] = (), without=()) -> None:
+        plans = [
+            ReplicaPlan(name, CELL, name in draining) for name in self.names if name not in without
+        ]
+        self.core.on_cells(cells, plans, self.now)
+
+    def attach(self, name: str, epoch: int = 1) -> None:
+        self.core.on_attached(name, epoch, self.limits, self.now)
+
+    def tick(self, advance_s: float = 0.0) -> Actions:
+        self.now += advance_s
+        actions = self.core.tick(self.now)
+        for name, slots in actions.dispatches.items():
+            self.sent.setdefault(name, []).extend(slots)
+        for name, gone in actions.cancels.items():
+            self.cancelled.setdefault(name, []).extend(gone)
+        for key, batch in actions.batches:
+            self.heard.setdefault(key, Batch()).merge(batch)
+        invariants.check(self.core)
+        return actions
+
+    def submit(self, *, gateway=GATEWAY, prompt=10, output=5, tick=True, **fields) -> int:
+        self.handles += 1
+        message = wire.Submit(
+            handle=self.handles, prompt=[7] * prompt, output_tokens_max=output, **fields
+        )
+        message.cell_id = message.cell_id or CELL
+        message.tenant_id = message.tenant_id or "tenant"
+        self.core.submit(gateway, message, self.now)
+        if tick:
+            self.tick()
+        return self.handles
+
+    def frame(self, name: str, epoch: int = 1, *, tick=True, **columns) -> None:
+        """Deliver a frame: tokens={slot: [ids]}, admitted=[...], finished={slot: reason}."""
+        self.steps += 1
+        frame = engine.StepFrame(step=self.steps, steps=1)
+        for slot, tokens in columns.get("tokens", {}).items():
+            frame.sequence.append(slot.sequence)
+            frame.count.append(len(tokens))
+            frame.token.extend(tokens)
+        for slot in columns.get("admitted", ()):
+            frame.admitted.add(sequence=slot.sequence, queue_us=5, cached_tokens=3)
+        for slot, reason in columns.get("finished", {}).items():
+            count = slot.emitted + len(columns.get("tokens", {}).get(slot, ()))
+            code = columns.get("code", "")
+            frame.finished.add(
+                sequence=slot.sequence, reason=reason, output_tokens=count, code=code
+            )
+        frame.state.CopyFrom(columns.get("state", engine.EngineState()))
+        self.core.on_frame(name, epoch, frame, self.now)
+        if tick:
+            self.tick()
+
+    def batch(self, gateway: int = GATEWAY) -> Batch:
+        return self.heard.setdefault(gateway, Batch())
+
+    def outcome(self, handle: int, gateway: int = GATEWAY) -> wire.Outcome:
+        found = [entry for entry in self.batch(gateway).outcomes if entry.handle == handle]
+        assert len(found) == 1, f"{len(found)} outcomes"
+        return found[0]
+
+    def slot(self, handle: int) -> Slot:
+        """The latest dispatch of a handle."""
+        slots = [slot for sent in self.sent.values() for slot in sent if slot.handle == handle]
+        return max(slots, key=lambda slot: slot.sequence)
+
+    @property
+    def order(self) -> list[int]:
+        """Handles in the order of dispatch."""
+        slots = [slot for sent in self.sent.values() for slot in sent]
+        return [slot.handle for slot in sorted(slots, key=lambda slot: slot.sequence)]
+
+
+@pytest.fixture
+def bench() -> Callable[..., Bench]:
+    def make(*, sequences=8, context=1000, blocks=512, replicas=2, step=256, **config) -> Bench:
+        limits = EngineLimits(context, sequences, step, blocks, 16)
+        return Bench(limits=limits, replicas=replicas, **config)
+
+    return make

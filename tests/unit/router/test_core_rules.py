@@ -1,0 +1,391 @@
+"""One test per promise of the router's core."""
+
+import pytest
+
+from sluice.wire.engine.v1 import engine_pb2 as engine
+from sluice.wire.router.v1 import router_pb2 as wire
+
+STOP = engine.FINISH_REASON_STOP
+BUSY = engine.FINISH_REASON_BUSY
+FAILED = engine.FINISH_REASON_FAILED
+
+
+def test_tokens_reach_the_gateway_in_columns(bench):
+    world = bench(replicas=1)
+    first, second = world.submit(), world.submit()
+    a, b = world.slot(first), world.slot(second)
+    world.frame("replica-0", admitted=[a, b], tokens={a: [1, 2], b: [3]})
+    world.frame("replica-0", tokens={b: [4]}, finished={b: STOP})
+    batch = world.batch()
+    assert (batch.handles, batch.counts, batch.tokens) == ([1, 2, 2], [2, 1, 1], [1, 2, 3, 4])
+    placed = {entry.handle: entry for entry in batch.placed}
+    assert placed[first].replica_id == "replica-0"
+    assert placed[first].cached_tokens == 3
+    outcome = world.outcome(second)
+    assert (outcome.kind, outcome.output_tokens) == (wire.OUTCOME_KIND_STOP, 2)
+
+
+def test_requests_wait_here_and_not_in_the_engine(bench):
+    world = bench(replicas=1, sequences=100, step=64)
+    for _ in range(50):
+        world.submit(prompt=64)
+    sent = len(world.sent["replica-0"])
+    assert 1 <= sent <= 4  # the window covers about one step of 64 tokens
+    assert world.core.cells["cell"].queue.requests == 50 - sent
+
+
+def test_a_replica_never_gets_more_than_it_holds(bench):
+    world = bench(replicas=1, sequences=3, step=4096)
+    handles = [world.submit() for _ in range(10)]
+    assert world.order == handles[:3]
+    slot = world.slot(handles[0])
+    world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+    assert world.order == handles[:4]
+
+
+def test_kv_room_is_booked_with_the_expected_output(bench):
+    world = bench(replicas=1, blocks=10, step=4096, output_tokens_expected=32)
+    world.submit(prompt=48, output=500)  # 48 + 32 tokens: 5 blocks
+    world.submit(prompt=48, output=16)  # 4 blocks
+    world.submit(prompt=48, output=16)
+    assert world.order == [1, 2]
+    book = world.core.replicas["replica-0"]
+    assert book.kv_booked == 9
+
+
+def test_a_prompt_that_needs_the_whole_cache_still_goes_alone(bench):
+    world = bench(replicas=1, blocks=10, context=1000)
+    handle = world.submit(prompt=159, output=500)
+    assert world.order == [handle]
+    assert world.slot(handle).output_max == 500
+
+
+def test_output_is_cut_to_the_context(bench):
+    world = bench(replicas=1, context=100)
+    assert world.slot(world.submit(prompt=90, output=50)).output_max == 10
+    assert world.slot(world.submit(prompt=10, output=0)).output_max == 90
+
+
+def test_the_less_loaded_replica_is_picked(bench):
+    world = bench(sequences=100, step=4096)
+    long = world.submit(prompt=900)
+    assert world.slot(world.submit()).replica_id != world.slot(long).replica_id
+    assert world.slot(world.submit()).replica_id != world.slot(long).replica_id
+
+
+def test_higher_tiers_go_first_then_arrival(bench):
+    world = bench(replicas=1, sequences=1)
+    running = world.submit()
+    low, high, higher = (world.submit(tier_priority=p) for p in (0, 5, 9))
+    for handle in (running, higher, high, low):
+        slot = world.slot(handle)
+        assert world.order[-1] == handle
+        world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+
+
+def test_a_flooding_tenant_does_not_starve_another(bench):
+    world = bench(replicas=1, sequences=1)
+    for _ in range(20):
+        world.submit(tenant_id="flood", prompt=50)
+    light = world.submit(tenant_id="light", prompt=50)
+    for _ in range(3):
+        slot = world.slot(world.order[-1])
+        world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+    assert light in world.order
+
+
+def test_weights_share_a_tier(bench):
+    world = bench(replicas=1, sequences=1, context=4000)
+    for _ in range(40):
+        world.submit(tenant_id="one", tenant_weight=1, prompt=100, tick=False)
+        world.submit(tenant_id="three", tenant_weight=3, prompt=100, tick=False)
+    world.tick()
+    for _ in range(39):
+        slot = world.slot(world.order[-1])
+        world.frame("replica-0", tokens={slot: [1] * 10}, finished={slot: STOP})
+    heavy = sum(world.core.gateways[1].requests.get(handle) is None for handle in range(2, 81, 2))
+    light = sum(world.core.gateways[1].requests.get(handle) is None for handle in range(1, 81, 2))
+    assert heavy == pytest.approx(3 * light, abs=2)
+
+
+def test_idleness_earns_no_credit(bench):
+    world = bench(replicas=1, sequences=1)
+    for _ in range(30):
+        world.submit(tenant_id="steady", prompt=50)
+    for _ in range(10):
+        slot = world.slot(world.order[-1])
+        world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+    back = [world.submit(tenant_id="returning", prompt=50) for _ in range(10)]
+    for _ in range(8):
+        slot = world.slot(world.order[-1])
+        world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+    assert len([handle for handle in world.order if handle in back]) <= 5
+
+
+def test_a_full_queue_rejects_with_an_honest_time(bench):
+    world = bench(replicas=1, sequences=1, queue_requests_max=2)
+    for _ in range(3):
+        world.submit()
+    outcome = world.outcome(world.submit())
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_REJECTED, "queue_full")
+    assert outcome.retry_after_ms >= 100
+
+
+def test_a_queue_is_bounded_in_tokens(bench):
+    world = bench(replicas=1, sequences=1, queue_tokens_max=100)
+    world.submit(prompt=60)
+    world.submit(prompt=60)
+    assert world.outcome(world.submit(prompt=60)).code == "queue_full"
+
+
+def test_a_longer_queue_means_a_longer_wait(bench):
+    waits = []
+    for size in (50, 500):
+        world = bench(replicas=1, sequences=1, queue_requests_max=size)
+        for _ in range(size + 1):
+            world.submit(prompt=200)
+        waits.append(world.outcome(world.submit(prompt=200)).retry_after_ms)
+    assert waits[1] > 2 * waits[0]
+
+
+def test_rejections_name_their_reason(bench):
+    world = bench()
+    assert world.outcome(world.submit(cell_id="elsewhere")).code == "no_capacity"
+    assert world.outcome(world.submit(prompt=1000)).code == "context_length_exceeded"
+    world.core.drain()
+    outcome = world.outcome(world.submit())
+    assert (outcome.code, outcome.kind) == ("draining", wire.OUTCOME_KIND_REJECTED)
+    assert outcome.retry_after_ms > 0
+
+
+def test_a_prompt_too_long_is_found_out_when_the_first_replica_attaches(bench):
+    world = bench(replicas=1)
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    handle, other = world.submit(prompt=5000), world.submit()
+    world.attach("replica-0", 2)
+    world.tick()
+    assert world.outcome(handle).code == "context_length_exceeded"
+    assert world.order == [other]
+
+
+def test_a_deadline_evicts_what_has_no_token(bench):
+    world = bench(replicas=1, sequences=1)
+    runs = world.submit(deadline_ms=1000)
+    stuck = world.submit(deadline_ms=1000)
+    slot = world.slot(runs)
+    world.frame("replica-0", tokens={slot: [1]})
+    world.tick(2.0)
+    outcome = world.outcome(stuck)
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_EVICTED, "deadline_exceeded")
+    assert outcome.retry_after_ms > 0
+    assert world.core.live_requests == 1  # the one with a token goes on
+
+
+def test_a_deadline_also_ends_a_dispatch_without_a_token(bench):
+    world = bench(replicas=1)
+    handle = world.submit(deadline_ms=1000)
+    world.tick(1.5)
+    assert world.outcome(handle).kind == wire.OUTCOME_KIND_EVICTED
+    assert world.cancelled["replica-0"] == [world.slot(handle).sequence]
+    assert len(world.core.replicas["replica-0"].slots) == 1  # until the engine says so
+
+
+def test_without_replicas_the_deadline_says_no_capacity(bench):
+    world = bench(replicas=0)
+    handle = world.submit()
+    world.tick(31.0)
+    assert world.outcome(handle).code == "no_capacity"
+
+
+def test_a_lost_replica_moves_what_was_not_emitted(bench):
+    world = bench(step=4096)
+    handles = [world.submit() for _ in range(6)]
+    moved = [handle for handle in handles if world.slot(handle).replica_id == "replica-0"]
+    emitted = world.slot(moved[0])
+    world.frame("replica-0", tokens={emitted: [1, 2]})
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    world.tick()
+    outcome = world.outcome(moved[0])
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_LOST, "replica_lost")
+    assert outcome.output_tokens == 2
+    for handle in moved[1:]:
+        assert world.slot(handle).replica_id == "replica-1"
+    assert world.core.stats.requeues == len(moved) - 1
+
+
+def test_what_comes_back_goes_first(bench):
+    world = bench(replicas=2, sequences=2)
+    first = [world.submit() for _ in range(4)]
+    late = world.submit()
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    world.tick()
+    for _ in range(3):
+        book = world.core.replicas["replica-1"]
+        slot = next(iter(book.slots.values()))
+        world.frame("replica-1", tokens={slot: [1]}, finished={slot: STOP})
+    assert set(world.order[:6]) == set(first)
+    assert world.order[-1] == late
+
+
+def test_retries_are_bounded(bench):
+    world = bench(replicas=1, retries_max=2)
+    handle = world.submit()
+    for epoch in range(1, 4):
+        assert world.core.live_requests == 1
+        world.core.on_replica_lost("replica-0", epoch, world.now)
+        world.attach("replica-0", epoch + 1)
+        world.tick()
+    outcome = world.outcome(handle)
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_FAILED, "replica_lost")
+
+
+def test_a_failed_sequence_is_tried_elsewhere(bench):
+    world = bench()
+    handle = world.submit()
+    slot = world.slot(handle)
+    world.frame(slot.replica_id, finished={slot: FAILED})
+    assert world.slot(handle).replica_id != slot.replica_id
+    again = world.slot(handle)
+    world.frame(again.replica_id, tokens={again: [1]}, finished={again: FAILED})
+    assert world.outcome(handle).kind == wire.OUTCOME_KIND_LOST
+
+
+def test_busy_is_nobodys_failure_and_pauses_the_replica(bench):
+    world = bench(replicas=1, retries_max=0)
+    handle = world.submit()
+    for _ in range(5):
+        slot = world.slot(handle)
+        world.frame("replica-0", finished={slot: BUSY}, tick=False)
+        world.tick()
+        assert world.slot(handle) is slot
+        due = world.core.next_tick_at(world.now)
+        world.tick(due - world.now)
+        assert world.slot(handle) is not slot
+    assert world.core.live_requests == 1
+
+
+def test_refused_is_final(bench):
+    world = bench()
+    handle = world.submit()
+    slot = world.slot(handle)
+    world.frame(slot.replica_id, finished={slot: engine.FINISH_REASON_REFUSED})
+    outcome = world.outcome(handle)
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_FAILED, "engine_refused")
+
+
+def test_cancel_is_answered_at_once_and_booked_until_the_engine_ends(bench):
+    world = bench(replicas=1, sequences=1)
+    handle, waiting = world.submit(), world.submit()
+    slot = world.slot(handle)
+    world.frame("replica-0", tokens={slot: [1]})
+    world.core.cancel(1, handle)
+    world.core.cancel(1, handle)  # races are harmless
+    world.tick()
+    assert world.outcome(handle).kind == wire.OUTCOME_KIND_CANCELLED
+    assert world.order == [handle]  # its place is not free yet
+    world.frame("replica-0", tokens={slot: [2]}, finished={slot: engine.FINISH_REASON_CANCELLED})
+    assert world.batch().tokens == [1]
+    assert world.order == [handle, waiting]
+
+
+def test_a_gateway_that_leaves_takes_its_requests_along(bench):
+    world = bench(replicas=1, sequences=1)
+    world.core.on_gateway(2)
+    runs, waits = world.submit(gateway=2), world.submit(gateway=2)
+    other = world.submit()
+    world.core.on_gateway_gone(2)
+    world.tick()
+    assert world.cancelled["replica-0"] == [world.slot(runs).sequence]
+    assert world.core.live_requests == 1
+    slot = world.slot(runs)
+    world.frame("replica-0", tokens={slot: [9]}, finished={slot: engine.FINISH_REASON_CANCELLED})
+    assert world.order == [runs, other]
+    assert waits not in world.order
+
+
+def test_a_handle_in_use_is_an_error(bench):
+    world = bench()
+    world.submit()
+    world.handles -= 1
+    with pytest.raises(ValueError, match="in use"):
+        world.submit()
+
+
+def test_a_cell_that_moves_away_gives_back_what_waits_and_ends_what_runs(bench):
+    world = bench(replicas=1, sequences=1)
+    runs, waits = world.submit(), world.submit()
+    world.plan(cells=())
+    world.tick()
+    outcome = world.outcome(waits)
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_EVICTED, "no_capacity")
+    assert world.outcome(world.submit()).code == "no_capacity"
+    assert world.core.is_needed("replica-0")
+    slot = world.slot(runs)
+    world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+    assert world.outcome(runs).kind == wire.OUTCOME_KIND_STOP
+    assert not world.core.is_needed("replica-0")
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    world.plan(cells=())
+    assert not world.core.cells
+    assert not world.core.replicas
+
+
+def test_a_draining_replica_gets_nothing_new(bench):
+    world = bench(sequences=100, step=4096)
+    world.plan(draining=("replica-0",))
+    for _ in range(5):
+        assert world.slot(world.submit()).replica_id == "replica-1"
+
+
+def test_frames_of_an_older_attachment_count_for_nothing(bench):
+    world = bench(replicas=1)
+    handle = world.submit()
+    slot = world.slot(handle)
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    world.attach("replica-0", 2)
+    world.tick()
+    world.frame("replica-0", epoch=1, tokens={slot: [1]}, finished={slot: STOP})
+    assert world.batch().tokens == []
+    assert world.core.live_requests == 1
+
+
+def test_the_end_ends_everything_once(bench):
+    world = bench(replicas=1, sequences=2)
+    emitted, silent, waiting = (world.submit() for _ in range(3))
+    slot = world.slot(emitted)
+    world.frame("replica-0", tokens={slot: [1]})
+    world.core.end_all()
+    world.tick()
+    assert world.outcome(emitted).kind == wire.OUTCOME_KIND_LOST
+    assert world.outcome(silent).kind == wire.OUTCOME_KIND_EVICTED
+    assert world.outcome(waiting).code == "draining"
+    assert world.core.live_requests == 0
+
+
+def test_cell_states_are_told_when_they_change_and_as_a_sign_of_life(bench):
+    world = bench()
+    world.tick(0.2)
+    before = len(world.batch().cells)
+    world.tick(0.2)
+    assert len(world.batch().cells) == before
+    world.tick(1.0)
+    assert len(world.batch().cells) == before + 1
+    world.submit()
+    world.tick(0.2)
+    state = world.batch().cells[-1]
+    assert (state.running, state.replicas_ready, state.queued) == (1, 2, 0)
+
+
+def test_speed_is_learned_from_full_steps(bench):
+    world = bench(replicas=1, sequences=100, step=256)
+    book = world.core.replicas["replica-0"]
+    slow_token_s = book.token_s
+    for _ in range(60):
+        world.submit(prompt=256, tick=False)
+    world.tick()
+    state = engine.EngineState(running=2, prefill_tokens_owed=2000, step_us=4000)
+    for _ in range(60):
+        world.now += 0.004
+        world.frame("replica-0", state=state)
+    assert book.token_s < slow_token_s / 5
+    assert book.speed.full_step_s == pytest.approx(0.004, rel=0.1)
