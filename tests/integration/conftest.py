@@ -1,17 +1,22 @@
 """Real servers for the integration tests, started by the launchers of the local stack."""
 
 import asyncio
+import hashlib
 import os
 import shutil
 import signal
-import subprocess
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import asyncpg
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -19,7 +24,7 @@ from cli.stack import postgres
 from cli.stack.broker import broker_spec
 from cli.stack.tracestore import tracestore_spec
 from control_plane.migrate import migrate
-from sluice.process import ChildProcess, ProcessSpec, free_port
+from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 
 _DATABASES = count(1)
 
@@ -153,3 +158,89 @@ async def shared_tracestore(
     await server.start()
     yield server
     await server.stop()
+
+
+ADMIN_KEY = "sk-sluice-admin-for-tests"
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """A running control plane, and an admin's client for it."""
+
+    child: ChildProcess
+    spec: ProcessSpec
+    admin: httpx.AsyncClient
+    grpc_address: str
+
+    async def put(self, path: str, **body: object) -> dict[str, object]:
+        answer = await self.admin.put(f"/v1/{path}", json=body)
+        assert answer.status_code in {200, 201}, answer.text
+        return answer.json()
+
+    async def is_ready(self) -> bool:
+        try:
+            return (await self.admin.get("/readyz")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@asynccontextmanager
+async def running_control_plane(database_url: str, directory: Path) -> AsyncIterator[ControlPlane]:
+    grpc_port, http_port = free_port(), free_port()
+    spec = ProcessSpec(
+        name=f"control-plane-{http_port}",
+        command=[sys.executable, "-m", "control_plane"],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "CONTROL_PLANE__DATABASE_URL": database_url,
+            "CONTROL_PLANE__GRPC_ADDRESS": f"127.0.0.1:{grpc_port}",
+            "CONTROL_PLANE__HTTP_ADDRESS": f"127.0.0.1:{http_port}",
+            "CONTROL_PLANE__ADMIN_KEY_SHA256": hashlib.sha256(ADMIN_KEY.encode()).hexdigest(),
+        },
+        log_file=directory / f"control-plane-{http_port}.log",
+        ready=partial(port_answers, "127.0.0.1", http_port),
+    )
+    child = await ChildProcess.start(spec)
+    try:
+        await child.wait_ready(30)
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{http_port}",
+            headers={"Authorization": f"Bearer {ADMIN_KEY}"},
+            timeout=20,
+        ) as admin:
+            control_plane = ControlPlane(child, spec, admin, f"127.0.0.1:{grpc_port}")
+            await eventually(control_plane.is_ready, "the control plane is ready")
+            yield control_plane
+    finally:
+        await child.stop()
+
+
+async def eventually(
+    condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 30.0
+) -> None:
+    """Wait until a condition holds; the time limit only bounds a failing test."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        holds = condition()
+        if holds if isinstance(holds, bool) else await holds:
+            return
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[..., Awaitable[None]]:
+    return eventually
+
+
+@pytest.fixture
+def start_control_plane() -> Callable[[str, Path], AbstractAsyncContextManager[ControlPlane]]:
+    """For tests that need several, or stop one."""
+    return running_control_plane
+
+
+@pytest_asyncio.fixture
+async def control_plane(database_url: str, tmp_path: Path) -> AsyncIterator[ControlPlane]:
+    """A control plane on a database of its own."""
+    async with running_control_plane(database_url, tmp_path) as found:
+        yield found
