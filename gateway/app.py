@@ -29,7 +29,6 @@ log = structlog.get_logger(__name__)
 _BACKLOG = 4096
 _KEEPALIVE_S = 75.0
 _AFTER_DRAIN_S = 2.0  # for handlers to write their last event
-_FLUSH_S = 5.0
 
 
 class Gateway:
@@ -199,5 +198,5 @@ async def running_gateway(
                 for task in background:
                     task.cancel()
     finally:
-        await asyncio.to_thread(events.close, _FLUSH_S)
+        await asyncio.to_thread(events.close, settings.flush_s)
         log.info("gateway_stopped")

@@ -25,6 +25,7 @@ class GatewaySettings(ServiceSettings):
         workers: Processes; they share the port by SO_REUSEPORT.
         unready_s: From SIGTERM, how long /readyz says no before the port closes.
         drain_s: From then on, how long streams may still run.
+        flush_s: At the end, how long events may take to reach the broker; the rest is spooled.
         limit_deadline_s: How long Valkey may take before the local allowance decides.
         limit_local_share: Of each limit, what this process may grant while Valkey is away.
         log_every: One in so many successful requests is logged.
@@ -42,6 +43,7 @@ class GatewaySettings(ServiceSettings):
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     unready_s: Annotated[float, Field(ge=0, le=300)] = 0.0
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    flush_s: Annotated[float, Field(ge=0, le=60)] = 5.0
     limit_deadline_s: Annotated[float, Field(gt=0, le=5)] = 0.05
     limit_local_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     log_every: Annotated[int, Field(ge=1)] = 100

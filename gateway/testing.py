@@ -6,7 +6,7 @@ the real router and engine.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -168,7 +168,7 @@ class ControlFeed(control_pb2_grpc.ControlServiceServicer):
 @asynccontextmanager
 async def serve(
     *servicers: ScriptedRouter | ControlFeed, address: str = "127.0.0.1:0"
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str]:
     """Serve on a port of loopback; yield its address."""
     server = grpc.aio.server()
     for servicer in servicers:

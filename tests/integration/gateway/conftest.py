@@ -1,0 +1,186 @@
+"""A real gateway worker on real Valkey and real gRPC, with a control feed and a scripted router."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+from cli.stack.valkey import valkey_spec, valkey_url
+from gateway.app import Gateway, running_gateway
+from gateway.settings import GatewaySettings
+from gateway.testing import ControlFeed, Plan, ScriptedRouter, serve
+from replica.engine.testing import write_random_model
+from sluice.artifacts import import_directory
+from sluice.process import ChildProcess, free_port
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.router.v1 import router_pb2 as wire
+
+KEY, OTHER_KEY, LIMITED_KEY, DEAD_KEY = "sk-one", "sk-two", "sk-limited", "sk-dead"
+PASSWORD = "test-secret_1"
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Tokenizer]:
+    home = tmp_path_factory.mktemp("bases")
+    write_random_model(home / "base")
+    digest = import_directory(home / "base", home / "artifacts")
+    return home / "artifacts", digest, Tokenizer.from_file(str(home / "base/tokenizer.json"))
+
+
+@pytest.fixture
+async def valkey(tmp_path: Path) -> AsyncIterator[tuple[ChildProcess, str]]:
+    port = free_port()
+    spec = valkey_spec(port, tmp_path / "valkey", tmp_path / "valkey.log", {}, password=PASSWORD)
+    child = await ChildProcess.start(spec)
+    try:
+        await child.wait_ready(10)
+        yield child, valkey_url(port, PASSWORD)
+    finally:
+        await child.stop()
+
+
+Raw = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class World:
+    """Everything a gateway needs, and clients for it."""
+
+    def __init__(self, digest: str, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.digest = digest
+        self.text = "Hello héllo 你好 😀 world, the router owns a cell."
+        self.router = ScriptedRouter(self.default_plan)
+        self.feed = ControlFeed(control.Objects())
+        self.gateway: Gateway
+        self.settings: GatewaySettings
+        self.valkey: ChildProcess
+        self.base_url = ""
+
+    async def raw(self, body: dict[str, object], version: str = "1.1", **limits: int) -> Raw:
+        """Send a chat request over a bare connection; return its reader and writer."""
+        host, port = self.base_url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), **limits)
+        content = json.dumps(body).encode()
+        writer.write(
+            b"POST /v1/chat/completions HTTP/%b\r\nHost: x\r\nAuthorization: Bearer %b\r\n"
+            b"Content-Length: %d\r\n\r\n%b"
+            % (version.encode(), KEY.encode(), len(content), content)
+        )
+        return reader, writer
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def default_plan(self, submit: wire.Submit) -> Plan:
+        ids = self.ids(self.text)[: submit.output_tokens_max]
+        is_all = len(ids) == len(self.ids(self.text))
+        if is_all and len(ids) < submit.output_tokens_max:
+            ids.append(2)  # <|im_end|>
+            outcome = wire.Outcome(kind=wire.OUTCOME_KIND_STOP)
+        else:
+            outcome = wire.Outcome(kind=wire.OUTCOME_KIND_LENGTH)
+        return Plan([[token] for token in ids], outcome, cached_tokens=3)
+
+    def objects(self, router_address: str) -> control.Objects:
+        def key(name: str, tenant: str, **fields: object) -> control.ApiKey:
+            secret = hashlib.sha256(name.encode()).digest()
+            return control.ApiKey(
+                id=f"key-{name}", tenant_id=tenant, secret_sha256=secret, **fields
+            )
+
+        return control.Objects(
+            tiers=[
+                control.Tier(id="free", priority=1),
+                control.Tier(id="small", priority=1, rpm=5, tpm=1000),
+            ],
+            tenants=[
+                control.Tenant(id="one", tier_id="free", cache_salt=b"1"),
+                control.Tenant(id="two", tier_id="free", cache_salt=b"2"),
+                control.Tenant(id="limited", tier_id="small"),
+            ],
+            keys=[
+                key(KEY, "one"),
+                key(OTHER_KEY, "two"),
+                key(LIMITED_KEY, "limited"),
+                key(DEAD_KEY, "one", is_disabled=True),
+            ],
+            bases=[control.Base(digest=self.digest, context_tokens_max=256)],
+            models=[
+                control.Model(id="tiny", base_digest=self.digest, pool_id="pool", release="1"),
+                control.Model(
+                    id="one/own", base_digest=self.digest, pool_id="pool", owner_tenant_id="one"
+                ),
+                control.Model(id="nowhere", base_digest=self.digest, pool_id="empty"),
+            ],
+            pools=[control.Pool(id="pool", base_digest=self.digest)],
+            cells=[
+                control.Cell(
+                    id="cell", pool_id="pool", router_id="scripted", router_address=router_address
+                )
+            ],
+        )
+
+    def sdk(self, key: str = KEY) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.base_url}/v1", api_key=key, max_retries=0, timeout=20
+        )
+
+    def http(self, key: str = KEY) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self.base_url, headers={"authorization": f"Bearer {key}"}, timeout=20
+        )
+
+
+MakeWorld = Callable[..., object]
+
+
+@pytest.fixture
+def world(tmp_path: Path, artifacts, valkey) -> MakeWorld:
+    root, digest, tokenizer = artifacts
+
+    @asynccontextmanager
+    async def start(**settings: object) -> AsyncIterator[World]:
+        made = World(digest, tokenizer)
+        made.valkey = valkey[0]
+        async with serve(made.router) as router_address, serve(made.feed) as control_address:
+            made.feed.replace(made.objects(router_address))
+            port = free_port()
+            config = GatewaySettings(
+                **{
+                    "instance_id": "gateway-test",
+                    "http_address": f"127.0.0.1:{port}",
+                    "control_address": control_address,
+                    "state_dir": tmp_path / "state",
+                    "artifacts_dir": root,
+                    "valkey_url": valkey[1],
+                    "kafka_bootstrap": "127.0.0.1:1",  # nobody: events go to the spool
+                    "flush_s": 0.05,
+                    **settings,
+                }
+            )
+            made.settings = config
+            async with running_gateway(config) as made.gateway:
+                made.base_url = f"http://127.0.0.1:{port}"
+                await eventually(lambda: not made.gateway.not_ready_because())
+                await eventually(lambda: made.gateway.valkey.is_connected)
+                yield made
+
+    return start
+
+
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[..., Awaitable[None]]:
+    return eventually
+
+
+async def eventually(check: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not check():  # noqa: ASYNC110 - what it waits for has no event
+            await asyncio.sleep(0.01)

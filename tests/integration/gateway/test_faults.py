@@ -1,0 +1,184 @@
+"""What goes wrong behind the gateway: nothing is sent twice, nothing is missing, nobody hangs."""
+
+import asyncio
+import itertools
+
+import openai
+import pytest
+
+from gateway.testing import Plan
+from sluice.wire.router.v1 import router_pb2 as wire
+
+pytestmark = pytest.mark.real
+
+HELLO = [{"role": "user", "content": "hello"}]
+LOST = wire.Outcome(kind=wire.OUTCOME_KIND_LOST, code="replica_lost", message="gone")
+
+
+async def streamed(world, sdk, **options) -> tuple[str, object]:
+    stream = await sdk.chat.completions.create(
+        model="tiny",
+        messages=HELLO,
+        stream=True,
+        stream_options={"include_usage": True},
+        **options,
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    return text, chunks[-1].usage
+
+
+def continuing(world, pieces: list[int], outcome: wire.Outcome = LOST):
+    """Plans that continue the text where a submission stands, and break after some tokens."""
+    ids = world.ids(world.text)
+    lengths = iter(pieces)
+
+    def plan(submit: wire.Submit) -> Plan:
+        start = submit.resumed_tokens
+        assert list(submit.prompt[len(submit.prompt) - start :]) == ids[:start]
+        count = next(lengths, None)
+        if count is None:
+            return Plan(
+                [[token] for token in ids[start:]], wire.Outcome(kind=wire.OUTCOME_KIND_STOP)
+            )
+        return Plan([[token] for token in ids[start : start + count]], outcome)
+
+    return plan
+
+
+@pytest.mark.parametrize("pieces", [[5], [1, 7], [10, 0]])
+async def test_a_lost_answer_goes_on_elsewhere_without_a_seam(world, pieces: list[int]) -> None:
+    async with world() as w, w.sdk() as sdk:
+        w.router.plan = continuing(w, pieces)
+        text, usage = await streamed(w, sdk)
+        assert text == w.text
+        assert usage.completion_tokens == len(w.ids(w.text))
+        assert usage.prompt_tokens == len(w.router.submits[0].prompt)
+        first, *others = w.router.submits
+        for submit in others:
+            assert submit.output_tokens_max == first.output_tokens_max - submit.resumed_tokens
+            assert len(submit.prompt) == len(first.prompt) + submit.resumed_tokens
+
+
+async def test_the_third_loss_is_told_in_band_and_without_done(world) -> None:
+    async with world() as w, w.sdk() as sdk:
+        w.router.plan = continuing(w, [4, 4, 4])
+        with pytest.raises(openai.APIError) as caught:
+            await streamed(w, sdk)
+        assert caught.value.code == "replica_lost"
+        assert len(w.router.submits) == 3
+
+
+async def test_a_loss_after_the_last_token_is_a_good_end(world) -> None:
+    async with world() as w, w.sdk() as sdk:
+        ids = w.ids(w.text)[:6]
+        w.router.plan = lambda _: Plan([ids], LOST)
+        _, usage = await streamed(w, sdk, max_tokens=6)
+        assert usage.completion_tokens == 6
+        assert len(w.router.submits) == 1
+
+
+async def test_whole_answers_survive_a_loss_too(world) -> None:
+    async with world() as w, w.sdk() as sdk:
+        w.router.plan = continuing(w, [5])
+        answer = await sdk.chat.completions.create(model="tiny", messages=HELLO, stop="zzz")
+        assert answer.choices[0].message.content == w.text
+
+
+async def test_a_router_that_dies_and_returns_costs_a_pause(world, eventually) -> None:
+    async with world() as w, w.sdk() as sdk:
+        w.router.plan = continuing(w, [])
+        w.router.step_s = 0.02
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(streamed(w, sdk)) for _ in range(8)]
+            await eventually(lambda: len(w.router.submits) == 8)
+            await asyncio.sleep(0.1)
+            w.router.break_streams()
+        for call in calls:
+            assert call.result()[0] == w.text
+        assert len(w.router.submits) == 16
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "status", "retry_after"),
+    [
+        (wire.OUTCOME_KIND_REJECTED, "queue_full", 503, 7),
+        (wire.OUTCOME_KIND_EVICTED, "deadline_exceeded", 503, 1),
+        (wire.OUTCOME_KIND_FAILED, "engine_failed", 502, None),
+        (wire.OUTCOME_KIND_FAILED, "engine_refused", 400, None),
+    ],
+)
+async def test_a_refusal_before_the_first_token_is_plain_json(
+    world, kind, code: str, status: int, retry_after: int | None
+) -> None:
+    outcome = wire.Outcome(
+        kind=kind,
+        code=code,
+        message="because",
+        retry_after_ms=(retry_after or 0) * 1000 - 300 if retry_after == 7 else 0,
+    )
+    async with world() as w, w.http() as http:
+        w.router.plan = lambda _: Plan([], outcome)
+        for is_stream in (True, False):
+            response = await http.post(
+                "/v1/chat/completions",
+                json={"model": "tiny", "messages": HELLO, "stream": is_stream},
+            )
+            assert response.status_code == status
+            error = response.json()["error"]
+            assert (error["code"], error["message"]) == (code, "because")
+            if retry_after is not None:
+                assert response.headers["retry-after"] == str(retry_after)
+
+
+async def test_a_request_without_tokens_is_submitted_again_when_its_router_dies(
+    world, eventually
+) -> None:
+    async with world() as w, w.sdk() as sdk:
+        plans = itertools.chain(
+            [Plan([[]] * 1_000_000, None)],
+            itertools.repeat(w.default_plan(wire.Submit(output_tokens_max=200))),
+        )
+        w.router.plan = lambda _: next(plans)
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(streamed(w, sdk))
+            await eventually(lambda: len(w.router.submits) == 1)
+            w.router.break_streams()
+        assert call.result()[0] == w.text
+        assert w.router.submits[1].resumed_tokens == 0
+
+
+async def test_an_unknown_token_fails_one_request_not_the_link(world) -> None:
+    async with world() as w, w.sdk() as sdk:
+        w.router.plan = lambda _: Plan([[65], [999_999], [66]], None)
+        with pytest.raises(openai.APIError) as caught:
+            await streamed(w, sdk)
+        assert caught.value.code == "engine_failed"
+        w.router.plan = w.default_plan
+        assert (await streamed(w, sdk))[0] == w.text
+
+
+async def test_drain_finishes_what_runs_and_cuts_the_rest_with_an_event(world, eventually) -> None:
+    async with world(drain_s=0.3) as w, w.sdk() as sdk:
+        endless = Plan([[65]] * 1_000_000, None)
+        w.router.plan = lambda s: endless if s.output_tokens_max > 200 else w.default_plan(s)
+        w.router.step_s = 0.005
+        async with asyncio.TaskGroup() as tasks:
+            short = tasks.create_task(streamed(w, sdk, max_tokens=100))
+            long = tasks.create_task(outcome_of(streamed(w, sdk, max_tokens=220)))
+            await eventually(lambda: len(w.router.submits) == 2)
+            w.gateway.is_draining = True
+            await w.gateway.drain()
+            with pytest.raises(openai.InternalServerError) as caught:
+                await sdk.chat.completions.create(model="tiny", messages=HELLO)
+            assert caught.value.code == "draining"
+        assert short.result()[0] == w.text
+        assert long.result() == "draining"
+
+
+async def outcome_of(call) -> str:
+    try:
+        await call
+    except openai.APIError as error:
+        return str(error.code)
+    return "ok"
