@@ -110,6 +110,7 @@ def test_weights_share_a_tier(bench):
 
 def test_idleness_earns_no_credit(bench):
     world = bench(replicas=1, sequences=1)
+    world.submit(tenant_id="returning", prompt=50)  # known, and then idle
     for _ in range(30):
         world.submit(tenant_id="steady", prompt=50)
     for _ in range(10):
@@ -347,6 +348,7 @@ def test_frames_of_an_older_attachment_count_for_nothing(bench):
     world.frame("replica-0", epoch=1, tokens={slot: [1]}, finished={slot: STOP})
     assert world.batch().tokens == []
     assert world.core.live_requests == 1
+    assert world.core.stats.stray_tokens == 0  # ignored as a whole
 
 
 def test_the_end_ends_everything_once(bench):
