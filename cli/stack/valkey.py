@@ -69,6 +69,8 @@ def valkey_spec(
         f"bind {HOST}",
         f"dir {home}",
         "daemonize no",
+        # A title would be written over the environment, and with it over the stack's marker.
+        "set-proc-title no",
         'save ""',
         "appendonly no",
         f"maxmemory {_MEMORY_MAX}",
