@@ -123,6 +123,7 @@ def curl_line(base_url: str, key: str, model: str) -> str:
             "model": model,
             "messages": [{"role": "user", "content": "Hello! What are you?"}],
             "stream": True,
+            "max_tokens": 100,
         }
     )
     return (

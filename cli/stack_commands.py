@@ -27,7 +27,6 @@ from cli.stack.progress import (
     terminal_renderer,
 )
 from cli.stack.state import READY, StackState, is_supervised, read_state, start_ticks
-from sluice.process import marked_processes
 
 _INTERRUPTED = 130
 _STOP_TIMEOUT_S = 90.0  # the layers' grace times together
@@ -254,6 +253,7 @@ def status(
     """Show every process: pid, port, memory, health. Exit status 1 unless all are healthy."""
     from cli.stack.health import collect
     from cli.stack.services import ServicePlan, StackOptions
+    from cli.stack.teardown import leftovers
 
     home = Home.find()
     state = read_state(home)
@@ -261,7 +261,7 @@ def status(
         if as_json:
             show_json({"phase": "down", "is_healthy": False, "processes": []})
             raise typer.Exit(1)
-        orphans = len(marked_processes(home.marker))
+        orphans = len(leftovers(home))
         if orphans:
             raise fail(
                 f"the supervisor in {home.root} is gone and {orphans} of its processes still run: "

@@ -26,6 +26,7 @@ class ProcessState:
     """One process of the stack.
 
     Attributes:
+        started: Start time of `pid`, as of `StackState.supervisor_started`.
         port: The main one; 0 when it listens on none.
         restarts: Starts after the first one.
         last_error: Why it was down the last time.
@@ -36,6 +37,7 @@ class ProcessState:
     name: str
     state: str = WAITING
     pid: int = 0
+    started: int = 0
     port: int = 0
     restarts: int = 0
     last_error: str = ""
@@ -69,12 +71,13 @@ class StackState:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process started, in clock ticks after boot; 0 when there is none."""
+    """Return when a process started, in clock ticks after boot; 0 when it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = stat.rpartition(")")[2].split()
+    return 0 if fields[0] in "ZX" else int(fields[19])  # a zombie has ended, whoever reaps it
 
 
 def is_supervised(state: StackState) -> bool:
@@ -82,6 +85,12 @@ def is_supervised(state: StackState) -> bool:
     return state.supervisor_started != 0 and (
         start_ticks(state.supervisor_pid) == state.supervisor_started
     )
+
+
+def living(state: StackState | None) -> list[ProcessState]:
+    """Return the processes of the file that still live, each the very same one."""
+    known = state.processes if state else ()
+    return [p for p in known if p.pid and p.started and start_ticks(p.pid) == p.started]
 
 
 def parse_state(text: str) -> StackState | None:

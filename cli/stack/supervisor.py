@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from cli.stack.plan import stop_waves, waves
-from cli.stack.state import DONE, DOWN, READY, STARTING, STOPPED, ProcessState
+from cli.stack.state import DONE, DOWN, READY, STARTING, STOPPED, ProcessState, start_ticks
 from sluice.process import (
     ChildProcess,
     ProcessSpec,

@@ -1,18 +1,18 @@
 """Ends what is left of a stack whose supervisor no longer does it.
 
-Works from the marker in the environment of every process, so it needs nobody's good will: not the
-state file, not the supervisor, not the processes.
+Works from the marker in the environment of every process and from the last state file, so it needs
+nobody's good will: not the supervisor's, not the processes'.
 """
 
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from cli.stack.home import Home
-from cli.stack.state import StackState, read_state
+from cli.stack.state import StackState, living, read_state
 from replica.agent.triton import TritonLauncher
 from sluice.process import marked_processes
 
@@ -22,20 +22,22 @@ _POLL_S = 0.05
 
 
 def end_leftovers(home: Home, *, grace_s: float = _GRACE_S) -> list[str]:
-    """End every marked process of the stack and remove its shared memory; return who was ended.
+    """End every process of the stack and remove its shared memory; return who was ended.
 
-    Services first, then the servers, so that nobody loses what it has just written; what does not
-    listen is killed.
+    Found by the marker in their environment, and by the state file for those that have overwritten
+    it. Services first, then the servers, so that nobody loses what it has just written; who does
+    not listen is killed.
     """
     state = read_state(home)
-    pids = marked_processes(home.marker)
+    pids = leftovers(home)
     names = [name_of(pid, state) for pid in pids]
     segments = mapped_segments(pids)
-    servers = server_pids(state, pids)
-    _end(home.marker, [pid for pid in pids if pid not in _trees(servers)], signal.SIGTERM, grace_s)
-    _end(home.marker, servers, signal.SIGINT, grace_s)  # PostgreSQL: fast shutdown
+    servers = [p.pid for p in living(state) if p.is_server]
+    services = set(pids) - _trees(servers)
+    _end(home, services, signal.SIGTERM, grace_s)
+    _end(home, servers, signal.SIGINT, grace_s)  # PostgreSQL: fast shutdown
     deadline = time.monotonic() + _GRACE_S
-    while (left := marked_processes(home.marker)) and time.monotonic() < deadline:
+    while (left := leftovers(home)) and time.monotonic() < deadline:
         segments |= mapped_segments(left)
         for pid in left:
             _signal(pid, signal.SIGKILL)
@@ -44,13 +46,19 @@ def end_leftovers(home: Home, *, grace_s: float = _GRACE_S) -> list[str]:
     return names
 
 
-def _end(marker: str, pids: Collection[int], number: int, grace_s: float) -> None:
+def leftovers(home: Home) -> list[int]:
+    """Return the ids of the stack's processes, without its supervisor."""
+    known = {process.pid for process in living(read_state(home))}
+    return sorted(known.union(marked_processes(home.marker)))
+
+
+def _end(home: Home, pids: Iterable[int], number: int, grace_s: float) -> None:
     """Signal, wait for the end, kill what is left."""
     wanted = set(pids)
     for pid in wanted:
         _signal(pid, number)
     deadline = time.monotonic() + grace_s
-    while (left := wanted & set(marked_processes(marker))) and time.monotonic() < deadline:
+    while (left := wanted.intersection(leftovers(home))) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     for pid in left:
         _signal(pid, signal.SIGKILL)
@@ -59,12 +67,6 @@ def _end(marker: str, pids: Collection[int], number: int, grace_s: float) -> Non
 def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-
-
-def server_pids(state: StackState | None, marked: Iterable[int]) -> list[int]:
-    """Return the servers among the marked processes (a pid of the file may be somebody else's)."""
-    known = {p.pid for p in state.processes if p.is_server and p.pid} if state else set[int]()
-    return [pid for pid in marked if pid in known]
 
 
 def _trees(pids: Iterable[int]) -> set[int]:
