@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -69,9 +69,18 @@ async def first_end(pids: Sequence[int]) -> int:
             os.close(pidfd)
 
 
-def group_memory_bytes(pgid: int) -> int:
-    """Return the memory of a process group: proportional set size, shared pages counted once."""
-    return sum(_pss_bytes(pid) for pid in group_processes(pgid))
+def memory_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of processes: proportional set sizes, so shared pages count once."""
+    return sum(_pss_bytes(pid) for pid in pids)
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """Return the processor time, in seconds, that processes have used; 0 for those gone."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError, ValueError):
+            ticks += sum(int(field) for field in _stat_fields(pid)[11:13])  # user and system
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _pss_bytes(pid: int) -> int:

@@ -152,6 +152,7 @@ def limits_of(settings: AgentSettings) -> Limits:
         probe_interval_s=settings.probe_interval_s,
         probe_s=settings.probe_timeout_s,
         misses_max=settings.probe_misses_max,
+        busy_misses_max=max(settings.probe_misses_max, settings.probe_busy_misses_max),
         backoff_max_s=settings.backoff_max_s,
         drain_s=settings.drain_timeout_s,
     )

@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
+# Share of one processor above which an engine works; an idle one needs 1-2 % for its heartbeats.
+_BUSY_RATIO = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
@@ -34,7 +37,9 @@ class Limits:
         probe_interval_s: From a good probe of a ready engine to the next one.
         probe_s: Deadline of one probe of a ready engine.
         probe_retry_s: Pause after a missed probe.
-        misses_max: Missed probes in a row that make an engine dead or frozen.
+        misses_max: Missed probes in a row that make an idle engine dead or frozen.
+        busy_misses_max: The same for an engine that used processor time meanwhile: it may just have
+            more to do than the machine can bear, and killing it would make that worse.
         backoff_first_s: Pause before the first restart; doubles up to `backoff_max_s`.
         healthy_s: Readiness that long makes the next failure the first one again.
         drain_settle_s: A draining engine that holds nothing is stopped no sooner than this: until
@@ -49,6 +54,7 @@ class Limits:
     probe_s: float = 1.0
     probe_retry_s: float = 0.05
     misses_max: int = 2
+    busy_misses_max: int = 10
     backoff_first_s: float = 0.1
     backoff_max_s: float = 30.0
     healthy_s: float = 30.0
@@ -98,6 +104,7 @@ class Probed:
     took_s: float
     problem: str = ""  # empty: a good answer
     active: int = 0  # sequences that the engine holds for routers
+    cpu_s: float = 0.0  # processor time that the engine used meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +288,8 @@ def _with_probe(
         return replace(state, probe_at_s=now_s + limits.start_poll_s), []
     # A probe that ended long after its deadline says that this process or machine stood still.
     misses = state.misses + (probe.took_s < 2 * limits.probe_s)
-    if misses >= limits.misses_max:
+    is_busy = probe.cpu_s >= _BUSY_RATIO * probe.took_s
+    if misses >= (limits.busy_misses_max if is_busy else limits.misses_max):
         return _failed(state, f"{misses} probes missed: {probe.problem}", now_s, limits)
     return replace(state, misses=misses, probe_at_s=now_s + limits.probe_retry_s), []
 

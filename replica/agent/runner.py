@@ -32,10 +32,10 @@ from replica.agent.replica_state import (
     decide,
     wake_at,
 )
-from replica.agent.triton import Launch, LaunchError
+from replica.agent.triton import Launch, LaunchError, last_error
 from sluice.errors import PlatformError
 from sluice.process import ChildProcess
-from sluice.procfs import first_end, group_memory_bytes, group_processes, program_name
+from sluice.procfs import cpu_s, first_end, group_processes, memory_bytes, program_name
 
 log = structlog.get_logger(__name__)
 
@@ -107,6 +107,7 @@ class ReplicaRunner:
         self._has_new_wish = False
         self._events: asyncio.Queue[Event] = asyncio.Queue(_EVENTS_MAX)
         self._runs: dict[int, _Run] = {}
+        self._members: list[int] = []  # processes of the engine, when last looked at
 
     def want(self, spec: EngineSpec | None, *, is_draining: bool = False) -> None:
         """Change what is desired; None ends the replica."""
@@ -149,7 +150,8 @@ class ReplicaRunner:
     async def measure_memory(self) -> None:
         """Update `memory_bytes`, in a thread: the kernel walks page tables for it."""
         pid = self.state.pid
-        self.memory_bytes = await asyncio.to_thread(group_memory_bytes, pid) if pid else 0
+        self._members = await asyncio.to_thread(group_processes, pid) if pid else []
+        self.memory_bytes = await asyncio.to_thread(memory_bytes, self._members)
 
     async def _next_event(self) -> Event:
         delay_s = wake_at(self.state, self._limits) - time.monotonic()
@@ -207,14 +209,16 @@ class ReplicaRunner:
     async def _watch_server(self, run: int, child: ChildProcess) -> None:
         status = await child.wait()
         how = f"signal {-status}" if status < 0 else f"status {status}"
-        await self._events.put(Ended(run, f"the engine ended with {how}; {child.log_tail()}"))
+        log_file = child.spec.log_file
+        said = last_error(log_file)
+        reason = f": {said} (see {log_file})" if said else f"; {child.log_tail()}"
+        await self._events.put(Ended(run, f"the engine ended with {how}{reason}"))
 
     async def _watch_stubs(self, run: int, child: ChildProcess, launch: Launch, told: _Run) -> None:
         """Notice a dead stub at once: Triton stays "ready" without it, and probes take seconds."""
         await told.became_ready.wait()
-        stubs = [
-            pid for pid in group_processes(child.pid) if program_name(pid) == launch.vital_program
-        ]
+        self._members = group_processes(child.pid)
+        stubs = [pid for pid in self._members if program_name(pid) == launch.vital_program]
         pid = await first_end(stubs)
         message = f"Triton's stub, process {pid}, ended; {child.log_tail()}"
         await self._events.put(Ended(run, message))
@@ -223,7 +227,8 @@ class ReplicaRunner:
         launch, spec = self.launch, self.state.running
         if launch is None or spec is None:
             return Probed(run, 0.0, "the engine is gone")
-        begin_s = time.monotonic()
+        members = self._members
+        begin_s, begin_cpu_s = time.monotonic(), cpu_s(members)
         problem, active = "", 0
         try:
             active = await self._prober(launch.grpc_address, spec, timeout_s)
@@ -232,7 +237,8 @@ class ReplicaRunner:
         took_s = time.monotonic() - begin_s
         if self.state.phase is Phase.READY:
             self._observer.probed(took_s, is_good=not problem)
-        return Probed(run, took_s, problem, active)
+        used_s = cpu_s(members) - begin_cpu_s if problem else 0.0
+        return Probed(run, took_s, problem, active, used_s)
 
     def _note_change(self, before: ReplicaState) -> None:
         after = self.state

@@ -26,6 +26,7 @@ class AgentSettings(ServiceSettings):
         probe_interval_s: From one good probe of an engine to the next.
         probe_timeout_s: Longest wait for a probe's answer.
         probe_misses_max: Missed probes in a row that end an engine.
+        probe_busy_misses_max: The same for an engine that is using processor time.
         drain_timeout_s: A draining engine is stopped then, whatever it still runs.
         backoff_max_s: Longest pause before an engine that keeps failing is started again.
     """
@@ -43,6 +44,7 @@ class AgentSettings(ServiceSettings):
     probe_interval_s: float = Field(default=1.0, gt=0)
     probe_timeout_s: float = Field(default=1.0, gt=0)
     probe_misses_max: int = Field(default=2, ge=1)
+    probe_busy_misses_max: int = Field(default=10, ge=1)
     drain_timeout_s: float = Field(default=600.0, ge=0)
     backoff_max_s: float = Field(default=30.0, gt=0)
 

@@ -53,7 +53,7 @@ class Launch:
     """A prepared Triton process and where it will listen.
 
     Attributes:
-        process: How to start it.
+        process: How to start it; its log begins with this run.
         grpc_address: host:port.
         metrics_address: host:port.
         vital_program: File name of the program whose end Triton does not survive, nor notice.
@@ -148,13 +148,16 @@ class TritonLauncher:
         _link_backend(found, home / "backends" / "python")
         self._copy_model(home / "models" / MODEL)
         ports = self._ports(home / "ports.json")
+        log_file = home / "triton.log"
+        with suppress(FileNotFoundError):
+            log_file.replace(home / "triton.log.1")  # the run before is what one asks about
         prefix = f"sluice_{self.owner}_{_short_hash(replica_id)}_"
         _remove_shared_memory(prefix)
         process = ProcessSpec(
             name=f"triton-{replica_id}",
             command=_command(found, home, prefix, self._host, ports),
             env=self._environment(found, home, spec, artifact),
-            log_file=home / "triton.log",
+            log_file=log_file,
             ready=lambda: port_answers(self._host, ports.grpc),
             cwd=home,
             stop_grace_s=_STOP_GRACE_S,
@@ -221,6 +224,21 @@ class TritonLauncher:
         if MARKER in os.environ:
             environment[MARKER] = os.environ[MARKER]
         return environment
+
+
+def last_error(log_file: Path) -> str:
+    """Return what Triton said when it gave up, e.g. why the model did not load; empty if nothing.
+
+    Its last lines are a table of its settings and a stack trace.
+    """
+    with suppress(OSError):
+        with log_file.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 32_768))
+            lines = file.read().decode(errors="replace").splitlines()
+        for line in reversed(lines):
+            if line.startswith("error: "):
+                return line.rpartition("state: ")[2].removeprefix("error: ").strip()
+    return ""
 
 
 def _command(

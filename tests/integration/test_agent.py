@@ -325,9 +325,10 @@ async def test_what_cannot_start_is_reported_in_words_and_tried_again(node: Node
             node.replica("no-artifact", base_digest="f" * 64),
             node.replica("no-engine", engine="abacus"),
             node.replica("../escape"),
+            node.replica("no-option", engine_options={"sped": "2"}),
         )
         found = await node.control.until(
-            lambda found: len(found) == 3 and all(r.restarts > 1 for r in found.values())
+            lambda found: len(found) == 4 and all(r.restarts > 0 for r in found.values())
         )
         found = await node.control.until(
             lambda found: all(r.state == FAILED for r in found.values())
@@ -335,7 +336,7 @@ async def test_what_cannot_start_is_reported_in_words_and_tried_again(node: Node
         assert "is not in" in found["no-artifact"].message
         assert "AGENT__ENGINES" in found["no-engine"].message
         assert "replica id" in found["../escape"].message
-        assert node.engines() == []
+        assert "unknown engine option sped" in found["no-option"].message
         assert not (node.directory / "state" / "escape").exists()
         ready = await node.get("/readyz")
         assert (ready.status_code, "AGENT__ENGINES" in ready.text) == (503, True)

@@ -22,7 +22,7 @@ from sluice.process import (
     port_answers,
     port_is_free,
 )
-from sluice.procfs import group_memory_bytes, group_processes, kill_marked
+from sluice.procfs import cpu_s, first_end, group_processes, kill_marked, memory_bytes, program_name
 
 pytestmark = pytest.mark.real
 
@@ -60,7 +60,7 @@ async def test_stop_ends_descendants_that_ignore_the_signal(make_spec) -> None:
     cleaned: list[bool] = []
     child = await ChildProcess.start(make_spec(STUBBORN, cleanup=lambda: cleaned.append(True)))
     await until(lambda: len(group_processes(child.pid)) >= 2)
-    assert group_memory_bytes(child.pid) > 0
+    assert memory_bytes(group_processes(child.pid)) > 0
     await child.stop()
     await child.stop()
     assert group_processes(child.pid) == []
@@ -238,3 +238,19 @@ def test_port_is_free_sees_a_listener_and_ignores_lingering_connections() -> Non
 
     asyncio.run(serve_once())
     assert port_is_free("127.0.0.1", port)
+
+
+async def test_processes_that_are_not_our_children_are_watched_and_measured(make_spec) -> None:
+    child = await ChildProcess.start(make_spec("(exec sleep 60) & exec cat /dev/zero > /dev/null"))
+    await until(lambda: "sleep" in [program_name(pid) for pid in group_processes(child.pid)])
+    (sleeper,) = [pid for pid in group_processes(child.pid) if program_name(pid) == "sleep"]
+    await until(lambda: cpu_s([child.pid, sleeper]) > 0)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        watch = group.create_task(first_end([child.pid, sleeper]))
+        await asyncio.sleep(0.05)
+        assert not watch.done()
+        os.kill(sleeper, signal.SIGKILL)
+    assert watch.result() == sleeper
+    assert await first_end([sleeper]) == sleeper
+    await child.stop()
+    assert (memory_bytes([child.pid]), cpu_s([child.pid])) == (0, 0.0)

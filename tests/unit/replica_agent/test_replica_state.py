@@ -85,6 +85,16 @@ def test_our_own_stall_is_not_the_engines_fault() -> None:
     assert (state.phase, actions) == (Phase.READY, [])
 
 
+def test_a_busy_engine_gets_more_patience_but_not_endless() -> None:
+    busy = [(3.0 + i, Probed(1, 1.0, "silent", cpu_s=0.9)) for i in range(LIMITS.busy_misses_max)]
+    state, actions = play(*READY, *busy[:-1])
+    assert (state.phase, actions) == (Phase.READY, [])
+    _, actions = play(*READY, *busy)
+    assert actions == [StopEngine(1, is_kill=True)]
+    frozen_since = (*READY, *busy[:3], (7.0, Probed(1, 1.0, "silent", cpu_s=0.01)))
+    assert play(*frozen_since)[1] == [StopEngine(1, is_kill=True)]
+
+
 def test_an_engine_that_ends_is_cleaned_up_before_the_next_start() -> None:
     state, actions = play(*READY, (3.0, Ended(1, "signal 9")))
     assert actions == [StopEngine(1, is_kill=True)]
