@@ -170,6 +170,7 @@ class Supervisor:
 
     def _change(self, name: str, **fields: str | int) -> None:
         state = replace(self.states[name], since_unix_s=time.time(), **fields)  # pyright: ignore[reportArgumentType]
+        state = replace(state, started=start_ticks(state.pid) if state.pid else 0)
         self.states[name] = state
         log.info("process_changed", name=name, state=state.state, pid=state.pid, **_why(state))
         self._on_change(state)
