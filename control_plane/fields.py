@@ -6,13 +6,14 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Body(BaseModel):
     """A request body: no unknown fields, no numbers in strings."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
 
 
 def checked_id(value: str) -> str:
@@ -22,6 +23,17 @@ def checked_id(value: str) -> str:
             "1 to 128 of A-Z a-z 0-9 . _ : / @ + - are allowed, beginning with a letter or digit"
         )
     return value
+
+
+def checked_digest(value: str) -> str:
+    """Return a SHA-256 in hex that is one; ValueError says what is expected."""
+    if not _DIGEST.fullmatch(value):
+        raise ValueError("64 hexadecimal digits (a SHA-256, lower case) are expected")
+    return value
+
+
+def _digest_or_empty(value: str) -> str:
+    return checked_digest(value) if value else ""
 
 
 def _id_or_none(value: str) -> str | None:
@@ -39,5 +51,5 @@ Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Id = Annotated[str, AfterValidator(checked_id)]
 OptionalId = Annotated[str, AfterValidator(_id_or_none)]  # empty becomes NULL
 Text = Annotated[str, Field(max_length=256), AfterValidator(_checked_text)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-OptionalDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+Digest = Annotated[str, AfterValidator(checked_digest)]
+OptionalDigest = Annotated[str, AfterValidator(_digest_or_empty)]

@@ -1,5 +1,6 @@
 """Reading request bodies: JSON objects, validated, with the first mistake named."""
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from aiohttp import web
@@ -29,10 +30,12 @@ async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=field or None) from None
 
 
-def path_id(request: web.Request, name: str = "id") -> str:
+def path_id(
+    request: web.Request, name: str = "id", check: Callable[[str], str] = checked_id
+) -> str:
     """Return an id from the path; BadRequestError when it cannot be one."""
     value = request.match_info[name]
     try:
-        return checked_id(value)
+        return check(value)
     except ValueError as error:
         raise BadRequestError(ErrorCode.INVALID_REQUEST, f"{name}: {error}", param=name) from None

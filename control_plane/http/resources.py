@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import Database
-from control_plane.fields import Body
+from control_plane.fields import Body, checked_id
 from control_plane.http.bodies import path_id, read_body
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
@@ -42,6 +42,7 @@ class Resource:
         before_write: Checks in the same transaction; raises what the caller shall see.
         after_write: What else belongs to a write.
         id_pattern: Of the path; only public model names may hold slashes.
+        id_check: Returns an id that may be one; ValueError says what is expected.
     """
 
     path: str
@@ -52,6 +53,7 @@ class Resource:
     before_write: Hook = _nothing
     after_write: Hook = _nothing
     id_pattern: str = "[^/]+"
+    id_check: Callable[[str], str] = checked_id
 
     @property
     def key(self) -> Column[str]:
@@ -81,7 +83,7 @@ class ResourceRoutes:
     def routes(self) -> list[web.RouteDef]:
         """Return the routes; reading comes with every resource, writing with a body."""
         every = f"/v1/{self._resource.path}"
-        one = f"{every}/{{id:{self._resource.id_pattern}}}"
+        one = f"{every}/{{{self._resource.key.name}:{self._resource.id_pattern}}}"
         found = [web.get(every, self.list), web.get(one, self.get)]
         if self._resource.body is not None:
             found += [web.put(one, self.put), web.delete(one, self.delete)]
@@ -91,7 +93,7 @@ class ResourceRoutes:
         """Create (201) or replace (200)."""
         resource = self._resource
         assert resource.body is not None
-        key = path_id(request)
+        key = self._key(request)
         values = resource.stored((await read_body(request, resource.body)).model_dump())
 
         async def work(connection: AsyncConnection) -> tuple[Values, bool]:
@@ -116,7 +118,7 @@ class ResourceRoutes:
 
     async def get(self, request: web.Request) -> web.Response:
         """Return one."""
-        key = path_id(request)
+        key = self._key(request)
         query = select(self._resource.table).where(self._resource.key == key)
         rows = await fetch(self._database, query)
         if not rows:
@@ -130,7 +132,7 @@ class ResourceRoutes:
 
     async def delete(self, request: web.Request) -> web.Response:
         """Delete one (204); 409 while something refers to it."""
-        key = path_id(request)
+        key = self._key(request)
         query = delete(self._resource.table).where(self._resource.key == key)
 
         async def work(connection: AsyncConnection) -> int:
@@ -144,6 +146,9 @@ class ResourceRoutes:
             message = f"{self._resource.path}/{key} is still used by {user}: delete those first"
             raise PlatformError(ErrorCode.CONFLICT, message) from None
         return web.Response(status=204)
+
+    def _key(self, request: web.Request) -> str:
+        return path_id(request, self._resource.key.name, self._resource.id_check)
 
     def _not_found(self, key: str) -> PlatformError:
         return PlatformError(ErrorCode.NOT_FOUND, f"there is no {self._resource.path}/{key}")

@@ -7,6 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import Database
+from control_plane.fields import checked_digest
 from control_plane.http.resources import Resource, ResourceRoutes, Values
 from control_plane.models.model import BaseBody, ModelBody
 from control_plane.tables import bases, models, pools
@@ -27,6 +28,7 @@ BASES = Resource(
     table=bases,
     shown=("digest", *BaseBody.model_fields),
     body=BaseBody,
+    id_check=checked_digest,
 )
 MODELS = Resource(
     path="models",

@@ -244,3 +244,14 @@ async def control_plane(database_url: str, tmp_path: Path) -> AsyncIterator[Cont
     """A control plane on a database of its own."""
     async with running_control_plane(database_url, tmp_path) as found:
         yield found
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_control_plane(
+    postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ControlPlane]:
+    """One control plane for tests that only touch objects of their own; they share its loop."""
+    await postgres_server.execute(f"CREATE DATABASE shared TEMPLATE {postgres_server.template}")
+    url = postgres_server.url("shared")
+    async with running_control_plane(url, tmp_path_factory.mktemp("shared")) as found:
+        yield found

@@ -1,0 +1,89 @@
+"""What the admin REST takes, and which objects agents are told to run."""
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from control_plane.fleet.agents import desired
+from control_plane.fleet.bodies import PoolBody
+from control_plane.models.model import ModelBody
+from control_plane.tenants.model import NewKey, TenantBody, TierBody
+from control_plane.watch.rows import KINDS, wire_state
+from sluice.watch import KINDS as WIRE_KINDS
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as wire
+
+_DIGEST = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (TierBody, {"rpm": -1}),
+        (TierBody, {"rpm": 2**31}),
+        (TierBody, {"rpm": "5"}),
+        (TierBody, {"rpm": 1.5}),
+        (TierBody, {"unknown": 1}),
+        (TenantBody, {}),
+        (TenantBody, {"tier_id": ""}),
+        (TenantBody, {"tier_id": "t", "name": "a\u0000b"}),
+        (TenantBody, {"tier_id": "t", "name": "x" * 257}),
+        (TenantBody, {"tier_id": "t", "weight": 0}),
+        (TenantBody, {"tier_id": "t", "cache_salt": "00"}),
+        (ModelBody, {"base_digest": "short", "pool_id": "p"}),
+        (ModelBody, {"base_digest": _DIGEST, "pool_id": "p", "adapter_digest": "x"}),
+        (PoolBody, {"base_digest": _DIGEST, "engine": "sim", "engine_options": {"": "1"}}),
+        (PoolBody, {"base_digest": _DIGEST, "engine": "sim", "engine_options": {"a": 1}}),
+    ],
+)
+def test_bad_bodies_are_refused(kind, body) -> None:
+    with pytest.raises(ValidationError):
+        kind.model_validate(body)
+
+
+def test_an_empty_owner_is_stored_as_null() -> None:
+    body = ModelBody.model_validate({"base_digest": _DIGEST, "pool_id": "p"})
+    assert body.owner_tenant_id is None
+    given_empty = {"base_digest": _DIGEST, "pool_id": "p", "owner_tenant_id": ""}
+    assert ModelBody.model_validate(given_empty).owner_tenant_id is None
+
+
+def test_a_key_is_stored_as_its_hash() -> None:
+    key = NewKey("key_1", "sk-sluice-text")
+    assert key.sha256 == hashlib.sha256(b"sk-sluice-text").digest()
+
+
+def test_every_kind_has_a_table_whose_columns_are_its_fields() -> None:
+    assert tuple(KINDS) == WIRE_KINDS
+    for kind in KINDS.values():
+        fields = {field.name for field in kind.message.DESCRIPTOR.fields}
+        assert {column.name for column in kind.columns} - {"is_draining"} == fields
+
+
+def test_a_draining_replica_is_seen_as_draining_until_it_ended() -> None:
+    draining = {state: wire_state(state, is_draining=True) for state in range(7)}
+    assert draining == {0: 3, 1: 3, 2: 3, 3: 3, 4: 4, 5: 5, 6: 6}
+    assert all(wire_state(state, is_draining=False) == state for state in range(7))
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 6)), max_size=6))
+def test_agents_are_told_what_is_theirs(replicas: list[tuple[str, int]]) -> None:
+    state = ControlState()
+    pool = wire.Pool(id="p", base_digest=_DIGEST, engine="sim", engine_options={"slots": "4"})
+    rows = [
+        wire.Replica(id=f"r{n}", pool_id="p", node_id=node, state=number)
+        for n, (node, number) in enumerate(replicas)
+    ]
+    objects = wire.Objects(pools=[pool], replicas=rows)
+    state.apply(wire.WatchResponse(version=9, is_snapshot=True, upserts=objects))
+    told = desired(state, "a")
+    assert told.version == 9
+    assert [r.replica_id for r in told.replicas] == [r.id for r in rows if r.node_id == "a"]
+    for replica in told.replicas:
+        assert (replica.base_digest, replica.engine) == (_DIGEST, "sim")
+        assert dict(replica.engine_options) == {"slots": "4"}
+        is_draining = state.replicas[replica.replica_id].state == wire.REPLICA_STATE_DRAINING
+        assert replica.is_draining == is_draining

@@ -1,0 +1,160 @@
+"""The replicas of the fleet: the reconciler reaches what is wanted, and then stops."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.fleet.model import (
+    Node,
+    Observed,
+    Plan,
+    Pool,
+    Replica,
+    ReplicaState,
+    observe,
+    plan_replicas,
+)
+
+_ENGINES = ["openvino", "sim", "trtllm"]
+_POOLS = st.lists(
+    st.tuples(st.sampled_from(_ENGINES), st.integers(0, 4)), min_size=1, max_size=3
+).map(lambda found: [Pool(f"p{n}", engine, wanted) for n, (engine, wanted) in enumerate(found)])
+_NODES = st.lists(
+    st.tuples(st.frozensets(st.sampled_from(_ENGINES)), st.booleans()), max_size=4
+).map(lambda found: [Node(f"n{n}", engines, lost) for n, (engines, lost) in enumerate(found)])
+_REPLICAS = st.lists(
+    st.tuples(
+        st.integers(0, 2), st.integers(0, 3), st.booleans(), st.sampled_from(list(ReplicaState))
+    ),
+    max_size=10,
+).map(
+    lambda found: [
+        Replica(f"r{n:03}", f"p{pool}", f"p{pool}-0", f"n{node}", draining, state)
+        for n, (pool, node, draining, state) in enumerate(found)
+    ]
+)
+
+
+def _consistent(replicas: list[Replica], pools: list[Pool], nodes: list[Node]) -> list[Replica]:
+    """Keep the rows that the database allows, with lost nodes' replicas lost."""
+    lost = {node.id: node.is_lost for node in nodes}
+    kept = [r for r in replicas if r.node_id in lost and r.pool_id in {pool.id for pool in pools}]
+    return [replace(r, state=ReplicaState.LOST) if lost[r.node_id] else r for r in kept]
+
+
+def _plan(pools: list[Pool], nodes: list[Node], replicas: list[Replica]) -> Plan:
+    numbers = count(500)
+    cells = {pool.id: f"{pool.id}-0" for pool in pools}
+    return plan_replicas(pools, cells, nodes, replicas, lambda: f"r{next(numbers)}")
+
+
+def _apply(replicas: list[Replica], plan: Plan) -> list[Replica]:
+    kept = [replica for replica in replicas if replica.id not in plan.forget]
+    return [replace(r, is_draining=r.is_draining or r.id in plan.drain) for r in kept] + list(
+        plan.create
+    )
+
+
+def _work(replicas: list[Replica], nodes: list[Node]) -> list[Replica]:
+    """Let the agents of live nodes do what they are told."""
+    lost = {node.id: node.is_lost for node in nodes}
+    done = []
+    for r in replicas:
+        if not lost[r.node_id]:
+            done.append(
+                replace(r, state=ReplicaState.STOPPED if r.is_draining else ReplicaState.READY)
+            )
+        else:
+            done.append(r)
+    return done
+
+
+@given(_POOLS, _NODES, _REPLICAS)
+def test_the_fleet_reaches_what_is_wanted_and_stays(
+    pools: list[Pool], nodes: list[Node], replicas: list[Replica]
+) -> None:
+    now = _consistent(replicas, pools, nodes)
+    for _ in range(4):
+        now = _work(_apply(now, _plan(pools, nodes, now)), nodes)
+    assert _plan(pools, nodes, now) == Plan()
+    ready = Counter(r.pool_id for r in now if r.state is ReplicaState.READY and not r.is_draining)
+    for pool in pools:
+        possible = any(pool.engine in node.engines and not node.is_lost for node in nodes)
+        before = [
+            r
+            for r in _consistent(replicas, pools, nodes)
+            if r.pool_id == pool.id and not r.is_draining and r.state is not ReplicaState.LOST
+        ]
+        expected = pool.replicas_wanted if possible else min(pool.replicas_wanted, len(before))
+        assert ready[pool.id] == expected
+
+
+@given(_POOLS, _NODES, _REPLICAS)
+def test_a_plan_is_minimal_and_possible(
+    pools: list[Pool], nodes: list[Node], replicas: list[Replica]
+) -> None:
+    now = _consistent(replicas, pools, nodes)
+    plan = _plan(pools, nodes, now)
+    by_node = {node.id: node for node in nodes}
+    engine = {pool.id: pool.engine for pool in pools}
+    for created in plan.create:
+        node = by_node[created.node_id]
+        assert not node.is_lost
+        assert engine[created.pool_id] in node.engines
+        assert created.cell_id == f"{created.pool_id}-0"
+    assert not set(plan.drain) & set(plan.forget)
+    drained = {r.pool_id for r in now if r.id in plan.drain}
+    assert not drained & {r.pool_id for r in plan.create}, "never both create and drain"
+    assert _plan(pools, nodes, _apply(now, plan)) == Plan(), "nothing is decided twice"
+
+
+def test_surplus_goes_from_what_is_least_useful() -> None:
+    states = [ReplicaState.STARTING, ReplicaState.READY, ReplicaState.FAILED, ReplicaState.READY]
+    replicas = [Replica(f"r{n}", "p", "p-0", "n", state=state) for n, state in enumerate(states)]
+    node = Node("n", frozenset({"sim"}), is_lost=False)
+    for wanted, drained in ((3, ("r2",)), (2, ("r0", "r2")), (1, ("r3", "r0", "r2"))):
+        plan = plan_replicas([Pool("p", "sim", wanted)], {"p": "p-0"}, [node], replicas, str)
+        assert plan.drain == drained
+
+
+def test_a_lost_replica_is_kept_until_another_one_is_ready() -> None:
+    lost = Replica("r0", "p", "p-0", "n0", state=ReplicaState.LOST)
+    nodes = [
+        Node("n0", frozenset({"sim"}), is_lost=True),
+        Node("n1", frozenset({"sim"}), is_lost=False),
+    ]
+    pool = [Pool("p", "sim", 1)]
+    first = _plan(pool, nodes, [lost])
+    assert [r.node_id for r in first.create] == ["n1"]
+    assert first.forget == ()
+    after = [lost, replace(first.create[0], state=ReplicaState.READY)]
+    assert _plan(pool, nodes, after) == Plan(forget=("r0",))
+
+
+def test_new_replicas_go_to_the_least_loaded_nodes() -> None:
+    nodes = [Node(f"n{n}", frozenset({"sim"}), is_lost=False) for n in range(3)]
+    plan = _plan([Pool("p", "sim", 7)], nodes, [])
+    assert sorted(Counter(r.node_id for r in plan.create).values()) == [2, 2, 3]
+
+
+_REPORTED = st.dictionaries(
+    st.sampled_from([f"r{n:03}" for n in range(12)]),
+    st.builds(Observed, st.sampled_from(list(ReplicaState)), st.sampled_from(["", "h:1", "h:2"])),
+)
+
+
+@given(_REPLICAS, _REPORTED)
+def test_a_report_is_taken_over_whole(replicas: list[Replica], report: dict[str, Observed]) -> None:
+    changed = {r.id: r for r in observe(replicas, report)}
+    after = [changed.get(r.id, r) for r in replicas]
+    assert observe(after, report) == []
+    for replica in after:
+        if replica.id in report:
+            seen = report[replica.id]
+            assert (replica.state, replica.grpc_address) == (seen.state, seen.grpc_address)
+        else:
+            assert replica.grpc_address == ""
+            assert replica.state in {ReplicaState.STOPPED, ReplicaState.STARTING}
