@@ -63,13 +63,14 @@ class HostOutbox:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.ready = asyncio.Event()
-        self._sequences: list[engine.Sequence] = []
+        self._request = engine.HostRequest()  # the submit in the making
         self._cancels: list[int] = []
         self._credit = 0
 
     def dispatch(self, slots: list[Slot]) -> None:
         """Add sequences, converted now: their requests may end before they are written."""
-        self._sequences += [convert.sequence(slot) for slot in slots]
+        for slot in slots:
+            convert.add_sequence(self._request.submit, slot)
         self.ready.set()
 
     def cancel(self, sequences: list[int]) -> None:
@@ -89,14 +90,14 @@ class HostOutbox:
         if self._credit:
             credit = engine.Credit(epoch=self.epoch, frames=self._credit)
             messages.append(engine.HostRequest(credit=credit))
-        if self._sequences:
-            submit = engine.Submit(epoch=self.epoch, sequences=self._sequences)
-            messages.append(engine.HostRequest(submit=submit))
+        if self._request.HasField("submit"):
+            self._request.submit.epoch = self.epoch
+            messages.append(self._request)
+            self._request = engine.HostRequest()
         if self._cancels:
             cancel = engine.Cancel(epoch=self.epoch, sequences=self._cancels)
             messages.append(engine.HostRequest(cancel=cancel))
         self._credit = 0
-        self._sequences = []
         self._cancels = []
         return messages
 

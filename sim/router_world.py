@@ -227,8 +227,8 @@ class World:
         for replica_id, slots in actions.dispatches.items():
             node = self._nodes[replica_id]
             self.trace.append((round(self.now, 9), replica_id, *(slot.handle for slot in slots)))
-            sequences = [convert.sequence(slot) for slot in slots]
-            self._send(node, partial(node.engine.submit, sequences))
+            message = convert.submit_message(node.epoch, slots)
+            self._send(node, partial(node.engine.submit, message.sequences))
         for replica_id, gone in actions.cancels.items():
             node = self._nodes[replica_id]
             self._send(node, partial(node.engine.cancel, gone))

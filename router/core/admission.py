@@ -22,7 +22,7 @@ def rejection(
         message = f"this router does not own cell {submit.cell_id}; try again"
         return Ending(rejected, ErrorCode.NO_CAPACITY, message, retry_after_s=_RELOCATION_S)
     prompt = len(submit.prompt)
-    longest = cell.prompt_tokens_max()
+    longest = cell.prompt_tokens_max
     if longest is not None and prompt > longest:
         message = f"the prompt has {prompt} tokens, {longest} fit; shorten it"
         return Ending(rejected, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message)

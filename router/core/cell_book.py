@@ -15,7 +15,16 @@ _RETRY_AFTER_UNKNOWN_S = 2.0  # nothing is attached: about the time a replica ta
 class CellBook:
     """The state of one cell that this router owns (or owned, while its requests run)."""
 
-    __slots__ = ("available", "cell_id", "is_dirty", "is_owned", "output_mean", "queue", "replicas")
+    __slots__ = (
+        "available",
+        "cell_id",
+        "is_dirty",
+        "is_owned",
+        "output_mean",
+        "prompt_tokens_max",
+        "queue",
+        "replicas",
+    )
 
     def __init__(self, cell_id: str, config: CoreConfig) -> None:
         self.cell_id = cell_id
@@ -24,6 +33,7 @@ class CellBook:
         self.replicas: dict[str, ReplicaBook] = {}
         self.available: dict[str, ReplicaBook] = {}  # those that may be sent more
         self.output_mean = config.output_tokens_expected / _OUTPUT_MARGIN
+        self.prompt_tokens_max: int | None = None  # of any replica; None: nothing is attached
         self.is_dirty = True  # gateways have not heard of the latest change
 
     def update(self, book: ReplicaBook, config: CoreConfig, now: float) -> None:
@@ -52,15 +62,12 @@ class CellBook:
         output = self.output_expected(request.output_max)
         best: ReplicaBook | None = None
         best_s = float("inf")
+        prompt = request.prompt_tokens
         for book in self.available.values():
-            if not book.fits(request.prompt_tokens, output):
-                continue
-            score_s = book.load_s + request.prompt_tokens * book.token_s
-            if request.avoid == book.replica_id:
-                if len(self.replicas_ready()) > 1:
+            score_s = book.load_s + prompt * book.token_s
+            if score_s < best_s and book.fits(prompt, output):
+                if book.replica_id == request.avoid and len(self.replicas_ready()) > 1:
                     continue
-                score_s = float("1e300")
-            if score_s < best_s:
                 best, best_s = book, score_s
         return best
 
@@ -72,10 +79,11 @@ class CellBook:
             if book.limits is not None and not book.is_draining
         ]
 
-    def prompt_tokens_max(self) -> int | None:
-        """Return the longest prompt that any replica takes; None while nothing is attached."""
+    def relimit(self) -> None:
+        """Find the longest prompt anew after a replica was attached or lost."""
         limits = [book.limits for book in self.replicas.values() if book.limits is not None]
-        return max((entry.prompt_tokens_max for entry in limits), default=None)
+        longest = (entry.prompt_tokens_max for entry in limits)
+        self.prompt_tokens_max = max(longest, default=None)
 
     def retry_after_s(self) -> float:
         """Return the predicted time until half of the queue is served."""

@@ -22,6 +22,9 @@ def check(core: RouterCore) -> None:
             assert request.state is State.QUEUED
             assert request.slot is None
             assert id(request) in live
+        longest = cell.prompt_tokens_max
+        cell.relimit()
+        assert cell.prompt_tokens_max == longest
         assert cell.is_owned or not waiting, "nothing waits for a cell that moved away"
         for replica_id, book in cell.replicas.items():
             assert core.replicas[replica_id] is book

@@ -45,11 +45,12 @@ class EngineLimits:
     step_tokens_max: int
     kv_blocks: int
     block_tokens: int
+    prompt_tokens_max: int = field(init=False)  # leaves room for one token of output
 
-    @property
-    def prompt_tokens_max(self) -> int:
-        """Longest prompt that leaves room for one token of output."""
-        return min(self.context_tokens_max, self.kv_blocks * self.block_tokens) - 1
+    def __post_init__(self) -> None:
+        """Derive what placement asks for often."""
+        longest = min(self.context_tokens_max, self.kv_blocks * self.block_tokens) - 1
+        object.__setattr__(self, "prompt_tokens_max", longest)
 
 
 class State(IntEnum):

@@ -163,7 +163,9 @@ class RouterCore:
             return
         assert book.limits is None, "a replica has one attachment"
         book.attach(epoch, limits, now)
-        self.cells[book.cell_id].update(book, self.config, now)
+        cell = self.cells[book.cell_id]
+        cell.relimit()
+        cell.update(book, self.config, now)
 
     def on_replica_lost(self, replica_id: str, epoch: int, now: float) -> None:
         """Give up an attachment: what was not emitted goes elsewhere, the rest is LOST."""
@@ -172,6 +174,7 @@ class RouterCore:
             return
         cell = self.cells[book.cell_id]
         slots = book.detach()
+        cell.relimit()
         self._actions.cancels.pop(replica_id, None)
         message = f"replica {replica_id} was lost"
         for slot in slots:
@@ -350,7 +353,7 @@ class RouterCore:
         while cell.available and (request := queue.peek()) is not None:
             book = cell.pick(request)
             if book is None:
-                longest = cell.prompt_tokens_max()
+                longest = cell.prompt_tokens_max
                 if longest is None or request.prompt_tokens <= longest:
                     return
                 queue.remove(request)

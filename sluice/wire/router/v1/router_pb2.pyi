@@ -86,6 +86,18 @@ class Submit(_message.Message):
     traceparent: str
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
+class PackedSubmit(_message.Message):
+    __slots__ = ("prompt",)
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    prompt: bytes
+    def __init__(self, prompt: _Optional[bytes] = ...) -> None: ...
+
+class PackedSequence(_message.Message):
+    __slots__ = ("prompt",)
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    prompt: bytes
+    def __init__(self, prompt: _Optional[bytes] = ...) -> None: ...
+
 class ConnectResponse(_message.Message):
     __slots__ = ("welcome", "handle", "count", "token", "placed", "outcomes", "cells")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
