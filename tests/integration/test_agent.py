@@ -117,10 +117,10 @@ class Node:
             state_dir=self.directory / "state", artifacts_dir=self.directory / "artifacts"
         )
 
-    def spec(self) -> ProcessSpec:
+    def spec(self, control_address: str = "") -> ProcessSpec:
         settings = {
             "NODE_ID": "node-1",
-            "CONTROL_ADDRESS": self.control.address,
+            "CONTROL_ADDRESS": control_address or self.control.address,
             "STATE_DIR": str(self.directory / "state"),
             "ARTIFACTS_DIR": str(self.directory / "artifacts"),
             "HTTP_ADDRESS": self.http,
@@ -173,8 +173,8 @@ class Node:
     async def until_engines(self, pids: list[int]) -> None:
         await self.until(lambda: set(self.engines()) == set(pids))
 
-    async def start_agent(self) -> ChildProcess:
-        child = await ChildProcess.start(self.spec())
+    async def start_agent(self, control_address: str = "") -> ChildProcess:
+        child = await ChildProcess.start(self.spec(control_address))
         await child.wait_ready(WAIT_S)
         return child
 
@@ -375,3 +375,34 @@ async def test_launcher_keeps_its_ports_while_they_are_free(node: Node) -> None:
     }
     assert moved.process.env["SLUICE_ENGINE"] == "sim"
     assert "PYTHONPATH" not in moved.process.env
+
+
+async def test_the_control_plane_grows_and_shrinks_a_pool(
+    node: Node, control_plane, eventually
+) -> None:
+    async def listed() -> list[dict[str, object]]:
+        return (await control_plane.admin.get("/v1/replicas")).json()["data"]
+
+    async def ready_replicas(count: int) -> bool:
+        replicas = await listed()
+        return len(replicas) == count and all(
+            replica["state"] == "ready" and replica["grpc_address"] for replica in replicas
+        )
+
+    process = await node.start_agent(control_plane.grpc_address)
+    try:
+        await control_plane.put(f"bases/{node.digest}", name="tiny", context_tokens_max=2048)
+        pool = {"base_digest": node.digest, "engine": "sim"}
+        await control_plane.put("pools/main", **pool, replicas_wanted=2)
+        await eventually(lambda: ready_replicas(2), "two replicas are ready", WAIT_S)
+        addresses = {replica["grpc_address"] for replica in await listed()}
+        assert len(addresses) == 2
+
+        await control_plane.put("pools/main", **pool, replicas_wanted=1)
+        await eventually(lambda: ready_replicas(1), "one replica is left", WAIT_S)
+        await node.until(lambda: len(node.engines()) == 2)
+        (left,) = await listed()
+        assert left["grpc_address"] in addresses
+    finally:
+        await process.stop()
+    assert (process.status, node.engines(), node.shared_memory()) == (0, [], [])
