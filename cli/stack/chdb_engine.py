@@ -4,6 +4,8 @@
 a fresh one for every statement nothing can leak from one request to the next.
 """
 
+import fcntl
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -67,6 +69,17 @@ def identifier(text: str) -> str:
     return "`" + text.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
+def _lock(directory: Path) -> int:
+    """Take the folder for this process; the engine itself does not always notice a second one."""
+    fd = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise RuntimeError("another process has it open") from None
+    return fd
+
+
 class Engine:
     """The embedded engine. Its methods block: call them in worker threads."""
 
@@ -83,6 +96,7 @@ class Engine:
         import chdb
 
         directory.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(directory)
         self._path = str(directory.resolve())
         self._connect: Callable[[str], Any] = chdb.connect
         self._limits = limits
@@ -93,6 +107,7 @@ class Engine:
     def close(self) -> None:
         """Write what is pending and release the directory."""
         self._keeper.close()
+        os.close(self._lock)
 
     def execute(self, statement: Statement) -> Answer:
         """Run one statement on a connection that no other request sees.

@@ -1,0 +1,207 @@
+"""The event producer on the real broker child: what is emitted arrives, whatever dies between."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException
+
+from sluice.events import EVENT_MAX_BYTES, REQUESTS_TOPIC, EventProducer
+from sluice.process import free_port
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+
+pytestmark = pytest.mark.real
+
+WAIT_S = 30.0
+
+
+def event(number: int, **fields: Any) -> RequestEvent:
+    return RequestEvent(schema_version=1, event_id=f"{number:06}", **fields)
+
+
+@contextmanager
+def producing(address: str, spool: Path | None, **options: Any) -> Iterator[EventProducer]:
+    options = {"broker_wait_s": 0.5, "linger_ms": 5, **options}
+    producer = EventProducer(address, REQUESTS_TOPIC, spool_directory=spool, **options)
+    try:
+        yield producer
+    finally:
+        producer.close(0.1)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - the state of another thread
+            await asyncio.sleep(0.02)
+
+
+async def arrived(address: str, wanted: int) -> list[str]:
+    """Read the topic from its beginning until `wanted` different events are there."""
+
+    def read() -> list[str]:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": address,
+                "group.id": f"test-{os.urandom(4).hex()}",
+                "group.protocol": "consumer",
+                "auto.offset.reset": "earliest",
+                "log_level": 0,
+            }
+        )
+        consumer.subscribe([REQUESTS_TOPIC])
+        found: list[str] = []
+        try:
+            for _ in range(int(WAIT_S / 0.1)):
+                for message in consumer.consume(10_000, 0.1):
+                    assert message.error() is None
+                    found.append(RequestEvent.FromString(message.value() or b"").event_id)
+                if len(set(found)) >= wanted:
+                    return found
+        finally:
+            consumer.close()
+        raise AssertionError(f"{len(set(found))} of {wanted} events arrived")
+
+    return await asyncio.to_thread(read)
+
+
+async def test_clients_learn_only_the_fixed_port(broker: Any) -> None:
+    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "x"})
+    found = await asyncio.to_thread(consumer.list_topics, timeout=10)
+    consumer.close()
+    assert [(one.host, one.port) for one in found.brokers.values()] == [("127.0.0.1", broker.port)]
+    assert len(found.topics[REQUESTS_TOPIC].partitions) == 4
+
+
+async def test_events_arrive_once(broker: Any, tmp_path: Path) -> None:
+    with producing(broker.address, tmp_path) as producer:
+        for number in range(5000):
+            producer.emit(event(number))
+        assert await asyncio.to_thread(producer.flush, WAIT_S)
+        found = await arrived(broker.address, 5000)
+        assert sorted(found) == [f"{number:06}" for number in range(5000)]
+        stats = producer.stats
+    assert (stats.emitted, stats.delivered) == (5000, 5000)
+    assert (stats.dropped, stats.spooled, stats.spool_bytes, stats.queued) == (0, 0, 0, 0)
+
+
+async def test_events_spooled_while_the_broker_is_away_arrive(broker: Any, tmp_path: Path) -> None:
+    with producing(broker.address, tmp_path) as producer:
+        producer.emit(event(0))
+        assert await asyncio.to_thread(producer.flush, WAIT_S)
+        await broker.kill()
+        for number in range(1, 1500):
+            producer.emit(event(number))
+        await until(lambda: producer.stats.spooled == 1499)
+        for number in range(1500, 3000):
+            producer.emit(event(number))
+        await until(lambda: producer.stats.spooled == 2999)
+        assert not producer.flush(0.0)
+        await broker.start()  # empty: event 0 was delivered and is gone with it
+        assert await asyncio.to_thread(producer.flush, WAIT_S)
+        found = await arrived(broker.address, 2999)
+        assert set(found) == {f"{number:06}" for number in range(1, 3000)}
+        producer.emit(event(3000))
+        assert await asyncio.to_thread(producer.flush, WAIT_S)
+        stats = producer.stats
+    assert (stats.dropped, stats.damaged, stats.spool_bytes) == (0, 0, 0)
+
+
+async def test_what_a_stopped_process_spooled_the_next_one_sends(
+    broker: Any, tmp_path: Path
+) -> None:
+    with producing(f"127.0.0.1:{free_port()}", tmp_path) as producer:
+        for number in range(700):
+            producer.emit(event(number))
+    with producing(broker.address, tmp_path) as producer:
+        producer.emit(event(700))
+        assert await asyncio.to_thread(producer.flush, WAIT_S)
+        assert len(set(await arrived(broker.address, 701))) == 701
+
+
+_EMITTER = """
+import sys, time
+from pathlib import Path
+from sluice.events import EventProducer
+from sluice.logs import configure_logs
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+
+configure_logs("emitter")  # to stderr
+producer = EventProducer(sys.argv[1], "sluice.requests.v1", spool_directory=Path(sys.argv[2]),
+                         spool_segment_bytes=4096, broker_wait_s=0.2)
+number = 0
+while True:
+    producer.emit(RequestEvent(schema_version=1, event_id=f"{number:06}"))
+    number += 1
+    if number % 50 == 0:
+        print(producer.stats.spooled, flush=True)
+        time.sleep(0.005)
+"""
+
+
+async def test_a_process_killed_while_it_spools_loses_nothing_that_was_spooled(
+    broker: Any, tmp_path: Path
+) -> None:
+    away = f"127.0.0.1:{free_port()}"
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _EMITTER, away, str(tmp_path)), stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    spooled = 0
+    async with asyncio.timeout(WAIT_S):
+        while spooled < 2000:
+            spooled = int(await child.stdout.readline())
+    child.send_signal(signal.SIGKILL)
+    await child.communicate()
+    with producing(broker.address, tmp_path) as producer:
+        assert await asyncio.to_thread(producer.flush, WAIT_S)
+        found = set(await arrived(broker.address, spooled))
+        assert {f"{number:06}" for number in range(spooled)} <= found
+        assert producer.stats.damaged <= 1
+
+
+async def test_without_a_spool_losses_are_counted() -> None:
+    with producing(f"127.0.0.1:{free_port()}", None) as producer:
+        for number in range(300):
+            producer.emit(event(number))
+        await until(lambda: producer.stats.dropped == 300)
+        assert producer.stats.delivered == 0
+
+
+async def test_a_full_queue_and_a_huge_event_are_dropped_not_waited_for(tmp_path: Path) -> None:
+    away = f"127.0.0.1:{free_port()}"
+    with producing(away, tmp_path, queue_max=10, broker_wait_s=60.0) as producer:
+        producer.emit(event(0, outcome="x" * EVENT_MAX_BYTES))
+        assert producer.stats.dropped == 1
+        for number in range(5000):
+            producer.emit(event(number))
+        await until(lambda: producer.stats.queued <= 1)
+        stats = producer.stats
+        # What the client's queue cannot take goes to disk; what memory cannot take is counted.
+        assert stats.spooled + stats.dropped - 1 == 5000
+        assert stats.spooled > 0
+
+
+async def test_a_taken_port_is_said_plainly(broker: Any) -> None:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cli.stack.broker", "--port", str(broker.port)),
+        stderr=subprocess.PIPE,
+    )
+    _, text = await child.communicate()
+    assert child.returncode == 1
+    assert b"cannot be used (Address already in use)" in text
+
+
+async def test_the_broker_ends_when_asked(broker: Any) -> None:
+    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "x", "log_level": 0})
+    await asyncio.to_thread(consumer.list_topics, timeout=10)
+    assert await broker.stop() == 0  # although a client is connected
+    with pytest.raises(KafkaException):
+        await asyncio.to_thread(consumer.list_topics, timeout=0.2)
+    consumer.close()

@@ -1,0 +1,327 @@
+"""The telemetry service with its real peers: an event becomes a row, whatever dies between."""
+
+import asyncio
+import hashlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import clickhouse_connect
+import httpx
+import pytest
+import pytest_asyncio
+from confluent_kafka import Producer
+
+from sluice.events import REQUESTS_TOPIC, EventProducer
+from sluice.process import ChildProcess, ProcessSpec, free_port
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+
+pytestmark = pytest.mark.real
+
+WAIT_S = 40.0
+ADMIN_KEY = "admin-key-of-the-test"
+RECEIVED_MS = 1_790_000_000_000
+
+
+class Telemetry:
+    """`python -m telemetry`, which a test may stop, kill and start again."""
+
+    def __init__(self, home: Path, broker: Any, tracestore: Any) -> None:
+        self._port = free_port()
+        self._child: ChildProcess | None = None
+        self.http = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self._port}",
+            headers={"Authorization": f"Bearer {ADMIN_KEY}"},
+            timeout=10,
+        )
+        self._spec = ProcessSpec(
+            name="telemetry",
+            command=[sys.executable, "-m", "telemetry"],
+            env={
+                "PATH": os.environ["PATH"],
+                "TELEMETRY__KAFKA_BOOTSTRAP": broker.address,
+                "TELEMETRY__CLICKHOUSE_URL": f"http://{tracestore.address}",
+                "TELEMETRY__HTTP_ADDRESS": f"127.0.0.1:{self._port}",
+                "TELEMETRY__ADMIN_KEY_SHA256": hashlib.sha256(ADMIN_KEY.encode()).hexdigest(),
+            },
+            log_file=home / "telemetry.log",
+            ready=self._alive,
+        )
+
+    async def _alive(self) -> None:
+        (await self.http.get("/healthz")).raise_for_status()
+
+    async def start(self) -> None:
+        self._child = await ChildProcess.start(self._spec)
+        await self._child.wait_ready(30)
+
+    async def stop(self, *, kill: bool = False) -> int | None:
+        child, self._child = self._child, None
+        if child is None:
+            return None
+        if kill:
+            os.kill(child.pid, 9)
+        await child.stop()
+        return await child.wait()
+
+    async def is_ready(self) -> bool:
+        return (await self.http.get("/readyz")).status_code == 200
+
+    async def metric(self, name: str) -> float:
+        for line in (await self.http.get("/metrics")).text.splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.split()[1])
+        raise AssertionError(f"no metric {name}")
+
+
+@pytest_asyncio.fixture
+async def telemetry(tmp_path: Path, broker: Any, tracestore: Any) -> AsyncIterator[Telemetry]:
+    service = Telemetry(tmp_path, broker, tracestore)
+    await service.start()
+    yield service
+    await service.stop()
+    await service.http.aclose()
+
+
+@pytest.fixture
+def producer(broker: Any, tmp_path: Path) -> Iterator[EventProducer]:
+    found = EventProducer(
+        broker.address, REQUESTS_TOPIC, spool_directory=tmp_path / "spool", broker_wait_s=0.5
+    )
+    yield found
+    found.close(0.1)
+
+
+def event(number: int, **fields: Any) -> RequestEvent:
+    values = {"tenant_id": "ten_a", "schema_version": 1, **fields}
+    return RequestEvent(
+        event_id=f"{number:06}",
+        request_id=f"req_{number}",
+        received_at_unix_ms=RECEIVED_MS + number,
+        **values,
+    )
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not await condition():  # noqa: ASYNC110 - the state of another process
+            await asyncio.sleep(0.05)
+
+
+async def ids(tracestore: Any) -> list[str]:
+    """Return the event ids as a reader sees them: one per event."""
+    return await _column(tracestore, "SELECT event_id FROM requests FINAL ORDER BY event_id")
+
+
+async def _column(tracestore: Any, sql: str) -> list[str]:
+    client = await clickhouse_connect.get_async_client(
+        host="127.0.0.1", port=tracestore.port, database="sluice"
+    )
+    try:
+        return [row[0] for row in (await client.query(sql)).result_rows]
+    finally:
+        await client.close()
+
+
+async def flush(producer: EventProducer) -> None:
+    assert await asyncio.to_thread(producer.flush, WAIT_S)
+
+
+async def test_an_event_becomes_a_row_and_an_answer(
+    telemetry: Telemetry, producer: EventProducer
+) -> None:
+    await until(telemetry.is_ready)
+    producer.emit(event(1, prompt_tokens=12, session_hash=2**64 - 1, outcome="stop", status=200))
+    producer.emit(event(2, tenant_id="ten_b", is_stream=True))
+    await flush(producer)
+
+    async def written() -> bool:
+        return await telemetry.metric("telemetry_events_written_total") == 2
+
+    await until(written)
+    newest = (await telemetry.http.get("/v1/requests", params={"limit": 1})).json()["data"]
+    assert [row["request_id"] for row in newest] == ["req_2"]
+    rows = (await telemetry.http.get("/v1/requests", params={"tenant": "ten_a"})).json()["data"]
+    assert len(rows) == 1
+    assert rows[0]["received_at"] == "2026-09-21T14:13:20.001+00:00"
+    assert rows[0]["session_hash"] == "f" * 16
+    assert (rows[0]["prompt_tokens"], rows[0]["outcome"], rows[0]["status"]) == (12, "stop", 200)
+
+
+async def test_only_the_admin_key_opens_and_mistakes_are_named(telemetry: Telemetry) -> None:
+    await until(telemetry.is_ready)
+    for header in ("", "Bearer wrong", f"Basic {ADMIN_KEY}", "Bearer é"):
+        answer = await telemetry.http.get(
+            "/v1/requests", headers={"Authorization": header.encode()}
+        )
+        assert answer.status_code == 401
+        assert answer.json()["code"] == "invalid_api_key"
+    for limit in ("0", "-1", "1001", "x", "9" * 30):
+        answer = await telemetry.http.get("/v1/requests", params={"limit": limit})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+    hostile = {"tenant": "x' OR 1=1 --"}
+    assert (await telemetry.http.get("/v1/requests", params=hostile)).json() == {"data": []}
+
+
+async def test_duplicates_are_one_row(
+    telemetry: Telemetry, producer: EventProducer, tracestore: Any
+) -> None:
+    for _ in range(3):  # in batches of their own
+        before = await telemetry.metric("telemetry_events_written_total")
+        producer.emit(event(1))
+        producer.emit(event(2))
+        await flush(producer)
+
+        async def written(before: float = before) -> bool:
+            return await telemetry.metric("telemetry_events_written_total") >= before + 2
+
+        await until(written)
+    assert await ids(tracestore) == ["000001", "000002"]
+    rows = (await telemetry.http.get("/v1/requests")).json()["data"]
+    assert [row["event_id"] for row in rows] == ["000002", "000001"]
+
+
+async def test_poison_is_parked_and_stops_nothing(
+    telemetry: Telemetry, producer: EventProducer, broker: Any, tracestore: Any
+) -> None:
+    raw = Producer({"bootstrap.servers": broker.address})
+    raw.produce(REQUESTS_TOPIC, b"\xff\xffno event")
+    raw.produce(REQUESTS_TOPIC, event(9, schema_version=99).SerializeToString())
+    raw.produce(REQUESTS_TOPIC, None)
+    assert await asyncio.to_thread(raw.flush, WAIT_S) == 0
+    producer.emit(event(1))
+    await flush(producer)
+
+    async def both() -> bool:
+        reasons = ("undecodable", "unknown_schema")
+        name = "telemetry_messages_poisoned_total"
+        parked = [await telemetry.metric(f'{name}{{reason="{reason}"}}') for reason in reasons]
+        written = await telemetry.metric("telemetry_events_written_total")
+        return parked == [1, 2] and written == 1
+
+    await until(both)
+    assert await ids(tracestore) == ["000001"]
+    parked = await _column(tracestore, "SELECT reason FROM poison FINAL ORDER BY reason, detail")
+    assert parked == ["undecodable", "unknown_schema", "unknown_schema"]
+    payload = await _column(
+        tracestore, "SELECT hex(payload) FROM poison WHERE payload LIKE '%no event'"
+    )
+    assert payload == [b"\xff\xffno event".hex().upper()]
+
+
+async def test_nothing_is_forgotten_before_it_is_written(
+    telemetry: Telemetry, producer: EventProducer, tracestore: Any
+) -> None:
+    """Fails when offsets are stored before the insert: stopping commits what is stored."""
+    await until(telemetry.is_ready)
+    await tracestore.kill()
+    for number in range(500):
+        producer.emit(event(number))
+    await flush(producer)
+
+    async def failed() -> bool:
+        return await telemetry.metric("telemetry_write_failures_total") >= 2
+
+    await until(failed)
+    assert not await telemetry.is_ready()
+    answer = await telemetry.http.get("/v1/requests")
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    assert answer.headers["Retry-After"] == "2"
+
+    assert await telemetry.stop() == 0
+    await tracestore.start()
+    await telemetry.start()
+
+    async def written() -> bool:
+        return await telemetry.metric("telemetry_events_written_total") >= 500
+
+    await until(written)
+    assert await ids(tracestore) == [f"{number:06}" for number in range(500)]
+
+
+async def test_a_trace_store_that_comes_back_gets_everything_also_after_kills(
+    telemetry: Telemetry, producer: EventProducer, tracestore: Any
+) -> None:
+    await until(telemetry.is_ready)
+    sent = 0
+    for victim in ("tracestore", "telemetry"):
+        for _ in range(300):
+            producer.emit(event(sent))
+            sent += 1
+        await flush(producer)
+        if victim == "tracestore":
+            await tracestore.kill()
+        else:
+            await telemetry.stop(kill=True)
+        for _ in range(300):
+            producer.emit(event(sent))
+            sent += 1
+        await flush(producer)
+        if victim == "tracestore":
+            await tracestore.start()
+        else:
+            await telemetry.start()
+
+    async def everything() -> bool:
+        return len(await ids(tracestore)) >= sent
+
+    await until(everything)
+    assert await ids(tracestore) == [f"{number:06}" for number in range(sent)]
+
+
+async def test_a_broker_that_comes_back_empty_is_read_from_its_beginning(
+    telemetry: Telemetry, producer: EventProducer, broker: Any, tracestore: Any
+) -> None:
+    for number in range(500):
+        producer.emit(event(number))
+    await flush(producer)
+
+    async def first() -> bool:
+        return await telemetry.metric("telemetry_events_written_total") == 500
+
+    await until(first)
+    await broker.kill()
+    for number in range(500, 2000):
+        producer.emit(event(number))
+    await asyncio.to_thread(producer.flush, 1.0)
+    await broker.start()
+    await flush(producer)
+
+    async def everything() -> bool:
+        return len(await ids(tracestore)) >= 2000
+
+    await until(everything)
+    assert await ids(tracestore) == [f"{number:06}" for number in range(2000)]
+    assert producer.stats.dropped == 0
+
+
+async def test_it_starts_before_its_peers_and_waits(
+    tmp_path: Path, broker: Any, tracestore: Any, producer: EventProducer
+) -> None:
+    await broker.stop()
+    await tracestore.stop()
+    service = Telemetry(tmp_path, broker, tracestore)
+    try:
+        await service.start()
+        producer.emit(event(1))
+
+        async def tried() -> bool:
+            return await service.metric("telemetry_session_failures_total") >= 1
+
+        await until(tried)
+        assert not await service.is_ready()
+        await tracestore.start()
+        await broker.start()
+        await until(service.is_ready)
+        await flush(producer)
+
+        async def written() -> bool:
+            return await service.metric("telemetry_events_written_total") == 1
+
+        await until(written)
+        assert await service.stop() == 0
+    finally:
+        await service.stop()
+        await service.http.aclose()
