@@ -1,0 +1,265 @@
+"""The router as a process, with real Tritons (engine `sim`) behind it and real faults."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from replica.agent.replica_state import EngineSpec
+from replica.agent.triton import MODEL, Launch, TritonLauncher
+from replica.engine.testing import write_random_model
+from sluice.artifacts import import_directory
+from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
+from sluice.procfs import group_processes
+from sluice.watch import write_snapshot
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
+
+pytestmark = pytest.mark.real
+
+CELL = "cell-1"
+ROUTER = "router-1"
+WAIT_S = 60.0
+FINISHED = (wire.OUTCOME_KIND_LENGTH, wire.OUTCOME_KIND_STOP)
+
+
+@dataclass
+class Triton:
+    """One replica that a test may break and start again at its address."""
+
+    name: str
+    launch: Launch
+    child: ChildProcess
+
+    async def restart(self) -> None:
+        await self.child.stop()
+        self.child = await ChildProcess.start(self.launch.process)
+        await self.child.wait_ready(WAIT_S)
+
+    def signal(self, number: signal.Signals) -> None:
+        for process in group_processes(self.child.pid):
+            os.kill(process, number)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tritons(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Triton]]:
+    home = tmp_path_factory.mktemp("replicas")
+    write_random_model(home / "base")
+    digest = import_directory(home / "base", home / "artifacts")
+    launcher = TritonLauncher(state_dir=home / "state", artifacts_dir=home / "artifacts")
+    options = (("blocks", "4096"), ("cost_step_s", "0.02"), ("context_tokens_max", "4096"))
+    started: list[Triton] = []
+    try:
+        for name in ("replica-1", "replica-2"):
+            launch = launcher.prepare(name, EngineSpec("sim", digest, options))
+            started.append(Triton(name, launch, await ChildProcess.start(launch.process)))
+        for triton in started:
+            await triton.child.wait_ready(WAIT_S)
+        yield started
+    finally:
+        for triton in started:
+            await triton.child.stop()
+
+
+class Gateway:
+    """A gateway worker's stream to the router."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.aio.insecure_channel(address)
+        self.call = RouterServiceStub(self.channel).Connect()
+        self.tokens: dict[int, list[int]] = {}
+        self.outcomes: dict[int, wire.Outcome] = {}
+        self.replicas: dict[int, str] = {}
+        self.cell = wire.CellState()
+        self.handles = 0
+
+    async def submit(self, count: int, output: int) -> list[int]:
+        submits = []
+        for _ in range(count):
+            self.handles += 1
+            submit = wire.Submit(
+                handle=self.handles,
+                cell_id=CELL,
+                tenant_id="tenant",
+                prompt=[3 + self.handles] * 40,
+                output_tokens_max=output,
+                ignore_eos=True,
+                cache_root=bytes(16),
+            )
+            submits.append(submit)
+        await self.call.write(wire.ConnectRequest(submits=submits))
+        return [submit.handle for submit in submits]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                self.take(await self.call.read())
+
+    async def until_over(self, handles: list[int]) -> None:
+        await self.until(lambda: all(handle in self.outcomes for handle in handles))
+
+    def take(self, message: wire.ConnectResponse) -> None:
+        assert message is not grpc.aio.EOF
+        self.replicas.update({placed.handle: placed.replica_id for placed in message.placed})
+        tokens = iter(message.token)
+        for handle, count in zip(message.handle, message.count, strict=True):
+            assert handle not in self.outcomes
+            self.tokens.setdefault(handle, []).extend(next(tokens) for _ in range(count))
+        for outcome in message.outcomes:
+            assert outcome.handle not in self.outcomes
+            self.outcomes[outcome.handle] = outcome
+        for cell in message.cells:
+            self.cell = cell
+
+
+@dataclass
+class Router:
+    """The running process."""
+
+    child: ChildProcess
+    address: str
+
+    @asynccontextmanager
+    async def gateway(self, replicas: int) -> AsyncIterator[Gateway]:
+        """A connected gateway, once so many replicas are attached."""
+        gateway = Gateway(self.address)
+        try:
+            hello = wire.Hello(gateway_id="gateway")
+            await gateway.call.write(wire.ConnectRequest(hello=hello))
+            assert (await gateway.call.read()).welcome.router_id == ROUTER
+            await gateway.until(lambda: gateway.cell.replicas_ready == replicas)
+            yield gateway
+        finally:
+            gateway.call.cancel()
+            await gateway.channel.close()
+
+
+@asynccontextmanager
+async def running_router(home: Path, control_address: str) -> AsyncIterator[Router]:
+    port, http_port = free_port(), free_port()
+    spec = ProcessSpec(
+        name="router",
+        command=[sys.executable, "-m", "router"],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "ROUTER__INSTANCE_ID": ROUTER,
+            "ROUTER__GRPC_ADDRESS": f"127.0.0.1:{port}",
+            "ROUTER__HTTP_ADDRESS": f"127.0.0.1:{http_port}",
+            "ROUTER__CONTROL_ADDRESS": control_address,
+            "ROUTER__STATE_DIR": str(home),
+        },
+        log_file=home / "router.log",
+        ready=lambda: port_answers("127.0.0.1", port),
+    )
+    child = await ChildProcess.start(spec)
+    try:
+        await child.wait_ready(WAIT_S)
+        yield Router(child, f"127.0.0.1:{port}")
+    finally:
+        await child.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def router(tritons: list[Triton], tmp_path: Path) -> AsyncIterator[Router]:
+    """A router whose control plane is away: it starts from its snapshot."""
+    objects = control.Objects(
+        cells=[control.Cell(id=CELL, pool_id="pool", router_id=ROUTER, epoch=1)],
+        replicas=[
+            control.Replica(
+                id=triton.name,
+                cell_id=CELL,
+                grpc_address=triton.launch.grpc_address,
+                triton_model=MODEL,
+                state=control.REPLICA_STATE_READY,
+            )
+            for triton in tritons
+        ],
+    )
+    snapshot = control.WatchResponse(version=1, is_snapshot=True, upserts=objects)
+    write_snapshot(iter([snapshot.SerializeToString()]), tmp_path / "router-snapshot.bin")
+    async with running_router(tmp_path, f"127.0.0.1:{free_port()}") as running:
+        yield running
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_streams_end_on_both_replicas(router: Router) -> None:
+    async with router.gateway(2) as gateway:
+        handles = await gateway.submit(60, 25)
+        await gateway.until_over(handles)
+        assert {gateway.outcomes[handle].kind for handle in handles} == {wire.OUTCOME_KIND_LENGTH}
+        assert {len(gateway.tokens[handle]) for handle in handles} == {25}
+        assert set(gateway.replicas.values()) == {"replica-1", "replica-2"}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_gateway_that_hangs_up_frees_the_engines(router: Router) -> None:
+    async with router.gateway(2) as other:
+        async with router.gateway(2) as gateway:
+            await gateway.submit(20, 3000)
+            await gateway.until(lambda: len(gateway.tokens) == 20)
+        await other.until(lambda: other.cell.running == 0)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_sigterm_finishes_what_runs(router: Router) -> None:
+    async with router.gateway(2) as gateway:
+        handles = await gateway.submit(10, 100)
+        await gateway.until(lambda: len(gateway.tokens) == 10)
+        os.kill(router.child.pid, signal.SIGTERM)
+        await gateway.until_over(handles)
+        assert {gateway.outcomes[handle].kind for handle in handles} == {wire.OUTCOME_KIND_LENGTH}
+        assert await asyncio.wait_for(router.child.wait(), WAIT_S) == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_frozen_triton_is_lost_and_comes_back(
+    router: Router, tritons: list[Triton]
+) -> None:
+    async with router.gateway(2) as gateway:
+        handles = await gateway.submit(20, 150)
+        await gateway.until(lambda: len(gateway.tokens) == 20)
+        tritons[0].signal(signal.SIGSTOP)
+        try:
+            await gateway.until_over(handles)
+            lost = [h for h in handles if gateway.outcomes[h].kind == wire.OUTCOME_KIND_LOST]
+            assert {gateway.replicas[handle] for handle in lost} == {"replica-1"}
+            done = [h for h in handles if gateway.outcomes[h].kind in FINISHED]
+            assert len(lost) + len(done) == 20
+            again = await gateway.submit(5, 5)  # nothing waits for the frozen one
+            await gateway.until_over(again)
+            assert {gateway.replicas[handle] for handle in again} == {"replica-2"}
+        finally:
+            tritons[0].signal(signal.SIGCONT)
+        await gateway.until(lambda: gateway.cell.replicas_ready == 2)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_triton_costs_no_unemitted_request(
+    router: Router, tritons: list[Triton]
+) -> None:
+    async with router.gateway(2) as gateway:
+        handles = await gateway.submit(20, 100)
+        await gateway.until(lambda: len(gateway.tokens) >= 10)
+        late = await gateway.submit(30, 10)
+        tritons[0].signal(signal.SIGKILL)
+        await gateway.until_over([*handles, *late])
+        for handle in (*handles, *late):
+            outcome = gateway.outcomes[handle]
+            if outcome.kind == wire.OUTCOME_KIND_LOST:
+                assert outcome.output_tokens == len(gateway.tokens[handle]) > 0
+            else:
+                assert outcome.kind == wire.OUTCOME_KIND_LENGTH
+        await tritons[0].restart()
+        await gateway.until(lambda: gateway.cell.replicas_ready == 2)
+        again = await gateway.submit(10, 5)
+        await gateway.until_over(again)
+        assert {gateway.outcomes[handle].kind for handle in again} == {wire.OUTCOME_KIND_LENGTH}
