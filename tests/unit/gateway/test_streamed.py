@@ -1,0 +1,118 @@
+"""The bytes of a stream are events that the official SDK's parser reads back as the same text."""
+
+import asyncio
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from gateway.detokenizer import token_table
+from gateway.generation import EndKind, GenerationSpec
+from gateway.metrics import FastHistogram
+from gateway.sse import DONE, ChunkWriter
+from gateway.streamed import BUFFER_BYTES_MAX, StreamedGeneration
+from gateway.text_pipe import TextPipe
+from sluice.errors import ErrorCode
+
+SPEC = GenerationSpec(
+    request_id="r", tenant_id="t", tier_priority=0, tenant_weight=0, pool_id="p", adapter_digest="",
+    cache_root=b"", prompt=[1], output_tokens_max=100, end_ids=frozenset(), temperature=0, top_p=1,
+    top_k=0, seed=None, session_hash=0, deadline_ms=0, ignore_eos=False, traceparent="",
+)  # fmt: skip
+
+
+def byte_tokenizer() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+TOKENIZER = byte_tokenizer()
+TABLE = token_table(TOKENIZER)
+
+
+class Transport(asyncio.WriteTransport):
+    """Keeps what is written; `unread` plays a client that does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.unread = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+
+def stream(stops: tuple[str, ...] = ()) -> StreamedGeneration:
+    chunks = ChunkWriter('id"1', "mödel", 7, usage=False)
+    itl = FastHistogram("x", "x", (0.1,))
+    return StreamedGeneration(SPEC, TextPipe(TABLE.stream(), stops, None), TABLE, chunks, itl)
+
+
+def unframed(data: bytes) -> bytes:
+    """Undo HTTP/1.1 chunked coding, strictly."""
+    body = b""
+    while data:
+        size, _, rest = data.partition(b"\r\n")
+        length = int(size, 16)
+        assert rest[length : length + 2] == b"\r\n"
+        body, data = body + rest[:length], rest[length + 2 :]
+    return body
+
+
+def texts(body: bytes) -> list[str]:
+    events = list(SSEDecoder().iter_bytes(iter([body])))
+    assert events[-1].data == "[DONE]"
+    documents = [json.loads(event.data) for event in events[:-1]]
+    assert all(d["id"] == 'id"1' and d["model"] == "mödel" for d in documents)
+    return [d["choices"][0]["delta"].get("content", "") for d in documents]
+
+
+@given(
+    text=st.text(max_size=40),
+    live_from=st.integers(0, 40),
+    group=st.integers(1, 5),
+    stops=st.sampled_from([(), ("zzz",)]),
+)
+def test_whatever_goes_in_comes_out(text, live_from: int, group: int, stops) -> None:
+    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
+    generation, transport = stream(stops), Transport()
+    head = b""
+    for number, start in enumerate(range(0, len(ids), group)):
+        if number == live_from:
+            head = generation.take_early()
+            generation.go_live(transport, is_chunked=True)
+        generation.push(ids[start : start + group], float(number))
+    tail = generation.last_chunks()
+    shown = texts(head + unframed(transport.written) + tail + DONE)
+    assert "".join(shown) == text
+    assert generation.emitted == ids
+
+
+def test_without_chunked_coding_the_bytes_are_bare() -> None:
+    generation, transport = stream(), Transport()
+    generation.go_live(transport, is_chunked=False)
+    generation.push([40], 0.0)
+    generation.push([41, 42], 0.0)
+    assert "".join(texts(transport.written + DONE)) == TOKENIZER.decode([40, 41, 42])
+
+
+def test_a_reader_that_is_too_far_behind_ends_the_stream() -> None:
+    generation, transport = stream(), Transport()
+    generation.go_live(transport, is_chunked=True)
+    transport.unread = BUFFER_BYTES_MAX + 1
+    for _ in range(40):
+        generation.push([40], 0.0)
+    assert generation.ending is not None
+    assert (generation.ending.kind, generation.ending.code) == (
+        EndKind.REFUSED,
+        ErrorCode.SLOW_READER,
+    )
+    assert len(generation.emitted) == 16
