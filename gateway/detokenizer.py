@@ -14,9 +14,9 @@ from typing import Protocol
 import orjson
 from tokenizers import Tokenizer
 
-# A run of tokens that decodes to nothing but replacement characters is given out after this many:
-# it will not become text any more.
-_HELD_TOKENS_MAX = 16
+# Text that ends in a replacement character may be the beginning of a real one. A character has at
+# most four bytes: after this many more pushes it is what it is.
+_HOLDS_MAX = 8
 
 
 class TextStream(Protocol):
@@ -156,13 +156,14 @@ class _DiffStream:
     a whole run of byte tokens when a later one is invalid cannot take back what was sent.
     """
 
-    __slots__ = ("_hidden", "_ids", "_read", "_tokenizer")
+    __slots__ = ("_hidden", "_holds", "_ids", "_read", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._ids: list[int] = []  # those given out last, then those held back
         self._read = 0  # of them, how many were given out
+        self._holds = 0
 
     @property
     def is_pending(self) -> bool:
@@ -170,12 +171,13 @@ class _DiffStream:
 
     def push(self, tokens: Sequence[int]) -> str:
         self._ids += [token for token in tokens if token not in self._hidden]
-        held = len(self._ids) - self._read
-        if not held:
+        text = self._new_text() if len(self._ids) > self._read else ""
+        if not text:
             return ""
-        text = self._new_text()
-        if not text or (text.endswith("\ufffd") and held < _HELD_TOKENS_MAX):
+        if text.endswith("\ufffd") and self._holds < _HOLDS_MAX:
+            self._holds += 1
             return ""
+        self._holds = 0
         del self._ids[: self._read]
         self._read = len(self._ids)
         return text

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NoReturn, cast
 
-import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -59,13 +58,7 @@ class ChatTemplate:
         listed = [tool.model_dump(exclude_none=True) for tool in tools]
         try:
             return self._written(rows, listed)
-        except (
-            TemplateError,
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:
+        except Exception as error:  # noqa: BLE001 - foreign code may raise anything
             raise BadRequestError(
                 ErrorCode.INVALID_REQUEST,
                 f"These messages do not fit the model's chat template: {error}",
