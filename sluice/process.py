@@ -212,6 +212,7 @@ class ChildProcess:
                 break
             kill_group(self.pid)
             await asyncio.sleep(0.01)
+        _reap_group(self.pid)
         if not self._is_clean:
             self._is_clean = True
             self.spec.cleanup()
@@ -302,6 +303,13 @@ async def port_answers(host: str, port: int) -> None:
     _, writer = await asyncio.open_connection(host, port)
     writer.close()
     await writer.wait_closed()
+
+
+def _reap_group(pgid: int) -> None:
+    """Collect orphans of a group that have become our children, as they do in a container."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-pgid, os.WNOHANG)[0]:
+            pass
 
 
 def _rotate(log_file: Path) -> None:

@@ -1,6 +1,7 @@
 """`python -m replica.agent` runs the node agent; with `preflight`, says whether Triton can run."""
 
 import asyncio
+import errno
 import sys
 
 import uvloop
@@ -17,7 +18,9 @@ async def _run(settings: AgentSettings) -> int:
         try:
             await build_agent(settings).run(stop)
         except (StateDirectoryInUseError, OSError) as error:
-            sys.stderr.write(f"agent: {error}\n")
+            is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            advice = "; stop what listens there, or set another AGENT__HTTP_ADDRESS"
+            sys.stderr.write(f"agent: {error}{advice if is_taken else ''}\n")
             return 1
     return 0
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -318,6 +318,14 @@ async def test_desired_state_is_followed(node: Node) -> None:
     assert process.status == 0
 
 
+async def test_an_agent_that_is_stopped_while_an_engine_starts_leaves_nothing(node: Node) -> None:
+    process = await node.start_agent()
+    node.control.want(node.replica("a"), node.replica("b"))
+    await node.until(node.engines)
+    await process.stop()
+    assert (process.status, node.engines(), node.shared_memory()) == (0, [], [])
+
+
 async def test_what_cannot_start_is_reported_in_words_and_tried_again(node: Node) -> None:
     process = await node.start_agent()
     try:
@@ -355,6 +363,26 @@ async def test_a_second_agent_on_the_same_state_directory_is_refused(node: Node)
         assert f"process id {process.pid}" in second.log_tail()
     finally:
         await process.stop()
+
+
+async def test_a_taken_http_port_is_said_in_words(node: Node) -> None:
+    taken = await asyncio.start_server(
+        lambda *_: None, "127.0.0.1", int(node.http.rpartition(":")[2])
+    )
+    child = await ChildProcess.start(node.spec())
+    status = await child.wait()
+    await child.stop()
+    taken.close()
+    await taken.wait_closed()
+    assert (status, "AGENT__HTTP_ADDRESS" in child.log_tail()) == (1, True)
+
+
+async def test_preflight_is_a_command(node: Node) -> None:
+    spec = replace(node.spec(), command=[sys.executable, "-m", "replica.agent", "preflight"])
+    child = await ChildProcess.start(spec)
+    status = await child.wait()
+    await child.stop()
+    assert (status, spec.log_file.read_text()) == (0, "")
 
 
 async def test_launcher_keeps_its_ports_while_they_are_free(node: Node) -> None:

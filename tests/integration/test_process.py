@@ -1,9 +1,10 @@
 """Children end with their whole group, whatever interrupts their owner."""
 
 import asyncio
+import ctypes
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -254,3 +255,24 @@ async def test_processes_that_are_not_our_children_are_watched_and_measured(make
     assert await first_end([sleeper]) == sleeper
     await child.stop()
     assert (memory_bytes([child.pid]), cpu_s([child.pid])) == (0, 0.0)
+
+
+@pytest.fixture
+def inherits_orphans() -> Iterator[None]:
+    """Make this process the parent of orphaned descendants, as process 1 of a container is."""
+    set_child_subreaper = 36
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(set_child_subreaper, 1, 0, 0, 0) == 0
+    yield
+    assert libc.prctl(set_child_subreaper, 0, 0, 0, 0) == 0
+
+
+@pytest.mark.usefixtures("inherits_orphans")
+async def test_orphans_that_fall_to_us_do_not_stay_as_zombies(make_spec) -> None:
+    child = await ChildProcess.start(make_spec(STUBBORN))
+    await until(lambda: len(group_processes(child.pid)) >= 2)
+    os.kill(child.pid, signal.SIGKILL)
+    await child.wait()
+    await child.stop()
+    with pytest.raises(ProcessLookupError):  # which a zombie would prevent
+        os.killpg(child.pid, 0)
