@@ -8,7 +8,7 @@ the copy stays, and watchers with it.
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import structlog
@@ -29,6 +29,8 @@ _CHANNEL = "sluice_changes"
 _POLL_S = 2.0  # how late a change is when its notification got lost
 _DELTA_OBJECTS_MAX = 20_000  # more changes than this are read as a new snapshot
 _LOAD_TIMEOUT_S = 30.0
+_CATCH_UP_TIMEOUT_S = 4.0
+_LISTEN_TIMEOUT_S = 3.0
 
 
 class Feed:
@@ -67,7 +69,7 @@ class Feed:
         while True:
             try:
                 async with self._listening() as connection:
-                    await self._load_or_catch_up()
+                    await self._load_or_catch_up(_LOAD_TIMEOUT_S)
                     self._set_up(is_up=True)
                     attempt = 0
                     await self._follow(connection)
@@ -78,15 +80,14 @@ class Feed:
             attempt += 1
 
     async def _follow(self, connection: Any) -> None:
-        while not connection.is_closed():
-            try:
+        while True:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await self._notified.wait()
-            except TimeoutError:
-                pass
             self._notified.clear()
-            await self._load_or_catch_up()
-        raise ConnectionError("the listening connection was closed")
+            if connection.is_closed():
+                raise ConnectionError("the listening connection was closed")
+            await self._load_or_catch_up(_CATCH_UP_TIMEOUT_S)
 
     @asynccontextmanager
     async def _listening(self) -> AsyncGenerator[Any]:
@@ -95,12 +96,12 @@ class Feed:
         def on_notify(*_: object) -> None:
             self._notified.set()
 
-        async with asyncio.timeout(_LOAD_TIMEOUT_S):
+        async with asyncio.timeout(_LISTEN_TIMEOUT_S):
             connection = await self._database.dedicated().start()
         try:
             driver = (await connection.get_raw_connection()).driver_connection
             assert driver is not None
-            async with asyncio.timeout(_LOAD_TIMEOUT_S):
+            async with asyncio.timeout(_LISTEN_TIMEOUT_S):
                 await driver.add_listener(_CHANNEL, on_notify)
             driver.add_termination_listener(on_notify)
             yield driver
@@ -108,10 +109,10 @@ class Feed:
             await connection.invalidate()  # it listens: not for the pool
             await connection.close()
 
-    async def _load_or_catch_up(self) -> None:
+    async def _load_or_catch_up(self, timeout_s: float) -> None:
         started_at = time.monotonic()
         response = await self._database.run(
-            self._read, deadline_s=_LOAD_TIMEOUT_S, isolation="REPEATABLE READ"
+            self._read, deadline_s=timeout_s, isolation="REPEATABLE READ"
         )
         self.refresh_s = time.monotonic() - started_at
         if response is not None:

@@ -1,0 +1,200 @@
+"""Routers and agents with a real control plane: who owns which cell, and which replicas run."""
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import asyncpg
+import grpc.aio
+import pytest
+
+from sluice.ids import new_id
+from sluice.watch import ControlWatcher
+from sluice.wire.agent.v1 import agent_pb2 as agent
+from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
+from sluice.wire.control.v1 import control_pb2 as wire
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+DEADLINE_S = 20.0
+DIGEST = "ef" * 32
+
+
+@asynccontextmanager
+async def router(plane, name: str, address: str):
+    """What a router shows of itself: an open watch with an address."""
+    watcher = ControlWatcher(plane.grpc_address, wire.ROLE_ROUTER, name, address)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watcher.run())
+        try:
+            yield watcher
+        finally:
+            running.cancel()
+
+
+class Agent:
+    """An agent's side of Sync."""
+
+    def __init__(self, call, node_id: str, engine: str) -> None:
+        self.call, self.node_id = call, node_id
+        self.facts = agent.NodeFacts(cpu_count=2, memory_bytes=8 << 30, engines=[engine])
+
+    async def report(self, *replicas: agent.ObservedReplica) -> None:
+        message = agent.SyncRequest(node_id=self.node_id, replicas=replicas, facts=self.facts)
+        await self.call.write(message)
+
+    async def told(self, condition) -> agent.SyncResponse:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                response = await self.call.read()
+                assert isinstance(response, agent.SyncResponse), "the stream ended"
+                if condition(response):
+                    return response
+
+
+@asynccontextmanager
+async def node(plane, node_id: str, engine: str):
+    async with grpc.aio.insecure_channel(plane.grpc_address) as channel:
+        call = AgentServiceStub(channel).Sync()
+        found = Agent(call, node_id, engine)
+        await found.report()
+        yield found
+        call.cancel()
+
+
+async def _pool(plane, *, engine: str = "none", replicas: int = 0) -> str:
+    pool_id = new_id("pool")
+    await plane.put(f"bases/{DIGEST}", context_tokens_max=2048)
+    await plane.put(f"pools/{pool_id}", base_digest=DIGEST, engine=engine, replicas_wanted=replicas)
+    return pool_id
+
+
+async def test_cells_go_to_live_routers_and_are_handed_over(
+    shared_control_plane, eventually
+) -> None:
+    plane = shared_control_plane
+    cells = [f"{await _pool(plane)}-0" for _ in range(2)]
+    async with AsyncExitStack() as first:
+        one = await first.enter_async_context(router(plane, "r1", "127.0.0.1:7001"))
+
+        def owners(watcher) -> list[tuple[str, str]]:
+            found = [watcher.state.cells.get(cell, wire.Cell()) for cell in cells]
+            return [(cell.router_id, cell.router_address) for cell in found]
+
+        await eventually(lambda: owners(one) == [("r1", "127.0.0.1:7001")] * 2, "r1 owns both")
+        epochs = [one.state.cells[cell].epoch for cell in cells]
+        async with router(plane, "r2", "127.0.0.1:7002") as two:
+            assert await two.wait_synced(DEADLINE_S)
+            assert owners(two) == owners(one), "a newcomer takes nothing from a live owner"
+            third = f"{await _pool(plane)}-0"
+            await eventually(
+                lambda: two.state.cells.get(third, wire.Cell()).router_id == "r2",
+                "a new cell goes to the router with the fewest",
+            )
+            await first.aclose()
+            async with router(plane, "r1", "127.0.0.1:7001") as back:  # within the grace
+                assert await back.wait_synced(DEADLINE_S)
+                assert [back.state.cells[cell].epoch for cell in cells] == epochs
+            await eventually(
+                lambda: owners(two) == [("r2", "127.0.0.1:7002")] * 2, "r2 takes them over"
+            )
+            assert [two.state.cells[cell].epoch for cell in cells] == [e + 1 for e in epochs]
+        async with router(plane, "r2", "127.0.0.1:7009") as moved:
+            await eventually(
+                lambda: owners(moved) == [("r2", "127.0.0.1:7009")] * 2, "the new address is told"
+            )
+    shown = (await plane.admin.get("/v1/routers")).json()["data"]
+    assert {found["id"] for found in shown} >= {"r1", "r2"}
+
+
+async def test_a_replica_from_wish_to_end(shared_control_plane, eventually) -> None:
+    plane = shared_control_plane
+    pool_id = await _pool(plane, engine="sim-a", replicas=1)
+    await plane.put(
+        f"pools/{pool_id}", base_digest=DIGEST, engine="sim-a", engine_options={"slots": "4"}
+    )
+    async with (
+        router(plane, "r1", "127.0.0.1:7001") as watcher,
+        node(plane, "node-a", "sim-a") as found,
+    ):
+        response = await found.told(lambda response: len(response.replicas) == 1)
+        wanted = response.replicas[0]
+        assert (wanted.pool_id, wanted.base_digest, wanted.engine) == (pool_id, DIGEST, "sim-a")
+        assert dict(wanted.engine_options) == {"slots": "4"}
+        replica_id = wanted.replica_id
+
+        def seen() -> wire.Replica:
+            return watcher.state.replicas.get(replica_id, wire.Replica())
+
+        await eventually(lambda: seen().state == wire.REPLICA_STATE_STARTING, "it is announced")
+        ready = agent.ObservedReplica(
+            replica_id=replica_id,
+            state=wire.REPLICA_STATE_READY,
+            grpc_address="127.0.0.1:9001",
+            pid=7,
+            memory_bytes=1 << 33,
+        )
+        await found.report(ready)
+        await eventually(lambda: seen().state == wire.REPLICA_STATE_READY, "it is ready")
+        assert seen() == wire.Replica(
+            id=replica_id,
+            pool_id=pool_id,
+            cell_id=f"{pool_id}-0",
+            node_id="node-a",
+            grpc_address="127.0.0.1:9001",
+            triton_model="llm",
+            state=wire.REPLICA_STATE_READY,
+            profile="frames",
+        )
+        listed = (await plane.admin.get("/v1/replicas")).json()["data"]
+        shown = next(replica for replica in listed if replica["id"] == replica_id)
+        assert (shown["state"], shown["pid"], shown["memory_bytes"]) == ("ready", 7, 1 << 33)
+        await plane.put(f"pools/{pool_id}", base_digest=DIGEST, engine="sim-a", replicas_wanted=0)
+        await found.told(lambda response: [r.is_draining for r in response.replicas] == [True])
+        await eventually(lambda: seen().state == wire.REPLICA_STATE_DRAINING, "it drains")
+        await found.report()  # it ended
+        await found.told(lambda response: not response.replicas)
+        await eventually(lambda: replica_id not in watcher.state.replicas, "it is forgotten")
+
+
+async def test_a_lost_node_is_replaced_and_may_come_back(shared_control_plane, eventually) -> None:
+    plane = shared_control_plane
+    pool_id = await _pool(plane, engine="sim-b", replicas=1)
+    async with router(plane, "r1", "127.0.0.1:7001") as watcher:
+
+        def states() -> dict[str, int]:
+            replicas = watcher.state.replicas.values()
+            return {r.node_id: r.state for r in replicas if r.pool_id == pool_id}
+
+        async with node(plane, "node-b", "sim-b") as found:
+            await found.told(lambda response: len(response.replicas) == 1)
+        await _pretend_silence(plane, "node-b")
+        await eventually(
+            lambda: states() == {"node-b": wire.REPLICA_STATE_LOST}, "the node is lost"
+        )
+        async with node(plane, "node-c", "sim-b") as other:
+            response = await other.told(lambda response: len(response.replicas) == 1)
+            await eventually(lambda: "node-c" in states(), "another replica is made")
+            assert states()["node-b"] == wire.REPLICA_STATE_LOST, "kept until that one is ready"
+            await other.report(
+                agent.ObservedReplica(
+                    replica_id=response.replicas[0].replica_id,
+                    state=wire.REPLICA_STATE_READY,
+                    grpc_address="127.0.0.1:9002",
+                )
+            )
+            await eventually(
+                lambda: states() == {"node-c": wire.REPLICA_STATE_READY}, "the lost one goes"
+            )
+            async with node(plane, "node-b", "sim-b") as back:
+                assert not (await back.told(lambda _: True)).replicas, "told to stop its own"
+
+
+async def _pretend_silence(plane, node_id: str) -> None:
+    url = plane.spec.env["CONTROL_PLANE__DATABASE_URL"].replace("+asyncpg", "")
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(
+            "UPDATE nodes SET seen_at = now() - interval '60 s' WHERE id = $1", node_id
+        )
+    finally:
+        await connection.close()

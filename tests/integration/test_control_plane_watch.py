@@ -1,0 +1,118 @@
+"""Watch on a real control plane: snapshot, deltas, resuming, several control planes."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+
+from sluice.watch import ControlWatcher, read_snapshot
+from sluice.wire.control.v1 import control_pb2 as wire
+from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+DEADLINE_S = 20.0
+
+
+@asynccontextmanager
+async def watching(address: str, *, role=wire.ROLE_GATEWAY, name="g0", own="", file=None):
+    watcher = ControlWatcher(address, role, name, own, file)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watcher.run())
+        try:
+            yield watcher
+        finally:
+            running.cancel()
+
+
+async def test_a_snapshot_then_every_change(shared_control_plane, eventually, tmp_path) -> None:
+    plane, file = shared_control_plane, tmp_path / "control.snapshot"
+    await plane.put("tiers/w", rpm=1)
+    async with watching(plane.grpc_address, file=file) as watcher:
+        told: list[wire.WatchResponse] = []
+        watcher.on_change(told.append)
+        assert await watcher.wait_synced(DEADLINE_S)
+        assert watcher.state.tiers["w"].rpm == 1
+        assert told[0].is_snapshot
+        await plane.put("tiers/w", rpm=2)
+        await plane.put("tenants/w", tier_id="w", name="W")
+        key = (await plane.admin.post("/v1/tenants/w/keys")).json()
+        await eventually(lambda: key["id"] in watcher.state.keys, "the key arrives")
+        assert watcher.state.tiers["w"].rpm == 2
+        assert len(watcher.state.tenants["w"].cache_salt) == 16
+        salt = watcher.state.tenants["w"].cache_salt
+        version = watcher.state.version
+        await plane.put("tenants/w", tier_id="w", name="W")  # the same again: nobody is told
+        await plane.put("tenants/w", tier_id="w", name="V")
+        await eventually(lambda: watcher.state.tenants["w"].name == "V", "the new name arrives")
+        assert watcher.state.version == version + 1
+        assert watcher.state.tenants["w"].cache_salt == salt
+        await plane.admin.delete("/v1/tenants/w")
+        await eventually(lambda: "w" not in watcher.state.tenants, "the tenant goes")
+        assert key["id"] not in watcher.state.keys, "its keys go with it, in the same delta"
+        assert not any(response.is_snapshot for response in told[1:])
+    assert read_snapshot(file).version == watcher.state.version, "saved when it stopped"
+
+
+async def test_changes_of_many_writers_arrive_exactly(shared_control_plane, eventually) -> None:
+    plane = shared_control_plane
+    async with watching(plane.grpc_address) as watcher:
+        assert await watcher.wait_synced(DEADLINE_S)
+        await plane.put("tiers/many")
+        await asyncio.gather(
+            *(plane.put(f"tenants/many{n % 20}", tier_id="many", weight=1 + n) for n in range(80))
+        )
+        wanted = {
+            tenant["id"]: tenant["weight"]
+            for tenant in (await plane.admin.get("/v1/tenants")).json()["data"]
+        }
+        await eventually(
+            lambda: {t.id: t.weight for t in watcher.state.tenants.values()} == wanted,
+            "the watcher has what the database has",
+        )
+
+
+async def test_a_known_version_is_answered_with_what_is_newer(shared_control_plane) -> None:
+    plane = shared_control_plane
+    await plane.put("tiers/k", rpm=1)
+    async with grpc.aio.insecure_channel(plane.grpc_address) as channel:
+
+        async def first_after(known: int) -> list[wire.WatchResponse]:
+            call = ControlServiceStub(channel).Watch(
+                wire.WatchRequest(role=wire.ROLE_OPERATOR, known_version=known)
+            )
+            async with asyncio.timeout(DEADLINE_S):
+                found = [await call.read(), await call.read()]
+            call.cancel()
+            return found
+
+        hello, snapshot = await first_after(0)
+        assert hello.is_heartbeat
+        assert snapshot.is_snapshot
+        await plane.put("tiers/k", rpm=7)
+        delta = (await first_after(snapshot.version))[1]
+        assert not delta.is_snapshot
+        assert [(tier.id, tier.rpm) for tier in delta.upserts.tiers] == [("k", 7)]
+        assert len(delta.SerializeToString()) < 200
+        assert (await first_after(delta.version))[1].is_heartbeat
+        for strange in (1, 2**62):  # before this database, and from the future
+            assert (await first_after(strange))[1].is_snapshot
+
+
+async def test_a_change_at_one_control_plane_reaches_the_watchers_of_another(
+    shared_control_plane, start_control_plane, eventually, tmp_path
+) -> None:
+    one = shared_control_plane
+    url = one.spec.env["CONTROL_PLANE__DATABASE_URL"]
+    async with (
+        start_control_plane(url, tmp_path) as other,
+        watching(other.grpc_address) as watcher,
+    ):
+        assert await watcher.wait_synced(DEADLINE_S)
+        await one.put("tiers/far", rpm=3)
+        await eventually(lambda: "far" in watcher.state.tiers, "the change arrives")
+        await other.child.stop()
+        await one.put("tiers/far", rpm=4)
+        assert watcher.state.tiers["far"].rpm == 3, "its own control plane is gone"
+        assert watcher.age_s() < DEADLINE_S
