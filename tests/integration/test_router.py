@@ -17,14 +17,17 @@ from replica.agent.replica_state import EngineSpec
 from replica.agent.triton import MODEL, Launch, TritonLauncher
 from replica.engine.testing import write_random_model
 from sluice.artifacts import import_directory
+from sluice.ids import new_id
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from sluice.procfs import group_processes
 from sluice.watch import write_snapshot
+from sluice.wire.agent.v1 import agent_pb2 as agent
+from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 CELL = "cell-1"
 ROUTER = "router-1"
@@ -50,7 +53,7 @@ class Triton:
             os.kill(process, number)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def tritons(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Triton]]:
     home = tmp_path_factory.mktemp("replicas")
     write_random_model(home / "base")
@@ -82,13 +85,13 @@ class Gateway:
         self.cell = wire.CellState()
         self.handles = 0
 
-    async def submit(self, count: int, output: int) -> list[int]:
+    async def submit(self, count: int, output: int, cell_id: str = CELL) -> list[int]:
         submits = []
         for _ in range(count):
             self.handles += 1
             submit = wire.Submit(
                 handle=self.handles,
-                cell_id=CELL,
+                cell_id=cell_id,
                 tenant_id="tenant",
                 prompt=[3 + self.handles] * 40,
                 output_tokens_max=output,
@@ -129,13 +132,13 @@ class Router:
     address: str
 
     @asynccontextmanager
-    async def gateway(self, replicas: int) -> AsyncIterator[Gateway]:
+    async def gateway(self, replicas: int, router_id: str = ROUTER) -> AsyncIterator[Gateway]:
         """A connected gateway, once so many replicas are attached."""
         gateway = Gateway(self.address)
         try:
             hello = wire.Hello(gateway_id="gateway")
             await gateway.call.write(wire.ConnectRequest(hello=hello))
-            assert (await gateway.call.read()).welcome.router_id == ROUTER
+            assert (await gateway.call.read()).welcome.router_id == router_id
             await gateway.until(lambda: gateway.cell.replicas_ready == replicas)
             yield gateway
         finally:
@@ -144,14 +147,16 @@ class Router:
 
 
 @asynccontextmanager
-async def running_router(home: Path, control_address: str) -> AsyncIterator[Router]:
+async def running_router(
+    home: Path, control_address: str, router_id: str = ROUTER
+) -> AsyncIterator[Router]:
     port, http_port = free_port(), free_port()
     spec = ProcessSpec(
         name="router",
         command=[sys.executable, "-m", "router"],
         env={
             "PATH": "/usr/bin:/bin",
-            "ROUTER__INSTANCE_ID": ROUTER,
+            "ROUTER__INSTANCE_ID": router_id,
             "ROUTER__GRPC_ADDRESS": f"127.0.0.1:{port}",
             "ROUTER__HTTP_ADDRESS": f"127.0.0.1:{http_port}",
             "ROUTER__CONTROL_ADDRESS": control_address,
@@ -168,7 +173,7 @@ async def running_router(home: Path, control_address: str) -> AsyncIterator[Rout
         await child.stop()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def router(tritons: list[Triton], tmp_path: Path) -> AsyncIterator[Router]:
     """A router whose control plane is away: it starts from its snapshot."""
     objects = control.Objects(
@@ -190,7 +195,6 @@ async def router(tritons: list[Triton], tmp_path: Path) -> AsyncIterator[Router]
         yield running
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_streams_end_on_both_replicas(router: Router) -> None:
     async with router.gateway(2) as gateway:
         handles = await gateway.submit(60, 25)
@@ -200,7 +204,6 @@ async def test_streams_end_on_both_replicas(router: Router) -> None:
         assert set(gateway.replicas.values()) == {"replica-1", "replica-2"}
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_gateway_that_hangs_up_frees_the_engines(router: Router) -> None:
     async with router.gateway(2) as other:
         async with router.gateway(2) as gateway:
@@ -209,7 +212,6 @@ async def test_a_gateway_that_hangs_up_frees_the_engines(router: Router) -> None
         await other.until(lambda: other.cell.running == 0)
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_sigterm_finishes_what_runs(router: Router) -> None:
     async with router.gateway(2) as gateway:
         handles = await gateway.submit(10, 100)
@@ -220,7 +222,6 @@ async def test_sigterm_finishes_what_runs(router: Router) -> None:
         assert await asyncio.wait_for(router.child.wait(), WAIT_S) == 0
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_frozen_triton_is_lost_and_comes_back(
     router: Router, tritons: list[Triton]
 ) -> None:
@@ -242,7 +243,6 @@ async def test_a_frozen_triton_is_lost_and_comes_back(
         await gateway.until(lambda: gateway.cell.replicas_ready == 2)
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_triton_costs_no_unemitted_request(
     router: Router, tritons: list[Triton]
 ) -> None:
@@ -263,3 +263,36 @@ async def test_a_killed_triton_costs_no_unemitted_request(
         again = await gateway.submit(10, 5)
         await gateway.until_over(again)
         assert {gateway.outcomes[handle].kind for handle in again} == {wire.OUTCOME_KIND_LENGTH}
+
+
+async def test_a_new_replica_of_a_live_control_plane_is_used_within_moments(
+    shared_control_plane, tritons: list[Triton], tmp_path: Path
+) -> None:
+    """Pool, cell, owner, replica: everything the router knows comes by `Watch`."""
+    plane, name = shared_control_plane, new_id("router")
+    pool_id, engine = new_id("pool"), new_id("engine")
+    await plane.put(f"bases/{'ab' * 32}", context_tokens_max=4096)
+    await plane.put(f"pools/{pool_id}", base_digest="ab" * 32, engine=engine, replicas_wanted=1)
+    async with (
+        running_router(tmp_path, plane.grpc_address, name) as router,
+        router.gateway(0, name) as gateway,
+        grpc.aio.insecure_channel(plane.grpc_address) as channel,
+    ):
+        agent_stream = AgentServiceStub(channel).Sync()
+        facts = agent.NodeFacts(cpu_count=2, memory_bytes=8 << 30, engines=[engine])
+        node_id = new_id("node")
+        await agent_stream.write(agent.SyncRequest(node_id=node_id, facts=facts))
+        async with asyncio.timeout(WAIT_S):
+            while not (wished := await agent_stream.read()).replicas:
+                pass
+        handles = await gateway.submit(5, 10, f"{pool_id}-0")  # waits for a replica
+        observed = agent.ObservedReplica(
+            replica_id=wished.replicas[0].replica_id,
+            state=control.REPLICA_STATE_READY,
+            grpc_address=tritons[0].launch.grpc_address,
+        )
+        report = agent.SyncRequest(node_id=node_id, facts=facts, replicas=[observed])
+        await agent_stream.write(report)
+        await gateway.until_over(handles)
+        assert {gateway.outcomes[handle].kind for handle in handles} == {wire.OUTCOME_KIND_LENGTH}
+        agent_stream.cancel()
