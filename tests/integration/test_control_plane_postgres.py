@@ -1,0 +1,218 @@
+"""The launcher of PostgreSQL, and the migrations."""
+
+import asyncio
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import asyncpg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from cli.stack import postgres
+from control_plane.migrate import scripts
+from control_plane.tables import metadata
+from sluice.process import ChildProcess
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def open_home():
+    """A home that the server's user can enter, whoever we are."""
+    home = Path(tempfile.mkdtemp(prefix="sluice-test-", dir="/tmp"))
+    home.chmod(0o711)
+    yield home
+    shutil.rmtree(home)
+
+
+async def _query(home: Path, statement: str) -> object:
+    connection = await asyncpg.connect(
+        user="postgres", database="sluice", host=str(postgres.locate(home).sockets), port=5432
+    )
+    try:
+        return await connection.fetchval(statement)
+    finally:
+        await connection.close()
+
+
+async def _run(home: Path, *statements: str) -> list[object]:
+    await postgres.prepare_postgres(home, fsync=False)
+    spec = postgres.postgres_spec(home, 5432, log_file=home / "log", fsync=False)
+    child = await ChildProcess.start(spec)
+    try:
+        await child.wait_ready(30)
+        return [await _query(home, statement) for statement in statements]
+    finally:
+        await child.stop()
+        assert child.status == 0
+        assert not list(postgres.locate(home).sockets.glob(".s.*"))
+
+
+async def test_data_survive_a_restart_and_a_stale_lock(open_home) -> None:
+    await _run(open_home, "CREATE TABLE kept (n int)", "INSERT INTO kept VALUES (7)")
+    lock = postgres.locate(open_home).data / "postmaster.pid"
+    lock.write_text(f"{os.getpid()}\n")  # of a killed server, whose number now is somebody else's
+    assert await _run(open_home, "SELECT n FROM kept") == [7]
+
+
+async def test_other_users_of_the_machine_are_kept_out(open_home) -> None:
+    await postgres.prepare_postgres(open_home, fsync=False)
+    place = postgres.locate(open_home)
+    assert place.sockets.stat().st_mode & 0o007 == 0
+    assert (place.data / "pg_hba.conf").read_text() == "local all all peer map=owners\n"
+    if os.geteuid() != 0:
+        return  # nobody else to try it as
+    stranger = pwd.getpwnam("daemon")
+    spec = postgres.postgres_spec(open_home, 5432, log_file=open_home / "log", fsync=False)
+    child = await ChildProcess.start(spec)
+    attempt = [
+        str(place.programs / "psql"),
+        *("-h", str(place.sockets), "-p", "5432", "-U", "postgres", "-c", "SELECT 1", "sluice"),
+    ]
+    try:
+        await child.wait_ready(30)
+        for mode, why in ((0o750, "Permission denied"), (0o755, "Peer authentication failed")):
+            place.sockets.parent.chmod(mode)
+            place.sockets.chmod(mode)  # each of the two locks alone keeps a stranger out
+            run = await asyncio.to_thread(
+                subprocess.run,
+                attempt,
+                user=stranger.pw_uid,
+                group=stranger.pw_gid,
+                extra_groups=[],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=20,
+            )
+            assert run.returncode != 0
+            assert why in run.stderr
+    finally:
+        await child.stop()
+
+
+async def test_a_home_that_the_server_cannot_enter_keeps_a_pointer(
+    tmp_path, monkeypatch, open_home
+) -> None:
+    if os.geteuid() != 0:  # then the server is us, and lives in the home
+        assert postgres.locate(tmp_path).data == tmp_path / "data" / "postgres" / "data"
+        return
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(postgres, "_SYSTEM_ROOT", open_home / "system")
+    (open_home / "system").mkdir(mode=0o755)
+    await _run(tmp_path, "CREATE TABLE kept (n int)", "INSERT INTO kept VALUES (7)")
+    data = postgres.locate(tmp_path).data
+    assert data.is_relative_to(open_home / "system")
+    assert not (tmp_path / "data" / "postgres").exists()
+    assert (tmp_path / "data" / "postgres.path").read_text().strip() == str(data.parent)
+    assert await _run(tmp_path, "SELECT n FROM kept") == [7]
+
+
+async def test_a_wheel_that_the_server_cannot_enter_is_copied_once(monkeypatch, open_home) -> None:
+    if os.geteuid() != 0:  # then the server is us, and runs from the wheel
+        assert "site-packages" in str(postgres.locate(open_home).programs)
+        return
+    real = postgres.can_traverse
+    monkeypatch.setattr(postgres, "_SYSTEM_ROOT", open_home / "system")
+    monkeypatch.setattr(
+        postgres,
+        "can_traverse",
+        lambda path, uid, gid: "site-packages" not in str(path) and real(path, uid, gid),
+    )
+    assert await _run(open_home, "SELECT 1") == [1]
+    programs = postgres.locate(open_home).programs
+    assert programs.is_relative_to(open_home / "system")
+    stamp = programs.stat().st_ctime_ns
+    assert await _run(open_home, "SELECT 1") == [1]
+    assert programs.stat().st_ctime_ns == stamp
+    assert len(list((open_home / "system").iterdir())) == 1
+
+
+def test_who_can_traverse(open_home) -> None:
+    inner = open_home / "a" / "b"
+    inner.mkdir(parents=True)
+    status = inner.stat()
+    stranger, group = status.st_uid + 1, status.st_gid + 1
+    for mode, uid, gid, expected in (
+        (0o711, stranger, group, True),
+        (0o710, stranger, group, False),
+        (0o710, stranger, status.st_gid, True),
+        (0o700, stranger, status.st_gid, False),
+        (0o700, status.st_uid, group, True),
+        (0o077, status.st_uid, status.st_gid, False),
+    ):
+        (open_home / "a").chmod(mode)
+        assert postgres.can_traverse(inner, uid, gid) == expected, oct(mode)
+        assert postgres.can_traverse(open_home / "a" / "new" / "x", uid, gid) == expected
+    (open_home / "a").chmod(0o755)
+
+
+async def test_a_long_home_gets_a_short_socket(open_home) -> None:
+    home = open_home / ("long" * 30)
+    home.mkdir()
+    assert await _run(home, "SELECT 1") == [1]
+    assert str(postgres.locate(home).sockets).startswith("/tmp/sluice-")
+    postgres.locate(home).sockets.rmdir()
+
+
+async def test_a_missing_program_is_named(open_home, monkeypatch) -> None:
+    monkeypatch.setenv("PG_BIN", str(open_home))
+    with pytest.raises(RuntimeError, match="PG_BIN"):
+        postgres.locate(open_home)
+
+
+async def test_a_failing_initdb_leaves_nothing_half_made(open_home, monkeypatch) -> None:
+    programs = open_home / "bin"
+    programs.mkdir()
+    for name, text in (("initdb", "#!/bin/sh\necho no space left >&2; exit 3\n"), ("postgres", "")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PG_BIN", str(programs))
+    with pytest.raises(RuntimeError, match="status 3: no space left"):
+        await postgres.prepare_postgres(open_home)
+    assert [p.name for p in (open_home / "data" / "postgres").iterdir()] == ["sockets"]
+
+
+async def test_the_migrated_schema_is_the_declared_one(database_url) -> None:
+    engine = create_async_engine(database_url)
+    async with engine.connect() as connection:
+        found = await connection.run_sync(
+            lambda sync: compare_metadata(
+                MigrationContext.configure(sync, opts={"compare_server_default": True}), metadata
+            )
+        )
+    await engine.dispose()
+    assert found == []
+
+
+async def test_migrations_at_once_in_several_processes(postgres_server, tmp_path) -> None:
+    await postgres_server.execute("CREATE DATABASE fresh")
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "CONTROL_PLANE__DATABASE_URL": postgres_server.url("fresh"),
+        "CONTROL_PLANE__GRPC_ADDRESS": "127.0.0.1:1",
+    }
+    command = [sys.executable, "-m", "control_plane.migrate"]
+    processes = [await asyncio.create_subprocess_exec(*command, env=environment) for _ in range(3)]
+    assert [await asyncio.wait_for(p.wait(), 60) for p in processes] == [0, 0, 0]
+    await postgres_server.execute("SELECT 1 FROM replicas, changes", "fresh")
+
+
+async def test_migrating_what_is_not_there_is_one_line(tmp_path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "control_plane.migrate"),
+        env={"CONTROL_PLANE__DATABASE_URL": f"postgresql+asyncpg://x@/x?host={tmp_path}"},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert errors.decode().startswith("the database could not be migrated: ")
+    assert errors.decode().count("\n") == 1
+    assert scripts().name == "postgres"

@@ -1,0 +1,155 @@
+"""Serving one watcher: catching up, falling behind, not reading at all."""
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from control_plane.database import Database
+from control_plane.fleet.presence import Presence
+from control_plane.metrics import Metrics
+from control_plane.watch import service as watch_service
+from control_plane.watch.feed import Feed
+from control_plane.watch.history import History
+from control_plane.watch.service import WatchService
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as wire
+
+
+class Reader:
+    """The other side of a stream: takes messages while it is allowed to."""
+
+    def __init__(self) -> None:
+        self.state = ControlState()
+        self.taken: list[wire.WatchResponse] = []
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+        self.took_four = asyncio.Event()
+        self.aborted: grpc.StatusCode | None = None
+
+    async def write(self, payload: bytes) -> None:
+        await self.may_read.wait()
+        self.taken.append(wire.WatchResponse.FromString(payload))
+        self.state.apply(self.taken[-1])
+        if len(self.taken) == 4:
+            self.took_four.set()
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        self.aborted = code
+        raise grpc.aio.AbortError(details)
+
+
+def _feed(*, deltas_max: int = 100) -> Feed:
+    feed = Feed(Database("postgresql+asyncpg://nobody@/none?host=/nowhere"))
+    feed.history = History(deltas_max=deltas_max)
+    feed._publish(wire.WatchResponse(version=10, is_snapshot=True))
+    return feed
+
+
+def _change(feed: Feed, version: int) -> None:
+    tier = wire.Tier(id=f"t{version % 7}", rpm=version)
+    feed._publish(wire.WatchResponse(version=version, upserts=wire.Objects(tiers=[tier])))
+
+
+async def _settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def _service(feed: Feed) -> tuple[WatchService, Metrics, Presence]:
+    metrics, presence = Metrics(feed), Presence(lambda: None)
+    return WatchService(feed, presence.present, metrics.count_watcher), metrics, presence
+
+
+async def test_a_watcher_gets_a_snapshot_and_then_each_change() -> None:
+    feed = _feed()
+    service, metrics, presence = _service(feed)
+    reader = Reader()
+    request = wire.WatchRequest(role=wire.ROLE_ROUTER, instance_id="r", address="a:1")
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(service.watch(request, reader))
+        await _settle()
+        assert [(m.is_heartbeat, m.is_snapshot) for m in reader.taken] == [
+            (True, False),
+            (False, True),
+        ]
+        assert presence.here() == {"r": "a:1"}
+        assert b'control_plane_watchers_count{role="router"} 1.0' in metrics.render()
+        for version in range(11, 20):
+            _change(feed, version)
+            await _settle()
+        assert [m.version for m in reader.taken[2:]] == list(range(11, 20))
+        assert reader.state.tiers == feed.state.tiers
+        watching.cancel()
+    assert presence.here() == {}
+    assert b'control_plane_watchers_count{role="router"} 0.0' in metrics.render()
+
+
+async def test_a_slow_watcher_falls_off_the_history_and_starts_from_a_snapshot() -> None:
+    feed = _feed(deltas_max=3)
+    service, _, _ = _service(feed)
+    reader = Reader()
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(service.watch(wire.WatchRequest(), reader))
+        await _settle()
+        reader.may_read.clear()
+        for version in range(11, 30):
+            _change(feed, version)
+            await _settle()
+        reader.may_read.set()
+        await _settle()
+        # The delta it was stuck on, then a snapshot instead of the other eighteen.
+        assert [(m.version, m.is_snapshot) for m in reader.taken[2:]] == [(11, False), (29, True)]
+        assert reader.state.tiers == feed.state.tiers
+        watching.cancel()
+
+
+async def test_a_watcher_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_service, "_WRITE_TIMEOUT_S", 0.01)
+    service, _, presence = _service(_feed())
+    reader = Reader()
+    reader.may_read.clear()
+    request = wire.WatchRequest(role=wire.ROLE_ROUTER, instance_id="r", address="a:1")
+    with pytest.raises(grpc.aio.AbortError):
+        await service.watch(request, reader)
+    assert reader.aborted is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert presence.here() == {}
+
+
+async def test_an_idle_watcher_hears_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_service, "_HEARTBEAT_S", 0.001)
+    service, _, _ = _service(_feed())
+    reader = Reader()
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(service.watch(wire.WatchRequest(known_version=10), reader))
+        await reader.took_four.wait()
+        watching.cancel()
+    assert all(message.is_heartbeat for message in reader.taken)
+
+
+async def test_without_a_state_nobody_is_served() -> None:
+    feed = Feed(Database("postgresql+asyncpg://nobody@/none?host=/nowhere"))
+    service, _, _ = _service(feed)
+    reader = Reader()
+    with pytest.raises(grpc.aio.AbortError):
+        await service.watch(wire.WatchRequest(), reader)
+    assert reader.aborted is grpc.StatusCode.UNAVAILABLE
+
+
+def test_the_names_of_the_metrics() -> None:
+    metrics = Metrics(_feed())
+    metrics.count_request("/v1/tiers/{id}", 200)
+    metrics.count_watcher("router", 1)
+    names = {
+        line.split()[2]: line.split()[3]
+        for line in metrics.render().decode().splitlines()
+        if line.startswith("# TYPE") and "_created" not in line
+    }
+    assert names == {
+        "control_plane_watchers_count": "gauge",
+        "control_plane_requests_total": "counter",
+        "control_plane_objects_count": "gauge",
+        "control_plane_state_version": "gauge",
+        "control_plane_database_up": "gauge",
+        "control_plane_refresh_seconds": "gauge",
+    }
