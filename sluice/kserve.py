@@ -189,10 +189,10 @@ class HostStream:
         self._call = self._channel = None
         if call is not None and not call.done():
             try:
-                if (
-                    timeout_s <= 0
-                ):  # a detach cut off half-way: its final response meets the cancel,
-                    raise TimeoutError  # noqa: TRY301 - and Triton has died of that (SIGSEGV)
+                # No detach that is cut off half-way: its final response would meet the cancel,
+                # and Triton has died of that (SIGSEGV, within tens of such ends).
+                if timeout_s <= 0:
+                    raise TimeoutError  # noqa: TRY301 - the same end as one that takes too long
                 async with asyncio.timeout(timeout_s):
                     await self._finish(call)
             except (TimeoutError, *_TRANSPORT_ERRORS):
