@@ -298,4 +298,5 @@ async def _nothing() -> None:
 
 
 def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+    """Return precise monotonic time: that of uvloop's loop is cached and has milliseconds."""
+    return time.monotonic()

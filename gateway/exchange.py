@@ -20,10 +20,10 @@ class Exchange:
         request_id: Also in the answer's headers.
         trace_id: 32 hex digits.
         endpoint: Path of the API.
-        received_at_s: Loop time.
+        received_at_s: Monotonic time.
         received_at_unix_ms: Wall-clock time.
-        submitted_at_s: Loop time of the first submission; 0 before.
-        first_sent_at_s: Loop time when the first token left; 0 before.
+        submitted_at_s: Monotonic time of the first submission; 0 before.
+        first_sent_at_s: Monotonic time when the first token left; 0 before.
         outcome: The finish reason or the error code.
         status: HTTP status.
     """

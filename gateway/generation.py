@@ -84,8 +84,8 @@ class Generation:
 
     Attributes:
         emitted: All token ids so far, over all attempts.
-        first_at_s: Loop time of the first token; 0 before.
-        last_at_s: Loop time of the last token.
+        first_at_s: Monotonic time of the first token; 0 before.
+        last_at_s: Monotonic time of the last token.
         itl_max_s: Longest gap between two pushes.
         placed: The last placement, if any.
         cached_tokens: Of the prompt, as found by the first placement.

@@ -5,6 +5,7 @@ they are handed out in one synchronous loop, with no task switch per request or 
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -127,12 +128,11 @@ class RouterLink:
             call.cancel()
 
     async def _read(self, call: "_Call") -> None:
-        loop = asyncio.get_running_loop()
         while True:
             message = await call.read()
             if not isinstance(message, wire.ConnectResponse):  # grpc.aio.EOF
                 raise EOFError("the router ended the stream")  # noqa: TRY004 - not about a type
-            self._heard_at_s = loop.time()
+            self._heard_at_s = time.monotonic()  # the loop's own time has only milliseconds
             self.deliver(message, self._heard_at_s)
 
     async def _write(self, call: "_Call") -> None:
@@ -146,10 +146,9 @@ class RouterLink:
                 await call.write(batch)
 
     async def _watch_silence(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(0.5)
-            if loop.time() - self._heard_at_s > _SILENCE_S and any(
+            if time.monotonic() - self._heard_at_s > _SILENCE_S and any(
                 generation.placed is not None for generation in self._generations.values()
             ):
                 raise TimeoutError(f"silent for {_SILENCE_S:g} s with requests running")
@@ -184,7 +183,7 @@ class RouterLink:
     def _go_up(self, first: wire.ConnectResponse) -> None:
         self.router_id = first.welcome.router_id
         self.is_up = True
-        self._heard_at_s = asyncio.get_running_loop().time()
+        self._heard_at_s = time.monotonic()
         log.info("router_connected", address=self.address, router_id=self.router_id)
         self.deliver(first, self._heard_at_s)
         self._on_change()

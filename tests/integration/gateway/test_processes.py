@@ -1,0 +1,312 @@
+"""The gateway as a process, with the real router and real Tritons (engine `sim`) behind it.
+
+The control plane is away all the time: gateway and router start from their snapshots.
+"""
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+from confluent_kafka import Consumer
+
+from replica.agent.replica_state import EngineSpec
+from replica.agent.triton import MODEL, Launch, TritonLauncher
+from sluice.events import REQUESTS_TOPIC
+from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
+from sluice.procfs import group_processes
+from sluice.watch import write_snapshot
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
+
+KEY = "sk-process"
+HELLO = [{"role": "user", "content": "hello"}]
+WAIT_S = 60.0
+NOBODY = "127.0.0.1:1"
+
+
+@dataclass
+class Triton:
+    name: str
+    launch: Launch
+    child: ChildProcess
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tritons(
+    tmp_path_factory: pytest.TempPathFactory, artifacts
+) -> AsyncIterator[list[Triton]]:
+    root, digest, _ = artifacts
+    home = tmp_path_factory.mktemp("replicas")
+    launcher = TritonLauncher(state_dir=home, artifacts_dir=root)
+    options = (("blocks", "4096"), ("cost_step_s", "0.01"))
+    started: list[Triton] = []
+    try:
+        for name in ("replica-1", "replica-2"):
+            launch = launcher.prepare(name, EngineSpec("sim", digest, options))
+            started.append(Triton(name, launch, await ChildProcess.start(launch.process)))
+        for triton in started:
+            await triton.child.wait_ready(WAIT_S)
+        yield started
+    finally:
+        for triton in started:
+            await triton.child.stop()
+
+
+@dataclass
+class Site:
+    """A router and a gateway process; ports and files stay when they are started again."""
+
+    home: Path
+    objects: control.Objects
+    artifacts: Path
+    valkey_url: str
+    kafka: str
+    router_port: int
+    http_port: int
+
+    def spec(self, name: str, port: int, **settings: str) -> ProcessSpec:
+        state = self.home / name
+        snapshot = control.WatchResponse(version=1, is_snapshot=True, upserts=self.objects)
+        for file in ("router-snapshot.bin", "g.snapshot", "g-0.snapshot", "g-1.snapshot"):
+            write_snapshot(iter([snapshot.SerializeToString()]), state / file)
+        shared = {"CONTROL_ADDRESS": NOBODY, "STATE_DIR": str(state)} | settings
+        return ProcessSpec(
+            name=name,
+            command=[sys.executable, "-m", name],
+            env={"PATH": "/usr/bin:/bin"}
+            | {f"{name.upper()}__{key}": value for key, value in shared.items()},
+            log_file=self.home / f"{name}.log",
+            ready=lambda: port_answers("127.0.0.1", port),
+        )
+
+    def router(self) -> ProcessSpec:
+        return self.spec(
+            "router",
+            self.router_port,
+            INSTANCE_ID="router-1",
+            GRPC_ADDRESS=f"127.0.0.1:{self.router_port}",
+            HTTP_ADDRESS=f"127.0.0.1:{free_port()}",
+        )
+
+    def gateway(self, **settings: str) -> ProcessSpec:
+        return self.spec(
+            "gateway",
+            self.http_port,
+            INSTANCE_ID="g",
+            HTTP_ADDRESS=f"127.0.0.1:{self.http_port}",
+            ARTIFACTS_DIR=str(self.artifacts),
+            VALKEY_URL=self.valkey_url,
+            KAFKA_BOOTSTRAP=self.kafka,
+            FLUSH_S="1",
+            **settings,
+        )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def sdk(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=WAIT_S
+        )
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(WAIT_S), httpx.AsyncClient() as http:
+            while True:
+                try:
+                    if (await http.get(f"{self.url}/readyz")).status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass
+                await asyncio.sleep(0.02)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def site(tmp_path: Path, tritons, artifacts, valkey) -> AsyncIterator[Callable[..., Site]]:
+    root, digest, _ = artifacts
+    router_port, http_port = free_port(), free_port()
+    objects = control.Objects(
+        tenants=[control.Tenant(id="one")],
+        keys=[
+            control.ApiKey(
+                id="k", tenant_id="one", secret_sha256=hashlib.sha256(KEY.encode()).digest()
+            )
+        ],
+        bases=[control.Base(digest=digest, context_tokens_max=2048)],
+        models=[control.Model(id="tiny", base_digest=digest, pool_id="pool")],
+        cells=[
+            control.Cell(
+                id="cell", pool_id="pool", router_id="router-1",
+                router_address=f"127.0.0.1:{router_port}", epoch=1,
+            )
+        ],
+        replicas=[
+            control.Replica(
+                id=triton.name, cell_id="cell", grpc_address=triton.launch.grpc_address,
+                triton_model=MODEL, state=control.REPLICA_STATE_READY,
+            )
+            for triton in tritons
+        ],
+    )  # fmt: skip
+
+    def make(kafka: str = NOBODY) -> Site:
+        return Site(tmp_path, objects, root, valkey[1], kafka, router_port, http_port)
+
+    return make
+
+
+@asynccontextmanager
+async def running(spec: ProcessSpec) -> AsyncIterator[ChildProcess]:
+    child = await ChildProcess.start(spec)
+    try:
+        await child.wait_ready(WAIT_S)
+        yield child
+    finally:
+        await child.stop()
+
+
+async def streamed(sdk: openai.AsyncOpenAI, number: int, tokens: int) -> tuple[str, int]:
+    stream = await sdk.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": f"tell me about {number}"}],
+        max_tokens=tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    return text, chunks[-1].usage.completion_tokens
+
+
+async def many(sdk: openai.AsyncOpenAI, tokens: int, disturb=None) -> list[tuple[str, int]]:
+    async with asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(streamed(sdk, number, tokens)) for number in range(16)]
+        if disturb is not None:
+            await asyncio.sleep(0.5)  # in the middle of the answers
+            await disturb()
+    return [call.result() for call in calls]
+
+
+async def test_answers_survive_the_death_of_a_replica_and_of_the_router(site, tritons) -> None:
+    place = site()
+    async with running(place.router()) as router, running(place.gateway()), place.sdk() as sdk:
+        await place.until_ready()
+        undisturbed = await many(sdk, 150)
+        assert {count for _, count in undisturbed} == {150}
+        assert all(text for text, _ in undisturbed)
+
+        async def kill_replica() -> None:
+            for process in group_processes(tritons[0].child.pid):
+                os.kill(process, signal.SIGKILL)
+
+        assert await many(sdk, 150, kill_replica) == undisturbed
+        await tritons[0].child.stop()
+        tritons[0].child = await ChildProcess.start(tritons[0].launch.process)
+        await tritons[0].child.wait_ready(WAIT_S)
+
+        async def restart_router() -> None:
+            os.kill(router.pid, signal.SIGKILL)
+            await router.stop()
+            again = await ChildProcess.start(place.router())
+            restarted.append(again)
+
+        restarted: list[ChildProcess] = []
+        try:
+            assert await many(sdk, 150, restart_router) == undisturbed
+        finally:
+            for child in restarted:
+                await child.stop()
+
+
+async def test_sigterm_finishes_streams_and_exits_0(site) -> None:
+    place = site()
+    async with running(place.router()), running(place.gateway()) as gateway, place.sdk() as sdk:
+        await place.until_ready()
+
+        async def terminate() -> None:
+            os.kill(gateway.pid, signal.SIGTERM)
+
+        assert {count for _, count in await many(sdk, 150, terminate)} == {150}
+        async with asyncio.timeout(WAIT_S):
+            assert await gateway.wait() == 0
+
+
+async def test_workers_share_the_port_and_all_end(site) -> None:
+    place = site()
+    spec = place.gateway(WORKERS="2")
+    async with running(place.router()), running(spec) as parent:
+        await place.until_ready()
+        seen: set[bytes] = set()
+        async with asyncio.timeout(WAIT_S):
+            while len(seen) < 2:  # each connection may reach another worker
+                async with place.sdk() as sdk:
+                    await streamed(sdk, 1, 2)
+                logs = [(place.home / f"gateway/worker-{i}.log").read_bytes() for i in (0, 1)]
+                seen = {log for log in logs if b"request_ended" in log}
+        os.kill(parent.pid, signal.SIGTERM)
+        async with asyncio.timeout(WAIT_S):
+            assert await parent.wait() == 0
+    with pytest.raises(OSError):  # noqa: PT011 - refused; nobody is left
+        await port_answers("127.0.0.1", place.http_port)
+
+
+async def test_each_accepted_request_is_told_once(site, broker) -> None:
+    place = site(broker.address)
+    async with running(place.router()), running(place.gateway()) as gateway, place.sdk() as sdk:
+        await place.until_ready()
+        for number in range(3):
+            await streamed(sdk, number, 7)
+        with pytest.raises(openai.NotFoundError):
+            await sdk.chat.completions.create(model="no", messages=HELLO)
+        stream = await sdk.chat.completions.create(
+            model="tiny", messages=HELLO, stream=True, max_tokens=1500,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        await anext(aiter(stream))
+        await stream.close()
+        os.kill(gateway.pid, signal.SIGTERM)
+        await gateway.wait()
+    events = await asyncio.to_thread(consume, broker.address, 4)
+    assert len({event.event_id for event in events}) == 4
+    assert sorted(event.outcome for event in events) == ["client_closed", *["length"] * 3]
+    whole = [event for event in events if event.outcome == "length"]
+    for event in whole:
+        assert (event.output_tokens, event.status, event.is_stream) == (7, 200, True)
+        assert event.cell_id == "cell"
+        assert event.router_id == "router-1"
+        assert event.replica_id.startswith("replica-")
+        assert 0 < event.gateway_us <= event.ttft_us <= event.total_us
+        assert event.itl_max_us > 0
+        assert event.prompt_tokens > 0
+
+
+def consume(address: str, count: int) -> list[RequestEvent]:
+    consumer = Consumer(
+        {"bootstrap.servers": address, "group.id": "test", "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([REQUESTS_TOPIC])
+    found: list[RequestEvent] = []
+    try:
+        for _ in range(200):
+            message = consumer.poll(0.1)
+            if message is not None and message.error() is None:
+                found.append(RequestEvent.FromString(message.value()))
+            if len(found) >= count:
+                break
+    finally:
+        consumer.close()
+    return found
