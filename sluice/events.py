@@ -182,14 +182,12 @@ class EventProducer:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            emitted = self._emitted
-            self._step(time.monotonic())
-            if not self._queue and len(self._producer) == 0 and self._is_direct:
-                with self._settled:
-                    self._settled_emitted = emitted
-                    self._settled.notify_all()
-            # Also the pause: returns early only when there is a failure to report.
-            self._producer.poll(0.0 if len(self._queue) > _CHUNK else _TICK_S)
+            try:
+                self._turn()
+            except Exception:
+                # Nobody waits for this thread: without it every later event would be lost.
+                log.exception("event_shipping_failed", topic=self._topic)
+                self._stop.wait(_RETRY_PAUSE_S)
         self._purge()
         if self._is_direct:
             self._keep(self._failed)
@@ -197,6 +195,16 @@ class EventProducer:
             self._keep(self._take())
         if self._spool is not None:
             self._spool.close()
+
+    def _turn(self) -> None:
+        emitted = self._emitted
+        self._step(time.monotonic())
+        if not self._queue and len(self._producer) == 0 and self._is_direct:
+            with self._settled:
+                self._settled_emitted = emitted
+                self._settled.notify_all()
+        # Also the pause: returns early only when there is a failure to report.
+        self._producer.poll(0.0 if len(self._queue) > _CHUNK else _TICK_S)
 
     def _step(self, now: float) -> None:
         if self._failed and self._is_direct:

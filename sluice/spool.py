@@ -70,7 +70,8 @@ class Spool:
     """The segments of one slot: `append` at the end, `peek` and `advance` at the front.
 
     Attributes:
-        size_bytes: On disk now, replayed parts of the first segment included.
+        size_bytes: On disk now, replayed parts of the first segment included. Like the counters
+            it may be read from other threads.
         dropped: Records deleted unread because the bound was reached, or because the disk refused.
         damaged: Records that could not be read back.
     """
@@ -90,15 +91,11 @@ class Spool:
         self._slot, self._lock = _claim_slot(root)
         _adopt(root, self._slot)
         self._sizes = {path: path.stat().st_size for path in _segments(self._slot)}
+        self.size_bytes = sum(self._sizes.values())
         self._writer: int | None = None
         self._writing: Path | None = None
         self._read_at = 0
         self._peeked: tuple[int, int] = (0, 0)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes on disk."""
-        return sum(self._sizes.values())
 
     @property
     def is_empty(self) -> bool:
@@ -168,6 +165,7 @@ class Spool:
             self.dropped += len(records)
             return 0
         self._sizes[path] += done
+        self.size_bytes += done
         if done == len(data):
             return len(records)
         # A full disk took a part: what is whole counts, the torn rest is skipped by the reader.
@@ -201,7 +199,7 @@ class Spool:
             self._close_writer()
         with suppress(OSError):
             first.unlink()
-        del self._sizes[first]
+        self.size_bytes -= self._sizes.pop(first)
         self._read_at = 0
         self._peeked = (0, 0)
 
