@@ -93,7 +93,7 @@ class Gateway:
                 handle=self.handles,
                 cell_id=cell_id,
                 tenant_id="tenant",
-                prompt=[3 + self.handles] * 40,
+                prompt=[3 + self.handles % 400] * 40,
                 output_tokens_max=output,
                 ignore_eos=True,
                 cache_root=bytes(16),
