@@ -1,0 +1,115 @@
+"""Speed of the drivers alone: no host, no Triton, no network.
+
+One operation: one new token of one sequence, out of `step()` of a driver in this process. `tok_s`
+is new tokens per second of wall-clock, from the first step to the end of the last sequence, prefill
+of the 64-token prompts included (all different, nothing cached). `openvino` serves the shipped base
+with its default options; best and median of the rounds, because the machine is shared. `ttft_ms` is
+one prompt of 1,024 tokens on an idle engine: nothing of it cached, then all but its last tokens.
+`sim` is the simulated engine in real time, with the CPU time of scheduling and token making per
+token. Not measured: frames, transport, tokenizing. Run: `python -m benchmarks.engine_alone`.
+"""
+
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import write_result
+from replica.drivers.openvino import load_openvino
+from replica.drivers.sim import load_sim
+from replica.engine.types import Driver, SequenceRequest
+
+_BASE = Path(__file__).parents[1] / "model_repo" / "default"
+_BATCHES = (1, 8, 32, 64)
+_PROMPT_TOKENS = 64
+_NEW_TOKENS = 100
+_ROUNDS = 5
+_LONG_TOKENS = 1024
+_SIM_SEQUENCES = 1000
+_random = random.Random(0)
+
+
+def prompt(tokens: int) -> list[int]:
+    """Return random ordinary ids."""
+    return [_random.randrange(300, 4000) for _ in range(tokens)]
+
+
+def run(driver: Driver, prompts: list[list[int]], new_tokens: int) -> tuple[float, float]:
+    """Return seconds until the first token and until everything has ended."""
+    for key, tokens in enumerate(prompts):
+        driver.add(SequenceRequest(key, tokens, new_tokens, ignore_eos=True))
+    began_s = time.perf_counter()
+    first_s = 0.0
+    while driver.has_work:
+        if driver.step().keys and not first_s:
+            first_s = time.perf_counter() - began_s
+    return first_s, time.perf_counter() - began_s
+
+
+def measure_openvino() -> dict[str, Any]:
+    """Measure the real engine on the shipped base."""
+    began_s = time.perf_counter()
+    driver = load_openvino(_BASE, "benchmark", {})
+    load_s = time.perf_counter() - began_s
+    run(driver, [prompt(_PROMPT_TOKENS) for _ in range(8)], 16)  # kernels are compiled at first use
+    throughput: dict[str, Any] = {}
+    for batch in _BATCHES:
+        walls_s = [
+            run(driver, [prompt(_PROMPT_TOKENS) for _ in range(batch)], _NEW_TOKENS)[1]
+            for _ in range(_ROUNDS)
+        ]
+        throughput[str(batch)] = {
+            "tok_s": round(batch * _NEW_TOKENS / min(walls_s)),
+            "tok_s_median": round(batch * _NEW_TOKENS / statistics.median(walls_s)),
+        }
+    cold_s: list[float] = []
+    warm_s: list[float] = []
+    for _ in range(_ROUNDS):
+        long = prompt(_LONG_TOKENS)
+        cold_s.append(run(driver, [long], 1)[0])
+        warm_s.append(run(driver, [long[:-24] + prompt(24)], 1)[0])
+    return {
+        "load_s": round(load_s, 2),
+        "sequences": throughput,
+        "ttft_ms": {
+            "cold": round(min(cold_s) * 1e3, 1),
+            "all_but_24_cached": round(min(warm_s) * 1e3, 1),
+        },
+    }
+
+
+def measure_sim() -> dict[str, Any]:
+    """Measure the simulated engine."""
+    driver = load_sim(_BASE, "benchmark", {})
+    prompts = [prompt(_PROMPT_TOKENS) for _ in range(_SIM_SEQUENCES)]
+    cpu_s = time.process_time()
+    _, wall_s = run(driver, prompts, _NEW_TOKENS)
+    cpu_s = time.process_time() - cpu_s
+    tokens = _SIM_SEQUENCES * _NEW_TOKENS
+    return {
+        "sequences": _SIM_SEQUENCES,
+        "tok_s": round(tokens / wall_s),
+        "cpu_us_per_token": round(cpu_s / tokens * 1e6, 2),
+    }
+
+
+def main() -> None:
+    """Run both and write `benchmarks/results/engine_alone.json`."""
+    figures = {
+        "parameters": {
+            "prompt_tokens": _PROMPT_TOKENS,
+            "new_tokens": _NEW_TOKENS,
+            "rounds": _ROUNDS,
+        },
+        "openvino": measure_openvino(),
+        "sim": measure_sim(),
+    }
+    assert __doc__ is not None
+    operation = __doc__.split("\n\n")[1].strip().replace("\n", " ")
+    path = write_result("engine_alone", operation, figures)
+    print(path.read_text())
+
+
+if __name__ == "__main__":
+    main()
