@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.engine.core import StepFailedError
+from replica.engine.core import ScheduledEngine, StepFailedError
 from replica.engine.types import (
     Finish,
     Limits,
@@ -46,6 +46,65 @@ def workloads(draw: st.DrawFn) -> list[dict]:
     return jobs
 
 
+class Run:
+    """Drives an engine through a workload and checks what must hold after every step."""
+
+    def __init__(self, engine: ScheduledEngine, jobs: list[dict]) -> None:
+        self.engine = engine
+        self.jobs = {job["key"]: job for job in jobs}
+        self.coming = sorted(jobs, key=lambda job: job["arrives"])
+        self.tokens: dict[int, list[int]] = {key: [] for key in self.jobs}
+        self.ended: dict[int, Finish] = {}
+        self.admitted: Counter[int] = Counter()
+        self.index: set[bytes] = set()
+        self.steps = 0
+
+    def to_end(self) -> None:
+        while self.coming or self.engine.has_work:
+            self.steps += 1
+            assert self.steps < 10_000, self.engine.load()
+            self.arrive()
+            for key, job in self.jobs.items():
+                if job["cancel_after"] == len(self.tokens[key]) and job not in self.coming:
+                    self.engine.cancel(key)
+            self.note(self.engine.step())
+            self.check()
+
+    def arrive(self) -> None:
+        while self.coming and self.coming[0]["arrives"] <= self.steps:
+            job = self.coming.pop(0)
+            self.engine.add(
+                request(
+                    job["key"],
+                    job["prompt"],
+                    job["count"],
+                    priority=job["priority"],
+                    cache_root=job["root"],
+                    ignore_eos=job["ignore_eos"],
+                )
+            )
+
+    def note(self, events: StepEvents) -> None:
+        assert len(set(events.keys)) == len(events.keys)
+        for key, token in zip(events.keys, events.tokens, strict=True):
+            assert key not in self.ended
+            self.tokens[key].append(token)
+        for event in events.finished:
+            assert event.key not in self.ended
+            self.ended[event.key] = event.reason
+            assert event.output_tokens == len(self.tokens[event.key])
+        self.admitted.update(event.key for event in events.admitted)
+        self.index |= {key for key, is_cached in events.kv.items() if is_cached}
+        self.index -= {key for key, is_cached in events.kv.items() if not is_cached}
+
+    def check(self) -> None:
+        assert self.index == set(self.engine.cached_blocks())
+        pool, load = self.engine.scheduler.pool, self.engine.load()
+        pool.check()
+        assert load.running <= self.engine.limits.sequences_max
+        assert load.kv_blocks_used == pool.used
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     jobs=workloads(),
@@ -57,60 +116,19 @@ def test_any_workload_ends_once_with_the_right_tokens(
     make_engine, expected_output, jobs, blocks, sequences, extra
 ) -> None:
     engine = make_engine(blocks=blocks, sequences=sequences, step_tokens=sequences + extra)
-    pool = engine.scheduler.pool
-    tokens: dict[int, list[int]] = {}
-    ended: dict[int, Finish] = {}
-    index: set[bytes] = set()
-    admitted = Counter()
-    steps = 0
-    waiting = sorted(jobs, key=lambda job: job["arrives"])
-    while waiting or engine.has_work:
-        steps += 1
-        assert steps < 10_000, engine.load()
-        while waiting and waiting[0]["arrives"] <= steps:
-            job = waiting.pop(0)
-            engine.add(
-                request(
-                    job["key"],
-                    job["prompt"],
-                    job["count"],
-                    priority=job["priority"],
-                    cache_root=job["root"],
-                    ignore_eos=job["ignore_eos"],
-                )
-            )
-        for job in jobs:
-            if job["cancel_after"] == len(tokens.get(job["key"], ())) and job not in waiting:
-                engine.cancel(job["key"])
-        events = engine.step()
-        assert len(set(events.keys)) == len(events.keys)
-        for key, token in zip(events.keys, events.tokens, strict=True):
-            assert key not in ended
-            tokens.setdefault(key, []).append(token)
-        for event in events.finished:
-            assert event.key not in ended
-            ended[event.key] = event.reason
-            assert event.output_tokens == len(tokens.get(event.key, ()))
-        admitted.update(event.key for event in events.admitted)
-        index |= {key for key, is_cached in events.kv.items() if is_cached}
-        index -= {key for key, is_cached in events.kv.items() if not is_cached}
-        assert index == set(engine.cached_blocks())
-        pool.check()
-        load = engine.load()
-        assert load.running <= sequences
-        assert load.kv_blocks_used == pool.used <= blocks
-    assert ended.keys() == {job["key"] for job in jobs}
-    assert max(admitted.values(), default=1) == 1
-    for job in jobs:
-        got = tokens.get(job["key"], [])
+    run = Run(engine, jobs)
+    run.to_end()
+    assert run.ended.keys() == run.jobs.keys()
+    assert max(run.admitted.values(), default=1) == 1
+    for key, job in run.jobs.items():
+        got = run.tokens[key]
         stop = frozenset() if job["ignore_eos"] else EOS
         wanted = expected_output(job["prompt"], job["count"], stop=stop)
-        if ended[job["key"]] is Finish.CANCELLED:
+        if run.ended[key] is Finish.CANCELLED:
             assert got == wanted[: len(got)]
         else:
             assert got == wanted
-            is_stop = got[-1] in stop
-            assert ended[job["key"]] is (Finish.STOP if is_stop else Finish.LENGTH)
+            assert run.ended[key] is (Finish.STOP if got[-1] in stop else Finish.LENGTH)
     load = engine.load()
     assert (load.running, load.waiting, load.kv_blocks_used, load.prefill_tokens_owed) == (0,) * 4
 

@@ -94,8 +94,8 @@ def test_options_may_be_text_and_mistakes_are_named() -> None:
         (name,) = given
         with pytest.raises(OptionsError, match=f"engine option {name} is"):
             parse_options(SimOptions, given)
-    with pytest.raises(OptionsError, match="unknown engine option blokcs; known are blocks"):
-        parse_options(SimOptions, {"blokcs": 1})
+    with pytest.raises(OptionsError, match="unknown engine option block_count; known are blocks"):
+        parse_options(SimOptions, {"block_count": 1})
 
 
 def test_unknown_engines_are_named() -> None:
