@@ -1,6 +1,7 @@
 """`python -m gateway`: one worker in this process, or a parent that keeps several running."""
 
 import asyncio
+import gc
 import os
 import sys
 from functools import partial
@@ -17,10 +18,16 @@ from sluice.process import ChildProcess, ProcessSpec, keep_running
 log = structlog.get_logger(__name__)
 
 _WORKER_READY_S = 60.0
+_GC_THRESHOLDS = (10_000, 20, 100)
 
 
 async def _serve(settings: GatewaySettings) -> None:
     async with stop_signals() as stop, running_gateway(settings):
+        # What lives by now lives as long as the process: the collector need not look at it. And
+        # requests make few cycles, so that it may come less often than every 700 allocations.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLDS)
         await stop.wait()
 
 

@@ -139,12 +139,11 @@ class Dispatcher:
     ) -> Ending:
         loop = asyncio.get_running_loop()
         spec = generation.spec
-        try:
-            async with asyncio.timeout_at(acquire_by_s):
-                link, cell_id = await self._links.acquire(spec.pool_id, spec.session_hash)
-        except TimeoutError:
+        found = await self._links.acquire(spec.pool_id, spec.session_hash, acquire_by_s)
+        if found is None:
             text = "No router serves this model at the moment."
             return Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
+        link, cell_id = found
         is_first = not generation.emitted and generation.placed is None
         left_ms = max(1, round((give_up_at_s - loop.time()) * 1000))
         handle = link.submit(generation, cell_id, spec.deadline_ms if is_first else left_ms)

@@ -15,7 +15,6 @@ from gateway.envelope import body_of, headers_of
 from gateway.limits import LimitExceededError
 from gateway.metrics import GatewayMetrics
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
-from sluice.ids import new_id
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +36,7 @@ class Identity:
     """The names of one request.
 
     Attributes:
-        uid: Ours, unique; other ids are made of it.
+        uid: Ours, 32 random hex digits; other ids are made of it.
         request_id: The caller's `x-request-id` when it is sane, else ours.
         trace_id: 32 hex digits, the caller's or new.
         traceparent: W3C trace context to pass on.
@@ -76,13 +75,12 @@ def authenticate(directory: Directory, request: web.Request) -> Principal:
 
 
 def _new_identity(request: web.Request) -> Identity:
-    uid = new_id("")[1:]
+    uid = secrets.token_hex(16)
     given = request.headers.get("x-request-id", "")
     request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uid}"
     context = _TRACEPARENT.fullmatch(request.headers.get("traceparent", ""))
-    trace_id = context[1] if context else secrets.token_hex(16)
-    flags = context[2] if context else "01"
-    return Identity(uid, request_id, trace_id, f"00-{trace_id}-{secrets.token_hex(8)}-{flags}")
+    trace_id, flags = (context[1], context[2]) if context else (uid, "01")
+    return Identity(uid, request_id, trace_id, f"00-{trace_id}-{uid[16:]}-{flags}")
 
 
 def error_response(error: PlatformError) -> web.Response:

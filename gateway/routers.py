@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gateway.directory import Directory
 from gateway.router_link import RouterLink
@@ -58,19 +59,31 @@ class RouterLinks:
                 except TimeoutError:
                     continue
 
-    async def acquire(self, pool_id: str, session_hash: int) -> tuple[RouterLink, str]:
-        """Wait for a connected owner of a cell of the pool; return it with the cell's id."""
-        while True:
-            self._changed.clear()
-            owners = [
-                (link, cell)
-                for cell in self._directory.cells(pool_id)
-                if (link := self._links.get(cell.router_address)) is not None and link.is_up
-            ]
-            if owners:
-                link, cell = _pick(owners, session_hash)
-                return link, cell.id
-            await self._changed.wait()
+    def find(self, pool_id: str, session_hash: int) -> tuple[RouterLink, str] | None:
+        """Return a connected owner of a cell of the pool, with the cell's id; None without any."""
+        owners = [
+            (link, cell)
+            for cell in self._directory.cells(pool_id)
+            if (link := self._links.get(cell.router_address)) is not None and link.is_up
+        ]
+        if not owners:
+            return None
+        link, cell = _pick(owners, session_hash)
+        return link, cell.id
+
+    async def acquire(
+        self, pool_id: str, session_hash: int, until_s: float
+    ) -> tuple[RouterLink, str] | None:
+        """Return what `find` finds by the loop time `until_s`, or None."""
+        found = self.find(pool_id, session_hash)
+        if found is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until_s):
+                    while found is None:
+                        self._changed.clear()
+                        await self._changed.wait()
+                        found = self.find(pool_id, session_hash)
+        return found
 
     def _announce(self) -> None:
         self._changed.set()
