@@ -1,149 +1,35 @@
-"""Schema migrations of ClickHouse: numbered SQL files, each applied once and remembered.
+"""`python -m telemetry.migrate`: bring ClickHouse's schema up to date and end.
 
-ClickHouse has no transactional DDL: every statement is written so that repeating it is harmless,
-and a migration is remembered after its last statement. Run: `python -m telemetry.migrate`.
+The service does the same when it first reaches ClickHouse; this is for deployments that migrate in
+a step of their own.
 """
 
 import asyncio
-import hashlib
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+import sys
 
-import structlog
-
-log = structlog.get_logger(__name__)
-
-_FILE_NAME = re.compile(r"(\d{4})_(\w+)\.sql", re.ASCII)
-_VARIABLE = re.compile(r"\{\{(\w+)\}\}")
-_COMMENT = re.compile(r"^\s*--.*$", re.MULTILINE)
-_HISTORY = """
-CREATE TABLE IF NOT EXISTS schema_migrations {{on_cluster}}
-(version UInt32, name String, checksum String, applied_at DateTime64(3, 'UTC') DEFAULT now64(3))
-ENGINE = {{engine_prefix}}ReplacingMergeTree(applied_at) ORDER BY version
-"""
+from sluice.logs import configure_logs
+from telemetry.migrations import MigrationError
+from telemetry.settings import MigrateSettings
+from telemetry.store import STORE_ERRORS, Store
 
 
-class MigrationError(RuntimeError):
-    """The files and the database's history do not fit together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """One file. `checksum` is taken before variables are filled in."""
-
-    version: int
-    name: str
-    statements: tuple[str, ...]
-    checksum: str
-
-
-class Database(Protocol):
-    """What migrating needs of a ClickHouse client."""
-
-    async def command(self, sql: str) -> object:
-        """Run a statement without rows."""
-        ...
-
-    async def rows(self, sql: str) -> Sequence[Sequence[object]]:
-        """Run a query."""
-        ...
-
-
-def fill(template: str, variables: Mapping[str, str]) -> str:
-    """Replace every `{{name}}`; KeyError for an unknown one."""
-    return _VARIABLE.sub(lambda found: variables[found[1]], template)
-
-
-def parse(file_name: str, text: str) -> Migration:
-    """Read `NNNN_name.sql`; statements end with a semicolon at the end of a line.
-
-    Raises:
-        MigrationError: The name is not of that form.
-    """
-    found = _FILE_NAME.fullmatch(file_name)
-    if found is None:
-        raise MigrationError(f"{file_name}: a migration is named NNNN_what_it_does.sql")
-    statements = [part.strip() for part in re.split(r";\s*$", text, flags=re.MULTILINE)]
-    kept = tuple(part for part in statements if _COMMENT.sub("", part).strip())
-    return Migration(int(found[1]), found[2], kept, hashlib.sha256(text.encode()).hexdigest())
-
-
-def pending(files: Sequence[Migration], applied: Mapping[int, str]) -> list[Migration]:
-    """Return the migrations to apply, in order.
-
-    Args:
-        files: All that exist.
-        applied: Version -> checksum, from the database.
-
-    Raises:
-        MigrationError: A version exists twice, or an applied file was changed afterwards.
-    """
-    ordered = sorted(files, key=lambda migration: migration.version)
-    versions = [migration.version for migration in ordered]
-    if len(set(versions)) != len(versions):
-        raise MigrationError(f"two migrations have the same number: {versions}")
-    for migration in ordered:
-        if applied.get(migration.version, migration.checksum) != migration.checksum:
-            raise MigrationError(
-                f"{migration.version:04}_{migration.name}.sql was changed after it was applied: "
-                "restore it and write a new migration"
-            )
-    return [migration for migration in ordered if migration.version not in applied]
-
-
-def migrations_folder() -> Path:
-    """Return where the SQL files are: beside the packages, or inside the installed wheel."""
-    root = Path(__file__).resolve().parents[1]
-    candidates = (
-        root / "migrations" / "clickhouse",
-        root / "telemetry" / "_data" / "migrations",
-        root / "control_plane" / "_data" / "migrations" / "clickhouse",
-    )
-    for folder in candidates:
-        if folder.is_dir():
-            return folder
-    raise MigrationError(f"no migrations in {candidates[0]}: the installation is incomplete")
-
-
-def load(folder: Path) -> list[Migration]:
-    """Read every migration of a folder."""
-    return [parse(path.name, path.read_text()) for path in sorted(folder.glob("*.sql"))]
-
-
-async def apply(
-    database: Database, migrations: Sequence[Migration], variables: Mapping[str, str]
-) -> list[int]:
-    """Bring the database up to date and return the versions applied now."""
-    await database.command(fill(_HISTORY, variables))
-    history = await database.rows("SELECT version, checksum FROM schema_migrations FINAL")
-    applied = {int(str(version)): str(checksum) for version, checksum in history}
-    todo = pending(migrations, applied)
-    for migration in todo:
-        for statement in migration.statements:
-            await database.command(fill(statement, variables))
-        await database.command(
-            "INSERT INTO schema_migrations (version, name, checksum) VALUES "  # noqa: S608 - checked
-            f"({migration.version}, '{migration.name}', '{migration.checksum}')"
-        )
-        log.info("migration_applied", version=migration.version, name=migration.name)
-    return [migration.version for migration in todo]
-
-
-async def _main() -> None:
-    from sluice.logs import configure_logs
-    from telemetry.settings import MigrateSettings
-    from telemetry.store import Store
-
-    configure_logs("telemetry-migrate")
-    store = Store(MigrateSettings.from_environment())
+async def _migrate(settings: MigrateSettings) -> None:
+    store = Store(settings)
     try:
         await store.prepare()
     finally:
         await store.close()
 
 
+def main() -> None:
+    """Apply what is missing; status 1 and one line when that is not possible."""
+    settings = MigrateSettings.from_environment()
+    configure_logs("telemetry-migrate")
+    try:
+        asyncio.run(_migrate(settings))
+    except (*STORE_ERRORS, MigrationError) as error:
+        sys.exit(f"{settings.clickhouse_url} was not migrated: {error}")
+
+
 if __name__ == "__main__":
-    asyncio.run(_main())
+    main()

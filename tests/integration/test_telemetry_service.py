@@ -325,3 +325,28 @@ async def test_it_starts_before_its_peers_and_waits(
     finally:
         await service.stop()
         await service.http.aclose()
+
+
+async def test_migrating_alone_is_repeatable_and_says_what_is_wrong(
+    shared_tracestore: Any,
+) -> None:
+    async def migrate(address: str) -> tuple[int | None, bytes]:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "telemetry.migrate"),
+            env={
+                "PATH": os.environ["PATH"],
+                "TELEMETRY__CLICKHOUSE_URL": f"http://{address}",
+                "TELEMETRY__CLICKHOUSE_DATABASE": "migrated",
+            },
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, text = await child.communicate()
+        return child.returncode, text
+
+    for round_number in range(2):
+        status, text = await migrate(shared_tracestore.address)
+        assert status == 0
+        assert (b"migration_applied" in text) == (round_number == 0)
+    status, text = await migrate(f"127.0.0.1:{free_port()}")
+    assert status == 1
+    assert b"was not migrated" in text

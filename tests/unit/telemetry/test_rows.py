@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from telemetry import rows
-from telemetry.migrate import load, migrations_folder
+from telemetry.migrations import load, migrations_folder
 from telemetry.rows import PoisonReason, Source
 
 RECEIVED_MS = 1_790_000_000_000

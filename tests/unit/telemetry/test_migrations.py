@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.migrate import MigrationError, fill, load, migrations_folder, parse, pending
+from telemetry.migrations import MigrationError, fill, load, migrations_folder, parse, pending
 
 
 def test_statements_end_at_the_end_of_a_line_and_comments_alone_are_none() -> None:
