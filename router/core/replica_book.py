@@ -4,7 +4,7 @@ from router.core.model import CoreConfig, EngineLimits, Slot
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 _SMOOTHING = 0.1  # weight of a new sample of a step time or a frame gap
-_FULL_STEP_S = 0.05  # prior; an unknown engine is taken for slow, the first full steps correct it
+_FULL_STEP_S = 0.02  # prior; the first full step replaces it
 _DECODE_TOKEN_S = 0.001  # prior
 _FRAME_GAP_MAX_S = 0.25  # an idle host's pace of frames says nothing about a busy one's
 
@@ -12,11 +12,12 @@ _FRAME_GAP_MAX_S = 0.25  # an idle host's pace of frames says nothing about a bu
 class Speed:
     """Step times learned from frames."""
 
-    __slots__ = ("decode_token_s", "frame_gap_s", "full_step_s")
+    __slots__ = ("_full_steps", "decode_token_s", "frame_gap_s", "full_step_s")
 
     def __init__(self) -> None:
         self.full_step_s = _FULL_STEP_S  # a step whose token budget was used up
         self.decode_token_s = _DECODE_TOKEN_S  # per token of a step without prefill
+        self._full_steps = 0  # seen so far
         self.frame_gap_s = 0.0  # age of what is known, while the engine works
 
     def observe(self, state: engine.EngineState, *, owed_before: int, budget: int) -> None:
@@ -25,7 +26,9 @@ class Speed:
         if not step_s:
             return
         if owed_before >= budget:
-            self.full_step_s += _SMOOTHING * (step_s - self.full_step_s)
+            self._full_steps += 1
+            weight = max(_SMOOTHING, 1 / self._full_steps)
+            self.full_step_s += weight * (step_s - self.full_step_s)
         elif not owed_before and not state.prefill_tokens_owed and state.running:
             sample_s = step_s / state.running
             self.decode_token_s += _SMOOTHING * (sample_s - self.decode_token_s)
@@ -187,8 +190,9 @@ class ReplicaBook:
     def refresh(self, config: CoreConfig, now: float) -> None:
         """Predict the backlog anew and whether the replica may be sent more.
 
-        The window covers one full step and the age of what is known, so that an engine never runs
-        dry between two frames, and hardly more, so that requests wait here and not there.
+        The window covers the step that runs while a frame and our answer travel, the one after it,
+        which the answer is to fill, and the age of what is known. So an engine does not run dry
+        between two frames, and hardly more waits there instead of here.
         """
         limits = self.limits
         if limits is None:
@@ -199,7 +203,7 @@ class ReplicaBook:
         self.token_s = speed.full_step_s / budget
         backlog_s = self._prefill_owed() * self.token_s
         self.load_s = backlog_s + max(0, self._output_booked - self._emitted) * speed.decode_token_s
-        window_s = max(config.window_min_s, speed.full_step_s + speed.frame_gap_s)
+        window_s = max(config.window_min_s, 2 * speed.full_step_s + speed.frame_gap_s)
         self.is_available = (
             backlog_s < window_s
             and len(self.slots) < limits.sequences_max
