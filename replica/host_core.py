@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from replica.engine.types import (
+    URGENT_PRIORITY,
     Driver,
     EngineLoad,
     Finish,
@@ -26,7 +27,6 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 
 HEARTBEAT_S = 0.2  # routers expect a frame every 0.25 s
 ORPHAN_GRACE_S = 2.0
-PROBE_PRIORITY = 1 << 31  # above every tier: a probe measures the engine, not its queue
 _REASONS = {
     Finish.STOP: wire.FINISH_REASON_STOP,
     Finish.LENGTH: wire.FINISH_REASON_LENGTH,
@@ -238,7 +238,7 @@ class HostCore:
             key=next(self._keys),
             prompt=list(message.prompt),
             output_tokens_max=message.tokens,
-            priority=PROBE_PRIORITY,
+            priority=URGENT_PRIORITY,
             ignore_eos=True,
             submitted_at_s=now_s,
         )
@@ -371,7 +371,7 @@ class HostCore:
             ),
             cache_root=message.cache_root,
             adapter_digest=message.adapter_digest,
-            priority=message.priority,
+            priority=min(message.priority, URGENT_PRIORITY - 1),
             ignore_eos=message.ignore_eos,
             submitted_at_s=seen_at_s,
         )

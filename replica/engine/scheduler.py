@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 
 from replica.engine.blocks import BlockPool
 from replica.engine.types import (
+    URGENT_PRIORITY,
     AdmittedEvent,
     EngineLoad,
     Finish,
@@ -23,6 +24,9 @@ from replica.engine.types import (
 from replica.engine.validation import check_request
 from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS, block_hashes
+
+# Prompts move by this much even when decoding sequences take up the whole step.
+_PREFILL_TOKENS_MIN = 16
 
 
 class ScheduledSequence:
@@ -71,6 +75,11 @@ class ScheduledSequence:
         self.admitted_at_s: float | None = None
         self.first_token_at_s: float | None = None
         self.scratch = 0
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it is a probe, which does not wait."""
+        return self.request.priority >= URGENT_PRIORITY
 
     def rank(self) -> tuple[int, int]:
         """Order of importance, most important first."""
@@ -187,7 +196,8 @@ class Scheduler:
         """Choose the next step; empty when nothing runs."""
         preempted_before = self.preemptions
         self._grow()
-        left = self.limits.step_tokens_max - len(self._decoding)
+        self._admit_urgent(now_s)
+        left = max(_PREFILL_TOKENS_MIN, self.limits.step_tokens_max - len(self._decoding))
         prefill: list[tuple[ScheduledSequence, int]] = []
         for sequence in self._prefilling:
             count = min(len(sequence.tokens) - sequence.computed, left)
@@ -272,25 +282,52 @@ class Scheduler:
         sequence = self._next_waiting()
         if sequence is None or running >= self.limits.sequences_max:
             return None
+        hits, spare = self._room_for(sequence)
+        if spare < (self._watermark if running else 0):
+            assert running, "validation lets no sequence in that the empty pool cannot hold"
+            return None
+        self._admit(sequence, hits, now_s)
+        self._prefilling.append(sequence)
+        return sequence
+
+    def _admit_urgent(self, now_s: float) -> None:
+        """Admit probes at once, beyond `sequences_max` and at the cost of others' blocks.
+
+        A probe that waited for its turn would find a busy engine dead.
+        """
+        while (sequence := self._next_waiting()) and sequence.is_urgent:
+            hits, spare = self._room_for(sequence)
+            running = self._prefilling + self._decoding
+            if spare >= 0:
+                self._admit(sequence, hits, now_s)
+                self._prefilling.insert(0, sequence)
+                continue
+            victim = max(running, key=ScheduledSequence.rank)
+            if victim.is_urgent:
+                return
+            self._preempt(victim)
+
+    def _room_for(self, sequence: ScheduledSequence) -> tuple[int, int]:
+        """Return (cached blocks of a waiting sequence, blocks to spare if it is admitted)."""
         # At least one token must be computed, to have logits.
         full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self._prefix_cache else 0
         if len(sequence.hashes) < full:
             sequence.hashes = block_hashes(sequence.tokens, sequence.root, full, sequence.hashes)
         hits, idle = self.pool.find(sequence.hashes[:full])
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS) - hits
-        left = self.pool.available - idle - needed
-        if left < (self._watermark if running else 0):
-            assert running, "validation lets no sequence in that the empty pool cannot hold"
-            return None
+        return hits, self.pool.available - idle - needed
+
+    def _admit(self, sequence: ScheduledSequence, hits: int, now_s: float) -> None:
+        """Give the first of the queue its blocks, of which `hits` are cached."""
         heappop(self._waiting)
         self._waiting_count -= 1
         self._waiting_tokens -= len(sequence.tokens)
         sequence.blocks = [self.pool.share(key) for key in sequence.hashes[:hits]]
-        for _ in range(needed):
-            self._take(sequence)
+        while len(sequence.blocks) * BLOCK_TOKENS < len(sequence.tokens):
+            taken = self._take(sequence)
+            assert taken, "the room was counted before"
         sequence.capacity = len(sequence.blocks) * BLOCK_TOKENS
         sequence.computed = hits * BLOCK_TOKENS
-        self._prefilling.append(sequence)
         if sequence.admitted_at_s is None:
             sequence.admitted_at_s = now_s
             queue_s = max(0.0, now_s - sequence.request.submitted_at_s)
@@ -299,7 +336,6 @@ class Scheduler:
             self._events.admitted.append(
                 AdmittedEvent(sequence.request.key, queue_s, sequence.computed)
             )
-        return sequence
 
     def _take(self, sequence: ScheduledSequence) -> bool:
         block = self.pool.take()

@@ -11,6 +11,9 @@ from typing import Protocol
 
 from sluice.errors import ErrorCode
 
+# Sequences of this priority or above are admitted at once; only for probes of health.
+URGENT_PRIORITY = 1 << 31
+
 
 class Finish(IntEnum):
     """Why a sequence ended; the numbers are those of `FinishReason` on the wire."""
@@ -78,7 +81,7 @@ class Limits:
         context_tokens_max: Prompt and output of one sequence together.
         sequences_max: Running at once; more wait.
         step_tokens_max: Tokens computed per step, at least `sequences_max`, so that every running
-            sequence can move in every step.
+            sequence can move in every step. Prompts and probes may exceed it by a little.
         kv_blocks: Blocks of `sluice.hashing.BLOCK_TOKENS` tokens.
         vocabulary: Valid token ids are 0 .. vocabulary - 1.
     """

@@ -290,9 +290,11 @@ def test_a_transport_that_raises_is_a_dead_router(make_host, monkeypatch) -> Non
 def test_a_probe_runs_through_the_engine(make_host) -> None:
     host = make_host(sequences_max=1)
     router = Router(host, 1)
-    router.submit(1, count=300)
+    router.submit(1, 2, count=2000, priority=2**32 - 1)
+    router.attached.wait(lambda r: 1 in r.tokens)
     answer = router.send(probe=wire.Probe(prompt=[5, 6, 7], tokens=4))
     answer.wait(lambda r: r.is_finished)
+    assert router.attached.finished == {}
     reply = answer.frames[0].probe
     assert len(reply.tokens) == 4
     assert (reply.engine, reply.base_digest) == ("sim", "base")

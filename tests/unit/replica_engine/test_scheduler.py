@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from replica.engine.core import ScheduledEngine, StepFailedError
 from replica.engine.types import (
+    URGENT_PRIORITY,
     Finish,
     Limits,
     RefusedError,
@@ -38,7 +39,7 @@ def workloads(draw: st.DrawFn) -> list[dict]:
                 "count": draw(st.integers(1, 70)),
                 "arrives": draw(st.integers(0, 30)),
                 "cancel_after": draw(st.one_of(st.none(), st.integers(0, 20))),
-                "priority": draw(st.integers(0, 2)),
+                "priority": draw(st.sampled_from([0, 1, 2, 2, URGENT_PRIORITY])),
                 "root": draw(st.sampled_from([b"", b"a" * 16, b"b" * 16])),
                 "ignore_eos": draw(st.booleans()),
             }
@@ -101,7 +102,8 @@ class Run:
         assert self.index == set(self.engine.cached_blocks())
         pool, load = self.engine.scheduler.pool, self.engine.load()
         pool.check()
-        assert load.running <= self.engine.limits.sequences_max
+        urgent = sum(job["priority"] == URGENT_PRIORITY for job in self.jobs.values())
+        assert load.running <= self.engine.limits.sequences_max + urgent
         assert load.kv_blocks_used == pool.used
 
 
@@ -185,6 +187,25 @@ def test_the_least_important_is_preempted_and_goes_on_later(
     assert finished[0].key == 2
     for key, count in ((1, 200), (2, 200), (3, 100)):
         assert out[key] == expected_output([key] * 20, count, stop=frozenset())
+
+
+def test_a_probe_does_not_wait_for_a_full_engine(make_engine, expected_output, run_to_end) -> None:
+    engine = make_engine(blocks=9, sequences=2, step_tokens=2)
+    for key in (1, 2, 3):
+        engine.add(request(key, [key] * 100, 20, ignore_eos=True))
+    while engine.load().running < 2:
+        engine.step()
+    assert engine.scheduler.pool.available == 1
+    engine.add(request(9, [9] * 40, 1, priority=URGENT_PRIORITY))
+    tokens: list[int] = []
+    for _ in range(3):  # 16 prompt tokens per step, however full the step is
+        assert 9 not in tokens
+        tokens += engine.step().keys
+    assert 9 in tokens
+    assert engine.load().preemptions == 1
+    out = run_to_end(engine)
+    for key in (2, 3):
+        assert out[key] == expected_output([key] * 100, 20, stop=frozenset())
 
 
 def test_admission_leaves_room_to_those_who_run(make_engine) -> None:
