@@ -25,13 +25,13 @@ from sluice.wire.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_serv
 log = structlog.get_logger(__name__)
 
 _GRPC_STOP_S = 1.0
-# A peer that froze keeps its connection: pings find out in about 3 s whether anybody is there.
+# A peer that froze keeps its connection: pings find out in about 5 s whether anybody is there.
 _GRPC_OPTIONS = (
     ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 1500),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),  # the one that ends it (default 60 s; grpcio 1.85)
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server
 )
 

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
+_ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9a-fA-F:.%]{2,60}\]):\d{1,5}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -16,9 +17,19 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
 
 
+def is_id(value: str) -> bool:
+    """Return whether a text may be an id."""
+    return _ID.fullmatch(value) is not None
+
+
+def is_address(value: str) -> bool:
+    """Return whether a text may be a `host:port`."""
+    return _ADDRESS.fullmatch(value) is not None
+
+
 def checked_id(value: str) -> str:
     """Return an id that is one; ValueError says what is allowed."""
-    if not _ID.fullmatch(value):
+    if not is_id(value):
         raise ValueError(
             "1 to 128 of A-Z a-z 0-9 . _ : / @ + - are allowed, beginning with a letter or digit"
         )

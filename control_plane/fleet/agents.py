@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import Database, DatabaseDownError
+from control_plane.fields import is_id
 from control_plane.fleet import model, repository
 from control_plane.fleet.service import Fleet
 from control_plane.watch.feed import Feed
@@ -62,12 +63,13 @@ class AgentService(AgentServiceServicer):
     ) -> None:
         """Serve one agent until it leaves."""
         first = await self._read(context)
-        if first is None or not first.node_id or not self._feed.is_loaded:
-            await context.abort(
-                grpc.StatusCode.UNAVAILABLE if first else grpc.StatusCode.INVALID_ARGUMENT,
-                "no state yet: the database has not been read" if first else "no first message",
-            )
+        if first is None or not is_id(first.node_id):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message names no node")
             return
+        if not self._feed.is_loaded:
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, "no state yet: the database has not been read"
+            )
         stream = self._streams[first.node_id] = object()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -111,21 +113,25 @@ class AgentService(AgentServiceServicer):
     async def _record(self, message: wire.SyncRequest) -> None:
         report = {seen.replica_id: seen for seen in message.replicas}
 
-        async def work(connection: AsyncConnection) -> int:
+        async def work(connection: AsyncConnection) -> list[model.Replica]:
             await repository.write_node(connection, message.node_id, message.facts)
             known = await repository.replicas(connection, message.node_id)
             changed = model.observe(known, _observed(report))
             await repository.write_observed(
                 connection, changed, {r.id: report[r.id] for r in known if r.id in report}
             )
-            return len(changed)
+            return changed
 
         try:
-            if await self._database.run(work):
-                self._fleet.wake()
+            changed = await self._database.run(work)
         except (DatabaseDownError, DBAPIError) as error:
             reason = str(getattr(error, "reason", error))
             log.warning("report_not_recorded", node=message.node_id, error=reason)
+            return
+        for replica in changed:
+            log.info("replica_changed", replica=replica.id, state=replica.state.name.lower())
+        if changed:
+            self._fleet.wake()
 
 
 def _observed(report: Mapping[str, wire.ObservedReplica]) -> dict[str, model.Observed]:

@@ -34,7 +34,7 @@ class Fleet:
         self._feed = feed
         self._wake = asyncio.Event()
         self.presence = Presence(self._wake.set)
-        self._deaf_until = time.monotonic()  # when we last could not hear everybody
+        self._heard_since = time.monotonic()  # before that we could not hear everybody
         self._pruned_at = float("-inf")
 
     def wake(self) -> None:
@@ -43,7 +43,7 @@ class Fleet:
 
     async def run(self) -> None:
         """Run the loop until cancelled."""
-        self._deaf_until = time.monotonic()
+        self._heard_since = time.monotonic()
         while True:
             changed = self._feed.changed()
             self._wake.clear()
@@ -51,7 +51,7 @@ class Fleet:
                 await self._database.run(self._step)
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("fleet_step_failed", error=str(getattr(error, "reason", error)))
-                self._deaf_until = time.monotonic()
+                self._heard_since = time.monotonic()
             await self._pause(changed)
 
     async def _pause(self, changed: asyncio.Event) -> None:
@@ -67,7 +67,7 @@ class Fleet:
     async def _step(self, connection: AsyncConnection) -> None:
         departed = set(self.presence.departed)
         await repository.write_routers(connection, self.presence.here(), departed)
-        heard_s = time.monotonic() - self._deaf_until
+        heard_s = time.monotonic() - self._heard_since
         if await repository.try_lead(connection):
             await self._assign(connection, may_take=heard_s > _ROUTERS_RETURN_S)
             if heard_s > _NODES_RETURN_S:

@@ -8,7 +8,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from sluice.errors import ErrorCode, PlatformError
 
-_GUARDED = "/v1/"
+_OPEN = ("/healthz", "/readyz", "/metrics")  # for probes and scrapers; all else needs the key
 
 
 def require_admin(key_sha256: str) -> Middleware:
@@ -19,7 +19,7 @@ def require_admin(key_sha256: str) -> Middleware:
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.startswith(_GUARDED):
+        if request.path not in _OPEN:
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
             given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).hexdigest()
             if scheme.lower() != "bearer" or not hmac.compare_digest(given, key_sha256):

@@ -1,5 +1,6 @@
 """Reading request bodies: JSON objects, validated, with the first mistake named."""
 
+import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ from control_plane.fields import Body, checked_id
 from sluice.errors import BadRequestError, ErrorCode
 
 BODY_BYTES_MAX = 256 * 1024
+_BODY_TIMEOUT_S = 10.0
 
 Parsed = TypeVar("Parsed", bound=Body)
 
@@ -20,7 +22,12 @@ async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
     Raises:
         BadRequestError: With the first mistake, and the field that has it.
     """
-    payload = await request.read() or b"{}"
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            payload = await request.read() or b"{}"
+    except TimeoutError:
+        message = f"the body did not arrive within {_BODY_TIMEOUT_S:g} s"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message) from None
     try:
         return kind.model_validate_json(payload)
     except ValidationError as error:

@@ -156,8 +156,10 @@ class Feed:
         event.set()
 
     def _set_up(self, *, is_up: bool, reason: str = "") -> None:
-        if is_up != self.is_database_up or not self.is_loaded:
-            log.warning("database_found" if is_up else "database_lost", reason=reason)
+        if is_up and not self.is_database_up:
+            log.info("database_found")
+        elif not is_up and (self.is_database_up or not self.is_loaded):
+            log.warning("database_lost", reason=reason)
         self.is_database_up = is_up
 
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import grpc.aio
 import structlog
 
+from control_plane.fields import is_address, is_id
 from control_plane.watch.feed import Feed
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -19,6 +20,12 @@ log = structlog.get_logger(__name__)
 _HEARTBEAT_S = 2.0
 _WRITE_TIMEOUT_S = 10.0
 _SERVICE = "sluice.wire.control.v1.ControlService"
+
+_ROLES: dict[int, str] = {
+    wire.ROLE_GATEWAY: "gateway",
+    wire.ROLE_ROUTER: "router",
+    wire.ROLE_OPERATOR: "operator",
+}
 
 Context = grpc.aio.ServicerContext[wire.WatchRequest, bytes]
 
@@ -56,11 +63,14 @@ class WatchService:
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE, "no state yet: the database has not been read"
             )
-        role = wire.Role.Name(request.role).removeprefix("ROLE_").lower()
-        is_router = request.role == wire.ROLE_ROUTER and bool(request.address)
-        presence = (
-            self._present(request.instance_id, request.address) if is_router else nullcontext()
-        )
+        role = _ROLES.get(request.role, "other")
+        presence: AbstractContextManager[None] = nullcontext()
+        if request.role == wire.ROLE_ROUTER and request.address:
+            if not (is_id(request.instance_id) and is_address(request.address)):
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT, "a router needs an id and a host:port"
+                )
+            presence = self._present(request.instance_id, request.address)
         self._count(role, 1)
         try:
             with presence:

@@ -56,10 +56,7 @@ async def test_what_is_put_is_what_is_got(plane) -> None:
         assert found[name] == key
     assert (await admin.get("/v1/models/org/tiny:1")).json()["owner_tenant_id"] == ""
     cells = (await admin.get("/v1/cells")).json()["data"]
-    assert [(cell["id"], cell["pool_id"]) for cell in cells] == [
-        ("main-0", "main"),
-        ("second-0", "second"),
-    ]
+    assert {("main-0", "main"), ("second-0", "second")} <= {(c["id"], c["pool_id"]) for c in cells}
     for path in ("models/a", "pools/second", f"bases/{OTHER}", "tenants/zoe", "tiers/gold"):
         assert (await admin.delete(f"/v1/{path}")).status_code == 204
         assert (await admin.get(f"/v1/{path}")).status_code == 404

@@ -1,6 +1,8 @@
 """Routers and agents with a real control plane: who owns which cell, and which replicas run."""
 
 import asyncio
+import signal
+import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import asyncpg
@@ -12,6 +14,7 @@ from sluice.watch import ControlWatcher
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
 from sluice.wire.control.v1 import control_pb2 as wire
+from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -23,6 +26,17 @@ DIGEST = "ef" * 32
 async def router(plane, name: str, address: str):
     """What a router shows of itself: an open watch with an address."""
     watcher = ControlWatcher(plane.grpc_address, wire.ROLE_ROUTER, name, address)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watcher.run())
+        try:
+            yield watcher
+        finally:
+            running.cancel()
+
+
+@asynccontextmanager
+async def observer(plane):
+    watcher = ControlWatcher(plane.grpc_address, wire.ROLE_OPERATOR, "observer")
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(watcher.run())
         try:
@@ -198,3 +212,52 @@ async def _pretend_silence(plane, node_id: str) -> None:
         )
     finally:
         await connection.close()
+
+
+async def test_a_frozen_router_loses_its_cells(shared_control_plane, eventually) -> None:
+    plane = shared_control_plane
+    script = (
+        "import asyncio, sys\n"
+        "from sluice.watch import ControlWatcher\n"
+        "from sluice.wire.control.v1 import control_pb2 as wire\n"
+        "asyncio.run(ControlWatcher(sys.argv[1], wire.ROLE_ROUTER, 'r0', '127.0.0.1:7000').run())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script, plane.grpc_address), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await eventually(lambda: _is_here(plane, "r0"), "the router came")
+        cell = f"{await _pool(plane)}-0"
+        async with observer(plane) as watcher:
+            await eventually(
+                lambda: watcher.state.cells.get(cell, wire.Cell()).router_id == "r0", "r0 owns it"
+            )
+            async with router(plane, "r1", "127.0.0.1:7001"):
+                process.send_signal(signal.SIGSTOP)  # its connection stays open, and silent
+                await eventually(
+                    lambda: watcher.state.cells[cell].router_id == "r1", "r1 takes it over"
+                )
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def _is_here(plane, router_id: str) -> bool:
+    routers = (await plane.admin.get("/v1/routers")).json()["data"]
+    return any(found["id"] == router_id and not found["left_at"] for found in routers)
+
+
+@pytest.mark.parametrize("strange", ["", "a b", "x\0y", "x" * 200])
+async def test_a_router_without_a_proper_name_is_sent_away(shared_control_plane, strange) -> None:
+    async with grpc.aio.insecure_channel(shared_control_plane.grpc_address) as channel:
+        call = ControlServiceStub(channel).Watch(
+            wire.WatchRequest(role=wire.ROLE_ROUTER, instance_id=strange, address="127.0.0.1:1")
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        agent_call = AgentServiceStub(channel).Sync()
+        await agent_call.write(agent.SyncRequest(node_id=strange))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await agent_call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
