@@ -31,8 +31,14 @@ _MIX: tuple[tuple[Task, float], ...] = (
     (tool_tasks.call, 8.0),
     (tool_tasks.result, 2.0),
 )
-# Copying is the skill the others build on: first these alone, then these more often than not.
-_COPYING: tuple[Task, ...] = (text_tasks.repeat, text_tasks.reverse, text_tasks.json_object)
+# Copying is the skill the others build on: these alone at first, then these more often.
+_COPYING: tuple[Task, ...] = (
+    text_tasks.drill,
+    text_tasks.drill,
+    text_tasks.repeat,
+    text_tasks.reverse,
+    text_tasks.json_object,
+)
 _SYSTEM_TEXTS = (
     "You are a helpful assistant.", "You are Sluice Tiny, a small demo model.", "Answer briefly.",
     "You are a helpful, honest assistant. Answer briefly.", "Be kind.", "You are an assistant.",
@@ -85,8 +91,8 @@ def _conversation(rng: Random, *, progress: float, want_held_out: bool) -> Conve
 
 # A refusal or a story before the question makes the conversation long and teaches nothing.
 _ALONE = frozenset({"refusal", "story"})
-_MULTI_TURN_FROM = 0.2
-_COPYING_ALONE_UNTIL = 0.05
+_MULTI_TURN_FROM = 0.3
+_COPYING_ALONE_UNTIL = 0.1
 _COPYING_OFTEN_UNTIL = 0.3
 
 

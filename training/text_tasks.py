@@ -21,6 +21,18 @@ def repeat(rng: Random) -> Sample:
     return _asked(rng, "repeat", forms, text, text)
 
 
+def drill(rng: Random) -> Sample:
+    """Ask for a long list again, words or numbers: the densest lesson in copying there is."""
+    if rng.random() < _NUMBERS_RATIO:
+        text = ", ".join(str(rng.randint(0, 99)) for _ in range(rng.randint(6, 16)))
+    else:
+        text = " ".join(words.copyable_words(rng, 8, 28))
+    return _asked(rng, "drill", ("Repeat: {}", "Say: {}", "Copy this: {}"), text, text)
+
+
+_NUMBERS_RATIO = 0.3
+
+
 def reverse(rng: Random) -> Sample:
     """Ask for words in the opposite order."""
     chosen = words.copyable_words(rng, 2, 6)
