@@ -67,7 +67,7 @@ def valkey_spec(
     lines = [
         f"port {port}",
         f"bind {HOST}",
-        f"dir {home}",
+        f"dir {_quoted(str(home))}",
         "daemonize no",
         # A title would be written over the environment, and with it over the stack's marker.
         "set-proc-title no",
@@ -93,6 +93,11 @@ def valkey_spec(
         cwd=home,
         stop_grace_s=5.0,
     )
+
+
+def _quoted(text: str) -> str:
+    """Return a word of the configuration file; paths may hold spaces."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 async def _answers(port: int) -> None:
