@@ -17,7 +17,7 @@ from cli.render import console, curl_line, show_json, started_table, status_json
 from cli.stack.errors import StackError
 from cli.stack.home import Home, load_secrets, read_env, try_lock
 from cli.stack.ports import read_ports
-from cli.stack.preflight import check_disk
+from cli.stack.preflight import check_home
 from cli.stack.progress import (
     PipeRenderer,
     PlainRenderer,
@@ -142,7 +142,7 @@ def _lock(home: Home) -> IO[str]:
     Raises:
         StackError: Another supervisor holds it, or the folder cannot be used.
     """
-    check_disk(home)
+    check_home(home)
     lock = try_lock(home)
     if lock is None:
         state = read_state(home)
@@ -156,18 +156,24 @@ def _lock(home: Home) -> IO[str]:
 def _start_in_background(home: Home, arguments: list[str]) -> None:
     """Run `sluice up` again in a session of its own, show its progress, return when it serves."""
     began_s = time.monotonic() - _age_s()
+    try:
+        check_home(home)
+        home.logs.mkdir(parents=True, exist_ok=True)
+    except (StackError, OSError) as problem:
+        raise fail(str(problem)) from None
+    log_file = home.log_file("supervisor")
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "cli", "up", *arguments, f"--ready-fd={writing}"]
-    environment = {**os.environ, "SLUICE_HOME": str(home.root)}
-    child = subprocess.Popen(
-        command,
-        pass_fds=(writing,),
-        start_new_session=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=environment,
-    )
+    with log_file.open("ab") as log:
+        child = subprocess.Popen(
+            command,
+            pass_fds=(writing,),
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "SLUICE_HOME": str(home.root)},
+        )
     os.close(writing)
     renderer = terminal_renderer(console())
     try:
@@ -180,9 +186,7 @@ def _start_in_background(home: Home, arguments: list[str]) -> None:
         raise typer.Exit(_INTERRUPTED) from None
     renderer.close()
     if error is None:
-        _, stderr = child.communicate()
-        last = stderr.decode(errors="replace").strip().splitlines()[-1:]
-        error = " ".join(last) or f"the supervisor ended; see {home.log_file('supervisor')}"
+        error = f"the supervisor ended with status {child.wait()}; see {log_file}"
     if error:
         raise fail(error)
     print_summary(home, time.monotonic() - began_s)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from cli.api import Api, ApiError
-from cli.stack.state import DONE, READY, ProcessState, StackState
+from cli.stack.state import DONE, DOWN, READY, ProcessState, StackState
 from cli.stack.supervisor import Service
 
 _TIMEOUT_S = 3.0
@@ -111,7 +111,8 @@ def _supervisor_row(state: StackState, now_s: float) -> Row:
 async def _health(process: ProcessState, check: Callable[[], Awaitable[None]]) -> str:
     """Return `ok`, or what is wrong with the process."""
     if process.state != READY:
-        return process.state
+        why = f" ({process.last_error[:80]})" if process.state == DOWN else ""
+        return f"{process.state}{why}"
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             await check()

@@ -1,6 +1,7 @@
 """What must be true before anything starts; a check that fails says the fix in one line."""
 
 import platform
+import re
 import shutil
 import sys
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ _WHEELS = {
     "aiohttp": "the gateway",
     "psutil": "memory figures",
 }
+_SAFE_PATH = re.compile(r"[\w./+@:,=~-]+")
 _BASE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -47,8 +49,13 @@ def check_triton(engine: str) -> None:
         raise StackError("; ".join(problems))
 
 
-def check_disk(home: Home) -> None:
-    """Refuse a folder that cannot be written or has less than 1 GiB free."""
+def check_home(home: Home) -> None:
+    """Refuse a folder that cannot be written, has less than 1 GiB free, or breaks Triton."""
+    if not _SAFE_PATH.fullmatch(str(home.root)):
+        raise StackError(
+            f"{home.root!s} holds a space or a special character, and Triton starts its Python "
+            "backend through a shell: set SLUICE_HOME to a folder without (letters, digits, ._-)"
+        )
     try:
         home.root.mkdir(parents=True, exist_ok=True)
         probe = home.root / ".probe"

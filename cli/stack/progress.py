@@ -19,8 +19,6 @@ from rich.text import Text
 
 from cli.stack.state import DONE, DOWN, READY, STARTING, STOPPED, WAITING
 
-FAILED = "failed"
-
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -62,10 +60,10 @@ class PlainRenderer:
 
     def show(self, line: Line) -> None:
         """Print what has an end; the states on the way would only be noise."""
-        if line.state in (WAITING, STARTING) or self._seen.get(line.name) == line.state:
+        if line.state in (WAITING, STARTING, STOPPED) or self._seen.get(line.name) == line.state:
             return
         self._seen[line.name] = line.state
-        mark = {READY: "ok", DONE: "ok", DOWN: "!!", FAILED: "!!"}.get(line.state, "--")
+        mark = "!!" if line.state == DOWN else "ok"
         self.say(f"{mark}  {line.name:<14} {line.seconds:5.1f} s  {line.detail}".rstrip())
 
     def say(self, text: str) -> None:
@@ -105,15 +103,16 @@ class LiveRenderer:
         table = Table.grid(padding=(0, 1))
         for line in list(self._lines.values()):
             seconds = f"{line.seconds:5.1f} s" if line.seconds else ""
-            table.add_row(self._mark(line), line.name, seconds, Text(line.detail, style="dim"))
+            detail = Text(line.detail, style="dim", no_wrap=True, overflow="ellipsis")
+            table.add_row(self._mark(line), line.name, seconds, detail)
         return table
 
     def _mark(self, line: Line) -> RenderableType:
         if line.state in (READY, DONE):
             return Text("✓", style="green")
-        if line.state in (DOWN, FAILED):
+        if line.state == DOWN:
             return Text("✗", style="red")
-        if line.state == WAITING:
+        if line.state in (WAITING, STOPPED):
             return Text("·", style="dim")
         return self._spinners.setdefault(line.name, Spinner("dots"))
 
@@ -183,7 +182,7 @@ class Progress:
         if state == STARTING and (before is None or before.state != STARTING):
             self._began_s[name] = now_s
         began_s = self._began_s.get(name, now_s)
-        has_ended = state in (READY, DONE, DOWN, FAILED, STOPPED)
+        has_ended = state in (READY, DONE, DOWN)
         seconds = max(0.05, now_s - began_s) if has_ended else 0.0
         self._lines[name] = Line(name, state, seconds, detail)
         self.renderer.show(self._lines[name])
@@ -192,9 +191,9 @@ class Progress:
         """Show a remark."""
         self.renderer.say(text)
 
-    def fail_open_lines(self) -> None:
-        """Mark what is still starting as failed, so that no spinner outlives the start."""
+    def close_open_lines(self) -> None:
+        """Mark what is still starting as stopped, so that no spinner outlives the start."""
         for line in list(self._lines.values()):
-            if line.state == STARTING:
-                self._lines[line.name] = replace(line, state=FAILED)
+            if line.state in (STARTING, WAITING):
+                self._lines[line.name] = replace(line, state=STOPPED)
                 self.renderer.show(self._lines[line.name])

@@ -14,7 +14,7 @@ from cli.stack import preflight
 from cli.stack.errors import StackError
 from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
 from cli.stack.ports import load_ports
-from cli.stack.progress import FAILED, Progress
+from cli.stack.progress import Progress
 from cli.stack.seed import ShippedBase, first_token, read_base, seed, wait_answering
 from cli.stack.services import (
     CONTROL,
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 _SEED_STEP, _TOKEN_STEP, _BASE_STEP = "seed", "first token", "base"
 _START_TIMEOUT_S = 180.0
 _KILLED_STATUS = 130
-STOPPING = "stopping"
+STOPPING, FAILED = "stopping", "failed"
 
 
 class Stack:
@@ -64,6 +64,8 @@ class Stack:
         self._progress = progress
         self._started_unix_s = time.time()
         self._phase = STARTING
+        self.waits_for = "not all processes were up"
+        self.logs = home.logs
         self.supervisor = Supervisor(
             ServicePlan(home, options, secrets, ports).services(), self._process_changed
         )
@@ -104,9 +106,13 @@ class Stack:
         await first_token(
             self._options.base_url,
             self._secrets.demo_key,
-            lambda why: self._progress.update(_TOKEN_STEP, STARTING, why),
+            self._note_wait,
         )
         self._progress.update(_TOKEN_STEP, DONE, f"from the {self._options.engine} engine")
+
+    def _note_wait(self, reason: str) -> None:
+        self.waits_for = reason
+        self._progress.update(_TOKEN_STEP, STARTING, reason)
 
     def _write_env(self) -> None:
         values = {
@@ -121,7 +127,7 @@ class Stack:
     def _process_changed(self, state: ProcessState) -> None:
         self._save()
         if self._phase == STARTING:
-            detail = state.last_error if state.state == DOWN else _where(state)
+            detail = state.last_error[:100] if state.state == DOWN else _where(state)
             self._progress.update(state.name, state.state, detail)
         elif self._phase == READY and state.state == DOWN:
             self._progress.say(f"{state.name} is down and will be restarted: {state.last_error}")
@@ -179,8 +185,8 @@ async def run_stack(
                 stack.set_phase(READY)
                 when_ready()
                 await stop.wait()
-            if failure:
-                progress.fail_open_lines()
+            progress.close_open_lines()
+            progress.say("stopping")
             stack.set_phase(STOPPING)
             await stack.supervisor.stop()
     finally:
@@ -188,12 +194,13 @@ async def run_stack(
         stack.set_phase(FAILED if failure else STOPPED)
     if failure:
         raise StackError(failure)
+    progress.say("stopped; nothing is left running")
 
 
 def _prepare(home: Home, options: StackOptions, progress: Progress) -> ShippedBase:
     """Check, clean up after a half-dead earlier run, and import the base."""
     preflight.check_platform()
-    preflight.check_disk(home)
+    preflight.check_home(home)
     ended = end_leftovers(home)
     if ended:
         progress.say(f"an earlier run was not ended properly; ended {', '.join(ended)}")
@@ -219,7 +226,10 @@ async def _until_started(
         except StackError as error:
             return str(error)
         except TimeoutError:
-            return f"no token came within {_START_TIMEOUT_S:.0f} s; see: sluice logs gateway"
+            return (
+                f"no token came within {_START_TIMEOUT_S:.0f} s (last: {stack.waits_for}); see "
+                f"{stack.logs}"
+            )
         return ""
 
     async def failed() -> str:

@@ -17,7 +17,6 @@ from cli.render import (
 )
 from cli.stack.health import Row, replica_states
 from cli.stack.progress import (
-    FAILED,
     Line,
     LiveRenderer,
     PipeRenderer,
@@ -122,10 +121,10 @@ def test_live_progress_ends_without_a_spinner() -> None:
     progress.update("router", WAITING)
     progress.update("seed", DONE)
     progress.say("remark")
-    progress.fail_open_lines()
+    progress.close_open_lines()
     renderer.close()
     last = {line.split()[1]: line for line in out.getvalue().splitlines() if len(line.split()) > 1}
-    assert "✗" in last["gateway"]
+    assert "·" in last["gateway"]
     assert "·" in last["router"]
     assert "✓" in last["seed"]
     assert isinstance(terminal_renderer(Console(file=io.StringIO())), PlainRenderer)
@@ -149,7 +148,7 @@ def test_progress_travels_through_a_pipe(error) -> None:
 def test_a_supervisor_that_ends_without_a_word_is_noticed() -> None:
     reading, writing = os.pipe()
     pipe = PipeRenderer(writing)
-    pipe.show(Line("gateway", FAILED))
+    pipe.show(Line("gateway", DOWN))
     pipe.close()
     with os.fdopen(reading) as received:
         assert replay(received, PlainRenderer(io.StringIO())) is None
