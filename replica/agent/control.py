@@ -83,6 +83,9 @@ class ControlLink:
                 text = cause.details() if isinstance(cause, grpc.aio.AioRpcError) else repr(cause)
                 if self.is_connected or attempt == 0:
                     log.warning("control_plane_lost", address=self._address, error=text)
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                # An error of a task that was being cancelled hides our own cancellation.
+                raise asyncio.CancelledError
             attempt = 0 if self.is_connected and time.monotonic() - begin_s > 1 else attempt + 1
             self.is_connected = False
             pause_s = backoff_s(attempt, first_s=0.1, max_s=_BACKOFF_MAX_S)

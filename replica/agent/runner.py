@@ -136,16 +136,21 @@ class ReplicaRunner:
 
     async def run(self) -> None:
         """Do what is wanted until nothing is and nothing is left; cancelled, kill the engine."""
+        probe: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as group:
             while True:
                 event = await self._next_event()
                 before = self.state
                 self.state, actions = decide(before, event, time.monotonic(), self._limits)
                 for action in actions:
-                    group.create_task(self._perform(action, self._run_of(action)))
+                    task = group.create_task(self._perform(action, self._run_of(action)))
+                    if isinstance(action, ProbeEngine):
+                        probe = task
                 self._note_change(before)
                 if self.state.is_finished and not self._has_new_wish:
-                    return
+                    break
+            if probe is not None:
+                probe.cancel()  # nobody waits for its answer any more
 
     async def measure_memory(self) -> None:
         """Update `memory_bytes`, in a thread: the kernel walks page tables for it."""
@@ -220,7 +225,7 @@ class ReplicaRunner:
         self._members = group_processes(child.pid)
         stubs = [pid for pid in self._members if program_name(pid) == launch.vital_program]
         pid = await first_end(stubs)
-        message = f"Triton's stub, process {pid}, ended; {child.log_tail()}"
+        message = f"Triton's stub, process {pid}, ended; see {child.spec.log_file}"
         await self._events.put(Ended(run, message))
 
     async def _probe(self, run: int, timeout_s: float) -> Probed:

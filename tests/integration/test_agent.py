@@ -17,21 +17,24 @@ import pytest
 import pytest_asyncio
 
 from replica.agent.replica_state import EngineSpec
-from replica.agent.triton import OWNER, TritonLauncher
+from replica.agent.triton import MODEL, OWNER, TritonLauncher
 from replica.engine.testing import write_random_model
 from sluice.artifacts import import_directory
 from sluice.ids import new_id
+from sluice.kserve import HostStream
 from sluice.process import MARKER, ChildProcess, ProcessSpec, free_port, port_is_free
 from sluice.procfs import group_processes, kill_marked, marked_processes
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1 import agent_pb2_grpc
 from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.engine.v1 import engine_pb2 as engine
 
 pytestmark = pytest.mark.real
 
 SHM = Path("/dev/shm")
 READY, FAILED = control.REPLICA_STATE_READY, control.REPLICA_STATE_FAILED
 WAIT_S = 60.0
+REPEAT_S = 5.0  # as the control plane does
 
 
 class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
@@ -67,14 +70,15 @@ class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
     def Sync(self, request_iterator, context) -> Iterator[agent.SyncResponse]:  # noqa: N802 - gRPC's name
         reader = threading.Thread(target=self._read, args=(request_iterator,), daemon=True)
         reader.start()
-        sent = 0  # nothing is said before the first wish
+        sent, sent_at_s = 0, 0.0  # nothing is said before the first wish
         while context.is_active() and self._server is not None:
             with self._news:
                 desired = self._desired
-                if desired.version == sent:
+                is_due = desired.version and time.monotonic() > sent_at_s + REPEAT_S
+                if desired.version == sent and not is_due:
                     self._news.wait(timeout=0.2)
                     continue
-            sent = desired.version
+            sent, sent_at_s = desired.version, time.monotonic()
             yield desired
 
     def _read(self, requests: Iterator[agent.SyncRequest]) -> None:
@@ -287,6 +291,24 @@ async def test_killed_agent_starts_again_with_one_engine_without_control_plane(n
     assert (second.status, node.engines(), node.shared_memory()) == (0, [], [])
 
 
+async def submit(router: HostStream, *, tokens: int) -> None:
+    await router.open(timeout_s=WAIT_S)
+    await router.send(
+        engine.HostRequest(attach=engine.Attach(router_id="r", epoch=1, credit_frames=10_000))
+    )
+    sequence = engine.Sequence(
+        id=1, prompt=[3, 4, 5], output_tokens_max=tokens, ignore_eos=True, cache_root=bytes(16)
+    )
+    await router.send(engine.HostRequest(submit=engine.Submit(epoch=1, sequences=[sequence])))
+
+
+async def end_of(router: HostStream) -> engine.FinishReason:
+    async for frame in router:
+        for finished in frame.step.finished:
+            return finished.reason
+    raise AssertionError("the stream ended before the sequence")
+
+
 async def test_desired_state_is_followed(node: Node) -> None:
     process = await node.start_agent()
     try:
@@ -298,13 +320,15 @@ async def test_desired_state_is_followed(node: Node) -> None:
         facts = node.control.request.facts if node.control.request else agent.NodeFacts()
         assert (facts.cpu_count > 0, list(facts.engines)) == (True, ["openvino", "sim"])
 
-        node.control.want(node.replica("a", is_draining=True))
-        found = await node.control.until(lambda found: set(found) == {"a"})
-        draining = await node.control.until(
-            lambda found: found["a"].state == control.REPLICA_STATE_DRAINING
-        )
-        assert draining["a"].grpc_address, "routers finish there what runs"
-        assert (await node.get("/readyz")).status_code == 200
+        async with HostStream(found["a"].grpc_address, MODEL, silence_s=WAIT_S) as router:
+            await submit(router, tokens=1500)  # 3 s
+            node.control.want(node.replica("a", is_draining=True))
+            await node.control.until(lambda found: set(found) == {"a"})
+            await node.control.until(
+                lambda found: found["a"].state == control.REPLICA_STATE_DRAINING
+            )
+            assert (await node.get("/readyz")).status_code == 200
+            assert await end_of(router) == engine.FINISH_REASON_LENGTH, "a drain cuts nothing"
         await node.control.until(lambda found: found["a"].state == control.REPLICA_STATE_STOPPED)
         await node.until_engines([])
         await node.until(lambda: not (node.directory / "state" / "replicas" / "b").exists())
