@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version as package_version
 
 import grpc.aio
 import structlog
@@ -10,13 +11,16 @@ from aiohttp import web
 
 from control_plane.database import Database
 from control_plane.fleet.agents import AgentService
-from control_plane.fleet.routes import FleetRoutes
+from control_plane.fleet.routes import POOLS, VIEWS, FleetRoutes
 from control_plane.fleet.service import Fleet
+from control_plane.http.openapi import document
 from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import Metrics
 from control_plane.models import routes as models
+from control_plane.models.routes import BASES, MODELS
 from control_plane.settings import Settings
-from control_plane.tenants.routes import TenantRoutes
+from control_plane.tenants.model import KeyBody
+from control_plane.tenants.routes import TENANTS, TIERS, TenantRoutes
 from control_plane.watch.feed import Feed
 from control_plane.watch.service import WatchService
 from sluice.lifecycle import stop_signals
@@ -90,7 +94,7 @@ async def _serve_grpc(
 
 
 def _operations(feed: Feed, metrics: Metrics) -> list[web.RouteDef]:
-    """Return the routes of health and metrics; they need no key."""
+    """Return the routes of health, metrics and the REST's description; they need no key."""
 
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -104,11 +108,19 @@ def _operations(feed: Feed, metrics: Metrics) -> list[web.RouteDef]:
         }
         return web.json_response(body, status=200 if feed.is_loaded else 503)
 
+    description = document(
+        (TIERS, TENANTS, BASES, MODELS, POOLS), VIEWS, KeyBody, package_version("sluice")
+    )
+
+    async def openapi(_: web.Request) -> web.Response:
+        return web.json_response(description)
+
     async def show_metrics(_: web.Request) -> web.Response:
         return web.Response(body=metrics.render(), headers={"Content-Type": metrics.content_type})
 
     return [
         web.get("/healthz", healthz),
         web.get("/readyz", readyz),
+        web.get("/openapi.json", openapi),
         web.get("/metrics", show_metrics),
     ]

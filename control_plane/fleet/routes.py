@@ -43,6 +43,9 @@ POOLS = Resource(
 )
 
 
+VIEWS = ("cells", "replicas", "nodes", "routers")
+
+
 class FleetRoutes:
     """Handlers of the fleet."""
 

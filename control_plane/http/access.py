@@ -8,7 +8,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from sluice.errors import ErrorCode, PlatformError
 
-_OPEN = ("/healthz", "/readyz", "/metrics")  # for probes and scrapers; all else needs the key
+# For probes, scrapers and tools; all else needs the key.
+_OPEN = ("/healthz", "/readyz", "/metrics", "/openapi.json")
 
 
 def require_admin(key_sha256: str) -> Middleware:

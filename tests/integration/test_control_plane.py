@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import re
 
 import asyncpg
 import httpx
@@ -163,6 +164,18 @@ async def test_a_key_is_shown_once_and_only_its_hash_is_kept(plane) -> None:
     assert "salt" not in tenant
     assert (await admin.delete(f"/v1/tenants/acme/keys/{made['id']}")).status_code == 204
     assert (await admin.get("/v1/tenants/acme/keys")).json()["data"] == []
+
+
+async def test_the_description_names_what_there_is(plane) -> None:
+    described = (await plane.admin.get("/openapi.json")).json()
+    assert described["openapi"] == "3.1.0"
+    for path, operations in described["paths"].items():
+        concrete = re.sub("{[a-z_]+}", "x", path)
+        for method in set(operations) - {"parameters"}:
+            answer = await plane.admin.request(method.upper(), concrete, content=b"[]")
+            assert answer.status_code not in {401, 405, 500}, (method, path)
+    schema = described["paths"]["/v1/tiers/{id}"]["put"]["requestBody"]["content"]
+    assert "ttft_deadline_ms" in schema["application/json"]["schema"]["properties"]
 
 
 async def test_concurrent_writers_all_succeed(plane) -> None:
