@@ -53,6 +53,7 @@ def _worker_spec(settings: GatewaySettings, index: int) -> ProcessSpec:
     environment = {
         **os.environ,
         "GATEWAY__WORKERS": "1",
+        "GATEWAY__REUSE_PORT": "true",
         "GATEWAY__INSTANCE_ID": f"{settings.instance_id}-{index}",
     }
 

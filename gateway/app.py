@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 from aiohttp import web
@@ -20,6 +20,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.routers import RouterLinks
 from gateway.settings import GatewaySettings
 from gateway.valkey import ValkeyClient
+from sluice.errors import RejectedError
 from sluice.events import REQUESTS_TOPIC, EventProducer
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as control
@@ -58,6 +59,7 @@ class Gateway:
         self.dispatcher = Dispatcher(self.links)
         self.events = events
         self.is_draining = False
+        self._changed = asyncio.Event()
         self.watcher.on_change(self._follow)
         self._declare_gauges()
 
@@ -113,6 +115,16 @@ class Gateway:
         self.links.update()
         if response.is_snapshot or response.removals.bases:
             self.assets.keep_only(set(self.watcher.state.bases))
+        self._changed.set()
+
+    async def preload(self) -> None:
+        """Load the bases of all models before somebody asks for them; runs until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            for digest in sorted({m.base_digest for m in self.watcher.state.models.values()}):
+                with suppress(RejectedError):  # told in the log; tried again when asked for
+                    await self.assets.get(digest)
 
     def _declare_gauges(self) -> None:
         metrics = self.metrics
@@ -176,6 +188,7 @@ async def running_gateway(
                 tasks.create_task(gateway.watcher.run()),
                 tasks.create_task(gateway.links.run()),
                 tasks.create_task(gateway.valkey.run()),
+                tasks.create_task(gateway.preload()),
             ]
             await gateway.watcher.wait_synced(1.0)
             runner = make_runner(gateway)

@@ -5,6 +5,7 @@ Loaded once per base from its artifact directory, in a thread: a large tokenizer
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ log = structlog.get_logger(__name__)
 
 # Rendering and encoding take about 1 ms per 10 KB; above this they would be felt by other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
+_RETRY_LOAD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class AssetCache:
         self._artifacts = artifacts
         self._loaded: dict[str, BaseAssets] = {}
         self._lock = asyncio.Lock()
+        self._not_before_s: dict[str, float] = {}  # bases whose files were bad: when to look again
 
     async def get(self, digest: str) -> BaseAssets:
         """Return a base's assets; RejectedError when this gateway does not have them."""
@@ -162,22 +165,29 @@ class AssetCache:
         """Forget the bases that no longer exist."""
         for digest in self._loaded.keys() - digests:
             del self._loaded[digest]
+        for digest in self._not_before_s.keys() - digests:
+            del self._not_before_s[digest]
 
     async def _load(self, digest: str) -> BaseAssets:
         async with self._lock:
             if (found := self._loaded.get(digest)) is not None:
                 return found
+            now_s = time.monotonic()
+            if now_s < self._not_before_s.get(digest, 0.0):
+                raise _not_ready()
             try:
                 assets = await asyncio.to_thread(
                     lambda: load_base(artifact_path(self._artifacts, digest))
                 )
             except (OSError, ValueError) as error:
                 log.warning("base_not_loaded", digest=digest, error=str(error))
-                raise RejectedError(
-                    ErrorCode.UNAVAILABLE,
-                    "The model's files are not ready on this gateway yet.",
-                    retry_after_s=5,
-                ) from error
+                self._not_before_s[digest] = now_s + _RETRY_LOAD_S
+                raise _not_ready() from error
             log.info("base_loaded", digest=digest, tokens=len(assets.table.fragments))
             self._loaded[digest] = assets
             return assets
+
+
+def _not_ready() -> RejectedError:
+    text = "The model's files are not ready on this gateway yet."
+    return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=5)

@@ -25,8 +25,9 @@ if TYPE_CHECKING:  # the class takes no arguments at run time
 
 _WELCOME_TIMEOUT_S = 2.0
 _WRITE_TIMEOUT_S = 5.0
-# A router that has running requests of ours and says nothing at all for this long is frozen:
-# engines step many times a second, and routers give up on silent replicas after 2 s.
+# A router with answers of ours under way that says nothing at all for this long is frozen: engines
+# step many times a second, and routers give up on silent replicas after 2 s. Requests without a
+# token do not count: a long prompt may take longer than this.
 _SILENCE_S = 5.0
 _UNSENT_MAX = 20_000  # submits and cancels waiting for the socket
 _CHANNEL_OPTIONS = (
@@ -149,9 +150,9 @@ class RouterLink:
         while True:
             await asyncio.sleep(0.5)
             if time.monotonic() - self._heard_at_s > _SILENCE_S and any(
-                generation.placed is not None for generation in self._generations.values()
+                not generation.is_fresh for generation in self._generations.values()
             ):
-                raise TimeoutError(f"silent for {_SILENCE_S:g} s with requests running")
+                raise TimeoutError(f"silent for {_SILENCE_S:g} s with answers under way")
 
     def deliver(self, message: wire.ConnectResponse, now_s: float) -> None:
         """Hand out what a message brings. Placements stand before tokens, outcomes after them."""

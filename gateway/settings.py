@@ -23,6 +23,7 @@ class GatewaySettings(ServiceSettings):
         valkey_url: `redis://[:password@]host:port` of the limits.
         kafka_bootstrap: `host:port,...` of the brokers.
         workers: Processes; they share the port by SO_REUSEPORT.
+        reuse_port: Whether other processes may listen on our port; set for workers.
         unready_s: From SIGTERM, how long /readyz says no before the port closes.
         drain_s: From then on, how long streams may still run.
         flush_s: At the end, how long events may take to reach the broker; the rest is spooled.
@@ -41,6 +42,7 @@ class GatewaySettings(ServiceSettings):
     valkey_url: SecretStr
     kafka_bootstrap: str
     workers: Annotated[int, Field(ge=1, le=256)] = 1
+    reuse_port: bool = False
     unready_s: Annotated[float, Field(ge=0, le=300)] = 0.0
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     flush_s: Annotated[float, Field(ge=0, le=60)] = 5.0
