@@ -40,6 +40,7 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),  # a proxy in the environment is not for our own fleet
 )
 
 
@@ -274,10 +275,11 @@ class ControlWatcher:
             call.cancel()
 
     def _hear(self, response: wire.WatchResponse) -> None:
-        self._heard_at = time.monotonic()
         if not self._is_connected:
             self._is_connected = True
-            log.info("control_plane_found", address=self._address, version=response.version)
+            log.info("control_plane_found", address=self._address, known=self.state.version)
+        if response.version:  # 0: a greeting before the first snapshot, which says nothing yet
+            self._heard_at = time.monotonic()
         self._take(response)
 
     def _take(self, response: wire.WatchResponse) -> None:

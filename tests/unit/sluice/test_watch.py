@@ -133,6 +133,17 @@ async def test_a_saved_state_is_loaded_and_its_age_known(tmp_path: Path) -> None
     assert (told, key_of("bases", watcher.state.bases["sha"])) == ([7], "sha")
 
 
+async def test_a_greeting_is_no_state() -> None:
+    watcher = _watcher(None)
+    watcher._hear(wire.WatchResponse(version=0, is_heartbeat=True))
+    assert watcher.is_connected
+    assert math.isinf(watcher.age_s())
+    assert not await watcher.wait_synced(0.0)
+    watcher._hear(wire.WatchResponse(version=9, is_snapshot=True))
+    assert watcher.age_s() < 60
+    assert await watcher.wait_synced(0.0)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
