@@ -27,12 +27,16 @@ def waves(waits_for: Mapping[str, Collection[str]]) -> list[list[str]]:
     return layers
 
 
-def stop_waves(uses: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """Return the layers in which to stop: every name before all that it uses."""
+def users(uses: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
+    """Return who uses each name: what must have stopped before it may stop.
+
+    Raises:
+        ValueError: A name that nobody defines.
+    """
     used_by: dict[str, set[str]] = {name: set() for name in uses}
     for name, others in uses.items():
         for other in others:
             if other not in used_by:
                 raise ValueError(f"unknown: {other}")
             used_by[other].add(name)
-    return waves(used_by)
+    return used_by

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from cli.stack.plan import stop_waves, waves
+from cli.stack.plan import users, waves
 from cli.stack.state import DONE, DOWN, READY, STARTING, STOPPED, ProcessState, start_ticks
 from sluice.process import (
     ChildProcess,
@@ -66,9 +66,8 @@ class Supervisor:
         self, services: Sequence[Service], on_change: Callable[[ProcessState], None]
     ) -> None:
         waves({service.name: service.needs for service in services})  # refuses cycles and unknowns
-        self._stop_order = stop_waves(
-            {service.name: service.needs | service.uses for service in services}
-        )
+        self._users = users({service.name: service.needs | service.uses for service in services})
+        waves(self._users)
         self._services = {service.name: service for service in services}
         self._on_change = on_change
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -92,17 +91,26 @@ class Supervisor:
             self._tasks[name] = group.create_task(self._run(service), name=name)
 
     async def stop(self) -> None:
-        """Stop everything in order; bounded by the sum of the layers' grace times."""
+        """Stop each process once those that use it have stopped.
+
+        Bounded by the sum of the grace times along the longest chain of users.
+        """
         self._is_stopping = True
-        for layer in self._stop_order:
-            tasks = [self._tasks[name] for name in layer if name in self._tasks]
-            for task in tasks:
+        stopped = {name: asyncio.Event() for name in self._services}
+
+        async def stop_one(name: str) -> None:
+            for user in sorted(self._users[name]):
+                await stopped[user].wait()
+            if task := self._tasks.get(name):
                 task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
-            for name in layer:
-                if self.states[name].state != DONE:
-                    self._change(name, state=STOPPED, pid=0)
+                await asyncio.wait([task])
+            if self.states[name].state != DONE:
+                self._change(name, state=STOPPED, pid=0)
+            stopped[name].set()
+
+        async with asyncio.TaskGroup() as group:
+            for name in self._services:
+                group.create_task(stop_one(name))
 
     def kill(self) -> None:
         """SIGKILL every process group now; for the impatient."""

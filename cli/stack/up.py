@@ -42,6 +42,7 @@ log = structlog.get_logger(__name__)
 
 _SEED_STEP, _TOKEN_STEP, _BASE_STEP = "seed", "first token", "base"
 _START_TIMEOUT_S = 180.0
+_PATIENCE_S = 20.0
 _KILLED_STATUS = 130
 STOPPING, FAILED = "stopping", "failed"
 
@@ -111,8 +112,10 @@ class Stack:
         self._progress.update(_TOKEN_STEP, DONE, f"from the {self._options.engine} engine")
 
     def _note_wait(self, reason: str) -> None:
+        """Note why there is no token yet; at first it is only that news travel."""
         self.waits_for = reason
-        self._progress.update(_TOKEN_STEP, STARTING, reason)
+        if time.time() - self._started_unix_s > _PATIENCE_S:
+            self._progress.update(_TOKEN_STEP, STARTING, reason)
 
     def _write_env(self) -> None:
         values = {

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.stack.plan import stop_waves, waves
+from cli.stack.plan import users, waves
 from cli.stack.ports import FIRST, LAST, assign, load_ports, read_ports
 
 
@@ -28,7 +28,7 @@ def test_everything_starts_once_after_what_it_waits_for(graph) -> None:
 
 @given(graphs())
 def test_everything_stops_once_before_what_it_uses(graph) -> None:
-    layers = stop_waves(graph)
+    layers = waves(users(graph))
     assert sorted(name for layer in layers for name in layer) == sorted(graph)
     position = {name: i for i, layer in enumerate(layers) for name in layer}
     assert all(position[name] < position[other] for name in graph for other in graph[name])
@@ -39,14 +39,14 @@ def test_a_cycle_is_refused(graph) -> None:
     with pytest.raises(ValueError, match="cycle"):
         waves(graph)
     with pytest.raises(ValueError, match="cycle"):
-        stop_waves(graph)
+        waves(users(graph))
 
 
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown: b"):
         waves({"a": ["b"]})
     with pytest.raises(ValueError, match="unknown: b"):
-        stop_waves({"a": ["b"]})
+        users({"a": ["b"]})
 
 
 PORTS = st.integers(FIRST, FIRST + 20)
