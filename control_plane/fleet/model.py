@@ -164,7 +164,8 @@ def plan_replicas(
         counted = [r for r in wanted_ones if r.state is not ReplicaState.LOST]
         oldest_first = sorted(counted, key=lambda replica: replica.id)
         surplus = sorted(oldest_first, key=_worth, reverse=True)[pool.replicas_wanted :]
-        drain += [replica.id for replica in surplus]
+        drain += [replica.id for replica in surplus if not _has_ended(replica)]
+        forget += [replica.id for replica in surplus if _has_ended(replica)]
         ready = sum(replica.state is ReplicaState.READY for replica in counted)
         if ready >= pool.replicas_wanted:
             forget += [r.id for r in wanted_ones if r.state is ReplicaState.LOST]
