@@ -228,8 +228,10 @@ async def test_a_router_that_vanishes_leaves_nothing(served: Served) -> None:
 
 
 async def test_routers_that_come_and_go_do_no_harm(served: Served) -> None:
+    """Also those who cut the stream: a cancel that meets a final response kills the server."""
+
     async def come_and_go(name: str) -> None:
-        for turn in range(6):
+        for turn in range(20):
             router = Router(served, name)
             await router.__aenter__()
             await router.submit(*(sequence(n, [n + 3] * 20, 30) for n in range(4)))
