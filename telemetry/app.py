@@ -16,6 +16,7 @@ from telemetry.store import Store
 log = structlog.get_logger(__name__)
 
 _SHUTDOWN_S = 5.0
+_DRAIN_S = 5.0
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
@@ -24,7 +25,10 @@ def make_runner(app: web.Application) -> web.AppRunner:
 
 
 async def run(settings: Settings, stop: asyncio.Event) -> None:
-    """Serve until `stop`; then commit what is written and leave. The rest is read again later."""
+    """Serve until `stop`; then write what the broker still has, for at most 5 s, and leave.
+
+    What is not written by then is read again by the next process.
+    """
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         store = Store(settings)
@@ -50,5 +54,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(sink.run())
             await stop.wait()
+            sink.drain()
+            await asyncio.wait([task], timeout=_DRAIN_S)
             task.cancel()
     log.info("telemetry_stopped")

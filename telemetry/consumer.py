@@ -44,7 +44,11 @@ class ConsumerLostError(RuntimeError):
 
 
 class EventConsumer:
-    """A member of the group. Open, then `read` and `written` in turn, then `close`."""
+    """A member of the group. Open, then `read` and `written` in turn, then `close`.
+
+    Attributes:
+        is_assigned: Whether the group has said which partitions are ours (it may be none).
+    """
 
     def __init__(
         self, bootstrap: str, topic: str, group: str, *, protocol: str, batch_wait_s: float
@@ -53,6 +57,7 @@ class EventConsumer:
         self._group = group
         self._batch_wait_s = batch_wait_s
         self._is_lost = False
+        self.is_assigned = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="consumer")
         self._consumer: Consumer | None = None
         self._config: dict[str, Any] = {
@@ -97,6 +102,14 @@ class EventConsumer:
         """Return how many messages of the assigned partitions are still to be read."""
         return await self._call(self._lag)
 
+    async def is_drained(self) -> bool:
+        """Return whether everything that the broker has for us now was read.
+
+        Raises:
+            KafkaException: The broker does not answer.
+        """
+        return await self._call(self._is_drained)
+
     async def close(self) -> None:
         """Commit what is stored and leave the group; never raises."""
         try:
@@ -119,7 +132,7 @@ class EventConsumer:
             probe.close()
         group = f"{self._group}.{cluster_id}"
         consumer = Consumer({**self._config, "group.id": group})
-        consumer.subscribe([self._topic], on_lost=self._on_lost)
+        consumer.subscribe([self._topic], on_assign=self._on_assign, on_lost=self._on_lost)
         self._consumer = consumer
         log.info("group_joined", group=group, topic=self._topic)
 
@@ -160,10 +173,29 @@ class EventConsumer:
                 lag += max(0, watermarks[1] - position.offset)
         return lag
 
+    def _is_drained(self) -> bool:
+        assert self._consumer is not None
+        partitions = self._consumer.assignment()
+        if not self.is_assigned or not partitions:
+            return self.is_assigned
+        positions = self._consumer.position(partitions)
+        committed = self._consumer.committed(partitions, timeout=_METADATA_S)
+        for position, kept in zip(positions, committed, strict=True):
+            # As of the last answer to a fetch; asking anew would wait for the fetch under way.
+            _, high = self._consumer.get_watermark_offsets(position, cached=True)
+            # Negative: not known yet.
+            if high < 0 or (high > 0 and max(position.offset, kept.offset) < high):
+                return False
+        return True
+
     def _close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
+
+    def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.is_assigned = True
+        log.info("partitions_assigned", partitions=len(partitions))
 
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._is_lost = True

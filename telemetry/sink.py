@@ -32,6 +32,11 @@ _LAG_EVERY_S = 5.0
 class Reader(Protocol):
     """The broker, as the sink sees it (`telemetry.consumer.EventConsumer`)."""
 
+    @property
+    def is_assigned(self) -> bool:
+        """Whether it is known what there is to read."""
+        ...
+
     async def open(self) -> None:
         """Join."""
         ...
@@ -46,6 +51,10 @@ class Reader(Protocol):
 
     async def lag(self) -> int:
         """Return how many are still to be read."""
+        ...
+
+    async def is_drained(self) -> bool:
+        """Return whether nothing is left to read now."""
         ...
 
     async def close(self) -> None:
@@ -66,7 +75,7 @@ class Writer(Protocol):
 
 
 class Sink:
-    """Moves events until cancelled."""
+    """Moves events until it is drained or cancelled."""
 
     def __init__(
         self, reader: Callable[[], Reader], writer: Writer, metrics: Metrics, *, batch_max: int
@@ -76,11 +85,20 @@ class Sink:
         self._metrics = metrics
         self._batch_max = batch_max
         self._attempt = 0
+        self._is_draining = False
         self.is_ready = False
+
+    def drain(self) -> None:
+        """Make `run` return once the broker has nothing more, or at the next failure.
+
+        What the gateways sent before they stopped is then written before the broker stops: the
+        local stack's broker forgets what it holds.
+        """
+        self._is_draining = True
 
     async def run(self) -> None:
         """Run sessions, one after the other; a pause after each failure, doubling up to 5 s."""
-        while True:
+        while not self._is_draining:
             try:
                 await self._session()
             except _SESSION_ERRORS as error:
@@ -88,6 +106,8 @@ class Sink:
                 log.warning("session_failed", error=repr(error), attempt=self._attempt)
             finally:
                 self._set_ready(ready=False)
+            if self._is_draining:
+                return
             pause_s = backoff_s(self._attempt, first_s=_PAUSE_FIRST_S, max_s=_PAUSE_MAX_S)
             self._attempt += 1
             await asyncio.sleep(pause_s)
@@ -106,12 +126,14 @@ class Sink:
         lag_at = 0.0
         while True:
             messages = await reader.read(self._batch_max)
-            self._set_ready(ready=True)
+            self._set_ready(ready=reader.is_assigned)
             if messages:
                 batch = await asyncio.to_thread(decode, messages)
                 await self._write(batch)
                 # Never before the write: a crash in between must bring the messages again.
                 await reader.written(messages)
+            elif self._is_draining and await reader.is_drained():
+                return
             self._attempt = 0
             if time.monotonic() >= lag_at:
                 self._metrics.lag.set(await reader.lag())
@@ -130,7 +152,7 @@ class Sink:
                 self._set_ready(ready=False)
                 log.warning("write_failed", error=repr(error), events=len(batch.events))
                 pause_s = backoff_s(attempt, first_s=_PAUSE_FIRST_S, max_s=_PAUSE_MAX_S)
-                if time.monotonic() + pause_s > give_up_at:
+                if self._is_draining or time.monotonic() + pause_s > give_up_at:
                     raise
                 await asyncio.sleep(pause_s)
                 attempt += 1

@@ -8,7 +8,7 @@ transactions. Production runs Kafka; only the address in the settings differs.
 The mock listens on a random loopback port. A relay on the fixed port forwards to it, and the mock
 advertises the fixed port, so that clients never learn the other one.
 
-Run: `python -m cli.stack.broker --port 9092 --topic sluice.requests.v1:4`.
+Run: `python -m cli.stack.broker --port 9092 --topic sluice.requests.v1:16`.
 """
 
 import argparse
@@ -27,7 +27,8 @@ from sluice.lifecycle import stop_signals
 from sluice.process import ProcessSpec, port_answers
 
 _HOST = "127.0.0.1"
-_PARTITIONS = 4
+# The mock keeps about 5 MB per partition: many of them hold a backlog of some 150,000 events.
+_PARTITIONS = 16
 _RELAY_CHUNK_BYTES = 256 << 10
 _CONNECT_S = 5.0
 # A killed consumer's partitions go to its successor after this long (KIP-848 groups).

@@ -76,7 +76,7 @@ async def test_clients_learn_only_the_fixed_port(broker: Any) -> None:
     found = await asyncio.to_thread(consumer.list_topics, timeout=10)
     consumer.close()
     assert [(one.host, one.port) for one in found.brokers.values()] == [("127.0.0.1", broker.port)]
-    assert len(found.topics[REQUESTS_TOPIC].partitions) == 4
+    assert len(found.topics[REQUESTS_TOPIC].partitions) == 16
 
 
 async def test_events_arrive_once(broker: Any, tmp_path: Path) -> None:

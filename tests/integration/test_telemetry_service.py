@@ -241,6 +241,17 @@ async def test_nothing_is_forgotten_before_it_is_written(
     assert await ids(tracestore) == [f"{number:06}" for number in range(500)]
 
 
+async def test_stopping_writes_what_the_broker_still_has(
+    telemetry: Telemetry, producer: EventProducer, tracestore: Any
+) -> None:
+    await until(telemetry.is_ready)
+    for number in range(3000):
+        producer.emit(event(number))
+    await flush(producer)
+    assert await telemetry.stop() == 0
+    assert len(await ids(tracestore)) == 3000
+
+
 async def test_a_trace_store_that_comes_back_gets_everything_also_after_kills(
     telemetry: Telemetry, producer: EventProducer, tracestore: Any
 ) -> None:

@@ -28,6 +28,7 @@ class FakeBroker:
         self.committed = 0
         self.position = 0
         self.failures = list(failures)
+        self.is_assigned = True
 
     async def open(self) -> None:
         self._maybe_fail()
@@ -46,6 +47,9 @@ class FakeBroker:
 
     async def lag(self) -> int:
         return 0
+
+    async def is_drained(self) -> bool:
+        return self.position == len(self.log)
 
     async def close(self) -> None:
         pass
@@ -115,6 +119,28 @@ def test_nothing_is_forgotten_before_it_is_written(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sink_module, "_PAUSE_FIRST_S", 0.0)
         asyncio.run(scenario())
+
+
+async def test_draining_writes_what_the_broker_has_and_ends() -> None:
+    broker = FakeBroker(20, [])
+    table = FakeTable(broker, [])
+    sink = Sink(lambda: broker, table, Metrics(), batch_max=3)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(sink.run())
+        await asyncio.sleep(0)
+        sink.drain()
+    assert broker.committed == len(table.rows) == 20
+
+
+async def test_draining_does_not_wait_for_a_table_that_is_away() -> None:
+    broker = FakeBroker(20, [])
+    table = FakeTable(broker, ["lost"] * 100)
+    sink = Sink(lambda: broker, table, Metrics(), batch_max=3)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(sink.run())
+        await asyncio.sleep(0)
+        sink.drain()
+    assert (broker.committed, table.rows) == (0, set())
 
 
 def test_the_metrics_are_known() -> None:
