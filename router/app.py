@@ -52,7 +52,13 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         service = RouterService(hub, settings.instance_id)
         service.add_to(server)
-        server.add_insecure_port(settings.grpc_address)
+        try:
+            server.add_insecure_port(settings.grpc_address)
+        except RuntimeError as error:
+            hint = (
+                f"cannot listen on {settings.grpc_address}: is it taken? Set ROUTER__GRPC_ADDRESS"
+            )
+            raise SystemExit(hint) from error
         await server.start()
         stack.push_async_callback(server.stop, None)
         await stack.enter_async_context(

@@ -64,9 +64,7 @@ class Fleet:
         for replica_id, (target, attachment, task) in list(self._attachments.items()):
             if task.done():
                 del self._attachments[replica_id]
-            elif wanted.get(replica_id, target) != target or (
-                replica_id not in wanted and not self._hub.core.is_needed(replica_id)
-            ):
+            elif wanted.get(replica_id, target) != target or self._hub.core.is_surplus(replica_id):
                 _stop(attachment, task)
         for replica_id, target in wanted.items():
             if replica_id not in self._attachments:

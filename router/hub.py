@@ -28,7 +28,7 @@ class GatewayLink:
     def __init__(self, key: int, gateway_id: str) -> None:
         self.key = key
         self.gateway_id = gateway_id
-        self.is_cut = False
+        self.cut = asyncio.Event()  # it read too slowly
         self.is_writing = False
         self.ready = asyncio.Event()
         self._pending: Batch | None = None
@@ -38,11 +38,11 @@ class GatewayLink:
         pending = self._pending
         if pending is None:
             self._pending = batch
-        elif not self.is_cut:
+        elif not self.cut.is_set():
             pending.merge(batch)
             events = len(pending.placed) + len(pending.outcomes)
             if len(pending.tokens) > PENDING_TOKENS_MAX or events > PENDING_EVENTS_MAX:
-                self.is_cut = True
+                self.cut.set()
         self.ready.set()
 
     def take(self) -> bytes:

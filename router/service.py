@@ -18,6 +18,7 @@ log = structlog.get_logger(__name__)
 _SERVICE = "sluice.wire.router.v1.RouterService"
 _HELLO_TIMEOUT_S = 5.0
 _WRITE_TIMEOUT_S = 10.0
+_TOO_SLOW = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the gateway reads too slowly")
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", -1),
@@ -91,12 +92,15 @@ class RouterService:
             jobs = [
                 tasks.create_task(self._read(link, context)),
                 tasks.create_task(self._write(link, context)),
+                tasks.create_task(self._wait_cut(link)),
                 tasks.create_task(self._wait_end()),
             ]
             done, waiting = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
             for job in waiting:
                 job.cancel()
-        return next(iter(done)).result()
+        ending = next(iter(done)).result()
+        self._hub.metrics.gateways_cut.inc(ending is _TOO_SLOW)
+        return ending
 
     async def _read(
         self,
@@ -117,7 +121,7 @@ class RouterService:
         link: GatewayLink,
         context: "grpc.aio.ServicerContext[wire.ConnectRequest, bytes]",
     ) -> tuple[grpc.StatusCode, str]:
-        while not link.is_cut:
+        while True:
             await link.ready.wait()
             if data := link.take():
                 link.is_writing = True
@@ -125,10 +129,14 @@ class RouterService:
                     async with asyncio.timeout(_WRITE_TIMEOUT_S):
                         await context.write(data)
                 except TimeoutError:
-                    break
+                    return _TOO_SLOW
+                except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
+                    return grpc.StatusCode.UNAVAILABLE, f"the stream broke: {error}"
                 link.is_writing = False
-        self._hub.metrics.gateways_cut.inc()
-        return grpc.StatusCode.RESOURCE_EXHAUSTED, "the gateway reads too slowly"
+
+    async def _wait_cut(self, link: GatewayLink) -> tuple[grpc.StatusCode, str]:
+        await link.cut.wait()
+        return _TOO_SLOW
 
     async def _wait_end(self) -> tuple[grpc.StatusCode, str]:
         await self._ended.wait()

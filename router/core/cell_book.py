@@ -24,6 +24,7 @@ class CellBook:
         "prompt_tokens_max",
         "queue",
         "replicas",
+        "told",
     )
 
     def __init__(self, cell_id: str, config: CoreConfig) -> None:
@@ -34,6 +35,7 @@ class CellBook:
         self.available: dict[str, ReplicaBook] = {}  # those that may be sent more
         self.output_mean = config.output_tokens_expected / _OUTPUT_MARGIN
         self.prompt_tokens_max: int | None = None  # of any replica; None: nothing is attached
+        self.told = wire.CellState()
         self.is_dirty = True  # gateways have not heard of the latest change
 
     def update(self, book: ReplicaBook, config: CoreConfig, now: float) -> None:

@@ -56,6 +56,7 @@ class ReplicaBook:
         "frame_at",
         "is_available",
         "is_draining",
+        "is_leaving",
         "kv_booked",
         "limits",
         "load_s",
@@ -69,6 +70,7 @@ class ReplicaBook:
         self.replica_id = replica_id
         self.cell_id = cell_id
         self.is_draining = False
+        self.is_leaving = False  # no longer planned for this cell
         self.speed = Speed()
         self.epoch = 0
         self.limits: EngineLimits | None = None  # None: not attached

@@ -121,12 +121,13 @@ class RouterCore:
                 self.cells[plan.cell_id].replicas[plan.replica_id] = book
         for book in list(self.replicas.values()):
             plan = planned.get(book.replica_id)
-            book.is_draining = plan is None or plan.is_draining or plan.cell_id != book.cell_id
+            book.is_leaving = plan is None or plan.cell_id != book.cell_id
+            book.is_draining = book.is_leaving or (plan is not None and plan.is_draining)
             self.cells[book.cell_id].update(book, self.config, now)
         for cell in self.cells.values():
             if cell.cell_id not in wanted and cell.is_owned:
                 self._give_up_cell(cell)
-        self._forget(planned, wanted)
+        self._forget(wanted)
 
     def _give_up_cell(self, cell: CellBook) -> None:
         cell.is_owned = False
@@ -139,22 +140,20 @@ class RouterCore:
         for request in cell.queue.drain():
             self._end(request, ending)
 
-    def _forget(self, planned: dict[str, ReplicaPlan], wanted: dict[str, None]) -> None:
+    def _forget(self, wanted: dict[str, None]) -> None:
         """Drop replicas and cells that are no longer planned and hold nothing."""
         for book in list(self.replicas.values()):
-            plan = planned.get(book.replica_id)
-            stays = plan is not None and plan.cell_id == book.cell_id
-            if not stays and not book.slots and book.limits is None:
+            if book.is_leaving and not book.slots and book.limits is None:
                 del self.replicas[book.replica_id]
                 del self.cells[book.cell_id].replicas[book.replica_id]
         for cell in list(self.cells.values()):
             if cell.cell_id not in wanted and not cell.replicas:
                 del self.cells[cell.cell_id]
 
-    def is_needed(self, replica_id: str) -> bool:
-        """Return whether a replica that is no longer planned still runs something of ours."""
+    def is_surplus(self, replica_id: str) -> bool:
+        """Return whether a replica left its cell and runs nothing of ours: time to detach."""
         book = self.replicas.get(replica_id)
-        return book is not None and bool(book.slots)
+        return book is None or (book.is_leaving and not book.slots)
 
     def on_attached(self, replica_id: str, epoch: int, limits: EngineLimits, now: float) -> None:
         """Begin to use a replica: its engine holds nothing of ours."""
@@ -381,6 +380,9 @@ class RouterCore:
                 cell.is_dirty = False
                 self._cells_told_at = now
                 state = cell.state()
+                if state == cell.told and not is_due:
+                    continue
+                cell.told = state
                 for gateway in self.gateways.values():
                     gateway.batch.cells.append(state)
 

@@ -150,8 +150,8 @@ async def hosts() -> AsyncIterator[StartHost]:
 class Gateway:
     """One gateway worker's stream, as the real one uses it."""
 
-    def __init__(self, address: str):
-        self.channel = grpc.aio.insecure_channel(address)
+    def __init__(self, address: str, options: tuple[tuple[str, int], ...] = ()):
+        self.channel = grpc.aio.insecure_channel(address, options=options)
         self.call = RouterServiceStub(self.channel).Connect()
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, wire.Outcome] = {}
@@ -275,12 +275,12 @@ async def start_router(tmp_path: Path) -> AsyncIterator[StartRouter]:
 
 
 @pytest.fixture
-async def connect() -> AsyncIterator[Callable[[str], Awaitable[Gateway]]]:
+async def connect() -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
     """Connect a gateway to a router's address and say hello."""
     opened: list[Gateway] = []
 
-    async def open_gateway(address: str) -> Gateway:
-        gateway = Gateway(address)
+    async def open_gateway(address: str, *options: tuple[str, int]) -> Gateway:
+        gateway = Gateway(address, options)
         opened.append(gateway)
         assert (await gateway.hello()).router_id == ROUTER
         return gateway

@@ -6,8 +6,16 @@ import urllib.request
 import grpc
 import pytest
 
+from router import hub
+from router.app import run
 from sluice.kserve import probe
 from sluice.wire.router.v1 import router_pb2 as wire
+
+
+def get(router, path: str) -> tuple[int, str]:
+    url = f"http://{router.settings.http_address}{path}"
+    with urllib.request.urlopen(url, timeout=5) as page:
+        return page.status, page.read().decode()
 
 
 async def test_a_batch_streams_to_its_end(hosts, start_router, connect):
@@ -165,15 +173,44 @@ async def test_status_pages(hosts, start_router, connect):
     await gateway.until_ready()
     await gateway.until_over(await gateway.submit(output=7))
 
-    def get(path: str) -> tuple[int, str]:
-        with urllib.request.urlopen(
-            f"http://{router.settings.http_address}{path}", timeout=5
-        ) as page:
-            return page.status, page.read().decode()
-
-    assert (await asyncio.to_thread(get, "/healthz"))[0] == 200
-    assert (await asyncio.to_thread(get, "/readyz"))[0] == 200
-    _, text = await asyncio.to_thread(get, "/metrics")
+    assert (await asyncio.to_thread(get, router, "/healthz"))[0] == 200
+    assert (await asyncio.to_thread(get, router, "/readyz"))[0] == 200
+    _, text = await asyncio.to_thread(get, router, "/metrics")
     assert "router_tokens_total 7.0" in text
     assert 'router_outcomes_total{code="",kind="length"} 1.0' in text
     assert "router_replicas_ready 1.0" in text
+
+
+async def test_a_gateway_that_does_not_read_is_cut(hosts, start_router, connect, monkeypatch):
+    monkeypatch.setattr(hub, "PENDING_TOKENS_MAX", 5_000)
+    host = await hosts()
+    router = await start_router(host.address)
+    # gRPC grows its windows to megabytes on a fast link; fixed ones make the test short.
+    windows = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536))
+    slow = await connect(router.settings.grpc_address, *windows)
+    other = await connect(router.settings.grpc_address)
+    await slow.until_ready()
+    await slow.submit(count=200, output=4000)
+
+    async def cuts() -> bool:
+        _, text = await asyncio.to_thread(get, router, "/metrics")
+        return "router_gateways_cut_total 1.0" in text
+
+    async with asyncio.timeout(60):
+        while not await cuts():  # noqa: ASYNC110 - asks over HTTP
+            await asyncio.sleep(0.05)
+    await other.until_ready()
+    await other.until(lambda: other.cells["cell-contract"].running == 0)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await slow.until(lambda: False)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    [handle] = await other.submit(output=5)
+    await other.until_over([handle])
+    assert other.outcomes[handle].kind == wire.OUTCOME_KIND_LENGTH
+
+
+async def test_a_taken_port_is_one_clear_line(hosts, start_router):
+    host = await hosts()
+    router = await start_router(host.address)
+    with pytest.raises(SystemExit, match="ROUTER__GRPC_ADDRESS"):
+        await run(router.settings, asyncio.Event())

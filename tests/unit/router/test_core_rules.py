@@ -320,11 +320,11 @@ def test_a_cell_that_moves_away_gives_back_what_waits_and_ends_what_runs(bench):
     outcome = world.outcome(waits)
     assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_EVICTED, "no_capacity")
     assert world.outcome(world.submit()).code == "no_capacity"
-    assert world.core.is_needed("replica-0")
+    assert not world.core.is_surplus("replica-0")
     slot = world.slot(runs)
     world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
     assert world.outcome(runs).kind == wire.OUTCOME_KIND_STOP
-    assert not world.core.is_needed("replica-0")
+    assert world.core.is_surplus("replica-0")
     world.core.on_replica_lost("replica-0", 1, world.now)
     world.plan(cells=())
     assert not world.core.cells
