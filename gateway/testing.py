@@ -170,7 +170,7 @@ async def serve(
     *servicers: ScriptedRouter | ControlFeed, address: str = "127.0.0.1:0"
 ) -> AsyncGenerator[str]:
     """Serve on a port of loopback; yield its address."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=(("grpc.http2.min_ping_interval_without_data_ms", 5_000),))
     for servicer in servicers:
         if isinstance(servicer, ScriptedRouter):
             router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
