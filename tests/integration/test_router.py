@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -130,6 +131,15 @@ class Router:
 
     child: ChildProcess
     address: str
+    http_address: str
+
+    async def metrics(self) -> dict[str, float]:
+        """The unlabelled metrics by name."""
+        async with httpx.AsyncClient(base_url=f"http://{self.http_address}") as client:
+            assert (await client.get("/readyz")).status_code == 200
+            lines = (await client.get("/metrics")).text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if "{" not in line and line[0] != "#")
+        return {name: float(value) for name, value in pairs}
 
     @asynccontextmanager
     async def gateway(self, replicas: int, router_id: str = ROUTER) -> AsyncIterator[Gateway]:
@@ -168,7 +178,7 @@ async def running_router(
     child = await ChildProcess.start(spec)
     try:
         await child.wait_ready(WAIT_S)
-        yield Router(child, f"127.0.0.1:{port}")
+        yield Router(child, f"127.0.0.1:{port}", f"127.0.0.1:{http_port}")
     finally:
         await child.stop()
 
@@ -202,6 +212,10 @@ async def test_streams_end_on_both_replicas(router: Router) -> None:
         assert {gateway.outcomes[handle].kind for handle in handles} == {wire.OUTCOME_KIND_LENGTH}
         assert {len(gateway.tokens[handle]) for handle in handles} == {25}
         assert set(gateway.replicas.values()) == {"replica-1", "replica-2"}
+        metrics = await router.metrics()
+        assert metrics["router_tokens_total"] == 60 * 25
+        assert metrics["router_stray_tokens_total"] == 0
+        assert metrics["router_count_mismatches_total"] == 0
 
 
 async def test_a_gateway_that_hangs_up_frees_the_engines(router: Router) -> None:
@@ -210,6 +224,7 @@ async def test_a_gateway_that_hangs_up_frees_the_engines(router: Router) -> None
             await gateway.submit(20, 3000)
             await gateway.until(lambda: len(gateway.tokens) == 20)
         await other.until(lambda: other.cell.running == 0)
+        assert (await router.metrics())["router_stray_tokens_total"] == 0
 
 
 async def test_sigterm_finishes_what_runs(router: Router) -> None:
