@@ -5,6 +5,8 @@ import hashlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,15 @@ pytestmark = pytest.mark.real
 WAIT_S = 40.0
 ADMIN_KEY = "admin-key-of-the-test"
 RECEIVED_MS = 1_790_000_000_000
+_DATABASES = count(1)
 
 
 class Telemetry:
     """`python -m telemetry`, which a test may stop, kill and start again."""
 
     def __init__(self, home: Path, broker: Any, tracestore: Any) -> None:
+        self.database = f"telemetry_{next(_DATABASES)}"
+        self._tracestore = tracestore
         self._port = free_port()
         self._child: ChildProcess | None = None
         self.http = httpx.AsyncClient(
@@ -43,6 +48,7 @@ class Telemetry:
                 "PATH": os.environ["PATH"],
                 "TELEMETRY__KAFKA_BOOTSTRAP": broker.address,
                 "TELEMETRY__CLICKHOUSE_URL": f"http://{tracestore.address}",
+                "TELEMETRY__CLICKHOUSE_DATABASE": self.database,
                 "TELEMETRY__HTTP_ADDRESS": f"127.0.0.1:{self._port}",
                 "TELEMETRY__ADMIN_KEY_SHA256": hashlib.sha256(ADMIN_KEY.encode()).hexdigest(),
             },
@@ -75,14 +81,45 @@ class Telemetry:
                 return float(line.split()[1])
         raise AssertionError(f"no metric {name}")
 
+    async def ids(self) -> list[str]:
+        """Return the event ids as a reader sees them: one per event."""
+        return await self.column("SELECT event_id FROM requests FINAL ORDER BY event_id")
+
+    async def column(self, sql: str) -> list[str]:
+        client = await clickhouse_connect.get_async_client(
+            host="127.0.0.1", port=self._tracestore.port, database=self.database
+        )
+        try:
+            return [row[0] for row in (await client.query(sql)).result_rows]
+        finally:
+            await client.close()
+
+
+@asynccontextmanager
+async def running(home: Path, broker: Any, tracestore: Any) -> AsyncIterator[Telemetry]:
+    service = Telemetry(home, broker, tracestore)
+    try:
+        await service.start()
+        yield service
+    finally:
+        await service.stop()
+        await service.http.aclose()
+
 
 @pytest_asyncio.fixture
-async def telemetry(tmp_path: Path, broker: Any, tracestore: Any) -> AsyncIterator[Telemetry]:
-    service = Telemetry(tmp_path, broker, tracestore)
-    await service.start()
-    yield service
-    await service.stop()
-    await service.http.aclose()
+async def telemetry(
+    tmp_path: Path, broker: Any, shared_tracestore: Any
+) -> AsyncIterator[Telemetry]:
+    """The service on a database of its own in the store of the whole run."""
+    async with running(tmp_path, broker, shared_tracestore) as service:
+        yield service
+
+
+@pytest_asyncio.fixture
+async def lone_telemetry(tmp_path: Path, broker: Any, tracestore: Any) -> AsyncIterator[Telemetry]:
+    """The service with a store that the test may kill."""
+    async with running(tmp_path, broker, tracestore) as service:
+        yield service
 
 
 @pytest.fixture
@@ -108,21 +145,6 @@ async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not await condition():  # noqa: ASYNC110 - the state of another process
             await asyncio.sleep(0.05)
-
-
-async def ids(tracestore: Any) -> list[str]:
-    """Return the event ids as a reader sees them: one per event."""
-    return await _column(tracestore, "SELECT event_id FROM requests FINAL ORDER BY event_id")
-
-
-async def _column(tracestore: Any, sql: str) -> list[str]:
-    client = await clickhouse_connect.get_async_client(
-        host="127.0.0.1", port=tracestore.port, database="sluice"
-    )
-    try:
-        return [row[0] for row in (await client.query(sql)).result_rows]
-    finally:
-        await client.close()
 
 
 async def flush(producer: EventProducer) -> None:
@@ -165,9 +187,7 @@ async def test_only_the_admin_key_opens_and_mistakes_are_named(telemetry: Teleme
     assert (await telemetry.http.get("/v1/requests", params=hostile)).json() == {"data": []}
 
 
-async def test_duplicates_are_one_row(
-    telemetry: Telemetry, producer: EventProducer, tracestore: Any
-) -> None:
+async def test_duplicates_are_one_row(telemetry: Telemetry, producer: EventProducer) -> None:
     for _ in range(3):  # in batches of their own
         before = await telemetry.metric("telemetry_events_written_total")
         producer.emit(event(1))
@@ -178,13 +198,13 @@ async def test_duplicates_are_one_row(
             return await telemetry.metric("telemetry_events_written_total") >= before + 2
 
         await until(written)
-    assert await ids(tracestore) == ["000001", "000002"]
+    assert await telemetry.ids() == ["000001", "000002"]
     rows = (await telemetry.http.get("/v1/requests")).json()["data"]
     assert [row["event_id"] for row in rows] == ["000002", "000001"]
 
 
 async def test_poison_is_parked_and_stops_nothing(
-    telemetry: Telemetry, producer: EventProducer, broker: Any, tracestore: Any
+    telemetry: Telemetry, producer: EventProducer, broker: Any
 ) -> None:
     raw = Producer({"bootstrap.servers": broker.address})
     raw.produce(REQUESTS_TOPIC, b"\xff\xffno event")
@@ -202,19 +222,20 @@ async def test_poison_is_parked_and_stops_nothing(
         return parked == [1, 2] and written == 1
 
     await until(both)
-    assert await ids(tracestore) == ["000001"]
-    parked = await _column(tracestore, "SELECT reason FROM poison FINAL ORDER BY reason, detail")
+    assert await telemetry.ids() == ["000001"]
+    parked = await telemetry.column("SELECT reason FROM poison FINAL ORDER BY reason, detail")
     assert parked == ["undecodable", "unknown_schema", "unknown_schema"]
-    payload = await _column(
-        tracestore, "SELECT hex(payload) FROM poison WHERE payload LIKE '%no event'"
+    payload = await telemetry.column(
+        "SELECT hex(payload) FROM poison WHERE payload LIKE '%no event'"
     )
     assert payload == [b"\xff\xffno event".hex().upper()]
 
 
 async def test_nothing_is_forgotten_before_it_is_written(
-    telemetry: Telemetry, producer: EventProducer, tracestore: Any
+    lone_telemetry: Telemetry, producer: EventProducer, tracestore: Any
 ) -> None:
     """Fails when offsets are stored before the insert: stopping commits what is stored."""
+    telemetry = lone_telemetry
     await until(telemetry.is_ready)
     await tracestore.kill()
     for number in range(500):
@@ -238,23 +259,24 @@ async def test_nothing_is_forgotten_before_it_is_written(
         return await telemetry.metric("telemetry_events_written_total") >= 500
 
     await until(written)
-    assert await ids(tracestore) == [f"{number:06}" for number in range(500)]
+    assert await telemetry.ids() == [f"{number:06}" for number in range(500)]
 
 
 async def test_stopping_writes_what_the_broker_still_has(
-    telemetry: Telemetry, producer: EventProducer, tracestore: Any
+    telemetry: Telemetry, producer: EventProducer
 ) -> None:
     await until(telemetry.is_ready)
     for number in range(3000):
         producer.emit(event(number))
     await flush(producer)
     assert await telemetry.stop() == 0
-    assert len(await ids(tracestore)) == 3000
+    assert len(await telemetry.ids()) == 3000
 
 
 async def test_a_trace_store_that_comes_back_gets_everything_also_after_kills(
-    telemetry: Telemetry, producer: EventProducer, tracestore: Any
+    lone_telemetry: Telemetry, producer: EventProducer, tracestore: Any
 ) -> None:
+    telemetry = lone_telemetry
     await until(telemetry.is_ready)
     sent = 0
     for victim in ("tracestore", "telemetry"):
@@ -276,14 +298,14 @@ async def test_a_trace_store_that_comes_back_gets_everything_also_after_kills(
             await telemetry.start()
 
     async def everything() -> bool:
-        return len(await ids(tracestore)) >= sent
+        return len(await telemetry.ids()) >= sent
 
     await until(everything)
-    assert await ids(tracestore) == [f"{number:06}" for number in range(sent)]
+    assert await telemetry.ids() == [f"{number:06}" for number in range(sent)]
 
 
 async def test_a_broker_that_comes_back_empty_is_read_from_its_beginning(
-    telemetry: Telemetry, producer: EventProducer, broker: Any, tracestore: Any
+    telemetry: Telemetry, producer: EventProducer, broker: Any
 ) -> None:
     for number in range(500):
         producer.emit(event(number))
@@ -301,10 +323,10 @@ async def test_a_broker_that_comes_back_empty_is_read_from_its_beginning(
     await flush(producer)
 
     async def everything() -> bool:
-        return len(await ids(tracestore)) >= 2000
+        return len(await telemetry.ids()) >= 2000
 
     await until(everything)
-    assert await ids(tracestore) == [f"{number:06}" for number in range(2000)]
+    assert await telemetry.ids() == [f"{number:06}" for number in range(2000)]
     assert producer.stats.dropped == 0
 
 
