@@ -34,6 +34,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
     # A frozen router is noticed within 12 s also when nothing is under way; gRPC takes no less.
     # Routers allow a ping every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
