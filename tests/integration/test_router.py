@@ -83,7 +83,7 @@ class Gateway:
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, wire.Outcome] = {}
         self.replicas: dict[int, str] = {}
-        self.cell = wire.CellState()
+        self.cells: dict[str, wire.CellState] = {}
         self.handles = 0
 
     async def submit(self, count: int, output: int, cell_id: str = CELL) -> list[int]:
@@ -121,8 +121,11 @@ class Gateway:
         for outcome in message.outcomes:
             assert outcome.handle not in self.outcomes
             self.outcomes[outcome.handle] = outcome
-        for cell in message.cells:
-            self.cell = cell
+        self.cells.update({cell.cell_id: cell for cell in message.cells})
+
+    @property
+    def cell(self) -> wire.CellState:
+        return self.cells.get(CELL, wire.CellState())
 
 
 @dataclass
@@ -149,7 +152,8 @@ class Router:
             hello = wire.Hello(gateway_id="gateway")
             await gateway.call.write(wire.ConnectRequest(hello=hello))
             assert (await gateway.call.read()).welcome.router_id == router_id
-            await gateway.until(lambda: gateway.cell.replicas_ready == replicas)
+            if replicas:
+                await gateway.until(lambda: gateway.cell.replicas_ready == replicas)
             yield gateway
         finally:
             gateway.call.cancel()
@@ -300,6 +304,7 @@ async def test_a_new_replica_of_a_live_control_plane_is_used_within_moments(
         async with asyncio.timeout(WAIT_S):
             while not (wished := await agent_stream.read()).replicas:
                 pass
+        await gateway.until(lambda: f"{pool_id}-0" in gateway.cells)  # the router owns it
         handles = await gateway.submit(5, 10, f"{pool_id}-0")  # waits for a replica
         observed = agent.ObservedReplica(
             replica_id=wished.replicas[0].replica_id,
