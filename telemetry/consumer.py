@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from telemetry.offsets import OffsetTracker
 from telemetry.rows import Source
 
 log = structlog.get_logger(__name__)
@@ -48,6 +49,7 @@ class EventConsumer:
 
     Attributes:
         is_assigned: Whether the group has said which partitions are ours (it may be none).
+        missing: Messages that the broker deleted before they were read, since `open`.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class EventConsumer:
         self._batch_wait_s = batch_wait_s
         self._is_lost = False
         self.is_assigned = False
+        self.missing = 0
+        self._offsets = OffsetTracker()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="consumer")
         self._consumer: Consumer | None = None
         self._config: dict[str, Any] = {
@@ -150,6 +154,7 @@ class EventConsumer:
                 log.warning("consumer_error", error=error.str())
         if self._is_lost:
             raise ConsumerLostError("the broker forgot this member")
+        self.missing += self._offsets.missing(sources)
         return sources
 
     def _store(self, ends: Mapping[int, int]) -> None:
@@ -193,8 +198,10 @@ class EventConsumer:
             self._consumer.close()
             self._consumer = None
 
-    def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.is_assigned = True
+        committed = consumer.committed(partitions, timeout=_METADATA_S) if partitions else []
+        self._offsets.assign({one.partition: one.offset for one in committed})
         log.info("partitions_assigned", partitions=len(partitions))
 
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:

@@ -26,6 +26,11 @@ class Metrics:
         )
         for reason in PoisonReason:
             self.poisoned.labels(reason=reason)
+        self.missing = Counter(
+            "telemetry_messages_missing",
+            "Messages that the broker deleted before they were read.",
+            registry=self.registry,
+        )
         self.write_failures = Counter(
             "telemetry_write_failures",
             "Inserts that failed and are retried.",

@@ -37,6 +37,11 @@ class Reader(Protocol):
         """Whether it is known what there is to read."""
         ...
 
+    @property
+    def missing(self) -> int:
+        """Messages that were deleted before they were read, since `open`."""
+        ...
+
     async def open(self) -> None:
         """Join."""
         ...
@@ -124,9 +129,14 @@ class Sink:
 
     async def _move(self, reader: Reader) -> None:
         lag_at = 0.0
+        missing = 0
         while True:
             messages = await reader.read(self._batch_max)
             self._set_ready(ready=reader.is_assigned)
+            if reader.missing > missing:
+                log.error("messages_missing", count=reader.missing - missing)
+                self._metrics.missing.inc(reader.missing - missing)
+                missing = reader.missing
             if messages:
                 batch = await asyncio.to_thread(decode, messages)
                 await self._write(batch)

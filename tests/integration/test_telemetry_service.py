@@ -330,6 +330,37 @@ async def test_a_broker_that_comes_back_empty_is_read_from_its_beginning(
     assert producer.stats.dropped == 0
 
 
+async def test_messages_that_the_broker_dropped_are_counted(
+    telemetry: Telemetry, broker: Any
+) -> None:
+    def send(*payloads: bytes) -> None:
+        raw = Producer({"bootstrap.servers": broker.address, "linger.ms": 0})
+        for payload in payloads:
+            raw.produce(REQUESTS_TOPIC, payload, partition=0)
+            assert raw.flush(WAIT_S) == 0
+
+    await asyncio.to_thread(send, event(1).SerializeToString())
+    await until(telemetry.is_ready)
+
+    async def written() -> bool:
+        return await telemetry.metric("telemetry_events_written_total") == 1
+
+    await until(written)
+    assert await telemetry.stop() == 0
+    # A partition of this broker keeps about 5 MB.
+    await asyncio.to_thread(send, *(b"\xff" + os.urandom(800_000) for _ in range(10)))
+    await telemetry.start()
+
+    async def accounted() -> bool:
+        parked = 'telemetry_messages_poisoned_total{reason="undecodable"}'
+        counts = [
+            await telemetry.metric(name) for name in ("telemetry_messages_missing_total", parked)
+        ]
+        return sum(counts) == 10 and counts[0] > 0
+
+    await until(accounted)
+
+
 async def test_it_starts_before_its_peers_and_waits(
     tmp_path: Path, broker: Any, tracestore: Any, producer: EventProducer
 ) -> None:

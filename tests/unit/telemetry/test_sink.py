@@ -29,6 +29,7 @@ class FakeBroker:
         self.position = 0
         self.failures = list(failures)
         self.is_assigned = True
+        self.missing = 0
 
     async def open(self) -> None:
         self._maybe_fail()
@@ -149,6 +150,7 @@ def test_the_metrics_are_known() -> None:
         "telemetry_events_duplicate",
         "telemetry_events_written",
         "telemetry_lag_events",
+        "telemetry_messages_missing",
         "telemetry_messages_poisoned",
         "telemetry_ready",
         "telemetry_session_failures",

@@ -1,0 +1,32 @@
+"""Which offsets come next, and what is missing: the broker's retention can outrun us. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+from telemetry.rows import Source
+
+
+class OffsetTracker:
+    """The next offset of every assigned partition of one topic."""
+
+    def __init__(self) -> None:
+        self._next: dict[int, int] = {}
+
+    def assign(self, committed: Mapping[int, int]) -> None:
+        """Take over partitions; a negative offset means that none was committed."""
+        for partition, offset in committed.items():
+            self._next.pop(partition, None)
+            if offset >= 0:
+                self._next[partition] = offset
+
+    def missing(self, messages: Iterable[Source]) -> int:
+        """Take note of messages and return how many were never delivered between them.
+
+        Request topics have neither transactions nor compaction, so their offsets have no gaps: a
+        jump means that the broker deleted messages before we read them.
+        """
+        count = 0
+        for message in messages:
+            expected = self._next.get(message.partition, message.offset)
+            count += max(0, message.offset - expected)
+            self._next[message.partition] = max(expected, message.offset + 1)
+        return count
