@@ -49,17 +49,8 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         settings.state_dir / "router-snapshot.bin",
     )
     async with AsyncExitStack() as stack:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
         service = RouterService(hub, settings.instance_id)
-        service.add_to(server)
-        try:
-            server.add_insecure_port(settings.grpc_address)
-        except RuntimeError as error:
-            hint = (
-                f"cannot listen on {settings.grpc_address}: is it taken? Set ROUTER__GRPC_ADDRESS"
-            )
-            raise SystemExit(hint) from error
-        await server.start()
+        server = await _start_server(service, settings.grpc_address)
         stack.push_async_callback(server.stop, None)
         await stack.enter_async_context(
             status_server(
@@ -93,6 +84,18 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         await fleet.stop()
         await server.stop(_FLUSH_S)
     log.info("router_stopped")
+
+
+async def _start_server(service: RouterService, address: str) -> grpc.aio.Server:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    service.add_to(server)
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as error:
+        hint = f"cannot listen on {address}: is it taken? Set ROUTER__GRPC_ADDRESS"
+        raise SystemExit(hint) from error
+    await server.start()
+    return server
 
 
 def _open_stream(target: Target) -> HostStream:
