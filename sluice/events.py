@@ -61,6 +61,26 @@ class EventStats:
     spool_bytes: int
 
 
+def _client_config(
+    bootstrap: str, queue_max: int, broker_wait_s: float, linger_ms: int
+) -> dict[str, object]:
+    return {
+        "bootstrap.servers": bootstrap,
+        "client.id": "sluice-events",
+        "enable.idempotence": True,
+        "compression.type": "lz4",
+        "linger.ms": linger_ms,
+        "queue.buffering.max.messages": queue_max,
+        "queue.buffering.max.kbytes": 64 << 10,
+        "message.timeout.ms": int(broker_wait_s * 1000),
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1000,
+        # Successes are what was produced and neither failed nor is queued; no call for each.
+        "delivery.report.only.error": True,
+        "log_level": 0,
+    }
+
+
 class EventProducer:
     """Sends protobuf messages to one topic. Owns a thread from construction until `close`.
 
@@ -98,21 +118,8 @@ class EventProducer:
         """
         self._topic = topic
         self._queue_max = queue_max
-        self._config: dict[str, object] = {
-            "bootstrap.servers": bootstrap,
-            "client.id": "sluice-events",
-            "enable.idempotence": True,
-            "compression.type": "lz4",
-            "linger.ms": linger_ms,
-            "queue.buffering.max.messages": queue_max,
-            "queue.buffering.max.kbytes": 64 << 10,
-            "message.timeout.ms": int(broker_wait_s * 1000),
-            "reconnect.backoff.ms": 50,
-            "reconnect.backoff.max.ms": 1000,
-            "delivery.report.only.error": True,
-            "on_delivery": self._on_failure,
-            "log_level": 0,
-        }
+        self._config = _client_config(bootstrap, queue_max, broker_wait_s, linger_ms)
+        self._config["on_delivery"] = self._on_failure
         self._queue: deque[bytes] = deque()
         self._emitted = self._queue_drops = 0
         self._produced = self._failures = self._spooled = self._unspooled = 0
