@@ -17,7 +17,11 @@ def main() -> None:
     # collector finds nearly nothing: let it look rarely, and never at what was imported.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    uvloop.run(serve(settings))
+    try:
+        uvloop.run(serve(settings))
+    except OSError as error:
+        message = f"{error}; check ROUTER__HTTP_ADDRESS and ROUTER__STATE_DIR"
+        raise SystemExit(message) from None
 
 
 if __name__ == "__main__":
