@@ -97,7 +97,7 @@ class _Attention(nn.Module):
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention, written out: on rows of 60 tokens it takes two thirds of torch's time.
+    """Return causal attention, written out: on short rows it takes two thirds of torch's time.
 
     Shapes are (rows, heads, tokens, head_dim); consecutive query heads share a key head, so they
     are laid one after the other along the tokens.
