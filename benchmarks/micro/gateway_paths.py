@@ -3,9 +3,9 @@
 Three operations, all without the socket of the client. `token`: one token of a step frame for 500
 open streams, from the router's message as bytes to the chunk handed to a transport that drops it;
 not measured: the `send()` that follows in production (5 to 10 us). `prompt`: a short chat body
-parsed, validated, rendered with a ChatML template and tokenized. `limit_check`: one
-reservation with its headers on a real Valkey, 64 tasks started in the same tick; client CPU only. Read the medians of the
-rounds, in microseconds. Run: `python -m benchmarks.micro.gateway_paths`.
+parsed, validated, rendered with a ChatML template and tokenized. `limit_check`: one reservation
+with its headers on a real Valkey, 64 tasks started in the same tick; client CPU only. Read the
+medians of the rounds, in microseconds. Run: `python -m benchmarks.micro.gateway_paths`.
 """
 
 import asyncio
