@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import grpc
@@ -78,14 +78,10 @@ class ControlLink:
             begin_s = time.monotonic()
             try:
                 await self._session()
-            except* _Errors as errors:
-                cause = errors.exceptions[0]
+            except _Errors as cause:
                 text = cause.details() if isinstance(cause, grpc.aio.AioRpcError) else repr(cause)
                 if self.is_connected or attempt == 0:
                     log.warning("control_plane_lost", address=self._address, error=text)
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                # An error of a task that was being cancelled hides our own cancellation.
-                raise asyncio.CancelledError
             attempt = 0 if self.is_connected and time.monotonic() - begin_s > 1 else attempt + 1
             self.is_connected = False
             pause_s = backoff_s(attempt, first_s=0.1, max_s=_BACKOFF_MAX_S)
@@ -97,9 +93,18 @@ class ControlLink:
                 await channel.channel_ready()
             stub = agent_pb2_grpc.AgentServiceStub(channel)
             call: _Call = stub.Sync()  # pyright: ignore[reportAssignmentType] - sync stub's types
+            # The halves return their errors: raised, they would make the group swallow a
+            # cancellation of ours that comes at the same time.
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._send(call))
-                group.create_task(self._receive(call))
+                halves = [
+                    group.create_task(_outcome(half))
+                    for half in (self._send(call), self._receive(call))
+                ]
+                await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+                ended = [half for half in halves if half.done()]
+                for half in halves:
+                    half.cancel()
+            raise ended[0].result()
 
     async def _send(self, call: _Call) -> None:
         while True:
@@ -123,6 +128,15 @@ class ControlLink:
                 log.info("control_plane_connected", address=self._address)
             self.is_connected = True
             self._on_desired(response)
+
+
+async def _outcome(half: Coroutine[object, object, None]) -> Exception:
+    """Return the expected error that ends one direction of the stream."""
+    try:
+        await half
+    except _Errors as error:
+        return error
+    raise AssertionError("a direction of the stream ended without an error")
 
 
 class DesiredFile:
