@@ -184,7 +184,9 @@ async def run_stack(
         async with _stop_asked(home, stack) as stop, asyncio.TaskGroup() as group:
             stack.supervisor.start(group)
             failure = await _until_started(group, stack, base, stop)
-            if not failure and not stop.is_set():
+            if not failure and stop.is_set():
+                failure = "stopped before it served"
+            if not failure:
                 stack.set_phase(READY)
                 when_ready()
                 await stop.wait()

@@ -279,6 +279,33 @@ def test_a_supervisor_killed_twice_leaves_work_for_up_and_for_down_and_the_key_s
         assert "nothing runs" in made.sluice("down").stdout
 
 
+@contextmanager
+def foreground(made: Place, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    out = made.home.root / "out"
+    with (
+        out.open("w") as file,
+        subprocess.Popen(
+            [*prefix, *made.command(*made.up_arguments)],
+            env=made.environment(),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_two_ctrl_c_during_the_start_kill_at_once_and_leave_nothing() -> None:
+    with place() as made, foreground(made) as process:
+        eventually(lambda: marked_processes(made.home.marker))
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
+        made.assert_nothing_is_left()
+
+
 def ordinary_user() -> list[str]:
     """Return what turns a command into one of an ordinary user; nothing when we are one, or cannot."""
     if os.geteuid() != 0:
@@ -291,26 +318,15 @@ def ordinary_user() -> list[str]:
 
 def test_ctrl_c_in_the_foreground_as_an_ordinary_user_leaves_nothing() -> None:
     prefix = ordinary_user()
-    with place() as made:
+    with place() as made, foreground(made, prefix) as process:
         out = made.home.root / "out"
-        with (
-            out.open("w") as file,
-            subprocess.Popen(
-                [*prefix, *made.command(*made.up_arguments)],
-                env=made.environment(),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            ) as foreground,
-        ):
-            try:
-                eventually(lambda: "curl " in out.read_text() or foreground.poll() is not None)
-                assert foreground.poll() is None, out.read_text() + made.log_ends()
-                line = next(t for t in out.read_text().splitlines() if t.startswith("curl "))
-                assert streamed_text(shlex.split(line))
-                foreground.send_signal(signal.SIGINT)
-                assert foreground.wait(60) == 0
-            finally:
-                foreground.kill()
+        eventually(lambda: "curl " in out.read_text() or process.poll() is not None)
+        assert process.poll() is None, out.read_text() + made.log_ends()
+        line = next(text for text in out.read_text().splitlines() if text.startswith("curl "))
+        assert streamed_text(shlex.split(line))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert "nothing is left running" in out.read_text()
         made.assert_nothing_is_left()
     if os.geteuid() == 0 and not prefix:
         pytest.skip("worked as root; not shown as an ordinary user: no user namespaces here")
