@@ -1,0 +1,8 @@
+"""Shared by all tests."""
+
+import os
+
+# Test fixtures start servers as another user, for which Python forks. gRPC's fork handlers may
+# abort such a child before it becomes the server; without them nothing of gRPC runs in it.
+# Has to be set before gRPC is imported.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
