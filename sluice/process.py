@@ -91,6 +91,9 @@ class ChildProcess:
         self._process = process
         self._ended = asyncio.Event()
         self._is_clean = False
+        # Of a `wait_ready` that asks now: brought forward when the child ends. A task that watched
+        # the end beside it would need a group, which can swallow a cancellation of ours.
+        self._ready_limit: asyncio.Timeout | None = None
         loop = asyncio.get_running_loop()
         pidfd = os.pidfd_open(process.pid)  # readable when the process has ended
 
@@ -99,6 +102,8 @@ class ChildProcess:
             os.close(pidfd)
             process.wait()
             self._ended.set()
+            if self._ready_limit is not None and not self._ready_limit.expired():
+                self._ready_limit.reschedule(loop.time())
 
         loop.add_reader(pidfd, note_end)
 
@@ -151,15 +156,17 @@ class ChildProcess:
         problem = "never answered"
         while (rest_s := deadline - time.monotonic()) > 0 and self.is_running:
             try:
-                async with asyncio.timeout(rest_s):
-                    await self._unless_ended(self.spec.ready)
+                async with asyncio.timeout(rest_s) as limit:
+                    self._ready_limit = limit
+                    await self.spec.ready()
             except Exception as error:  # noqa: BLE001 - any driver's error means: not ready yet
-                cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-                problem = repr(cause)
+                problem = repr(error)
                 await asyncio.sleep(poll_s)
             else:
                 if self.is_running:  # else somebody else answered on its port
                     return
+            finally:
+                self._ready_limit = None
         if not self.is_running:
             raise ProcessFailedError(
                 f"{self.spec.name} ended with status {self.status} while starting; "
@@ -168,16 +175,6 @@ class ChildProcess:
         raise ProcessFailedError(
             f"{self.spec.name} was not ready after {timeout_s:.0f} s ({problem}); {self.log_tail()}"
         )
-
-    async def _unless_ended(self, ready: Callable[[], Awaitable[None]]) -> None:
-        async def fail_at_end() -> None:
-            await self._ended.wait()
-            raise ProcessFailedError(f"{self.spec.name} ended")
-
-        async with asyncio.TaskGroup() as group:
-            guard = group.create_task(fail_at_end())
-            await ready()
-            guard.cancel()
 
     async def stop(self, *, grace_s: float | None = None) -> None:
         """End the whole group: ask, wait, kill, clean up. Safe to call again, and to cancel.

@@ -104,6 +104,22 @@ async def test_keep_running_leaves_nothing_when_cancelled_at_any_time(make_spec)
         assert marked_processes(marker) == []
 
 
+async def test_keep_running_hears_a_cancellation_while_a_check_fails(make_spec) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def ready() -> None:
+        loop.call_soon(task.cancel)  # arrives while the failure is being handled
+        raise OSError("not yet")
+
+    spec = make_spec("sleep 60", ready=ready)
+    task = loop.create_task(
+        keep_running(spec, ready_timeout_s=5, on_change=lambda *_: None, backoff_max_s=0.01)
+    )
+    done, _ = await asyncio.wait([task], timeout=30)
+    assert done
+    assert task.cancelled()
+
+
 async def test_keep_running_restarts_and_reports(make_spec) -> None:
     states: list[str] = []
     async with asyncio.TaskGroup() as group:
