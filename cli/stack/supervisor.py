@@ -18,7 +18,6 @@ from sluice.process import (
     ChildProcess,
     ProcessSpec,
     keep_running,
-    kill_group,
 )
 
 log = structlog.get_logger(__name__)
@@ -111,12 +110,6 @@ class Supervisor:
         async with asyncio.TaskGroup() as group:
             for name in self._services:
                 group.create_task(stop_one(name))
-
-    def kill(self) -> None:
-        """SIGKILL every process group now; for the impatient."""
-        for state in self.states.values():
-            if state.pid:
-                kill_group(state.pid)
 
     async def _run(self, service: Service) -> None:
         for name in sorted(service.needs):

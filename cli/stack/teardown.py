@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from cli.stack.home import Home
+from cli.stack.segments import mapped_files, remove_files, remove_orphans
 from cli.stack.state import StackState, living, read_state
 from replica.agent.triton import TritonLauncher
 from sluice.process import marked_processes
 
-_SHM = Path("/dev/shm")  # noqa: S108 - the kernel's, not a temporary folder of ours
 _GRACE_S = 6.0  # Triton takes 2.3 to 4.5 s to end
 _POLL_S = 0.05
 
@@ -26,23 +26,27 @@ def end_leftovers(home: Home, *, grace_s: float = _GRACE_S) -> list[str]:
 
     Found by the marker in their environment, and by the state file for those that have overwritten
     it. Services first, then the servers, so that nobody loses what it has just written; who does
-    not listen is killed.
+    not listen within `grace_s` is killed. 0 kills at once.
     """
     state = read_state(home)
     pids = leftovers(home)
     names = [name_of(pid, state) for pid in pids]
-    segments = mapped_segments(pids)
+    files, seen = mapped_files(pids), set(pids)
     servers = [p.pid for p in living(state) if p.is_server]
     services = set(pids) - _trees(servers)
-    _end(home, services, signal.SIGTERM, grace_s)
-    _end(home, servers, signal.SIGINT, grace_s)  # PostgreSQL: fast shutdown
+    if grace_s > 0:
+        _end(home, services, signal.SIGTERM, grace_s)
+        _end(home, servers, signal.SIGINT, grace_s)  # PostgreSQL: fast shutdown
     deadline = time.monotonic() + _GRACE_S
     while (left := leftovers(home)) and time.monotonic() < deadline:
-        segments |= mapped_segments(left)
+        files |= mapped_files(left)
+        seen.update(left)
         for pid in left:
             _signal(pid, signal.SIGKILL)
         time.sleep(_POLL_S)
-    remove_segments(home, segments)
+    agent = TritonLauncher(state_dir=home.service_state("agent"), artifacts_dir=home.artifacts)
+    remove_files(files, f"sluice_{agent.owner}_")
+    remove_orphans(seen)
     return names
 
 
@@ -89,30 +93,3 @@ def name_of(pid: int, state: StackState | None) -> str:
     except OSError:
         program = "?"
     return f"{program} ({pid})"
-
-
-def mapped_segments(pids: Iterable[int]) -> set[Path]:
-    """Return the files of /dev/shm that the processes have mapped.
-
-    Nobody else uses these, so they may go when the processes have gone.
-    """
-    found: set[Path] = set()
-    for pid in pids:
-        with suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                path = line.partition("/dev/shm/")[2].removesuffix(" (deleted)")  # noqa: S108
-                if path:
-                    found.add(_SHM / path)
-    return found
-
-
-def remove_segments(home: Home, segments: Iterable[Path] = ()) -> list[Path]:
-    """Remove the given segments and those named after this stack's agent; return what was there."""
-    agent = TritonLauncher(state_dir=home.service_state("agent"), artifacts_dir=home.artifacts)
-    own = set(_SHM.glob(f"sluice_{agent.owner}_*")) if _SHM.is_dir() else set[Path]()
-    removed: list[Path] = []
-    for segment in sorted(own | set(segments)):
-        with suppress(OSError):
-            segment.unlink()
-            removed.append(segment)
-    return removed

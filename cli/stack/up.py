@@ -181,7 +181,7 @@ async def run_stack(
     stack = Stack(home, options, secrets, ports, progress)
     failure = ""
     try:
-        async with _stop_asked(home, stack) as stop, asyncio.TaskGroup() as group:
+        async with _stop_asked(home) as stop, asyncio.TaskGroup() as group:
             stack.supervisor.start(group)
             failure = await _until_started(group, stack, base, stop)
             if not failure and stop.is_set():
@@ -254,13 +254,12 @@ async def _until_started(
 
 
 @asynccontextmanager
-async def _stop_asked(home: Home, stack: Stack) -> AsyncGenerator[asyncio.Event]:
+async def _stop_asked(home: Home) -> AsyncGenerator[asyncio.Event]:
     """Yield an event that a signal sets; a second signal kills everything and ends us at once."""
     stop = asyncio.Event()
 
     def kill() -> None:
-        stack.supervisor.kill()
-        end_leftovers(home)
+        end_leftovers(home, grace_s=0)
         os._exit(_KILLED_STATUS)
 
     restore = watch_signals(asyncio.get_running_loop(), stop.set, kill)

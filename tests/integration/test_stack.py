@@ -3,6 +3,7 @@
 import json
 import os
 import pwd
+import re
 import shlex
 import shutil
 import signal
@@ -22,6 +23,7 @@ import pytest
 
 from cli.stack.home import Home, read_env
 from cli.stack.ports import read_ports
+from cli.stack.segments import mapped_files, orphaned_ids
 from cli.stack.state import read_state
 from replica.agent.triton import TritonLauncher
 from sluice.process import free_port, marked_processes, port_is_free
@@ -83,9 +85,22 @@ class Place:
         )
         return list(Path("/dev/shm").glob(f"sluice_{agent.owner}_*"))
 
+    def postgres_segments(self) -> list[Path]:
+        """PostgreSQL's segments carry no name of ours; only those that nobody uses are counted."""
+        used = mapped_files(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
+        return [path for path in Path("/dev/shm").glob("PostgreSQL.*") if path not in used]
+
+    def system_v_segments(self) -> list[int]:
+        """Return the segments of the processes that the supervisor's log knows."""
+        log = self.home.log_file("supervisor").read_text()
+        pids = {int(pid) for pid in re.findall(r'"pid": (\d+)', log)}
+        return orphaned_ids(Path("/proc/sysvipc/shm").read_text(), pids)
+
     def assert_nothing_is_left(self) -> None:
         assert marked_processes(self.home.marker) == []
         assert self.segments() == []
+        assert self.postgres_segments() == []
+        assert self.system_v_segments() == []
         ports = [self.port, self.admin_port, *read_ports(self.home.ports_file).values()]
         assert [port for port in ports if not port_is_free("127.0.0.1", port)] == []
 

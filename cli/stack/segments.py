@@ -1,0 +1,62 @@
+"""Shared memory that killed processes leave behind: files in /dev/shm and System V segments.
+
+Triton keeps a region per replica in /dev/shm; PostgreSQL keeps a few bytes of System V memory as an
+interlock. Both clean up when they are asked to end, and cannot when they are killed.
+"""
+
+import ctypes
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_SHM = Path("/dev/shm")  # noqa: S108 - the kernel's, not a temporary folder of ours
+_SYSTEM_V = Path("/proc/sysvipc/shm")
+_IPC_RMID = 0
+
+
+def mapped_files(pids: Iterable[int]) -> set[Path]:
+    """Return the files of /dev/shm that the processes have mapped.
+
+    Nobody else uses these, so they may go when the processes have gone.
+    """
+    found: set[Path] = set()
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                path = line.partition("/dev/shm/")[2].removesuffix(" (deleted)")  # noqa: S108
+                if path:
+                    found.add(_SHM / path)
+    return found
+
+
+def remove_files(files: Iterable[Path], prefix: str) -> list[Path]:
+    """Remove the given files of /dev/shm and those with this prefix; return what was there."""
+    own = set(_SHM.glob(f"{prefix}*")) if _SHM.is_dir() else set[Path]()
+    removed: list[Path] = []
+    for file in sorted(own.union(files)):
+        with suppress(OSError):
+            file.unlink()
+            removed.append(file)
+    return removed
+
+
+def orphaned_ids(table: str, creators: Collection[int]) -> list[int]:
+    """Return the System V segments of dead creators that nobody has attached.
+
+    Args:
+        table: Text of /proc/sysvipc/shm; a header, then rows of
+            `key shmid perms size cpid lpid nattch ...`.
+        creators: Ids of processes that have ended.
+    """
+    rows = [line.split() for line in table.splitlines()[1:]]
+    return [int(row[1]) for row in rows if int(row[4]) in creators and int(row[6]) == 0]
+
+
+def remove_orphans(creators: Collection[int]) -> list[int]:
+    """Remove the System V segments that these ended processes made; return their ids."""
+    try:
+        found = orphaned_ids(_SYSTEM_V.read_text(), creators)
+    except OSError:
+        return []
+    libc = ctypes.CDLL(None, use_errno=True)
+    return [number for number in found if libc.shmctl(number, _IPC_RMID, None) == 0]
