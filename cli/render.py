@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cli.stack.health import Row
 
-_PLAIN_WIDTH = 160  # pipes and files have no width; rich would take 80 and fold
+_PLAIN_WIDTH = 240  # pipes and files have no width; rich would take 80 and fold
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -80,7 +80,7 @@ def test_objects_are_shown_as_a_table_or_as_json(capsys) -> None:
     assert capsys.readouterr().out.split()[-3:] == ["a", "-", "1.23"]
     show_objects(objects, ("id",), as_json=True)
     assert json.loads(capsys.readouterr().out) == objects
-    assert console().width == 160
+    assert console().width == 240
 
 
 def test_replica_states_are_found_by_port() -> None:
