@@ -57,10 +57,13 @@ proto-check: setup
 lock: setup ## Resolve requirements/dev.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11 --upgrade -o requirements/dev.lock
 
+docs: setup ## Write docs/config.md and docs/metrics.md anew from the code
+	@$(BIN)/python -m cli.reference
+
 bench: setup ## Run the benchmarks and write benchmarks/results/
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
 clean: ## Remove .venv and caches (never .sluice, which holds data)
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup up down test test-unit lint fix proto proto-check lock bench clean
+.PHONY: help setup up down test test-unit lint fix proto proto-check lock docs bench clean

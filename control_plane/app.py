@@ -56,7 +56,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         stack.push_async_callback(database.close)
         feed = Feed(database)
         fleet = Fleet(database, feed)
-        metrics = Metrics(feed)
+        metrics = Metrics()
         background = await stack.enter_async_context(asyncio.TaskGroup())
         loops = [background.create_task(feed.run()), background.create_task(fleet.run())]
         for loop in loops:
@@ -116,7 +116,8 @@ def _operations(feed: Feed, metrics: Metrics) -> list[web.RouteDef]:
         return web.json_response(description)
 
     async def show_metrics(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.render(), headers={"Content-Type": metrics.content_type})
+        body = metrics.render(feed)
+        return web.Response(body=body, headers={"Content-Type": metrics.content_type})
 
     return [
         web.get("/healthz", healthz),

@@ -11,34 +11,33 @@ class Metrics:
 
     content_type = "text/plain; version=0.0.4"
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-        self._registry = CollectorRegistry()
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
         self._watchers = Gauge(
             "control_plane_watchers_count",
             "Open watches",
             ["role"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self._requests = Counter(
             "control_plane_requests_total",
             "Admin requests by route and status",
             ["route", "status"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self._objects = Gauge(
-            "control_plane_objects_count", "Objects in the state", ["kind"], registry=self._registry
+            "control_plane_objects_count", "Objects in the state", ["kind"], registry=self.registry
         )
         self._version = Gauge(
-            "control_plane_state_version", "Version of the state", registry=self._registry
+            "control_plane_state_version", "Version of the state", registry=self.registry
         )
         self._database_up = Gauge(
-            "control_plane_database_up", "1 while PostgreSQL is heard", registry=self._registry
+            "control_plane_database_up", "1 while PostgreSQL is heard", registry=self.registry
         )
         self._refresh_s = Gauge(
             "control_plane_refresh_seconds",
             "How long the last reading of changes took",
-            registry=self._registry,
+            registry=self.registry,
         )
 
     def count_watcher(self, role: str, change: int) -> None:
@@ -49,12 +48,12 @@ class Metrics:
         """Count an answered admin request; `route` is the pattern, not the path."""
         self._requests.labels(route, str(status)).inc()
 
-    def render(self) -> bytes:
-        """Return everything in Prometheus' text format."""
-        state = self._feed.state
+    def render(self, feed: Feed) -> bytes:
+        """Return everything in Prometheus' text format; the gauges say what the feed holds now."""
+        state = feed.state
         for kind in KINDS:
             self._objects.labels(kind).set(len(state.of_kind(kind)))
         self._version.set(state.version)
-        self._database_up.set(self._feed.is_database_up)
-        self._refresh_s.set(self._feed.refresh_s)
-        return generate_latest(self._registry)
+        self._database_up.set(feed.is_database_up)
+        self._refresh_s.set(feed.refresh_s)
+        return generate_latest(self.registry)

@@ -61,7 +61,7 @@ class Gateway:
         self.is_draining = False
         self._changed = asyncio.Event()
         self.watcher.on_change(self._follow)
-        self._declare_gauges()
+        self._follow_metrics()
 
     def not_ready_because(self) -> str:
         """Return why requests cannot be served now, or an empty string."""
@@ -126,26 +126,17 @@ class Gateway:
                 with suppress(RejectedError):  # told in the log; tried again when asked for
                     await self.assets.get(digest)
 
-    def _declare_gauges(self) -> None:
-        metrics = self.metrics
-        metrics.gauge(
-            "gateway_open_generations", "Accepted, not ended", lambda: self.dispatcher.open
-        )
-        metrics.gauge("gateway_routers_up", "Connected routers", lambda: self.links.up)
-        metrics.gauge("gateway_control_age_seconds", "Age of the control state", self.watcher.age_s)
-        metrics.gauge("gateway_valkey_up", "1 when connected", lambda: self.valkey.is_connected)
-        metrics.counter(
-            "gateway_limit_local_decisions",
-            "Reservations decided without Valkey",
-            lambda: self.limiter.local_decisions,
-        )
-        metrics.counter(
-            "gateway_limit_lost_settlements",
-            "Settlements that Valkey did not take",
-            lambda: self.limiter.lost_settlements,
-        )
-        metrics.counter(
-            "gateway_events_dropped", "Request events lost", lambda: self.events.stats.dropped
+    def _follow_metrics(self) -> None:
+        self.metrics.follow(
+            {
+                "gateway_open_generations": lambda: self.dispatcher.open,
+                "gateway_routers_up": lambda: self.links.up,
+                "gateway_control_age_seconds": self.watcher.age_s,
+                "gateway_valkey_up": lambda: self.valkey.is_connected,
+                "gateway_limit_local_decisions": lambda: self.limiter.local_decisions,
+                "gateway_limit_lost_settlements": lambda: self.limiter.lost_settlements,
+                "gateway_events_dropped": lambda: self.events.stats.dropped,
+            }
         )
 
 

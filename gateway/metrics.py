@@ -1,9 +1,9 @@
 """All metrics of the gateway. Labels come from closed sets; tenants and models are never labels."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -12,6 +12,18 @@ _TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2
 _ITL_EDGES_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _TOTAL_EDGES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _GATEWAY_EDGES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+
+# What other parts keep and a scrape reads: name without `_total`, type, text.
+_FOLLOWED = (
+    ("gateway_open_generations", "gauge", "Accepted, not ended"),
+    ("gateway_routers_up", "gauge", "Connected routers"),
+    ("gateway_control_age_seconds", "gauge", "Age of the control state"),
+    ("gateway_valkey_up", "gauge", "1 when connected"),
+    ("gateway_limit_local_decisions", "counter", "Reservations decided without Valkey"),
+    ("gateway_limit_lost_settlements", "counter", "Settlements that Valkey did not take"),
+    ("gateway_events_dropped", "counter", "Request events lost"),
+)
+FOLLOWED_NAMES = tuple(name for name, _, _ in _FOLLOWED)
 
 
 class FastHistogram(Collector):
@@ -71,7 +83,7 @@ class GatewayMetrics:
         )
         self.tokens = Counter(
             "gateway_tokens_total",
-            "Tokens of accepted requests",
+            "Tokens of accepted requests: prompt, cached (of the prompt) or output",
             ("kind",),
             registry=self.registry,
         )
@@ -82,13 +94,11 @@ class GatewayMetrics:
             "gateway_resumes_total", "Answers continued elsewhere", registry=self.registry
         )
 
-    def gauge(self, name: str, documentation: str, read: Callable[[], float]) -> None:
-        """Add a gauge that is read at each scrape."""
-        Gauge(name, documentation, registry=self.registry).set_function(read)
-
-    def counter(self, name: str, documentation: str, read: Callable[[], float]) -> None:
-        """Add a counter that somebody else keeps; `name` without `_total`."""
-        self.registry.register(_ReadCounter(name, documentation, read))
+    def follow(self, read: Mapping[str, Callable[[], float]]) -> None:
+        """Read what others keep at each scrape; `read` has a function for each of their names."""
+        assert read.keys() == set(FOLLOWED_NAMES), read.keys() ^ set(FOLLOWED_NAMES)
+        for name, kind, text in _FOLLOWED:
+            self.registry.register(_ReadMetric(name, kind, text, read[name]))
 
     def page(self) -> bytes:
         """Return the exposition text."""
@@ -100,11 +110,15 @@ class GatewayMetrics:
         return histogram
 
 
-class _ReadCounter(Collector):
-    def __init__(self, name: str, documentation: str, read: Callable[[], float]) -> None:
-        self._name, self._documentation, self._read = name, documentation, read
+class _ReadMetric(Collector):
+    def __init__(self, name: str, kind: str, text: str, read: Callable[[], float]) -> None:
+        self._name, self._kind, self._text, self._read = name, kind, text, read
+
+    def describe(self) -> Iterable[Metric]:
+        yield Metric(self._name, self._text, self._kind)
 
     def collect(self) -> Iterable[Metric]:
-        family = Metric(self._name, self._documentation, "counter")
-        family.add_sample(self._name + "_total", {}, self._read())
+        family = Metric(self._name, self._text, self._kind)
+        suffix = "_total" if self._kind == "counter" else ""
+        family.add_sample(self._name + suffix, {}, self._read())
         yield family

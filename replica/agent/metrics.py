@@ -28,7 +28,7 @@ class AgentMetrics:
         )
         self._probe_seconds = Histogram(
             "agent_probe_seconds",
-            "Duration of the good ones",
+            "Duration of good probes",
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0),
             registry=self.registry,
         )

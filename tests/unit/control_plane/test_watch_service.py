@@ -57,7 +57,7 @@ async def _settle() -> None:
 
 
 def _service(feed: Feed) -> tuple[WatchService, Metrics, Presence]:
-    metrics, presence = Metrics(feed), Presence(lambda: None)
+    metrics, presence = Metrics(), Presence(lambda: None)
     return WatchService(feed, presence.present, metrics.count_watcher), metrics, presence
 
 
@@ -74,7 +74,7 @@ async def test_a_watcher_gets_a_snapshot_and_then_each_change() -> None:
             (False, True),
         ]
         assert presence.here() == {"r": "a:1"}
-        assert b'control_plane_watchers_count{role="router"} 1.0' in metrics.render()
+        assert b'control_plane_watchers_count{role="router"} 1.0' in metrics.render(feed)
         for version in range(11, 20):
             _change(feed, version)
             await _settle()
@@ -82,7 +82,7 @@ async def test_a_watcher_gets_a_snapshot_and_then_each_change() -> None:
         assert reader.state.tiers == feed.state.tiers
         watching.cancel()
     assert presence.here() == {}
-    assert b'control_plane_watchers_count{role="router"} 0.0' in metrics.render()
+    assert b'control_plane_watchers_count{role="router"} 0.0' in metrics.render(feed)
 
 
 async def test_a_slow_watcher_falls_off_the_history_and_starts_from_a_snapshot() -> None:
@@ -137,12 +137,12 @@ async def test_without_a_state_nobody_is_served() -> None:
 
 
 def test_the_names_of_the_metrics() -> None:
-    metrics = Metrics(_feed())
+    metrics = Metrics()
     metrics.count_request("/v1/tiers/{id}", 200)
     metrics.count_watcher("router", 1)
     names = {
         line.split()[2]: line.split()[3]
-        for line in metrics.render().decode().splitlines()
+        for line in metrics.render(_feed()).decode().splitlines()
         if line.startswith("# TYPE") and "_created" not in line
     }
     assert names == {

@@ -1,0 +1,169 @@
+"""The reference pages docs/config.md and docs/metrics.md, made from the code: `make docs`.
+
+What a setting means stands once, under `Attributes:` in its class; what a metric means, at its
+declaration. A test compares the pages with what is made here.
+"""
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+import control_plane.metrics
+import control_plane.settings
+import gateway.metrics
+import gateway.settings
+import replica.agent.metrics
+import replica.agent.settings
+import router.metrics
+import router.settings
+import telemetry.metrics
+import telemetry.settings
+from sluice.settings import ServiceSettings
+
+SETTINGS: Mapping[str, type[ServiceSettings]] = {
+    "gateway": gateway.settings.GatewaySettings,
+    "router": router.settings.Settings,
+    "agent": replica.agent.settings.AgentSettings,
+    "control plane": control_plane.settings.Settings,
+    "telemetry": telemetry.settings.Settings,
+}
+_UNITS = {"s": "seconds", "tokens": "tokens", "requests": "requests", "share": "ratio"}
+_TYPES = {str: "text", int: "integer", float: "number", bool: "boolean", Path: "path"}
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_SETTINGS_HEAD = """# Settings
+
+Every process reads its settings once, from the environment. A name with a service's prefix that is
+not listed here, a missing setting without a default, or a value out of its range ends the process
+at once with one line per mistake and status 2. `sluice up` sets what is needed by itself.
+`python -m control_plane.migrate` and `python -m telemetry.migrate` read the database's settings of
+their service and accept the others.
+"""
+_METRICS_HEAD = """# Metrics
+
+Each process answers `GET /metrics` on its HTTP address in Prometheus' text format. Labels come from
+closed sets: tenants, requests and replicas are never labels. With several gateway workers, each
+scrape reaches one of them.
+"""
+_GENERATED = "\nMade from the code by `make docs`; do not edit.\n"
+
+
+def settings_page() -> str:
+    """Return docs/config.md.
+
+    Raises:
+        LookupError: A setting is not described in its class.
+    """
+    parts = [_SETTINGS_HEAD, _GENERATED]
+    for service, owner in SETTINGS.items():
+        prefix = str(owner.model_config.get("env_prefix", ""))
+        described = descriptions(owner)
+        rows: list[tuple[str, ...]] = []
+        for name, field in owner.model_fields.items():
+            if name not in described:
+                raise LookupError(f"{owner.__qualname__}.{name} is not under Attributes:")
+            facts = (_type(field), _default(field), _unit(name), described[name])
+            rows.append((f"`{prefix}{name.upper()}`", *facts))
+        parts.append(f"\n## {service.capitalize()}\n\n")
+        parts.append(_table(("setting", "type", "default", "unit", "meaning"), rows))
+    return "".join(parts)
+
+
+def descriptions(owner: type[ServiceSettings]) -> dict[str, str]:
+    """Return what the `Attributes:` of a class and its bases say, by field."""
+    found: dict[str, str] = {}
+    for cls in reversed(owner.__mro__):
+        if not issubclass(cls, ServiceSettings):
+            continue
+        _, _, attributes = (inspect.getdoc(cls) or "").partition("Attributes:\n")
+        for entry in re.split(r"\n(?=    \w)", "\n" + attributes):
+            name, _, text = entry.strip().partition(":")
+            found[name] = " ".join(text.split())
+    return {name: text for name, text in found.items() if text}
+
+
+def metrics_page() -> str:
+    """Return docs/metrics.md."""
+    parts = [_METRICS_HEAD, _GENERATED]
+    for service, registry in _registries().items():
+        parts.append(f"\n## {service.capitalize()}\n\n")
+        parts.append(_table(("metric", "type", "labels", "meaning"), _metrics(registry)))
+    return "".join(parts)
+
+
+def _registries() -> dict[str, CollectorRegistry]:
+    gateway_metrics = gateway.metrics.GatewayMetrics()
+    gateway_metrics.follow(dict.fromkeys(gateway.metrics.FOLLOWED_NAMES, float))
+    return {
+        "gateway": gateway_metrics.registry,
+        "router": router.metrics.RouterMetrics().registry,
+        "agent": replica.agent.metrics.AgentMetrics().registry,
+        "control plane": control_plane.metrics.Metrics().registry,
+        "telemetry": telemetry.metrics.Metrics().registry,
+    }
+
+
+def _metrics(registry: CollectorRegistry) -> list[tuple[str, ...]]:
+    """Return name, type, labels and meaning of each metric, by name."""
+    rows: list[tuple[str, ...]] = []
+    # The library shows label names only on samples, which there are none of before the first value.
+    for collector in registry._collector_to_names:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        labels: Iterable[str] = getattr(collector, "_labelnames", ())
+        for family in collector.collect():
+            suffix = "_total" if family.type == "counter" else ""
+            names = ", ".join(f"`{label}`" for label in labels)
+            rows.append((f"`{family.name}{suffix}`", family.type, names, family.documentation))
+    return sorted(rows)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|").rstrip(".") for cell in line) + " |\n"
+        for line in lines
+    )
+
+
+def _type(field: FieldInfo) -> str:
+    kind: Any = field.annotation
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Literal:
+        return " or ".join(f"`{choice}`" if choice else "empty" for choice in get_args(kind))
+    bounds = [
+        f"{sign} {getattr(rule, name):,}"
+        for rule in field.metadata
+        for name, sign in _BOUNDS.items()
+        if getattr(rule, name, None) is not None
+    ]
+    word = "text, secret" if kind is SecretStr else _TYPES[kind]
+    return ", ".join([word, *bounds])
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default()
+    text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+    if isinstance(value, bool):
+        text = text.lower()
+    return f"`{text}`" if text else "empty"
+
+
+def _unit(name: str) -> str:
+    return next((_UNITS[word] for word in reversed(name.split("_")) if word in _UNITS), "")
+
+
+def main() -> None:
+    """Write both pages into docs/ of the current directory."""
+    Path("docs/config.md").write_text(settings_page())
+    Path("docs/metrics.md").write_text(metrics_page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""docs/config.md and docs/metrics.md say what the code says."""
+
+import re
+from pathlib import Path
+
+from cli.reference import SETTINGS, descriptions, metrics_page, settings_page
+
+ROOT = Path(__file__).parents[3]
+STALE = "stale: run `make docs`"
+
+
+def test_settings_page_is_fresh():
+    assert (ROOT / "docs" / "config.md").read_text() == settings_page(), STALE
+
+
+def test_metrics_page_is_fresh():
+    assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page(), STALE
+
+
+def test_every_service_with_settings_is_on_the_page():
+    found = {
+        prefix
+        for path in ROOT.glob("*/**/settings.py")
+        if ".venv" not in path.parts
+        for prefix in re.findall(r'env_prefix="(\w+)"', path.read_text())
+    }
+    assert found == {owner.model_config["env_prefix"] for owner in SETTINGS.values()}
+
+
+def test_nothing_is_described_that_does_not_exist():
+    for owner in SETTINGS.values():
+        assert descriptions(owner).keys() == owner.model_fields.keys(), owner
+
+
+def test_the_golden_lists_are_on_the_metrics_page():
+    """Those lists come from running parts, the page from declarations."""
+    page = {
+        (name, kind)
+        for name, kind in re.findall(r"^\| `(\w+)` \| (\w+) ", metrics_page(), re.MULTILINE)
+    }
+    golden = {
+        tuple(line.split()[2:])
+        for path in (ROOT / "tests" / "unit").glob("*/metrics.golden")
+        for line in path.read_text().splitlines()
+    }
+    assert golden
+    assert golden <= page
