@@ -84,3 +84,21 @@ def test_tokens_of_probability_zero_are_never_drawn() -> None:
     values = np.full((1, 4), -np.inf, np.float32)
     values[0, 2] = 0.0
     assert {sample(values, [(Sampling(temperature=1.0), i)])[0] for i in range(100)} == {2}
+
+
+@given(
+    vocabulary=st.integers(1, 400),
+    seed=st.integers(0, 2**32 - 1),
+    temperature=st.sampled_from([1e-7, 0.3, 1.0, 2.0]),
+)
+def test_the_two_levels_find_what_one_running_sum_finds(
+    vocabulary: int, seed: int, temperature: float
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, 4, (3, vocabulary)).astype(np.float32)
+    rows = [(Sampling(temperature=temperature, seed=seed + row), row) for row in range(3)]
+    draws = uniforms([seed + row for row in range(3)], range(3))
+    for row, token in enumerate(sample(logits, rows)):
+        scaled = (logits[row] - logits[row].max()).astype(np.float64) / max(temperature, 1e-6)
+        running = np.exp(scaled).cumsum() / np.exp(scaled).sum()
+        below = running[token - 1] if token else 0.0
+        assert below - 1e-5 <= draws[row] <= running[token] + 1e-5
