@@ -99,7 +99,6 @@ def migrations_folder() -> Path:
     candidates = (
         root / "migrations" / "clickhouse",
         root / "telemetry" / "_data" / "migrations",
-        root / "control_plane" / "_data" / "migrations" / "clickhouse",
     )
     for folder in candidates:
         if folder.is_dir():
