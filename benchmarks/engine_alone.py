@@ -18,9 +18,9 @@ from typing import Any
 from benchmarks.results import write_result
 from replica.drivers.openvino import load_openvino
 from replica.drivers.sim import load_sim
-from replica.engine.types import Driver, SequenceRequest
+from replica.engine.types import Driver, Sampling, SequenceRequest
 
-_BASE = Path(__file__).parents[1] / "model_repo" / "default"
+SHIPPED_BASE = Path(__file__).parents[1] / "model_repo" / "default"
 _BATCHES = (1, 8, 32, 64)
 _PROMPT_TOKENS = 64
 _NEW_TOKENS = 100
@@ -47,10 +47,37 @@ def run(driver: Driver, prompts: list[list[int]], new_tokens: int) -> tuple[floa
     return first_s, time.perf_counter() - began_s
 
 
+def closed_loop(driver: Driver, sequences: int, requests: int) -> float:
+    """Return new tokens per second: `sequences` at a time, each of 100 tokens at temperature 1.
+
+    The shape of an HTTP load with OpenAI's defaults: prompts of 30 tokens, one starts as one ends.
+    """
+    waiting = [
+        SequenceRequest(
+            key,
+            prompt(30),
+            _NEW_TOKENS,
+            ignore_eos=True,
+            sampling=Sampling(temperature=1.0, seed=key),
+        )
+        for key in range(requests)
+    ]
+    began_s, tokens = time.perf_counter(), 0
+    for _ in range(sequences):
+        driver.add(waiting.pop())
+    while driver.has_work:
+        events = driver.step()
+        tokens += len(events.keys)
+        for _ in events.finished:
+            if waiting:
+                driver.add(waiting.pop())
+    return tokens / (time.perf_counter() - began_s)
+
+
 def measure_openvino() -> dict[str, Any]:
     """Measure the real engine on the shipped base."""
     began_s = time.perf_counter()
-    driver = load_openvino(_BASE, "benchmark", {})
+    driver = load_openvino(SHIPPED_BASE, "benchmark", {})
     load_s = time.perf_counter() - began_s
     run(driver, [prompt(_PROMPT_TOKENS) for _ in range(8)], 16)  # kernels are compiled at first use
     throughput: dict[str, Any] = {}
@@ -81,7 +108,7 @@ def measure_openvino() -> dict[str, Any]:
 
 def measure_sim() -> dict[str, Any]:
     """Measure the simulated engine."""
-    driver = load_sim(_BASE, "benchmark", {})
+    driver = load_sim(SHIPPED_BASE, "benchmark", {})
     prompts = [prompt(_PROMPT_TOKENS) for _ in range(_SIM_SEQUENCES)]
     cpu_s = time.process_time()
     _, wall_s = run(driver, prompts, _NEW_TOKENS)
