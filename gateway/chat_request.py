@@ -5,16 +5,27 @@ it has the value that means "nothing special".
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from sluice.errors import BadRequestError, ErrorCode
 
 BODY_BYTES_MAX = 4 << 20
 MESSAGES_MAX = 4096
+PARTS_MAX = 4096  # of one message: texts, or tool calls
 STOPS_MAX = 4
+_METADATA_MAX = 16
+_FIELDS_MAX = 64  # of an object whose fields are known
 
 # Documented parameters that have no effect yet -> the values that ask for nothing special.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -40,12 +51,22 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in_memory",),
 }
 
+# Only the first mistake is told. Without fail_fast all are collected: a body of 4 MB can hold
+# millions, which would stop the event loop for 10 s.
 Text = Annotated[str, Field(max_length=BODY_BYTES_MAX)]
 ShortText = Annotated[str, Field(max_length=512)]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        """Refuse what has many unknown fields before each of them becomes a mistake."""
+        if isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _FIELDS_MAX:
+            raise ValueError(f"an object has at most {_FIELDS_MAX} fields here")
+        return value
 
 
 class TextPart(_Strict):
@@ -76,9 +97,11 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: (
+        Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=PARTS_MAX)] | None
+    ) = None
     name: ShortText | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=PARTS_MAX)] | None = None
     tool_call_id: ShortText | None = None
 
     def text(self) -> str:
@@ -90,10 +113,8 @@ class Message(BaseModel):
         return "".join(part.text for part in self.content)
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(_Strict):
     """A function that the model may call; its schema goes to the chat template unchecked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: Text | None = None
@@ -115,29 +136,38 @@ class StreamOptions(_Strict):
     include_obfuscation: Literal[False] | None = None
 
 
+def _few_entries(value: Any) -> Any:
+    if isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _METADATA_MAX:
+        raise ValueError(f"at most {_METADATA_MAX} entries are allowed")
+    return value
+
+
+Metadata = Annotated[dict[ShortText, ShortText], BeforeValidator(_few_entries)]
+
+
 class ChatRequest(BaseModel):
     """A valid request; None stands for "not given"."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MESSAGES_MAX)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
-    metadata: Annotated[dict[ShortText, ShortText], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     session_id: ShortText | None = None
     ignore_eos: bool = False
 

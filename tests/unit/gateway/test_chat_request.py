@@ -1,10 +1,12 @@
 """Every parameter is honoured or refused by name; bad bodies are 400s that say what is wrong."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from gateway.chat_request import parse_chat_request
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
@@ -145,3 +147,23 @@ def test_any_object_is_taken_or_refused_as_a_client_error(extra: dict[str, objec
         parse_chat_request(json.dumps(GOOD | extra).encode())
     except PlatformError as error:
         assert error.status == 400
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": [1] * 300_000}]},
+        {"messages": [{"role": "user", "content": "", "tool_calls": [1] * 300_000}]},
+        {"stop": [1] * 300_000},
+        {"tools": [{"type": "function", "function": dict.fromkeys(map(str, range(100_000)), 1)}]},
+        {"metadata": dict.fromkeys(map(str, range(100_000)), 1)},
+    ],
+    ids=["parts", "tool calls", "stops", "unknown fields", "metadata"],
+)
+def test_the_number_of_mistakes_in_a_body_does_not_matter(fields: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | fields
+    with pytest.raises(BadRequestError) as caught:
+        parse_chat_request(json.dumps(body).encode())
+    found = caught.value.__context__
+    assert isinstance(found, ValidationError)
+    assert found.error_count() <= 4
