@@ -61,7 +61,7 @@ class Directory:
             self._index_cells()
 
     def authenticate(self, secret: str, now_unix_ms: int) -> Principal:
-        """Return the caller whose key text is `secret`; PlatformError 401 or 403 otherwise."""
+        """Return the caller whose key text is `secret`; PlatformError 401 otherwise."""
         digest = hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
         key = self._state.keys.get(self._key_ids.get(digest, ""))
         if key is None or not hmac.compare_digest(key.secret_sha256, digest):

@@ -6,7 +6,7 @@ import orjson
 
 from sluice.errors import ErrorCode, PlatformError
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 # Overload without a better idea: long enough to matter, short enough not to idle.
 _RETRY_AFTER_S = 1.0

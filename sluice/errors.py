@@ -14,7 +14,6 @@ class ErrorCode(StrEnum):
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     REQUEST_TOO_LARGE = "request_too_large"
     INVALID_API_KEY = "invalid_api_key"
-    PERMISSION_DENIED = "permission_denied"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -43,7 +42,6 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.UNSUPPORTED_PARAMETER: 400,
     ErrorCode.REQUEST_TOO_LARGE: 413,
     ErrorCode.INVALID_API_KEY: 401,
-    ErrorCode.PERMISSION_DENIED: 403,
     ErrorCode.MODEL_NOT_FOUND: 404,
     ErrorCode.NOT_FOUND: 404,
     ErrorCode.METHOD_NOT_ALLOWED: 405,

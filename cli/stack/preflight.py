@@ -89,7 +89,8 @@ def find_base(chosen: Path | None) -> Path:
     directory = chosen.expanduser().resolve() if chosen else _shipped_base()
     missing = [name for name in _BASE_FILES if not (directory / name).is_file()]
     if missing:
-        fix = "check --base" if chosen else "restore it with git checkout model_repo/default"
+        restore = "git checkout model_repo/default, or install the wheel again"
+        fix = "check --base" if chosen else restore
         raise StackError(f"no base in {directory} ({', '.join(missing)} missing): {fix}")
     return directory
 
