@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 
 # Rendering and encoding take about 1 ms per 10 KB; above this they would be felt by other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
+_CHARACTERS_PER_MESSAGE = 64  # what rendering one costs beside its text, in these terms
 _RETRY_LOAD_S = 1.0
 
 
@@ -49,15 +50,19 @@ class BaseAssets:
 
     async def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Return the prompt's token ids; large prompts are worked on in a thread."""
-        size = sum(len(message.text()) for message in messages)
-        if size <= _INLINE_CHARACTERS_MAX and not tools:
+        size = sum(_CHARACTERS_PER_MESSAGE + len(message.text()) for message in messages)
+        has_calls = any(message.tool_calls for message in messages)
+        if size <= _INLINE_CHARACTERS_MAX and not tools and not has_calls:
             return self._encode(messages, tools)
         return await asyncio.to_thread(self._encode, messages, tools)
 
     def _encode(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        text = self.template.render(messages, tools)
+        pieces = self.template.pieces(messages, tools)
         # The batch call lets go of the interpreter lock, and the fast one computes no offsets.
-        return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        if len(encodings) == 1:
+            return encodings[0].ids
+        return [token for encoding in encodings for token in encoding.ids]
 
 
 def load_base(directory: Path) -> BaseAssets:
@@ -73,7 +78,9 @@ def load_base(directory: Path) -> BaseAssets:
     model = _json(directory / "config.json", is_optional=True)
     end_ids = _end_ids(tokenizer, config, generation, model)
     try:
-        template = ChatTemplate(_template_source(directory, config), _special_tokens(config))
+        template = ChatTemplate(
+            _template_source(directory, config), _special_tokens(config), _reserved(tokenizer)
+        )
     except TemplateSyntaxError as error:
         raise ValueError(f"the chat template of {directory} is not valid: {error}") from error
     return BaseAssets(
@@ -130,6 +137,12 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(text, str):
             found[name] = text
     return found
+
+
+def _reserved(tokenizer: Tokenizer) -> set[str]:
+    """Return the texts that the tokenizer reads as special tokens."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    return {token.content for token in added if token.special and len(token.content) > 1}
 
 
 def _end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> frozenset[int]:
