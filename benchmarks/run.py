@@ -1,9 +1,14 @@
 """Run every benchmark and write benchmarks/results/: `python -m benchmarks.run [NAME ...]`."""
 
+import argparse
+import ast
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 MODULES = {
+    "gateway": "benchmarks.micro.gateway_paths",
     "router": "benchmarks.micro.router_core",
     "events": "benchmarks.micro.event_emit",
     "engine": "benchmarks.engine_alone",
@@ -11,12 +16,27 @@ MODULES = {
 }
 
 
+def about(module: str) -> str:
+    """Return the text that a benchmark begins with, without running it."""
+    spec = find_spec(module)
+    assert spec is not None, module
+    assert spec.origin is not None, module
+    return ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
+
+
 def main() -> None:
     """Run the named benchmarks, all by default, each in a process of its own."""
-    unknown = set(sys.argv[1:]) - MODULES.keys()
-    if unknown:
-        raise SystemExit(f"unknown benchmark {', '.join(unknown)}; known: {', '.join(MODULES)}")
-    for name in sys.argv[1:] or MODULES:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.run",
+        description="Run benchmarks and write benchmarks/results/.",
+        epilog="\n\n".join(f"{name}: {about(module)}" for name, module in MODULES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODULES))
+    names = parser.parse_args().names
+    if unknown := set(names) - MODULES.keys():
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; known: {', '.join(MODULES)}")
+    for name in names or MODULES:
         print(f"== {name}", flush=True)
         subprocess.run([sys.executable, "-m", MODULES[name]], check=True)
 

@@ -1,7 +1,9 @@
 """The whole platform on this machine: start-up, memory, CPU per token, throughput.
 
-One operation: see each function. Client, servers and engine share the machine, so wall-clock
-figures are pessimistic; CPU per token is the sturdier figure.
+One operation: of `start`, a `sluice up --detach` in an empty folder; of `proxy`, one streamed token
+through router and gateway on the `sim` driver; of `engine`, one streamed answer of 100 tokens on
+the `openvino` driver. Not measured: installation, TLS, a network. Client, servers and engine share
+the machine, so wall-clock figures are pessimistic; CPU per token is the sturdier figure.
 Run: `python -m benchmarks.load.stack [start] [proxy] [engine]`.
 """
 
@@ -146,6 +148,8 @@ def measure_engine() -> None:
 def main() -> None:
     """Run the measurements named on the command line, all of them by default."""
     measurements = {"start": measure_start, "proxy": measure_proxy, "engine": measure_engine}
+    if unknown := set(sys.argv[1:]) - measurements.keys():
+        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(measurements)}")
     for name in sys.argv[1:] or measurements:
         measurements[name]()
 

@@ -1,0 +1,29 @@
+"""Every benchmark can be found, imports, and begins with what one operation is."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from benchmarks.run import MODULES, about
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("module", MODULES.values())
+def test_it_says_what_one_operation_is_and_what_is_left_out(module: str) -> None:
+    text = " ".join(about(module).split())
+    assert re.search(r"\b([Oo]ne|[Tt]wo|[Tt]hree) operations?\b", text)
+    assert re.search(r"\b[Nn]ot (measured|counted)\b", text)
+    assert f"python -m {module}" in text
+    assert callable(import_module(module).main)
+
+
+def test_all_that_can_be_run_is_in_the_table() -> None:
+    runnable = {
+        str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
+        for path in (ROOT / "benchmarks").rglob("*.py")
+        if '__name__ == "__main__"' in path.read_text()
+    }
+    assert runnable - {"benchmarks.run"} == set(MODULES.values())
