@@ -44,6 +44,15 @@ at once with one line per mistake and status 2. `sluice up` sets what is needed 
 `python -m control_plane.migrate` and `python -m telemetry.migrate` read the database's settings of
 their service and accept the others.
 """
+_SETTINGS_TAIL = """
+## The command `sluice`
+
+| setting | default | meaning |
+| --- | --- | --- |
+| `SLUICE_HOME` | `.sluice` | Folder of the local stack |
+| `SLUICE_ADMIN_URL`, `SLUICE_TELEMETRY_URL`, `SLUICE_ADMIN_KEY` | the stack's `env` file | Whom `tenants`, `keys`, `models` and `requests` ask, and as who |
+| `PG_BIN` | binaries of the wheel | Folder of another PostgreSQL with `initdb` and `postgres` |
+"""  # noqa: E501 - a row of a table
 _METRICS_HEAD = """# Metrics
 
 Each process answers `GET /metrics` on its HTTP address in Prometheus' text format. Labels come from
@@ -71,7 +80,7 @@ def settings_page() -> str:
             rows.append((f"`{prefix}{name.upper()}`", *facts))
         parts.append(f"\n## {service.capitalize()}\n\n")
         parts.append(_table(("setting", "type", "default", "unit", "meaning"), rows))
-    return "".join(parts)
+    return "".join((*parts, _SETTINGS_TAIL))
 
 
 def descriptions(owner: type[ServiceSettings]) -> dict[str, str]:
