@@ -25,21 +25,16 @@ if TYPE_CHECKING:  # the class takes no arguments at run time
 
 _WELCOME_TIMEOUT_S = 2.0
 _WRITE_TIMEOUT_S = 5.0
-# A router with answers of ours under way that says nothing at all for this long is frozen: engines
-# step many times a second, and routers give up on silent replicas after 2 s. Requests without a
-# token do not count: a long prompt may take longer than this.
-_SILENCE_S = 5.0
+# Routers say something every second, if only that they live: one that does not is frozen. Silence
+# is counted in naps of our own, so that a pause of this process is not taken for one of the router.
+_NAP_S = 0.25
+_SILENT_NAPS_MAX = 10
 _UNSENT_MAX = 20_000  # submits and cancels waiting for the socket
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    # A frozen router is noticed within 12 s also when nothing is under way; gRPC takes no less.
-    # Routers allow a ping every 5 s.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
-    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -153,12 +148,13 @@ class RouterLink:
                 await call.write(batch)
 
     async def _watch_silence(self) -> None:
-        while True:
-            await asyncio.sleep(0.5)
-            if time.monotonic() - self._heard_at_s > _SILENCE_S and any(
-                not generation.is_fresh for generation in self._generations.values()
-            ):
-                raise TimeoutError(f"silent for {_SILENCE_S:g} s with answers under way")
+        heard_at_s, silent_naps = self._heard_at_s, 0
+        while silent_naps < _SILENT_NAPS_MAX:
+            await asyncio.sleep(_NAP_S)
+            silent_naps += 1
+            if heard_at_s != self._heard_at_s:
+                heard_at_s, silent_naps = self._heard_at_s, 0
+        raise TimeoutError(f"silent for {_NAP_S * _SILENT_NAPS_MAX:g} s")
 
     def deliver(self, message: wire.ConnectResponse, now_s: float) -> None:
         """Hand out what a message brings. Placements stand before tokens, outcomes after them."""

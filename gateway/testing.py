@@ -44,7 +44,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         plan: Called once per submission.
         submits: Everything that was submitted.
         cancelled: Request ids whose cancel came.
-        streams_max: Connections beyond are refused; 0 refuses all.
+        is_frozen: Says nothing, not even that it lives.
     """
 
     def __init__(self, plan: Callable[[wire.Submit], Plan], *, step_s: float = 0.002) -> None:
@@ -53,6 +53,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         self.step_s = step_s
         self.submits: list[wire.Submit] = []
         self.cancelled: list[str] = []
+        self.is_frozen = False
         self._break = asyncio.Event()
 
     def break_streams(self) -> None:
@@ -71,10 +72,17 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(session.read(request_iterator))
             yield wire.ConnectResponse(welcome=wire.Welcome(router_id="scripted", epoch=1))
+            alive_at = 0.0
             while not broken.is_set():
                 await asyncio.sleep(self.step_s)
+                now = asyncio.get_running_loop().time()
+                if self.is_frozen:
+                    continue
                 if (message := session.step()) is not None:
                     yield message
+                elif now - alive_at >= _HEARTBEAT_S:
+                    alive_at = now
+                    yield wire.ConnectResponse()
             reader.cancel()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the test")
 

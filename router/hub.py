@@ -45,11 +45,14 @@ class GatewayLink:
                 self.cut.set()
         self.ready.set()
 
-    def take(self) -> bytes:
-        """Return everything that waits as one serialized message; empty when nothing does."""
+    def take(self) -> bytes | None:
+        """Return everything that waits as one serialized message; None when nothing does.
+
+        A sign of life alone is an empty message.
+        """
         batch, self._pending = self._pending, None
         self.ready.clear()
-        return b"" if batch is None else convert.connect_response(batch).SerializeToString()
+        return None if batch is None else convert.connect_response(batch).SerializeToString()
 
     @property
     def is_flushed(self) -> bool:

@@ -123,7 +123,7 @@ class RouterService:
     ) -> tuple[grpc.StatusCode, str]:
         while True:
             await link.ready.wait()
-            if data := link.take():
+            if (data := link.take()) is not None:
                 link.is_writing = True
                 try:
                     async with asyncio.timeout(_WRITE_TIMEOUT_S):

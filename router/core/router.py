@@ -31,7 +31,7 @@ from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
-SIGN_OF_LIFE_S = 1.0  # gateways take a router that says nothing for 5 s for frozen
+SIGN_OF_LIFE_S = 1.0  # gateways take a router that says nothing for 2.5 s for frozen
 _MOVED_RETRY_S = 0.2  # the gateway's next snapshot names the new owner
 
 
@@ -51,7 +51,7 @@ class RouterCore:
         self._live = 0
         self._busy: dict[str, ReplicaBook] = {}  # said "busy" a moment ago
         self._actions = Actions()
-        self._cells_told_at = float("-inf")
+        self._cells_told_at = self._alive_at = float("-inf")
 
     # --- gateways ---------------------------------------------------------------------------
 
@@ -294,17 +294,20 @@ class RouterCore:
         for cell in self.cells.values():
             if cell.queue.requests:
                 self._bind(cell, now)
-        self._tell_cells(now)
+        is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S
+        self._tell_cells(now, everything=is_sign_of_life)
+        if is_sign_of_life:
+            self._alive_at = now
         actions, self._actions = self._actions, Actions()
         for gateway in self.gateways.values():
-            if gateway.batch:
+            if gateway.batch or is_sign_of_life:
                 actions.batches.append((gateway.key, gateway.batch))
                 gateway.batch = Batch()
         return actions
 
     def next_tick_at(self, now: float) -> float:
         """Return when `tick` is due even if nothing happens."""
-        due = now + SIGN_OF_LIFE_S
+        due = self._alive_at + SIGN_OF_LIFE_S
         while self._deadlines and self._deadlines[0][2].state is State.DONE:
             heappop(self._deadlines)
         if self._deadlines:
@@ -369,18 +372,16 @@ class RouterCore:
             cell.update(book, self.config, now)
             self._actions.dispatches.setdefault(book.replica_id, []).append(slot)
 
-    def _tell_cells(self, now: float) -> None:
-        """Broadcast what changed, and everything once a second as a sign of life."""
-        quiet_s = now - self._cells_told_at
-        if quiet_s < self.config.cell_state_interval_s:
+    def _tell_cells(self, now: float, *, everything: bool) -> None:
+        """Broadcast what changed, not too often."""
+        if not everything and now - self._cells_told_at < self.config.cell_state_interval_s:
             return
-        is_due = quiet_s >= SIGN_OF_LIFE_S
         for cell in self.cells.values():
-            if cell.is_dirty or is_due:
+            if cell.is_dirty or everything:
                 cell.is_dirty = False
                 self._cells_told_at = now
                 state = cell.state()
-                if state == cell.told and not is_due:
+                if state == cell.told and not everything:
                     continue
                 cell.told = state
                 for gateway in self.gateways.values():

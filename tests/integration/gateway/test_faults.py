@@ -99,6 +99,17 @@ async def test_a_router_that_dies_and_returns_costs_a_pause(world, eventually) -
         assert len(w.router.submits) == 16
 
 
+async def test_a_frozen_router_is_noticed_though_nothing_is_under_way(world, eventually) -> None:
+    async with world() as w, w.sdk() as sdk:
+        assert (await streamed(w, sdk))[0] == w.text
+        await asyncio.sleep(3.0)  # longer than silence is borne: signs of life keep the link up
+        assert w.gateway.links.up == 1
+        w.router.is_frozen = True
+        await eventually(lambda: w.gateway.links.up == 0)
+        w.router.is_frozen = False
+        assert (await streamed(w, sdk))[0] == w.text
+
+
 @pytest.mark.parametrize(
     ("kind", "code", "status", "retry_after"),
     [

@@ -1,5 +1,7 @@
 """One test per promise of the router's core."""
 
+from itertools import pairwise
+
 import pytest
 
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -376,6 +378,22 @@ def test_cell_states_are_told_when_they_change_and_as_a_sign_of_life(bench):
     world.tick(0.2)
     state = world.batch().cells[-1]
     assert (state.running, state.replicas_ready, state.queued) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("cells", [(), ("cell",)], ids=["without cells", "with idle replicas"])
+def test_every_gateway_hears_a_sign_of_life_each_second(bench, cells):
+    world = bench()
+    world.plan(cells=cells)
+    heard_at: list[float] = []
+    for _ in range(100):
+        if cells:
+            world.frame("replica-0", tick=False)  # idle hosts say every 0.2 s that they live
+        if world.tick(0.1).batches:
+            heard_at.append(world.now)
+    gaps = [later - earlier for earlier, later in pairwise(heard_at)]
+    assert heard_at
+    assert max(gaps) < 1.2
+    assert min(gaps[1:]) > 0.8, "nothing else is told when nothing changes"
 
 
 def test_speed_is_learned_from_full_steps(bench):

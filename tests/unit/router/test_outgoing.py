@@ -17,18 +17,32 @@ def batch(handle: int, *tokens: int) -> Batch:
     return made
 
 
+def taken(link: GatewayLink) -> wire.ConnectResponse:
+    data = link.take()
+    assert data is not None
+    return wire.ConnectResponse.FromString(data)
+
+
 async def test_batches_merge_while_the_socket_is_busy():
     link = GatewayLink(1, "gateway")
     link.put(batch(1, 10, 11))
     link.put(batch(2, 20))
     assert not link.is_flushed
-    message = wire.ConnectResponse.FromString(link.take())
+    message = taken(link)
     assert list(message.handle) == [1, 2]
     assert list(message.count) == [2, 1]
     assert list(message.token) == [10, 11, 20]
     assert link.is_flushed
     assert not link.ready.is_set()
+    assert link.take() is None
+
+
+async def test_a_sign_of_life_is_an_empty_message():
+    link = GatewayLink(1, "gateway")
+    link.put(Batch())
+    assert link.ready.is_set()
     assert link.take() == b""
+    assert link.take() is None
 
 
 async def test_a_link_is_bounded(monkeypatch: pytest.MonkeyPatch):
@@ -37,7 +51,7 @@ async def test_a_link_is_bounded(monkeypatch: pytest.MonkeyPatch):
     for _ in range(1000):
         link.put(batch(1, *range(10)))
     assert link.cut.is_set()
-    assert len(wire.ConnectResponse.FromString(link.take()).token) <= 110
+    assert len(taken(link).token) <= 110
 
 
 async def test_a_dispatch_carries_everything_the_engine_needs():
