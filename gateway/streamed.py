@@ -101,10 +101,17 @@ class StreamedGeneration(Generation):
             return
         size = self._frame_bytes + len(fragment)
         line = _SIZE_LINES[size] if size < 4096 else b"%x\r\n" % size
-        self._write(b"".join((line, self._head, fragment, _TAIL_AND_CRLF)))
+        self._write_frame(b"".join((line, self._head, fragment, _TAIL_AND_CRLF)))
         self._until_check -= 1
         if not self._until_check:
             self._check_reader()
+
+    def _write_frame(self, frame: bytes) -> None:
+        try:
+            self._write(frame)
+        except RuntimeError:
+            # uvloop: the connection is closed, and the handler's cancellation is on its way.
+            self.end(Ending(EndKind.REFUSED, ErrorCode.CLIENT_CLOSED, "The client hung up."))
 
     def _send_calls(self) -> None:
         calls = [{"index": index, **call.as_dict()} for index, call in self.pipe.new_calls()]
@@ -113,12 +120,14 @@ class StreamedGeneration(Generation):
             if self._early is not None:
                 self._early.append(chunk)
             else:
-                self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+                self._write_frame(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def _check_reader(self) -> None:
         self._until_check = _CHECK_EVERY
         transport = self._transport
-        if transport is not None and transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
+        if self.ending is not None or transport is None:
+            return
+        if transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
             text = "The client reads too slowly; the stream was cut."
             self.end(Ending(EndKind.REFUSED, ErrorCode.SLOW_READER, text))
 

@@ -4,6 +4,8 @@ import asyncio
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -128,6 +130,39 @@ async def test_a_client_that_leaves_frees_its_kv_blocks(stack) -> None:
         for stream in streams:
             await stream.close()
         await eventually(lambda: kv_blocks_used(stack) == 0, timeout_s=5)
+
+
+async def test_clients_that_reset_their_connections_cost_nobody_else_anything(stack) -> None:
+    gateway = stack.pid("gateway")
+    client = openai.AsyncOpenAI(base_url=stack.base_url, api_key=stack.api_key, max_retries=0)
+    host, _, port = stack.base_url.split("/")[2].partition(":")
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 2000, "stream": True}
+    request = httpx.Request(
+        "POST",
+        f"{stack.base_url}/chat/completions",
+        json={**body, "ignore_eos": True},
+        headers={"authorization": f"Bearer {stack.api_key}"},
+    )
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    raw = f"POST {request.url.path} HTTP/1.1\r\n{head}\r\n".encode() + request.content
+
+    async def reset_mid_stream() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(raw)
+        await reader.readuntil(b'"content":"')
+        linger = struct.pack("ii", 1, 0)  # closing then sends RST, as a crashed client does
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+
+    async with client:
+        stream = await client.chat.completions.create(
+            **body, stream_options={"include_usage": True}, extra_body={"ignore_eos": True}
+        )
+        for _ in range(5):
+            await asyncio.gather(*(reset_mid_stream() for _ in range(16)))
+        chunks = [chunk async for chunk in stream]
+    assert chunks[-1].usage.completion_tokens == 2000
+    assert stack.pid("gateway") == gateway
 
 
 async def test_it_serves_and_restarts_from_disk_while_control_plane_and_database_are_frozen(

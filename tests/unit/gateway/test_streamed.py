@@ -36,14 +36,17 @@ TABLE = token_table(TOKENIZER)
 
 
 class Transport(asyncio.WriteTransport):
-    """Keeps what is written; `unread` plays a client that does not read."""
+    """Keeps what is written; `unread` and `is_gone` play clients that do not read, or hung up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
         self.unread = 0
+        self.is_gone = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.is_gone:
+            raise RuntimeError("the handler is closed")  # as uvloop does
         self.written += bytes(data)
 
     def get_write_buffer_size(self) -> int:
@@ -116,3 +119,15 @@ def test_a_reader_that_is_too_far_behind_ends_the_stream() -> None:
         ErrorCode.SLOW_READER,
     )
     assert len(generation.emitted) == 16
+
+
+def test_a_client_that_hung_up_ends_its_own_stream_and_nothing_else() -> None:
+    generation, transport = stream(), Transport()
+    generation.go_live(transport, is_chunked=True)
+    generation.push([40], 0.0)
+    transport.is_gone = True
+    generation.push([41], 1.0)
+    generation.push([42], 2.0)
+    assert generation.ending is not None
+    assert generation.ending.code is ErrorCode.CLIENT_CLOSED
+    assert generation.emitted == [40, 41]
