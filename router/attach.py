@@ -131,6 +131,12 @@ class Attachment:
             refusal = frame.refused.message if frame is not None else "the stream ended"
             raise FailedError(ErrorCode.REPLICA_LOST, f"not attached: {refusal}")
         limits = frame.attached.limits
+        numbers = (
+            *(limits.context_tokens_max, limits.sequences_max, limits.step_tokens_max),
+            *(limits.kv_blocks, limits.block_tokens),
+        )
+        if not all(numbers):
+            raise FailedError(ErrorCode.ENGINE_FAILED, f"an engine without room: {numbers}")
         return EngineLimits(
             context_tokens_max=limits.context_tokens_max,
             sequences_max=limits.sequences_max,
@@ -146,7 +152,10 @@ class Attachment:
         while (frame := await stream.receive(self._silence_s)) is not None:
             kind = frame.WhichOneof("kind")
             if kind == "step":
-                hub.frame(replica_id, epoch, frame.step)
+                try:
+                    hub.frame(replica_id, epoch, frame.step)
+                except ValueError as error:
+                    raise FailedError(ErrorCode.ENGINE_FAILED, str(error)) from None
                 taken += 1
                 if taken >= CREDIT_FRAMES // 2:
                     outbox.credit(taken)

@@ -168,7 +168,7 @@ class Hub:
         self._tick_soon()
 
     def frame(self, replica_id: str, epoch: int, frame: engine.StepFrame) -> None:
-        """Take a step frame."""
+        """Take a step frame; ValueError when it contradicts itself."""
         self.core.on_frame(replica_id, epoch, frame, self._loop.time())
         self.metrics.frames.inc()
         if not self._is_tick_soon:

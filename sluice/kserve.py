@@ -15,6 +15,7 @@ from typing import Self, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from sluice.errors import ErrorCode, FailedError
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -173,7 +174,11 @@ class HostStream:
                 data = await self._guarded(lambda call: call.read(), timeout_s)
             if not isinstance(data, bytes):  # the end-of-stream mark
                 return None
-            request_id, frame, final, error = decode_response(data)
+            try:
+                request_id, frame, final, error = decode_response(data)
+            except DecodeError as broken:
+                message = f"{self._address} sent what is no frame: {broken}"
+                raise FailedError(ErrorCode.ENGINE_FAILED, message) from None
             if error:
                 raise FailedError(ErrorCode.ENGINE_FAILED, f"{self._address}: {error}")
             if final and request_id == _ATTACH_ID:

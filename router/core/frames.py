@@ -7,11 +7,17 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 
 def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: float) -> None:
-    """Append a frame's tokens to the batches of the gateways that want them."""
+    """Append a frame's tokens to the batches of the gateways that want them.
+
+    Raises:
+        ValueError: The columns of the frame do not agree; nothing of it was filed.
+    """
     slots = book.slots
-    tokens = list(frame.token)
+    tokens, counts = list(frame.token), list(frame.count)
+    if len(frame.sequence) != len(counts) or sum(counts) != len(tokens):
+        raise ValueError("the columns of a frame do not agree")
     start = known = 0
-    for sequence, number in zip(frame.sequence, frame.count, strict=True):
+    for sequence, number in zip(frame.sequence, counts, strict=True):
         stop = start + number
         slot = slots.get(sequence)
         if slot is None:
@@ -31,7 +37,6 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
             else:
                 batch.tokens += tokens[start:stop]
         start = stop
-    assert start == len(tokens), "the columns of a frame agree"
     book.emit(known)
     stats.tokens += known
     stats.stray_tokens += start - known

@@ -184,7 +184,11 @@ class RouterCore:
     # --- frames -----------------------------------------------------------------------------
 
     def on_frame(self, replica_id: str, epoch: int, frame: engine.StepFrame, now: float) -> None:
-        """Book one step frame and file its tokens by gateway. The hot path: per token."""
+        """Book one step frame and file its tokens by gateway. The hot path: per token.
+
+        Raises:
+            ValueError: It contradicts itself; the attachment is to be ended.
+        """
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
             return
@@ -195,7 +199,7 @@ class RouterCore:
                 book.admitted(slot, entry.cached_tokens)
                 if slot.is_open:
                     frames.place(slot, entry.queue_us, entry.cached_tokens, self.stats)
-        if frame.sequence:
+        if frame.sequence or frame.token:
             frames.file_tokens(book, frame, self.stats, now)
         if frame.finished:
             self._finish(book, frame, now)

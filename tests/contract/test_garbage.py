@@ -1,0 +1,28 @@
+"""A host that answers with bytes that are no frame is lost, like one that does not answer."""
+
+import grpc.aio
+import pytest
+
+from sluice.errors import FailedError
+from sluice.kserve import METHOD, probe
+
+pytestmark = pytest.mark.real
+
+
+async def test_bytes_that_are_no_frame() -> None:
+    async def nonsense(_requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        await context.write(b"\xff\xff\xff")
+
+    server = grpc.aio.server()
+    service, method = METHOD.strip("/").split("/")
+    handler = grpc.stream_stream_rpc_method_handler(nonsense)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        with pytest.raises(FailedError, match="no frame"):
+            await probe(f"127.0.0.1:{port}", "llm", [1], 1, timeout_s=5.0)
+    finally:
+        await server.stop(None)
