@@ -4,21 +4,24 @@ One operation: of `start`, a `sluice up --detach` in an empty folder; of `proxy`
 through router and gateway on the `sim` driver; of `engine`, one streamed answer of 100 tokens on
 the `openvino` driver. Not measured: installation, TLS, a network. Client, servers and engine share
 the machine, so wall-clock figures are pessimistic; CPU per token is the sturdier figure.
-Run: `python -m benchmarks.load.stack [start] [proxy] [engine]`.
+Run: `python -m benchmarks.load.stack [start] [proxy] [engine] [cancel]`.
 """
 
 import asyncio
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from benchmarks.engine_alone import SHIPPED_BASE, closed_loop
 from benchmarks.load.sse_client import Load, run_load
@@ -145,9 +148,56 @@ def measure_engine() -> None:
     print(write_result("through_everything", measure_engine.__doc__ or "", figures), ratio)
 
 
+def measure_cancel() -> None:
+    """One operation: 16 clients hang up mid-stream; until the engine reports no KV block in use.
+
+    Read from Triton's metrics, which the engine host refreshes every 0.25 s, polled every 5 ms.
+    """
+    with started("sim") as stack:
+        seconds = [round(asyncio.run(_hang_up(stack)), 3) for _ in range(10)]
+        figures = {"seconds": seconds, "worst_s": max(seconds)}
+    print(write_result("cancel", measure_cancel.__doc__ or "", figures), figures)
+
+
+async def _hang_up(stack: Stack) -> float:
+    load = stack.load(16, 16, max_tokens=3000)
+    streams = [await asyncio.open_connection(load.host, load.port) for _ in range(load.streams)]
+    for _, writer in streams:
+        writer.write(load.request())
+    for reader, _ in streams:
+        await reader.readuntil(b'"content":"')
+    async with httpx.AsyncClient(timeout=5) as http:
+        admin = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
+        replicas = await http.get(f"{stack.env['SLUICE_ADMIN_URL']}/v1/replicas", headers=admin)
+        url = f"http://{replicas.json()['data'][0]['metrics_address']}/metrics"
+        await _until(http, url, lambda used: used > 0)
+        began_s = time.perf_counter()
+        for _, writer in streams:
+            writer.transport.abort()
+        await _until(http, url, lambda used: used == 0)
+        return time.perf_counter() - began_s
+
+
+async def _until(http: httpx.AsyncClient, url: str, is_done: Callable[[float], bool]) -> None:
+    """Poll the number of KV blocks in use, for at most 10 s."""
+    for _ in range(2000):
+        text = (await http.get(url)).text
+        found = re.search(r'kv_cache_block_type="used"[^}]*\} (\S+)', text)
+        assert found, text
+        if is_done(float(found[1])):
+            return
+        await asyncio.sleep(0.005)
+    raise TimeoutError("the engine's KV blocks did not change within 10 s")
+
+
 def main() -> None:
     """Run the measurements named on the command line, all of them by default."""
-    measurements = {"start": measure_start, "proxy": measure_proxy, "engine": measure_engine}
+    measurements = {
+        "start": measure_start,
+        "proxy": measure_proxy,
+        "engine": measure_engine,
+        "cancel": measure_cancel,
+    }
     if unknown := set(sys.argv[1:]) - measurements.keys():
         raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(measurements)}")
     for name in sys.argv[1:] or measurements:

@@ -18,7 +18,7 @@ from replica.host import EngineHost
 from sluice.hashing import BLOCK_TOKENS
 
 DRAIN_S = 2.0  # below Triton's --exit-timeout-secs
-METRICS_S = 1.0
+METRICS_S = 0.25
 
 
 class TritonResponder:
