@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from gateway.generation import Ending, EndKind, Generation, ending_of
 from sluice.errors import ErrorCode
@@ -41,8 +42,14 @@ _CHANNEL_OPTIONS = (
 )
 
 
-# The last one: writing to a call that the router has just ended.
-_EXPECTED = (grpc.aio.AioRpcError, TimeoutError, EOFError, asyncio.InvalidStateError)
+# InvalidStateError: writing to a call that the router has just ended.
+_EXPECTED = (
+    grpc.aio.AioRpcError,
+    TimeoutError,
+    EOFError,
+    asyncio.InvalidStateError,
+    DecodeError,
+)
 
 
 class RouterLink:
@@ -157,14 +164,20 @@ class RouterLink:
         raise TimeoutError(f"silent for {_NAP_S * _SILENT_NAPS_MAX:g} s")
 
     def deliver(self, message: wire.ConnectResponse, now_s: float) -> None:
-        """Hand out what a message brings. Placements stand before tokens, outcomes after them."""
+        """Hand out what a message brings. Placements stand before tokens, outcomes after them.
+
+        Raises:
+            EOFError: The message contradicts itself; nothing of it was handed out.
+        """
         generations = self._generations
+        tokens, counts = list(message.token), list(message.count)
+        if len(message.handle) != len(counts) or sum(counts) != len(tokens):
+            raise EOFError("the columns of a message do not agree")
         for placed in message.placed:
             if (generation := generations.get(placed.handle)) is not None:
                 generation.place(placed)
-        tokens = list(message.token)
         start = 0
-        for handle, count in zip(message.handle, message.count, strict=True):
+        for handle, count in zip(message.handle, counts, strict=True):
             end = start + count
             generation = generations.get(handle)
             if generation is not None:

@@ -246,6 +246,8 @@ class ControlWatcher:
                             self._hear(response)
                 except grpc.aio.AioRpcError as error:
                     reason = error.details() or error.code().name
+                except DecodeError as error:
+                    reason = f"not a WatchResponse: {error}"
                 except TimeoutError:
                     reason = f"silent for {_SILENCE_S:g} s"
                 if self._is_connected or attempt == 0:
