@@ -161,7 +161,7 @@ class Spool:
             fd, path = self._open_segment(len(data))
             done = os.write(fd, data)
         except OSError:
-            self._close_writer()
+            self._give_up_segment()
             self.dropped += len(records)
             return 0
         self._sizes[path] += done
@@ -186,6 +186,15 @@ class Spool:
             self._writer, self._writing = fd, path
             self._sizes[path] = 0
         return fd, path
+
+    def _give_up_segment(self) -> None:
+        """Close the segment that could not be written; one that holds nothing goes."""
+        path = self._writing
+        self._close_writer()
+        if path is not None and not self._sizes[path]:
+            with suppress(OSError):
+                path.unlink()
+            del self._sizes[path]
 
     def _make_room(self, incoming: int) -> None:
         while self._sizes and self.size_bytes + incoming > self._max_bytes:

@@ -161,7 +161,9 @@ def test_a_disk_that_refuses_is_counted_not_raised(
         with monkeypatch.context() as patch:
             patch.setattr("os.write", refuse)
             assert spool.append([b"a", b"b"]) == 0
-        assert spool.dropped == 2
+            assert spool.append([b"c"]) == 0
+        assert spool.dropped == 3
+        assert not segments(tmp_path), "a full disk is not filled with empty files"
         spool.append([b"c"])
         assert drain(spool) == [b"c"]
 
