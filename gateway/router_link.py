@@ -170,9 +170,7 @@ class RouterLink:
             EOFError: The message contradicts itself; nothing of it was handed out.
         """
         generations = self._generations
-        tokens, counts = list(message.token), list(message.count)
-        if len(message.handle) != len(counts) or sum(counts) != len(tokens):
-            raise EOFError("the columns of a message do not agree")
+        tokens, counts = _columns(message)
         for placed in message.placed:
             if (generation := generations.get(placed.handle)) is not None:
                 generation.place(placed)
@@ -217,6 +215,13 @@ class RouterLink:
         if was_up:
             self._on_change()
         return was_up
+
+
+def _columns(message: wire.ConnectResponse) -> tuple[list[int], list[int]]:
+    tokens, counts = list(message.token), list(message.count)
+    if len(message.handle) != len(counts) or sum(counts) != len(tokens):
+        raise EOFError("the columns of a message do not agree")
+    return tokens, counts
 
 
 def _text(error: BaseException) -> str:
