@@ -32,13 +32,14 @@ class ParsedCall:
 class ToolCallParser:
     """Splits a text that arrives in pieces into plain text and calls."""
 
-    __slots__ = ("_held", "_is_inside", "_new_call_id", "calls")
+    __slots__ = ("_held", "_is_after_call", "_is_inside", "_new_call_id", "calls")
 
     def __init__(self, new_call_id: Callable[[], str]) -> None:
         """Prepare; `new_call_id` names each call."""
         self._new_call_id = new_call_id
         self._held = ""
         self._is_inside = False
+        self._is_after_call = False  # and no text has come since
         self.calls: list[ParsedCall] = []
 
     def push(self, text: str) -> str:
@@ -51,27 +52,28 @@ class ToolCallParser:
             if not found:
                 break
             self._held = after
-            shown += self._call_or_text(before, mark) if self._is_inside else before
+            shown += self._call_or_text(before, mark) if self._is_inside else self._text(before)
             self._is_inside = not self._is_inside
         if self._is_inside:
-            return self._without_gaps(shown)
+            return shown
         keep = _overlap(self._held, _OPEN)
-        shown += self._held[: len(self._held) - keep]
+        shown += self._text(self._held[: len(self._held) - keep])
         self._held = self._held[len(self._held) - keep :]
-        return self._without_gaps(shown)
+        return shown
 
     def flush(self) -> str:
         """Return what was held back; a call without its end mark counts if it is whole."""
         held, self._held = self._held, ""
-        shown = self._call_or_text(held, "") if self._is_inside else held
+        shown = self._call_or_text(held, "") if self._is_inside else self._text(held)
         self._is_inside = False
-        return self._without_gaps(shown)
+        return shown
 
     def _call_or_text(self, body: str, end: str) -> str:
         call = self._parsed(body)
         if call is None:
-            return _OPEN + body + end
+            return self._text(_OPEN + body + end)
         self.calls.append(call)
+        self._is_after_call = True
         return ""
 
     def _parsed(self, body: str) -> ParsedCall | None:
@@ -85,9 +87,12 @@ class ToolCallParser:
         text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
         return ParsedCall(self._new_call_id(), value["name"], text)
 
-    def _without_gaps(self, text: str) -> str:
-        """Drop the line breaks that models write between calls."""
-        return "" if self.calls and not text.strip() else text
+    def _text(self, text: str) -> str:
+        """Return what to show of plain text: not the line breaks that models write after calls."""
+        if self._is_after_call:
+            text = text.lstrip()
+            self._is_after_call = not text
+        return text
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -24,6 +24,13 @@ def test_cuts_change_nothing(pieces: list[str], cuts: list[int]) -> None:
     shown, calls = parse(text, cuts)
     assert calls == [("f", '{"a":[1,"</x>"]}')] * text.count(CALL)
     assert shown.replace("\n", "") == text.replace(CALL, "").replace("\n", "")
+    assert (shown, calls) == parse(text, [])
+
+
+def test_space_after_a_call_goes_and_all_other_space_stays() -> None:
+    text = f"a \n{CALL}\n \nb {CALL}\n{CALL}\n"
+    for cuts in ([], list(range(len(text)))):
+        assert parse(text, cuts)[0] == "a \nb "
 
 
 def test_broken_calls_are_text_and_unclosed_whole_ones_count() -> None:
