@@ -1,16 +1,38 @@
 """Structured logs: one JSON object per line on stderr, events in past tense."""
 
+import json
 import logging
 import sys
 
 import structlog
 
 
+class _JsonFormatter(logging.Formatter):
+    """Lines of libraries, in the same form: what clients sent may stand in their messages."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line."""
+        fields = {
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "event": "library_log",
+            "level": record.levelname.lower(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
 def configure_logs(service: str, *, level: str = "INFO") -> None:
     """Configure structlog and the standard library's logging; call once, in `__main__`."""
-    logging.basicConfig(
-        stream=sys.stderr, level=level, format='{"event": "library_log", "message": "%(message)s"}'
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter(service))
+    logging.basicConfig(level=level, handlers=[handler])
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

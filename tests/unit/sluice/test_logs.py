@@ -1,0 +1,29 @@
+"""Every log line is one JSON object, whatever a library or a client put into it."""
+
+import json
+import subprocess
+import sys
+
+PROGRAM = """
+import logging
+from sluice.logs import configure_logs
+configure_logs("test")
+log = logging.getLogger("library")
+log.warning('a "quote"\\n{"event": "forged"}')
+try:
+    raise ValueError("x")
+except ValueError:
+    log.exception("it %s", "failed")
+"""
+
+
+def test_messages_of_libraries_cannot_forge_lines() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["event"] for line in lines] == ["library_log", "library_log"]
+    assert lines[0]["message"] == 'a "quote"\n{"event": "forged"}'
+    assert lines[0]["level"] == "warning"
+    assert lines[1]["message"] == "it failed"
+    assert "ValueError: x" in lines[1]["exception"]
