@@ -138,16 +138,34 @@ class Limiter:
             self.lost_settlements += 1
 
     async def _shared_verdict(self, scopes: Sequence[Scope], tokens: int) -> Verdict:
-        arguments = _arguments(scopes, (tokens,))
         try:
-            reply = await self._valkey.call("EVALSHA", _RESERVE_SHA, *arguments)
+            reply = await self._ask_for("EVALSHA", _RESERVE_SHA, scopes, tokens)
         except ValkeyError as error:
             if not _is_unknown_script(error):
                 raise
-            reply = await self._valkey.call("EVAL", RESERVE_SCRIPT, *arguments)
+            reply = await self._ask_for("EVAL", RESERVE_SCRIPT, scopes, tokens)
         values = cast("list[int]", reply)
         left = [(values[3 + 2 * i], values[4 + 2 * i]) for i in range(len(scopes))]
         return Verdict(values[0] == 1, values[1] == 1, values[2] / 1000, left)
+
+    async def _ask_for(
+        self, command: str, script: str, scopes: Sequence[Scope], tokens: int
+    ) -> object:
+        """Send a reservation; when its client leaves meanwhile, what it was granted goes back."""
+
+        def give_back(future: asyncio.Future[object]) -> None:
+            if future.cancelled() or future.exception() is not None:
+                return
+            if cast("list[int]", future.result())[0] == 1:
+                taken = Reservation(scopes, tokens, is_local=False, headers={})
+                self.settle(taken, 0, was_served=False)
+
+        reply = self._valkey.call(command, script, *_arguments(scopes, (tokens,)))
+        try:
+            return await asyncio.shield(reply)
+        except asyncio.CancelledError:
+            reply.add_done_callback(give_back)
+            raise
 
 
 def scopes_of(principal: Principal) -> Sequence[Scope]:
