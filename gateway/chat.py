@@ -27,7 +27,7 @@ from gateway.sse import DONE, ChunkWriter, error_event
 from gateway.streamed import StreamedGeneration
 from gateway.text_pipe import TextPipe
 from gateway.tool_calls import ToolCallParser
-from sluice.errors import STATUS, ErrorCode, PlatformError
+from sluice.errors import STATUS, BadRequestError, ErrorCode, PlatformError
 from sluice.ids import new_id
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
@@ -35,7 +35,8 @@ ENDPOINT = "/v1/chat/completions"
 
 # Reserved for callers who set no bound on the answer; the settlement corrects it.
 _EXPECTED_OUTPUT_TOKENS = 512
-_LAST_WRITE_TIMEOUT_S = 30.0
+_BODY_TIMEOUT_S = 60.0
+_WRITE_TIMEOUT_S = 30.0  # for the beginning and the end of a stream; between them see `streamed`
 _STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -69,7 +70,7 @@ class ChatCompletions:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
         principal = authenticate(self._directory, request)
-        body = await request.read()
+        body = await _read_body(request)
         received_at_s, received_at_unix_ms = _now_s(), time.time_ns() // 1_000_000
         chat = parse_chat_request(body)
         resolved = self._directory.resolve(principal, chat.model)
@@ -165,13 +166,22 @@ class ChatCompletions:
         }
         response = _EventStream(headers=headers)
 
-        async def begin() -> None:
+        async def write_first() -> None:
             await response.prepare(request)
             exchange.status = 200
             await response.write(stream.chunks.role() + stream.take_early())
             exchange.first_sent_at_s = _now_s()
             while early := stream.take_early():
                 await response.write(early)
+
+        async def begin() -> None:
+            try:
+                async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                    await write_first()
+            except TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()
+                raise ConnectionResetError("the client does not read") from None
             if request.transport is not None:
                 stream.go_live(request.transport, is_chunked=request.version >= HttpVersion11)
 
@@ -252,13 +262,22 @@ class _Closing:
         self._endpoint.close(self._request, exchange, self._generation)
 
 
+async def _read_body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            return await request.read()
+    except TimeoutError:
+        text = f"The request body did not arrive within {_BODY_TIMEOUT_S:g} s."
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, text) from None
+
+
 async def _send_last(
     request: web.Request, response: web.StreamResponse, last: bytes, *, is_cut: bool
 ) -> None:
     """Write the end of a stream; a reader that does not take it in time is cut."""
     try:
         if not is_cut:
-            async with asyncio.timeout(_LAST_WRITE_TIMEOUT_S):
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 await response.write_eof(last)
             return
     except TimeoutError:
