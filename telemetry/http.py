@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -78,7 +79,7 @@ class Api:
 
 
 def _limit(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= LIMIT_MAX:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= LIMIT_MAX:
         raise BadRequestError(
             ErrorCode.INVALID_REQUEST, f"limit must be 1 to {LIMIT_MAX}", param="limit"
         )

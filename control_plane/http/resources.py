@@ -4,6 +4,7 @@ A `Resource` says what differs: the table, the body, which columns are shown and
 has to do. PUT is idempotent; writing what is there already changes nothing and tells no watcher.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +174,7 @@ async def page(
 ) -> web.Response:
     """Return rows in the order of ids: `?limit=` of them, `?after=` the last id of a page."""
     text = request.query.get("limit", str(PAGE_MAX))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= PAGE_MAX):
+    if not (re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= PAGE_MAX):
         message = f"limit must be a number from 1 to {PAGE_MAX}"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="limit")
     limit = int(text)

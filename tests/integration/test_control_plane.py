@@ -94,6 +94,7 @@ BAD_REQUESTS = [  # method, path, body, status, code, param
     ("GET", "tiers/none", b"", 404, "not_found", None),
     ("GET", "nothing", b"", 404, "not_found", None),
     ("GET", "tiers?limit=0", b"", 400, "invalid_request", "limit"),
+    ("GET", "tiers?limit=" + "0" * 8 + "1" + "0" * 20, b"", 400, "invalid_request", "limit"),
     ("POST", "tiers/standard", b"{}", 405, "method_not_allowed", None),
     ("POST", "tenants/none/keys", b"{}", 404, "not_found", None),
     ("GET", "tenants/none/keys", b"", 404, "not_found", None),
