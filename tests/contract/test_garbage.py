@@ -1,5 +1,7 @@
 """A host that answers with bytes that are no frame is lost, like one that does not answer."""
 
+from collections.abc import AsyncIterator
+
 import grpc.aio
 import pytest
 
@@ -10,8 +12,11 @@ pytestmark = pytest.mark.real
 
 
 async def test_bytes_that_are_no_frame() -> None:
-    async def nonsense(_requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        await context.write(b"\xff\xff\xff")
+    async def nonsense(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        async for _ in requests:  # until the caller leaves
+            await context.write(b"\xff\xff\xff")
 
     server = grpc.aio.server()
     service, method = METHOD.strip("/").split("/")
