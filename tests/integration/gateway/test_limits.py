@@ -8,7 +8,14 @@ import time
 import openai
 import pytest
 
-from gateway.buckets import RESERVE_SCRIPT, SETTLE_SCRIPT, LocalBuckets, Scope
+from gateway.buckets import (
+    RESERVE_SCRIPT,
+    SETTLE_SCRIPT,
+    LocalBuckets,
+    Scope,
+    level_now,
+    waits_s,
+)
 from gateway.valkey import ValkeyClient, ValkeyError
 
 pytestmark = pytest.mark.real
@@ -132,11 +139,15 @@ async def test_script_and_python_agree(client) -> None:
             names = [s.name for s in scopes]
             if rng.random() < 0.7:
                 need = rng.randrange(0, 50)
+                waits = [
+                    waits_s(s, level_now(s, local.levels.get(s.name), now), need) for s in scopes
+                ]
+                requests_s, tokens_s = (max(column) for column in zip(*waits, strict=True))
                 verdict = local.reserve(scopes, need, now)
                 reply = await client.call("EVAL", RESERVE_SCRIPT, len(names), *names, need, *limits)
                 assert reply[0] == verdict.is_granted
                 assert abs(reply[2] / 1000 - verdict.wait_s) < 1.0
-                if not verdict.is_granted:
+                if abs(requests_s - tokens_s) > 1.0:  # else the script's later clock decides
                     assert reply[1] == verdict.is_request_limit
             else:
                 reserved, used, requests = rng.randrange(50), rng.randrange(80), rng.randrange(2)
