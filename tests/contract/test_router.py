@@ -37,7 +37,7 @@ async def test_a_lost_replica_costs_no_unemitted_request(hosts, start_router, co
     router = await start_router(first.address, second.address)
     gateway = await connect(router.settings.grpc_address)
     await gateway.until_ready(2)
-    handles = await gateway.submit(count=40, output=60)
+    handles = await gateway.submit(count=40, output=400)
     await gateway.until(lambda: len(gateway.tokens) >= 10)
     await first.stop()
     await gateway.until_over(handles)
