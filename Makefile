@@ -60,10 +60,15 @@ lock: setup ## Resolve requirements/dev.lock anew from pyproject.toml
 docs: setup ## Write docs/config.md and docs/metrics.md anew from the code
 	@$(BIN)/python -m cli.reference
 
+train-default: ## Train the default model anew into build/sluice-tiny (about an hour of one core)
+	@$(PYTHON) -m venv build/train && build/train/bin/pip install --quiet 'torch>=2.10' 'numpy<2' 'tokenizers>=0.22' 'safetensors>=0.6'
+	@build/train/bin/python -m training.train --out build/sluice-tiny
+	@$(MAKE) --no-print-directory setup && $(BIN)/python -m training.evaluate build/sluice-tiny
+
 bench: setup ## Run the benchmarks and write benchmarks/results/
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
 clean: ## Remove .venv and caches (never .sluice, which holds data)
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup up down test test-unit lint fix proto proto-check lock docs bench clean
+.PHONY: help setup up down test test-unit lint fix proto proto-check lock docs bench train-default clean

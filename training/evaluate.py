@@ -28,7 +28,10 @@ log = logging.getLogger("training")
 Decode = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 
 # Name -> module with `decoder(model_dir) -> Decode`; imported only when it is chosen.
-DECODERS: Mapping[str, str] = {"torch": "training.torch_decoder"}
+DECODERS: Mapping[str, str] = {
+    "engine": "training.engine_decoder",
+    "torch": "training.torch_decoder",
+}
 
 # The longest right answer counts to sixty in words of five tokens.
 _ANSWER_TOKENS_MAX = 320
@@ -91,7 +94,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--decoder", choices=sorted(DECODERS), default="torch")
+    parser.add_argument("--decoder", choices=sorted(DECODERS), default="engine")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--show", type=int, default=0, help="log so many wrong answers")
     arguments = parser.parse_args()

@@ -40,6 +40,8 @@ quota limit trace metric kernel graph layer vector matrix cluster network packet
 """
 PLATFORM_WORDS: tuple[str, ...] = tuple(_PLATFORM_WORDS.split())
 WORDS: tuple[str, ...] = COMMON_WORDS + PLATFORM_WORDS
+# Letters have to be learnt word by word: these are the ones it can spell and write in capitals.
+SPELLED = WORDS[:240]
 
 _NAMES = """
 Ada Alan Amir Anna Ben Carla Clara Dana Daniel Edith Elias Ella Eric Eva Felix Gina Greta Hugo
@@ -78,7 +80,7 @@ _VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "oo")
 _CODAS = ("", "", "", "n", "r", "s", "l", "m", "t", "nd", "ck")
 
 # About one copied word in six: enough that copying is learnt as such, not word by word.
-_INVENTED_RATIO = 0.35
+_INVENTED_RATIO = 0.2
 _INVENTED_WORD_RATIO = 0.5
 
 
