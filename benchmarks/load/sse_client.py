@@ -67,6 +67,7 @@ class _Stream(asyncio.Protocol):
     def __init__(self, load: Load, tally: Tally, done: asyncio.Event) -> None:
         self._load, self._tally, self._done = load, tally, done
         self._request = load.request()
+        self._is_waiting = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -82,6 +83,7 @@ class _Stream(asyncio.Protocol):
         self._status, self._tokens, self._tail = 0, 0, b""
         self._sent_at = self._last_at = time.perf_counter()
         self._transport.write(self._request)
+        self._is_waiting = True
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
@@ -99,6 +101,7 @@ class _Stream(asyncio.Protocol):
 
     def _end(self) -> None:
         tally = self._tally
+        self._is_waiting = False
         tally.finished += 1
         tally.tokens += self._tokens
         if self._status != 200 or b"[DONE]" not in self._tail:
@@ -109,9 +112,8 @@ class _Stream(asyncio.Protocol):
         self._next()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        tally = self._tally
-        if tally.finished < tally.started and tally.started >= self._load.requests:
-            tally.problems.append(f"connection lost: {exc!r}")
+        if self._is_waiting:
+            self._tally.problems.append(f"connection lost in mid-answer: {exc!r}")
 
 
 def _percentile_ms(values: list[float], share: float) -> float | None:
