@@ -12,11 +12,6 @@ DONE = b"data: [DONE]\n\n"
 TAIL = b'"},"finish_reason":null}]}\n\n'
 
 
-def framed(payload: bytes) -> bytes:
-    """Return `payload` as one chunk of HTTP/1.1 chunked transfer coding."""
-    return b"%x\r\n%b\r\n" % (len(payload), payload)
-
-
 class ChunkWriter:
     """Writes the chunks of one completion.
 

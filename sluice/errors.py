@@ -102,9 +102,5 @@ class RejectedError(PlatformError):
     """Refused before any queue: the caller's limit (429) or ours (503)."""
 
 
-class EvictedError(PlatformError):
-    """Accepted and queued, then removed because of overload, deadline or drain."""
-
-
 class FailedError(PlatformError):
     """Dispatched, and failed there."""

@@ -40,11 +40,6 @@ class Store:
         self._client: AsyncClient | None = None
         self._preparing = asyncio.Lock()
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether it was reached once and its schema is up to date."""
-        return self._client is not None
-
     async def prepare(self) -> AsyncClient:
         """Connect and migrate, once.
 

@@ -69,11 +69,6 @@ class OpenvinoBackend:
                 self._request.set_tensor(name, tensor)
                 self._pool.append(tensor)
 
-    @property
-    def pool_bytes(self) -> int:
-        """Size of the KV pool."""
-        return sum(int(tensor.get_byte_size()) for tensor in self._pool)
-
     def run(self, plan: StepPlan) -> list[int]:
         """Compute the plan; StepFailedError when the graph call fails."""
         try:
