@@ -18,7 +18,8 @@ from typing import Any
 from benchmarks.results import write_result
 from replica.drivers.openvino import load_openvino
 from replica.drivers.sim import load_sim
-from replica.engine.types import Driver, Sampling, SequenceRequest
+from replica.engine.driver import Driver
+from replica.engine.types import Sampling, SequenceRequest
 
 SHIPPED_BASE = Path(__file__).parents[1] / "model_repo" / "default"
 _BATCHES = (1, 8, 32, 64)

@@ -17,7 +17,8 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from replica.engine.types import Driver, EngineLoad, RefusedError
+from replica.engine.driver import Driver
+from replica.engine.types import EngineLoad, RefusedError
 from replica.host_core import Attachment, HostCore
 from replica.host_frames import FrameEncoder, fill_state
 from sluice.errors import ErrorCode

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from replica.engine.driver import Driver
 from replica.engine.types import (
     URGENT_PRIORITY,
-    Driver,
     EngineLoad,
     Finish,
     FinishedEvent,

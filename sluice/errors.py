@@ -15,6 +15,8 @@ class ErrorCode(StrEnum):
     REQUEST_TOO_LARGE = "request_too_large"
     INVALID_API_KEY = "invalid_api_key"
     MODEL_NOT_FOUND = "model_not_found"
+    ADAPTER_NOT_FOUND = "adapter_not_found"
+    ADAPTER_INVALID = "adapter_invalid"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     CONFLICT = "conflict"
@@ -43,6 +45,8 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.REQUEST_TOO_LARGE: 413,
     ErrorCode.INVALID_API_KEY: 401,
     ErrorCode.MODEL_NOT_FOUND: 404,
+    ErrorCode.ADAPTER_NOT_FOUND: 404,
+    ErrorCode.ADAPTER_INVALID: 400,
     ErrorCode.NOT_FOUND: 404,
     ErrorCode.METHOD_NOT_ALLOWED: 405,
     ErrorCode.CONFLICT: 409,

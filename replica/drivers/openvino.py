@@ -15,10 +15,11 @@ import openvino as ov
 
 from replica.drivers.options import OptionsError, parse_options
 from replica.engine.artifact import read_base_facts
-from replica.engine.core import ScheduledEngine, StepFailedError
+from replica.engine.core import ScheduledEngine
+from replica.engine.plan import ScheduledSequence, StepFailedError, StepOutput, StepPlan
 from replica.engine.graph import SAMPLED_ROWS, build_graph, paged
 from replica.engine.sampling import sample
-from replica.engine.scheduler import ScheduledSequence, Scheduler, StepPlan
+from replica.engine.scheduler import Scheduler
 from replica.engine.types import Limits
 from sluice.hashing import BLOCK_TOKENS, cache_root
 
@@ -69,7 +70,7 @@ class OpenvinoBackend:
                 self._request.set_tensor(name, tensor)
                 self._pool.append(tensor)
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def run(self, plan: StepPlan) -> StepOutput:
         """Compute the plan; StepFailedError when the graph call fails."""
         try:
             for name, array in _inputs(plan).items():
@@ -78,10 +79,10 @@ class OpenvinoBackend:
         except RuntimeError as error:
             raise StepFailedError(f"the graph call failed: {error}") from error
         if not plan.sampled:
-            return []
+            return StepOutput()
         logits = self._request.get_tensor("logits").data.reshape(len(plan.sampled), -1)
         rows = [(sequence.request.sampling, len(sequence.tokens)) for sequence in plan.sampled]
-        return sample(logits, rows)
+        return StepOutput(sample(logits, rows))
 
 
 def _inputs(plan: StepPlan) -> dict[str, np.ndarray[Any, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from replica.engine.types import Driver
+from replica.engine.driver import Driver
 
 Loader = Callable[[Path | None, str, Mapping[str, Any]], Driver]
 

@@ -16,7 +16,8 @@ from zlib import crc32
 from replica.drivers.options import parse_options
 from replica.engine.artifact import BaseFacts, ordinary_token_ids, read_base_facts
 from replica.engine.core import ScheduledEngine
-from replica.engine.scheduler import Scheduler, StepPlan
+from replica.engine.plan import StepOutput, StepPlan
+from replica.engine.scheduler import Scheduler
 from replica.engine.types import Limits
 from sluice.hashing import cache_root
 
@@ -87,7 +88,7 @@ class SimBackend:
         self._sleep = sleep
         self._ended_at_s = float("-inf")
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def run(self, plan: StepPlan) -> StepOutput:
         """Return the next ids after the step's duration."""
         for sequence, _ in plan.prefill:
             sequence.scratch = crc32(array("i", sequence.tokens).tobytes())
@@ -99,7 +100,7 @@ class SimBackend:
             ids[((sequence.scratch * _MIXER) & _MASK) * count >> 32] for sequence in plan.sampled
         ]
         self._pass_time(self._options.step_time_s(plan))
-        return tokens
+        return StepOutput(tokens)
 
     def _pass_time(self, cost_s: float) -> None:
         """Sleep until the step is over.

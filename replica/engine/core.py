@@ -5,26 +5,10 @@ sequence. A backend that fails ends the sequences of that step, and nothing else
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
-from replica.engine.scheduler import Scheduler, StepPlan
+from replica.engine.plan import Backend, StepFailedError
+from replica.engine.scheduler import Scheduler
 from replica.engine.types import EngineLoad, Limits, SequenceRequest, StepEvents
-
-
-class StepFailedError(RuntimeError):
-    """A backend could not compute a step; its sequences may be retried elsewhere."""
-
-
-class Backend(Protocol):
-    """Computes steps; knows nothing of queues and pools."""
-
-    def run(self, plan: StepPlan) -> list[int]:
-        """Compute all tokens of a plan; return the new token of each of `plan.sampled`.
-
-        Raises:
-            StepFailedError: Nothing of the plan was computed.
-        """
-        ...
 
 
 class ScheduledEngine:
@@ -74,12 +58,12 @@ class ScheduledEngine:
         plan = self._scheduler.plan(started_at_s)
         if plan:
             try:
-                tokens = self._backend.run(plan)
+                output = self._backend.run(plan)
             except StepFailedError as error:
                 self._scheduler.fail(plan, str(error))
             else:
                 now_s = self._clock()
-                self._scheduler.commit(plan, tokens, now_s)
+                self._scheduler.commit(plan, output.tokens, now_s)
                 self._step_s = now_s - (self._ended_at_s or started_at_s)
                 self._ended_at_s = now_s if self._scheduler.has_work else None
         return self._scheduler.take_events()

@@ -11,8 +11,8 @@ that is usually still cached. The most important sequence always moves, so nothi
 from heapq import heappop, heappush
 
 from replica.engine.blocks import BlockPool
+from replica.engine.plan import ScheduledSequence, StepPlan
 from replica.engine.types import (
-    URGENT_PRIORITY,
     AdmittedEvent,
     EngineLoad,
     Finish,
@@ -27,91 +27,6 @@ from sluice.hashing import BLOCK_TOKENS, block_hashes
 
 # Prompts move by this much even when decoding sequences take up the whole step.
 _PREFILL_TOKENS_MIN = 16
-
-
-class ScheduledSequence:
-    """A living sequence. Drivers read `tokens`, `computed`, `blocks` and `request`.
-
-    Attributes:
-        tokens: Prompt and emitted ids.
-        computed: Leading tokens whose KV values are in the pool.
-        blocks: Held blocks, in the order of the tokens.
-        scratch: The driver's own, kept for the life of the sequence.
-    """
-
-    __slots__ = (
-        "admitted_at_s",
-        "arrival",
-        "blocks",
-        "capacity",
-        "computed",
-        "ended",
-        "first_token_at_s",
-        "hashes",
-        "prompt_tokens",
-        "request",
-        "root",
-        "scratch",
-        "stop_ids",
-        "tokens",
-        "tokens_max",
-    )
-
-    def __init__(
-        self, request: SequenceRequest, arrival: int, root: bytes, stop_ids: frozenset[int]
-    ) -> None:
-        self.request = request
-        self.arrival = arrival
-        self.root = root
-        self.stop_ids = stop_ids
-        self.tokens = list(request.prompt)
-        self.prompt_tokens = len(self.tokens)
-        self.tokens_max = self.prompt_tokens + request.output_tokens_max
-        self.computed = 0
-        self.blocks: list[int] = []
-        self.capacity = 0  # tokens that `blocks` hold
-        self.hashes: list[bytes] = []
-        self.ended = False
-        self.admitted_at_s: float | None = None
-        self.first_token_at_s: float | None = None
-        self.scratch = 0
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether it is a probe, which does not wait."""
-        return self.request.priority >= URGENT_PRIORITY
-
-    def rank(self) -> tuple[int, int]:
-        """Order of importance, most important first."""
-        return (-self.request.priority, self.arrival)
-
-
-class StepPlan:
-    """What one step computes.
-
-    Attributes:
-        decode: One token each: the last of `tokens`.
-        prefill: (sequence, tokens to compute after `computed`).
-        sampled: Sequences that get a new token, in the order in which the driver returns them:
-            `decode`, then those of `prefill` whose last token is computed.
-    """
-
-    __slots__ = ("decode", "prefill", "sampled")
-
-    def __init__(
-        self, decode: list[ScheduledSequence], prefill: list[tuple[ScheduledSequence, int]]
-    ) -> None:
-        self.decode = decode
-        self.prefill = prefill
-        self.sampled = decode + [s for s, count in prefill if s.computed + count == len(s.tokens)]
-
-    def __bool__(self) -> bool:
-        return bool(self.decode or self.prefill)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the step computes."""
-        return len(self.decode) + sum(count for _, count in self.prefill)
 
 
 class Scheduler:

@@ -1,13 +1,12 @@
-"""What an engine host and a driver say to each other: the one interface behind which engines live.
+"""What an engine host and a driver tell each other: requests, events and states, all of them data.
 
-A driver owns sequences from `add` until their `FinishedEvent`. It is driven by `step()` from one
-thread and never calls back. Keys are chosen by the caller, unique among living sequences.
+`replica.engine.driver` has the interface itself. Keys are chosen by the caller, unique among living
+sequences.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Protocol
+from enum import IntEnum, StrEnum
 
 from sluice.errors import ErrorCode
 
@@ -26,27 +25,75 @@ class Finish(IntEnum):
     FAILED = 6
 
 
+class GrammarKind(StrEnum):
+    """How the text of a grammar is to be read."""
+
+    JSON = "json"  # any JSON object; the text is empty
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"  # the text is a JSON array of strings
+    EBNF = "ebnf"  # in Lark's syntax
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of an answer must match. Equal grammars are compiled once."""
+
+    kind: GrammarKind
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen: temperature, then top_k, then top_p, then one draw.
+    """How the next token is chosen; `replica.engine.sampling` says in which order.
 
     Attributes:
-        temperature: 0 is greedy, and the rest is ignored.
+        temperature: 0 is greedy, and the limits on probability are ignored.
         top_p: Smallest set of tokens whose probability reaches this; 1 is off.
         top_k: Most probable tokens to keep; 0 is off.
+        min_p: Least probability, as a share of that of the most probable token; 0 is off.
         seed: A token depends on (seed, position, logits) alone, so the batch has no influence, and
             a sequence that is resumed elsewhere goes on as it would have here.
+        presence_penalty: Taken from the logit of every token that was emitted.
+        frequency_penalty: The same, times how often.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens that are in
+            the prompt or were emitted; 1 is off.
+        logit_bias: (token, what is added to its logit), at most one per token.
+        tokens_min: No end-of-sequence and no stop token before so many emitted tokens.
+        logprobs: Alternatives to report per token; 0 reports the token's own alone, -1 nothing.
+        grammar: What the answer must match, if anything.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    tokens_min: int = 0
+    logprobs: int = -1
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A sibling of a sequence: same prompt, computed once, and an answer of its own.
+
+    Attributes:
+        key: Names the sibling in events.
+        seed: In place of the sequence's own.
+    """
+
+    key: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """One sequence to generate.
+    """One sequence to generate, with its siblings.
 
     Attributes:
         key: Names the sequence in events.
@@ -59,6 +106,12 @@ class SequenceRequest:
         priority: Higher goes first, and is preempted last.
         ignore_eos: Only `output_tokens_max` and a cancel end it; for benchmarks.
         submitted_at_s: When the host saw it, by the driver's clock.
+        forks: Siblings (n > 1). Each ends with an event of its own.
+        resumed_tokens: So many trailing tokens of the prompt were emitted by an earlier attempt:
+            penalties, `tokens_min` and the grammar count them as output.
+        prompt_logprobs: Alternatives to report per prompt token; -1 reports nothing. The prompt is
+            computed in full then, whatever is cached.
+        draft_tokens_max: Tokens to try per step by prompt lookup; 0 is off. The answer is the same.
     """
 
     key: int
@@ -71,6 +124,35 @@ class SequenceRequest:
     priority: int = 0
     ignore_eos: bool = False
     submitted_at_s: float = 0.0
+    forks: tuple[Fork, ...] = ()
+    resumed_tokens: int = 0
+    prompt_logprobs: int = -1
+    draft_tokens_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do beyond plain sampling; requests for the rest are refused.
+
+    Attributes:
+        adapter_slots: Adapters in one batch; 0: none can be served.
+        adapter_rank_max: Of one adapter.
+        logprobs_max: Alternatives per token; 0: no logprobs at all.
+        has_prompt_logprobs: Of the prompt's tokens.
+        has_penalties: Penalties, bias, min_p and tokens_min.
+        has_grammars: Constrained answers.
+        has_drafts: Speculative decoding by prompt lookup.
+        has_kv_transfer: Export and import of blocks.
+    """
+
+    adapter_slots: int = 0
+    adapter_rank_max: int = 0
+    logprobs_max: int = 0
+    has_prompt_logprobs: bool = False
+    has_penalties: bool = False
+    has_grammars: bool = False
+    has_drafts: bool = False
+    has_kv_transfer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +222,46 @@ class FinishedEvent:
     prefill_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of the model's own distribution, before anything that sampling changes.
+
+    Attributes:
+        key: The sequence.
+        logprob: Of the token itself.
+        top: (token, logprob) of the most probable ones, best first.
+    """
+
+    key: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of consecutive prompt tokens, each given those before it; the very first has none.
+
+    Attributes:
+        key: The sequence.
+        first: Position of the first token covered, at least 1.
+        tokens: One entry per token; their `key` is that of the sequence.
+    """
+
+    key: int
+    first: int
+    tokens: tuple[TokenLogprobs, ...]
+
+
 @dataclass(slots=True)
 class StepEvents:
     """What one step brought.
 
     Attributes:
-        keys: Column; a sequence appears at most once per step.
+        keys: Column; several tokens of one sequence stand in their order.
         tokens: Column; the new token of `keys[i]`.
+        has_runs: Whether a sequence may appear more than once.
+        logprobs: One entry per token of the sequences that asked for them, in the columns' order.
+        prompt_logprobs: Of prompt parts computed in this step.
         admitted: In order.
         finished: In order; their tokens of this step are in the columns.
         kv: Block hash -> whether it is now cached (True: stored, False: removed). The last word on
@@ -155,6 +270,9 @@ class StepEvents:
 
     keys: list[int] = field(default_factory=list[int])
     tokens: list[int] = field(default_factory=list[int])
+    has_runs: bool = False
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
     admitted: list[AdmittedEvent] = field(default_factory=list[AdmittedEvent])
     finished: list[FinishedEvent] = field(default_factory=list[FinishedEvent])
     kv: dict[bytes, bool] = field(default_factory=dict[bytes, bool])
@@ -173,6 +291,10 @@ class EngineLoad:
         preemptions: Since the start.
         prompt_tokens: Admitted since the start.
         cached_tokens: Of these, found in the prefix cache.
+        kv_blocks_pinned: Cached blocks that may not be evicted now.
+        draft_tokens: Tried since the start.
+        accepted_tokens: Of these, right.
+        adapters_resident: Digests in slots, sorted; the same object until they change.
     """
 
     running: int = 0
@@ -183,6 +305,51 @@ class EngineLoad:
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    kv_blocks_pinned: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    adapters_resident: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterState:
+    """An adapter that an engine holds.
+
+    Attributes:
+        digest: Of its artifact.
+        is_in_slot: Whether a batch can use it as it is; else it is in host memory.
+        rank: Of its matrices.
+        memory_bytes: In host memory.
+        sequences: Living ones that use it.
+        prompt_tokens: Computed or found in the cache for it, since the engine started.
+        output_tokens: Emitted by it, since the engine started.
+        loads: Times that it was put into a slot.
+    """
+
+    digest: str
+    is_in_slot: bool
+    rank: int
+    memory_bytes: int
+    sequences: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    loads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """Contents of cached KV blocks, to go from one engine to another.
+
+    Attributes:
+        layout: Of a block's bytes: types and shapes, in words. Engines with equal layouts and equal
+            bases can use one another's blocks.
+        hashes: Names of the blocks, in the order of their chain.
+        data: One array of bytes per block, all of the same length.
+    """
+
+    layout: str
+    hashes: tuple[bytes, ...]
+    data: tuple[bytes, ...]
 
 
 class RefusedError(ValueError):
@@ -192,46 +359,3 @@ class RefusedError(ValueError):
         super().__init__(message)
         self.code = code
         self.message = message
-
-
-class Driver(Protocol):
-    """An engine. One thread at a time may use it."""
-
-    @property
-    def name(self) -> str:
-        """Kind of engine: openvino, sim."""
-        ...
-
-    @property
-    def limits(self) -> Limits:
-        """Constant after loading."""
-        ...
-
-    @property
-    def has_work(self) -> bool:
-        """Whether `step()` would do or report anything."""
-        ...
-
-    def add(self, request: SequenceRequest) -> None:
-        """Take a sequence; from now on it ends with exactly one `FinishedEvent`.
-
-        Raises:
-            RefusedError: It is not valid for this engine; it was not taken.
-        """
-        ...
-
-    def cancel(self, key: int) -> None:
-        """End a sequence at the next step; nothing happens when there is none of that key."""
-        ...
-
-    def step(self) -> StepEvents:
-        """Compute one step for all running sequences; blocks while it computes."""
-        ...
-
-    def load(self) -> EngineLoad:
-        """Return the state after the last step; cheap."""
-        ...
-
-    def cached_blocks(self) -> list[bytes]:
-        """Return the hashes of all cached blocks: the sum of all `StepEvents.kv` so far."""
-        ...

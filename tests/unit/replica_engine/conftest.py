@@ -5,7 +5,8 @@ from zlib import crc32
 import pytest
 
 from replica.engine.core import ScheduledEngine
-from replica.engine.scheduler import Scheduler, StepPlan
+from replica.engine.plan import StepOutput, StepPlan
+from replica.engine.scheduler import Scheduler
 from replica.engine.testing import write_random_model
 from replica.engine.types import Limits, StepEvents
 from sluice.hashing import BLOCK_TOKENS
@@ -29,12 +30,12 @@ class MemoryBackend:
     def __init__(self, blocks: int) -> None:
         self.memory = [[-1] * BLOCK_TOKENS for _ in range(blocks)]
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def run(self, plan: StepPlan) -> StepOutput:
         for sequence, count in [(s, 1) for s in plan.decode] + plan.prefill:
             for position in range(sequence.computed, sequence.computed + count):
                 block = sequence.blocks[position // BLOCK_TOKENS]
                 self.memory[block][position % BLOCK_TOKENS] = sequence.tokens[position]
-        return [self._next(s.blocks, len(s.tokens)) for s in plan.sampled]
+        return StepOutput([self._next(s.blocks, len(s.tokens)) for s in plan.sampled])
 
     def _next(self, blocks: list[int], count: int) -> int:
         read = [self.memory[blocks[i // BLOCK_TOKENS]][i % BLOCK_TOKENS] for i in range(count)]

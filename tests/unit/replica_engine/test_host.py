@@ -405,7 +405,7 @@ def test_a_bug_in_the_step_loop_ends_everything_audibly(make_host, monkeypatch) 
 
 
 def test_a_failed_graph_call_is_retryable(make_host, monkeypatch) -> None:
-    from replica.engine.core import StepFailedError
+    from replica.engine.plan import StepFailedError
 
     host = make_host()
     router = Router(host, 1)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.engine.core import ScheduledEngine, StepFailedError
+from replica.engine.core import ScheduledEngine
+from replica.engine.plan import StepFailedError
 from replica.engine.types import (
     URGENT_PRIORITY,
     Finish,

@@ -1,0 +1,131 @@
+"""The one interface behind which engines live.
+
+A driver owns sequences from `add` until their `FinishedEvent`. It is driven by `step()` from one
+thread and never calls back. `tests/contract/test_drivers.py` is what every driver passes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from replica.engine.types import (
+    AdapterState,
+    Capabilities,
+    EngineLoad,
+    KvBlocks,
+    Limits,
+    SequenceRequest,
+    StepEvents,
+)
+
+
+class Driver(Protocol):
+    """An engine. One thread at a time may use it."""
+
+    @property
+    def name(self) -> str:
+        """Kind of engine: openvino, sim."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """Constant after loading."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Constant after loading."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step()` would do or report anything."""
+        ...
+
+    def add(self, request: SequenceRequest) -> None:
+        """Take a sequence; from now on it and each of its forks end with one `FinishedEvent`.
+
+        Its adapter must have been put in before (`put_adapter`).
+
+        Raises:
+            RefusedError: It is not valid for this engine; nothing was taken.
+        """
+        ...
+
+    def cancel(self, key: int) -> None:
+        """End a sequence at the next step; nothing happens when there is none of that key."""
+        ...
+
+    def step(self) -> StepEvents:
+        """Compute one step for all running sequences; blocks while it computes."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """Return the state after the last step; cheap."""
+        ...
+
+    def cached_blocks(self) -> list[bytes]:
+        """Return the hashes of all cached blocks: the sum of all `StepEvents.kv` so far."""
+        ...
+
+    def read_adapter(self, digest: str, directory: Path) -> Any:
+        """Read and check an adapter; may be slow. The only method that any thread may call.
+
+        Returns:
+            What `put_adapter` takes.
+
+        Raises:
+            RefusedError: It cannot be served on this base; the message says why.
+        """
+        ...
+
+    def put_adapter(self, digest: str, adapter: Any) -> None:
+        """Hold a read adapter in host memory; from now on sequences may name it. Quick.
+
+        Adapters that nobody uses make room for it, oldest first.
+
+        Raises:
+            RefusedError: ENGINE_BUSY: the memory for adapters is full of ones in use.
+        """
+        ...
+
+    def drop_adapter(self, digest: str) -> None:
+        """Forget an adapter when its last sequence has ended; nothing happens when it is unknown.
+
+        Until then `has_adapter` is false already.
+        """
+        ...
+
+    def has_adapter(self, digest: str) -> bool:
+        """Whether sequences may name it now."""
+        ...
+
+    def adapters(self) -> list[AdapterState]:
+        """Return the adapters in slots and in host memory."""
+        ...
+
+    def export_blocks(self, hashes: Sequence[bytes]) -> KvBlocks:
+        """Return the contents of the leading ones of `hashes` that are cached.
+
+        Raises:
+            RefusedError: The engine cannot hand out its blocks.
+        """
+        ...
+
+    def import_blocks(self, blocks: KvBlocks) -> int:
+        """Put blocks into the cache; return how many of them, from the first on, it holds now.
+
+        The caller has checked that content and hashes belong together.
+
+        Raises:
+            RefusedError: Another layout, or the engine cannot take blocks.
+        """
+        ...
+
+    def pin_blocks(self, hashes: Sequence[bytes], until_s: float) -> int:
+        """Keep cached blocks from eviction until then, by the driver's clock; replaces older pins.
+
+        Returns:
+            How many, from the first on, are cached and pinned now.
+        """
+        ...

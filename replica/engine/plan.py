@@ -1,0 +1,204 @@
+"""What a scheduler asks of a backend in one step, and what it gets back.
+
+A backend computes; it knows nothing of queues and pools. The rows of logits of a step have one
+order, which backends and `replica.engine.sampling` share:
+
+1. `plan.decode`, in order: 1 + len(draft) rows each, for the token after the last one and, if the
+   draft is right so far, for the one after each of its tokens;
+2. of `plan.prefill`, in order, those whose last token is computed: one row, which their forks share;
+3. of `plan.prefill`, in order, those that want logprobs of their prompt: one row per token computed
+   in this step except the last token of the prompt (its row is of the second kind).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from replica.engine.types import (
+    URGENT_PRIORITY,
+    Capabilities,
+    PromptLogprobs,
+    SequenceRequest,
+    TokenLogprobs,
+)
+
+NO_SLOT = -1
+
+
+class ScheduledSequence:
+    """A living sequence. Backends read `tokens`, `computed`, `blocks`, `slot` and `request`.
+
+    Attributes:
+        tokens: Prompt and emitted ids.
+        computed: Leading tokens whose KV values are in the pool.
+        blocks: Held blocks, in the order of the tokens.
+        slot: Of its adapter, while it runs; NO_SLOT for the base.
+        scratch: The backend's own, kept for the life of the sequence.
+        sampler: The sampler's own, likewise; None at first.
+    """
+
+    __slots__ = (
+        "admitted_at_s",
+        "arrival",
+        "blocks",
+        "capacity",
+        "computed",
+        "ended",
+        "first_token_at_s",
+        "hashes",
+        "prompt_tokens",
+        "request",
+        "root",
+        "sampler",
+        "scratch",
+        "slot",
+        "stop_ids",
+        "tokens",
+        "tokens_max",
+    )
+
+    def __init__(
+        self, request: SequenceRequest, arrival: int, root: bytes, stop_ids: frozenset[int]
+    ) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.root = root
+        self.stop_ids = stop_ids
+        self.tokens = list(request.prompt)
+        self.prompt_tokens = len(self.tokens)
+        self.tokens_max = self.prompt_tokens + request.output_tokens_max
+        self.computed = 0
+        self.blocks: list[int] = []
+        self.capacity = 0  # tokens that `blocks` hold
+        self.hashes: list[bytes] = []
+        self.slot = NO_SLOT
+        self.ended = False
+        self.admitted_at_s: float | None = None
+        self.first_token_at_s: float | None = None
+        self.scratch = 0
+        self.sampler: Any = None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it is a probe, which does not wait."""
+        return self.request.priority >= URGENT_PRIORITY
+
+    def rank(self) -> tuple[int, int]:
+        """Order of importance, most important first."""
+        return (-self.request.priority, self.arrival)
+
+
+class Adapter(Protocol):
+    """A LoRA adapter as a backend read it."""
+
+    @property
+    def rank(self) -> int:
+        """Of its matrices."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """That it takes in host memory."""
+        ...
+
+
+class StepPlan:
+    """What one step computes.
+
+    Attributes:
+        decode: The last of `tokens`, and the draft if there is one.
+        prefill: (sequence, tokens to compute after `computed`).
+        sampled: Sequences that get new tokens, in the order in which the backend returns them:
+            `decode`, then those of `prefill` whose last token is computed, each followed by its
+            forks.
+        drafts: Index into `decode` -> ids to try after the last token. Most have none.
+        loads: (slot, adapter) to put there before anything is computed.
+        copies: (from, to) blocks to copy after all is computed: the unfinished last block of a
+            prompt, for its forks.
+    """
+
+    __slots__ = ("copies", "decode", "drafts", "loads", "prefill", "sampled")
+
+    def __init__(
+        self,
+        decode: list[ScheduledSequence],
+        prefill: list[tuple[ScheduledSequence, int]],
+        sampled: list[ScheduledSequence] | None = None,
+    ) -> None:
+        self.decode = decode
+        self.prefill = prefill
+        if sampled is None:
+            ended = [s for s, count in prefill if s.computed + count == len(s.tokens)]
+            sampled = decode + ended
+        self.sampled = sampled
+        self.drafts: dict[int, list[int]] = {}
+        self.loads: list[tuple[int, Adapter]] = []
+        self.copies: list[tuple[int, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.decode or self.prefill)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the step computes."""
+        drafted = sum(map(len, self.drafts.values()))
+        return len(self.decode) + drafted + sum(count for _, count in self.prefill)
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What a computed step brought; indices are into `plan.sampled`.
+
+    Attributes:
+        tokens: The first new token of each sampled sequence.
+        more: Index -> the tokens behind the first, where a draft was right.
+        logprobs: Index -> one entry per new token, for the sequences that asked.
+        prompt_logprobs: Of prompt parts computed in this step.
+        failed: Index -> why this sequence cannot go on, e.g. its grammar is stuck; its tokens of
+            this step do not count.
+    """
+
+    tokens: list[int] = field(default_factory=list[int])
+    more: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
+    failed: dict[int, str] = field(default_factory=dict[int, str])
+
+
+class StepFailedError(RuntimeError):
+    """A backend could not compute a step; its sequences may be retried elsewhere."""
+
+
+class Backend(Protocol):
+    """Computes steps; knows nothing of queues and pools."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can compute; constant."""
+        ...
+
+    @property
+    def block_layout(self) -> str:
+        """Of the bytes of a KV block, in words; empty when it cannot hand them out."""
+        ...
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        """Compute a plan.
+
+        Raises:
+            StepFailedError: Nothing of the plan was computed.
+        """
+        ...
+
+    def read_adapter(self, digest: str, directory: Path) -> Adapter:
+        """Read and check an adapter, in any thread; RefusedError when it cannot be served."""
+        ...
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        """Return the contents of KV blocks."""
+        ...
+
+    def write_blocks(self, blocks: Sequence[int], data: Sequence[bytes]) -> None:
+        """Replace the contents of KV blocks."""
+        ...
