@@ -10,13 +10,12 @@ from pathlib import Path
 import structlog
 from prometheus_client import generate_latest
 
-from replica.agent.canary import canary
 from replica.agent.control import ControlLink, DesiredFile
 from replica.agent.fleet import Fleet
 from replica.agent.metrics import AgentMetrics
+from replica.agent.model_kinds import Canary, canary
 from replica.agent.node import node_facts
 from replica.agent.replica_state import Limits
-from replica.agent.runner import Prober
 from replica.agent.settings import AgentSettings
 from replica.agent.triton import TritonLauncher
 from sluice.lifecycle import run_every
@@ -36,7 +35,7 @@ class Agent:
     """Owns the Triton processes of a node, from start to end."""
 
     def __init__(
-        self, settings: AgentSettings, launcher: TritonLauncher, prober: Prober = canary
+        self, settings: AgentSettings, launcher: TritonLauncher, prober: Canary = canary
     ) -> None:
         self._settings = settings
         self._launcher = launcher

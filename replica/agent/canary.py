@@ -3,15 +3,15 @@
 from google.protobuf.message import DecodeError
 
 from replica.agent.replica_state import EngineSpec
-from replica.agent.triton import MODEL
 from sluice.errors import ErrorCode, FailedError
 from sluice.kserve import probe
 
+_MODEL = "llm"
 _PROMPT = [1, 2, 3, 4]  # in the vocabulary of every model
 _TOKENS = 1
 
 
-async def canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
+async def llm_canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
     """Let the engine at `address` generate one token, and check that it is the engine we mean.
 
     Returns:
@@ -21,7 +21,7 @@ async def canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
         FailedError: No answer in time, an error, or somebody else's answer.
     """
     try:
-        reply = await probe(address, MODEL, _PROMPT, _TOKENS, timeout_s)
+        reply = await probe(address, _MODEL, _PROMPT, _TOKENS, timeout_s)
     except DecodeError as error:
         message = f"{address} answered the canary with something that is no frame: {error}"
         raise FailedError(ErrorCode.ENGINE_FAILED, message) from error

@@ -6,8 +6,9 @@ from typing import Protocol
 
 import structlog
 
+from replica.agent.model_kinds import Canary
 from replica.agent.replica_state import EngineSpec, Limits, Phase, ReplicaState
-from replica.agent.runner import Launcher, Observer, Prober, ReplicaRunner
+from replica.agent.runner import Launcher, Observer, ReplicaRunner
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.control.v1 import control_pb2 as control
 
@@ -46,7 +47,7 @@ class Fleet:
         self,
         group: asyncio.TaskGroup,
         launcher: NodeLauncher,
-        prober: Prober,
+        prober: Canary,
         limits: Limits,
         *,
         on_change: Callable[[], None],

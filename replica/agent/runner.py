@@ -7,12 +7,13 @@ of that task, for whatever reason, is the end of the process group.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 
+from replica.agent.model_kinds import Canary
 from replica.agent.replica_state import (
     Action,
     Ended,
@@ -51,11 +52,6 @@ class Launcher(Protocol):
         ...
 
 
-# Runs a real inference at an address within seconds and returns how many sequences the engine holds
-# for routers; PlatformError, OSError or TimeoutError say that the engine is not healthy.
-Prober = Callable[[str, EngineSpec, float], Awaitable[int]]
-
-
 class Observer(Protocol):
     """Told about what happens to engines, for metrics."""
 
@@ -88,7 +84,7 @@ class ReplicaRunner:
         self,
         replica_id: str,
         launcher: Launcher,
-        prober: Prober,
+        prober: Canary,
         limits: Limits,
         *,
         on_change: Callable[[], None],

@@ -20,6 +20,7 @@ import structlog
 
 import replica
 from replica.agent.installation import SHM, Installation, inspect_installation, problems_of
+from replica.agent.model_kinds import KINDS, LLM
 from replica.agent.replica_state import EngineSpec
 from sluice.artifacts import artifact_path
 from sluice.process import MARKER, ProcessSpec, free_port, port_answers, port_is_free
@@ -27,7 +28,7 @@ from sluice.procfs import kill_marked
 
 log = structlog.get_logger(__name__)
 
-MODEL = "llm"
+MODEL = LLM.model
 DEFAULT_ENGINES = ("openvino", "sim")
 # Marks every process that an agent starts, and what those start, with the agent's state directory.
 OWNER = "SLUICE_AGENT"
@@ -102,7 +103,7 @@ class TritonLauncher:
             artifacts_dir: Holds one directory per artifact digest.
             engines: Drivers that this node offers.
             host: Address that Triton listens on; routers must reach it.
-            model_source: The Triton model; None takes `llm` of the product.
+            model_source: The Triton model; None takes the product's, by engine.
         """
         self._state_dir = state_dir.resolve()
         self._artifacts_dir = artifacts_dir.resolve()
@@ -135,18 +136,14 @@ class TritonLauncher:
         """
         if not _SAFE_NAME.fullmatch(replica_id):
             raise LaunchError(f"replica id {replica_id!r} cannot name a directory; choose another")
-        if spec.engine not in self._engines:
-            raise LaunchError(
-                f"this node does not offer the engine {spec.engine!r} (it has "
-                f"{', '.join(self._engines)}); add it to AGENT__ENGINES or move the pool"
-            )
+        model = self._model_of(spec.engine)
         found = inspect_installation()
         if problems := problems_of(found, [spec.engine]):
             raise LaunchError("; ".join(problems))
         artifact = self._artifact(spec)
         home = self._home(replica_id)
         _link_backend(found, home / "backends" / "python")
-        self._copy_model(home / "models" / MODEL)
+        self._copy_model(model, home / "models")
         ports = self._ports(home / "ports.json")
         log_file = home / "triton.log"
         with suppress(FileNotFoundError):
@@ -155,7 +152,7 @@ class TritonLauncher:
         _remove_shared_memory(prefix)
         process = ProcessSpec(
             name=f"triton-{replica_id}",
-            command=_command(found, home, prefix, self._host, ports),
+            command=_command(found, home, model, prefix, self._host, ports),
             env=self._environment(found, home, spec, artifact),
             log_file=log_file,
             ready=lambda: port_answers(self._host, ports.grpc),
@@ -180,12 +177,25 @@ class TritonLauncher:
         except FileNotFoundError as error:
             raise LaunchError(str(error)) from None
 
-    def _copy_model(self, target: Path) -> None:
-        source = self._model_source or model_repository() / MODEL
+    def _model_of(self, engine: str) -> str:
+        if engine not in self._engines:
+            raise LaunchError(
+                f"this node does not offer the engine {engine!r} (it has "
+                f"{', '.join(self._engines)}); add it to AGENT__ENGINES or move the pool"
+            )
+        if engine not in KINDS:
+            raise LaunchError(
+                f"AGENT__ENGINES offers {engine!r}, which this version does not know; it knows "
+                f"{', '.join(KINDS)}"
+            )
+        return KINDS[engine].model
+
+    def _copy_model(self, model: str, repository: Path) -> None:
+        source = self._model_source or model_repository() / model
         if not (source / "config.pbtxt").is_file():
             raise LaunchError(f"{source} holds no config.pbtxt; install the wheel again")
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.rmtree(repository, ignore_errors=True)
+        shutil.copytree(source, repository / model, ignore=shutil.ignore_patterns("__pycache__"))
 
     def _ports(self, file: Path) -> Ports:
         """Return the ports of the last run if nobody took them meanwhile, else new ones."""
@@ -216,6 +226,7 @@ class TritonLauncher:
             OWNER: self.owner,
             "SLUICE_ENGINE": spec.engine,
             "SLUICE_ARTIFACT_DIR": artifact,
+            "SLUICE_ARTIFACTS_DIR": str(self._artifacts_dir),  # adapters, loaded by digest
             "SLUICE_BASE_DIGEST": spec.base_digest,
             "SLUICE_ENGINE_OPTIONS": json.dumps(dict(spec.options)),
         }
@@ -242,7 +253,7 @@ def last_error(log_file: Path) -> str:
 
 
 def _command(
-    found: Installation, home: Path, shm_prefix: str, host: str, ports: Ports
+    found: Installation, home: Path, model: str, shm_prefix: str, host: str, ports: Ports
 ) -> list[str]:
     assert found.triton is not None
     return [
@@ -251,7 +262,7 @@ def _command(
         f"--backend-directory={home / 'backends'}",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         "--model-control-mode=explicit",
-        f"--load-model={MODEL}",
+        f"--load-model={model}",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         "--allow-http=false",
         f"--grpc-address={host}",

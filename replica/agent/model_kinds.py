@@ -1,0 +1,38 @@
+"""Which Triton model serves an engine, and which inference proves that it is alive.
+
+One table. An engine that is missing here cannot be offered by a node, whatever AGENT__ENGINES says.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from replica.agent.canary import llm_canary
+from replica.agent.replica_state import EngineSpec
+
+# Runs a real inference at an address (host:port) within seconds and returns how many sequences the
+# engine holds for routers; PlatformError, OSError or TimeoutError say that it is not healthy, which
+# includes an answer of another engine or base than the spec's.
+Canary = Callable[[str, EngineSpec, float], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """A Triton model of the product.
+
+    Attributes:
+        model: Its name in Triton, and its folder in the model repository.
+        canary: Asks it for a sign of life.
+    """
+
+    model: str
+    canary: Canary
+
+
+LLM = ModelKind("llm", llm_canary)
+
+KINDS: Mapping[str, ModelKind] = {"openvino": LLM, "sim": LLM}
+
+
+async def canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
+    """Run the canary of the spec's engine; see `Canary`."""
+    return await KINDS[spec.engine].canary(address, spec, timeout_s)
