@@ -16,8 +16,8 @@ import openvino as ov
 from replica.drivers.options import OptionsError, parse_options
 from replica.engine.artifact import read_base_facts
 from replica.engine.core import ScheduledEngine
-from replica.engine.plan import ScheduledSequence, StepFailedError, StepOutput, StepPlan
 from replica.engine.graph import SAMPLED_ROWS, build_graph, paged
+from replica.engine.plan import ScheduledSequence, StepFailedError, StepOutput, StepPlan
 from replica.engine.sampling import sample
 from replica.engine.scheduler import Scheduler
 from replica.engine.types import Limits

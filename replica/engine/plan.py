@@ -5,7 +5,7 @@ order, which backends and `replica.engine.sampling` share:
 
 1. `plan.decode`, in order: 1 + len(draft) rows each, for the token after the last one and, if the
    draft is right so far, for the one after each of its tokens;
-2. of `plan.prefill`, in order, those whose last token is computed: one row, which their forks share;
+2. of `plan.prefill`, in order, those whose last token is computed: one row, shared by their forks;
 3. of `plan.prefill`, in order, those that want logprobs of their prompt: one row per token computed
    in this step except the last token of the prompt (its row is of the second kind).
 """
@@ -112,13 +112,14 @@ class StepPlan:
         sampled: Sequences that get new tokens, in the order in which the backend returns them:
             `decode`, then those of `prefill` whose last token is computed, each followed by its
             forks.
+        fork_of: Index into `sampled` of a fork -> that of the sequence whose row it shares.
         drafts: Index into `decode` -> ids to try after the last token. Most have none.
         loads: (slot, adapter) to put there before anything is computed.
         copies: (from, to) blocks to copy after all is computed: the unfinished last block of a
             prompt, for its forks.
     """
 
-    __slots__ = ("copies", "decode", "drafts", "loads", "prefill", "sampled")
+    __slots__ = ("copies", "decode", "drafts", "fork_of", "loads", "prefill", "sampled")
 
     def __init__(
         self,
@@ -132,6 +133,7 @@ class StepPlan:
             ended = [s for s, count in prefill if s.computed + count == len(s.tokens)]
             sampled = decode + ended
         self.sampled = sampled
+        self.fork_of: dict[int, int] = {}
         self.drafts: dict[int, list[int]] = {}
         self.loads: list[tuple[int, Adapter]] = []
         self.copies: list[tuple[int, int]] = []
