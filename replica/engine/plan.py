@@ -185,6 +185,18 @@ class Backend(Protocol):
         """Of the bytes of a KV block, in words; empty when it cannot hand them out."""
         ...
 
+    def check_request(self, request: SequenceRequest) -> None:
+        """Look at what only the backend can judge, above all that a grammar compiles.
+
+        Called in the step thread before a sequence is taken, so that a bad one costs its sender an
+        error and nobody else a step; limits and capabilities were checked before. A compiled
+        grammar should be kept: the sequence comes next.
+
+        Raises:
+            RefusedError: It cannot be computed; nothing was taken.
+        """
+        ...
+
     def run(self, plan: StepPlan) -> StepOutput:
         """Compute a plan.
 
