@@ -16,6 +16,8 @@ from pathlib import Path
 
 GLIBC_MIN = (2, 35)
 SHM_BYTES_MIN = 64 << 20
+_OPENVINO_ENGINES = ("openvino", "embed")
+STUB = "triton_python_backend_stub"
 SHM = Path("/dev/shm")  # noqa: S108 - POSIX shared memory is there, on every Linux
 
 
@@ -48,7 +50,7 @@ class Installation:
         """The program that runs Python models, for this Python; None when there is none."""
         if self.triton is None:
             return None
-        path = self.triton / "python_backend_stubs" / self.python / "triton_python_backend_stub"
+        path = self.triton / "python_backend_stubs" / self.python / STUB
         return path if path.is_file() else None
 
 
@@ -108,8 +110,9 @@ def _package_problems(found: Installation, engines: Sequence[str]) -> list[str]:
             f"numpy {numpy} breaks the tensors of Triton's stub (it repeats the first element and "
             "sends empty outputs): pip install 'numpy<2'"
         )
-    if "openvino" in engines and "openvino" not in found.versions:
-        problems.append("the engine openvino is wanted, but not installed: pip install openvino")
+    needing = [engine for engine in engines if engine in _OPENVINO_ENGINES]
+    if needing and "openvino" not in found.versions:
+        problems.append(f"the engine {needing[0]} needs openvino: pip install openvino")
     return problems
 
 

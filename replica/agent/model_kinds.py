@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from replica.agent.canary import llm_canary
+from replica.agent.embed_canary import embed_canary
 from replica.agent.replica_state import EngineSpec
+from sluice.profiles import EMBED, FRAMES
 
 # Runs a real inference at an address (host:port) within seconds and returns how many sequences the
 # engine holds for routers; PlatformError, OSError or TimeoutError say that it is not healthy, which
@@ -28,9 +30,13 @@ class ModelKind:
     canary: Canary
 
 
-LLM = ModelKind("llm", llm_canary)
+LLM = ModelKind(FRAMES.triton_model, llm_canary)
 
-KINDS: Mapping[str, ModelKind] = {"openvino": LLM, "sim": LLM}
+KINDS: Mapping[str, ModelKind] = {
+    "openvino": LLM,
+    "sim": LLM,
+    "embed": ModelKind(EMBED.triton_model, embed_canary),
+}
 
 
 async def canary(address: str, spec: EngineSpec, timeout_s: float) -> int:

@@ -38,7 +38,7 @@ class AgentSettings(ServiceSettings):
     state_dir: Path
     artifacts_dir: Path
     http_address: Address
-    engines: str = "openvino,sim"
+    engines: str = "openvino,sim,embed"
     engine_host: str = "127.0.0.1"
     start_timeout_s: float = Field(default=120.0, gt=0)
     probe_interval_s: float = Field(default=1.0, gt=0)

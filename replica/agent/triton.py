@@ -11,29 +11,32 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import structlog
 
 import replica
-from replica.agent.installation import SHM, Installation, inspect_installation, problems_of
+from replica.agent.installation import SHM, STUB, Installation, inspect_installation, problems_of
 from replica.agent.model_kinds import KINDS, LLM
 from replica.agent.replica_state import EngineSpec
+from replica.agent.runs import RunFile, RunRecord
 from sluice.artifacts import artifact_path
 from sluice.process import MARKER, ProcessSpec, free_port, port_answers, port_is_free
-from sluice.procfs import kill_marked
+from sluice.procfs import environment, group_processes, kill_marked
 
 log = structlog.get_logger(__name__)
 
 MODEL = LLM.model
-DEFAULT_ENGINES = ("openvino", "sim")
+DEFAULT_ENGINES = ("openvino", "sim", "embed")
 # Marks every process that an agent starts, and what those start, with the agent's state directory.
 OWNER = "SLUICE_AGENT"
 EXIT_TIMEOUT_S = 5  # Triton's own patience with open streams at SIGTERM
 _STOP_GRACE_S = 9.0  # with hung streams a stop was seen to take 6-7 s at that exit timeout
+_NONE: Mapping[str, int] = MappingProxyType({})
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -55,15 +58,18 @@ class Launch:
 
     Attributes:
         process: How to start it; its log begins with this run.
+        ports: Where it listens, on the node's own address:
         grpc_address: host:port.
         metrics_address: host:port.
         vital_program: File name of the program whose end Triton does not survive, nor notice.
     """
 
     process: ProcessSpec
+    ports: Ports
     grpc_address: str
     metrics_address: str
     vital_program: str
+    run_file: RunFile
 
 
 def preflight(engines: Sequence[str] = DEFAULT_ENGINES) -> list[str]:
@@ -112,15 +118,40 @@ class TritonLauncher:
         self._model_source = model_source
         self.owner = _short_hash(str(self._state_dir))
 
-    async def remove_leftovers(self) -> list[int]:
-        """Kill every process that an earlier agent of this state directory left, and clean up.
+    async def remove_leftovers(self, spare: Mapping[str, int] = _NONE) -> list[int]:
+        """Kill every process that an agent of this state directory started, and clean up.
+
+        Args:
+            spare: Replica id -> process group to leave alone, with its shared memory.
 
         Returns:
             The ids of the processes killed.
         """
-        killed = await kill_marked(self.owner, variable=OWNER)
-        _remove_shared_memory(f"sluice_{self.owner}_")
+        killed = await kill_marked(self.owner, variable=OWNER, spare=set(spare.values()))
+        kept = tuple(self._shm_prefix(replica_id) for replica_id in spare)
+        _remove_shared_memory(f"sluice_{self.owner}_", kept)
         return killed
+
+    def recorded(self) -> list[tuple[RunRecord, Launch]]:
+        """Return the engines that earlier agents wrote down, and how they were started."""
+        found: list[tuple[RunRecord, Launch]] = []
+        for home in sorted(self._home("").glob("*")):
+            record = RunFile(home).load()
+            if record is not None and record.replica_id == home.name:
+                ports = Ports(record.grpc_port, record.metrics_port)
+                found.append((record, self._launch(record.replica_id, ports)))
+        return found
+
+    def is_engine(self, record: RunRecord, pid: int) -> bool:
+        """Return whether this process is the recorded one, started by an agent of ours."""
+        marks = environment(pid)
+        expected = self._marks(record.replica_id, record.spec)
+        return (
+            pid == record.pid
+            and record.is_running
+            and pid in group_processes(pid)
+            and all(marks.get(name) == value for name, value in expected.items())
+        )
 
     def forget(self, replica_id: str) -> None:
         """Remove the directory of a replica that is gone for good; its log goes with it."""
@@ -145,28 +176,41 @@ class TritonLauncher:
         _link_backend(found, home / "backends" / "python")
         self._copy_model(model, home / "models")
         ports = self._ports(home / "ports.json")
-        log_file = home / "triton.log"
-        with suppress(FileNotFoundError):
-            log_file.replace(home / "triton.log.1")  # the run before is what one asks about
-        prefix = f"sluice_{self.owner}_{_short_hash(replica_id)}_"
-        _remove_shared_memory(prefix)
+        launch = self._launch(replica_id, ports)
+        with suppress(FileNotFoundError):  # the run before is what one asks about
+            launch.process.log_file.replace(home / "triton.log.1")
+        launch.process.cleanup()
+        process = replace(
+            launch.process,
+            command=_command(found, home, model, self._shm_prefix(replica_id), self._host, ports),
+            env=self._environment(found, replica_id, spec, artifact),
+        )
+        return replace(launch, process=process)
+
+    def _launch(self, replica_id: str, ports: Ports) -> Launch:
+        """Return what is known without the spec: all but command and environment."""
+        home, prefix = self._home(replica_id), self._shm_prefix(replica_id)
         process = ProcessSpec(
             name=f"triton-{replica_id}",
-            command=_command(found, home, model, prefix, self._host, ports),
-            env=self._environment(found, home, spec, artifact),
-            log_file=log_file,
+            command=(),
+            env={},
+            log_file=home / "triton.log",
             ready=lambda: port_answers(self._host, ports.grpc),
             cwd=home,
             stop_grace_s=_STOP_GRACE_S,
             cleanup=lambda: _remove_shared_memory(prefix),
         )
-        assert found.stub is not None
         return Launch(
             process,
+            ports,
             grpc_address=f"{self._host}:{ports.grpc}",
             metrics_address=f"{self._host}:{ports.metrics}",
-            vital_program=found.stub.name,
+            vital_program=STUB,
+            run_file=RunFile(home),
         )
+
+    def _shm_prefix(self, replica_id: str) -> str:
+        return f"sluice_{self.owner}_{_short_hash(replica_id)}_"
 
     def _home(self, replica_id: str) -> Path:
         return self._state_dir / "replicas" / replica_id
@@ -216,25 +260,32 @@ class TritonLauncher:
         file.write_text(json.dumps({"grpc": chosen[0], "metrics": chosen[1]}))
         return Ports(*chosen)
 
-    def _environment(
-        self, found: Installation, home: Path, spec: EngineSpec, artifact: str
-    ) -> dict[str, str]:
-        environment = {
-            "PATH": f"{found.bin_dir}:/usr/bin:/bin",
-            "HOME": str(home),
-            "LANG": "C.UTF-8",
+    def _marks(self, replica_id: str, spec: EngineSpec) -> dict[str, str]:
+        """Return the part of an engine's environment that says whose and what it is."""
+        return {
             OWNER: self.owner,
+            "SLUICE_REPLICA": replica_id,
             "SLUICE_ENGINE": spec.engine,
-            "SLUICE_ARTIFACT_DIR": artifact,
-            "SLUICE_ARTIFACTS_DIR": str(self._artifacts_dir),  # adapters, loaded by digest
             "SLUICE_BASE_DIGEST": spec.base_digest,
             "SLUICE_ENGINE_OPTIONS": json.dumps(dict(spec.options)),
         }
+
+    def _environment(
+        self, found: Installation, replica_id: str, spec: EngineSpec, artifact: str
+    ) -> dict[str, str]:
+        variables = {
+            "PATH": f"{found.bin_dir}:/usr/bin:/bin",
+            "HOME": str(self._home(replica_id)),
+            "LANG": "C.UTF-8",
+            "SLUICE_ARTIFACT_DIR": artifact,
+            "SLUICE_ARTIFACTS_DIR": str(self._artifacts_dir),  # adapters, loaded by digest
+            **self._marks(replica_id, spec),
+        }
         if found.libpython_dir:
-            environment["LD_LIBRARY_PATH"] = str(found.libpython_dir)
+            variables["LD_LIBRARY_PATH"] = str(found.libpython_dir)
         if MARKER in os.environ:
-            environment[MARKER] = os.environ[MARKER]
-        return environment
+            variables[MARKER] = os.environ[MARKER]
+        return variables
 
 
 def last_error(log_file: Path) -> str:
@@ -294,8 +345,10 @@ def _read_ports(file: Path) -> list[int]:
     return []
 
 
-def _remove_shared_memory(prefix: str) -> None:
+def _remove_shared_memory(prefix: str, kept: tuple[str, ...] = ()) -> None:
     for region in SHM.glob(f"{prefix}*"):
+        if region.name.startswith(kept):
+            continue
         try:
             region.unlink(missing_ok=True)
         except OSError as error:

@@ -1,0 +1,34 @@
+"""The proof that an embedding engine works: a real embedding."""
+
+import math
+
+from replica.agent.replica_state import EngineSpec
+from sluice.embeddings import EmbeddingClient
+from sluice.errors import ErrorCode, FailedError
+from sluice.profiles import EMBED
+
+_TEXT = (1, 2, 3, 4)  # in the vocabulary of every model
+_LENGTH_ERROR_MAX = 1e-3
+
+
+async def embed_canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
+    """Let the engine at `address` embed four tokens, and check that it is the engine we mean.
+
+    Returns:
+        0: nothing of a router's is ever held there.
+
+    Raises:
+        PlatformError: No answer in time, an error, a vector that is none, or another base's.
+    """
+    async with EmbeddingClient(address, EMBED.triton_model) as client:
+        embedding = await client.embed(_TEXT, timeout_s=timeout_s, with_digest=True)
+    length = math.hypot(*embedding.values)
+    if not abs(length - 1.0) <= _LENGTH_ERROR_MAX:  # also true of nan
+        message = f"{address} answered the canary with a vector of length {length}, not 1"
+        raise FailedError(ErrorCode.ENGINE_FAILED, message)
+    if embedding.base_digest != spec.base_digest:
+        message = (
+            f"{address} embeds with base {embedding.base_digest}, wanted is {spec.base_digest}"
+        )
+        raise FailedError(ErrorCode.ENGINE_FAILED, message)
+    return 0

@@ -1,0 +1,180 @@
+"""What a sentence-embedding BERT is, and the refusal of everything that our graph does not compute.
+
+A field that a graph builder ignores gives wrong vectors, not an error. So every field must be one
+that we use, one that does not matter, or one with the only value that we support. That holds for
+config.json and for the files in which sentence-transformers keeps what comes after the encoder.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from replica.engine.artifact import ArtifactError, read_json
+
+_REQUIRED = (
+    "hidden_size",
+    "intermediate_size",
+    "layer_norm_eps",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "type_vocab_size",
+    "vocab_size",
+)
+# Training, bookkeeping, or what the tokenizer decides.
+_HARMLESS = frozenset(
+    {"_name_or_path", "architectures", "attention_probs_dropout_prob", "classifier_dropout"}
+    | {"dtype", "gradient_checkpointing", "hidden_dropout_prob", "initializer_range"}
+    | {"name_or_path", "pad_token_id", "torch_dtype", "transformers_version", "use_cache"}
+)
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "chunk_size_feed_forward": (0,),  # cuts the computation up, changes nothing
+    "hidden_act": ("gelu",),
+    "model_type": ("bert",),
+    "position_embedding_type": ("absolute",),
+}
+# The head that classifies sentence pairs, which no embedding uses, and an index of our own making.
+_LEFT_OVER = frozenset({"embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"})
+_MODULES = ("Transformer", "Pooling", "Normalize")
+_POOLING = "pooling_mode_mean_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class BertConfig:
+    """Sizes of the encoder.
+
+    Attributes:
+        positions: Length of the table of positions; nothing longer can be computed.
+        tokens_max: Longest text that the model was tuned for, special tokens included.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    vocabulary: int
+    positions: int
+    token_types: int
+    norm_epsilon: float
+    tokens_max: int
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor that the graph reads."""
+        hidden, intermediate = self.hidden, self.intermediate
+        shapes: dict[str, tuple[int, ...]] = {
+            "embeddings.word_embeddings.weight": (self.vocabulary, hidden),
+            "embeddings.position_embeddings.weight": (self.positions, hidden),
+            "embeddings.token_type_embeddings.weight": (self.token_types, hidden),
+        }
+        linears = {
+            "attention.self.query": (hidden, hidden),
+            "attention.self.key": (hidden, hidden),
+            "attention.self.value": (hidden, hidden),
+            "attention.output.dense": (hidden, hidden),
+            "intermediate.dense": (intermediate, hidden),
+            "output.dense": (hidden, intermediate),
+        }
+        norms = ["embeddings.LayerNorm"]
+        for layer in range(self.layers):
+            prefix = f"encoder.layer.{layer}."
+            norms += [prefix + "attention.output.LayerNorm", prefix + "output.LayerNorm"]
+            for name, shape in linears.items():
+                shapes[f"{prefix}{name}.weight"] = shape
+                shapes[f"{prefix}{name}.bias"] = shape[:1]
+        for name in norms:
+            shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (hidden,)
+        return shapes
+
+
+def read_bert_config(directory: Path) -> BertConfig:
+    """Return what the files of a base say, sentence-transformers' included.
+
+    Raises:
+        ArtifactError: A file is missing or broken, or asks for what this engine does not compute.
+    """
+    config = read_json(directory / "config.json")
+    sentence = read_json(directory / "sentence_bert_config.json")
+    problems = _config_problems(config) + _sentence_problems(sentence)
+    problems += _module_problems(directory)
+    if problems:
+        raise ArtifactError(
+            f"{directory}: this engine cannot serve {', '.join(problems)}; use another base"
+        )
+    return BertConfig(
+        hidden=int(config["hidden_size"]),
+        layers=int(config["num_hidden_layers"]),
+        heads=int(config["num_attention_heads"]),
+        intermediate=int(config["intermediate_size"]),
+        vocabulary=int(config["vocab_size"]),
+        positions=int(config["max_position_embeddings"]),
+        token_types=int(config["type_vocab_size"]),
+        norm_epsilon=float(config["layer_norm_eps"]),
+        tokens_max=min(int(sentence["max_seq_length"]), int(config["max_position_embeddings"])),
+    )
+
+
+def check_tensors(config: BertConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ArtifactError unless the checkpoint holds the tensors of the config and no others.
+
+    Left-over tensors are parts of another architecture.
+    """
+    wanted = config.weight_shapes()
+    wrong = [
+        f"{name} of shape {shapes.get(name, 'absent')} instead of {shape}"
+        for name, shape in wanted.items()
+        if shapes.get(name) != shape
+    ]
+    wrong += [f"{name}, unknown here" for name in shapes.keys() - wanted.keys() - _LEFT_OVER]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ArtifactError(
+            f"model.safetensors holds {', '.join(sorted(wrong)[:3])}{more}: it does not fit to"
+            " config.json; import the base anew"
+        )
+
+
+def _config_problems(config: Mapping[str, Any]) -> list[str]:
+    problems = [f"a config without {name}" for name in _REQUIRED if config.get(name) is None]
+    for name, value in {"model_type": None, "hidden_act": None, **config}.items():
+        if name in _ONLY:
+            # Unless said otherwise, positions are absolute; what a model is must be said.
+            is_absent = value is None and name not in ("model_type", "hidden_act")
+            if not is_absent and value not in _ONLY[name]:
+                problems.append(f"{name} {value!r}")
+        elif name not in _REQUIRED and name not in _HARMLESS and value not in (None, False):
+            problems.append(f"{name} {value!r}")
+    if not problems and config["hidden_size"] % config["num_attention_heads"]:
+        problems.append(
+            f"hidden_size {config['hidden_size']} with num_attention_heads"
+            f" {config['num_attention_heads']}"
+        )
+    return problems
+
+
+def _sentence_problems(sentence: Mapping[str, Any]) -> list[str]:
+    problems: list[str] = []
+    if not isinstance(sentence.get("max_seq_length"), int):
+        problems.append("sentence_bert_config.json without max_seq_length")
+    for name, value in sentence.items():  # do_lower_case: of texts, before the tokenizer
+        if name != "max_seq_length" and value not in (None, False):
+            problems.append(f"{name} {value!r} in sentence_bert_config.json")
+    return problems
+
+
+def _module_problems(directory: Path) -> list[str]:
+    """Return what comes after the encoder and is not a mean over tokens, scaled to length 1."""
+    path = directory / "modules.json"
+    try:
+        modules = json.loads(path.read_bytes())
+        kinds = tuple(str(module["type"]).rpartition(".")[2] for module in modules)
+        folders = [str(module["path"]) for module in modules]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} does not list modules ({error!r}); import it anew") from None
+    if kinds != _MODULES:
+        return [f"modules {', '.join(kinds)} in modules.json (known are {', '.join(_MODULES)})"]
+    name = f"{folders[1]}/config.json"
+    pooling = read_json(directory / name)
+    asked = {name for name, value in pooling.items() if name.startswith("pooling_mode") and value}
+    return [] if asked == {_POOLING} else [f"{', '.join(sorted(asked)) or 'no pooling'} in {name}"]

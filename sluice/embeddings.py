@@ -1,0 +1,147 @@
+"""Embeddings from a replica: Triton's `ModelInfer` with token ids, on raw grpc.aio.
+
+Texts of one request have one length, because a tensor is a rectangle; requests of different lengths
+are computed together by the replica. So a client sends one request per text, all at once.
+"""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError, RejectedError
+from sluice.kserve import CHANNEL_OPTIONS
+from sluice.wire.kserve.v2 import kserve_pb2 as kserve
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+_RETRY_S = 1.0
+
+assert sys.byteorder == "little", "tensors are little-endian, and so must be this machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The vector of one text, of length 1, and the base that made it (when asked for)."""
+
+    values: array[float]
+    base_digest: str = ""
+
+
+class EmbeddingClient:
+    """A connection to one replica; any number of calls at a time."""
+
+    def __init__(self, address: str, model: str = "embed") -> None:
+        """Prepare a connection to the Triton at `address` (host:port)."""
+        self._address = address
+        self._model = model
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        # Without (de)serializers messages are plain bytes.
+        self._infer = self._channel.unary_unary(METHOD, None, None)
+
+    async def __aenter__(self) -> Self:
+        """Return the client; it connects with the first call."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        await self._channel.close(0)
+
+    async def embed(
+        self, tokens: Sequence[int], *, timeout_s: float, with_digest: bool = False
+    ) -> Embedding:
+        """Return the embedding of one text.
+
+        Args:
+            tokens: Its ids, special tokens included.
+            timeout_s: Longest wait for the answer, connecting included.
+            with_digest: Also ask which base it comes from.
+
+        Raises:
+            BadRequestError: The replica refuses the text; the code and the message say why.
+            RejectedError: QUEUE_FULL, it has too much to do.
+            FailedError: UNAVAILABLE, REPLICA_LOST (no answer in time) or ENGINE_FAILED.
+        """
+        data = encode_request(self._model, tokens, with_digest=with_digest)
+        try:
+            answer = await self._infer(data, timeout=timeout_s)  # pyright: ignore[reportArgumentType] - bytes, as there is no serializer
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(error, timeout_s) from error
+        try:
+            return decode_response(cast("bytes", answer))
+        except (DecodeError, ValueError) as error:
+            message = f"{self._address} answered with something that is no embedding: {error}"
+            raise FailedError(ErrorCode.ENGINE_FAILED, message) from error
+
+    def _translated(self, error: grpc.aio.AioRpcError, timeout_s: float) -> PlatformError:
+        status, text = error.code(), error.details() or ""
+        where = f"{self._address}: {text}"
+        if status is grpc.StatusCode.INVALID_ARGUMENT:
+            return BadRequestError(*parse_refusal(text))
+        if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+            message = f"{self._address} has not answered within {timeout_s} s"
+            return FailedError(ErrorCode.REPLICA_LOST, message)
+        if status is grpc.StatusCode.UNAVAILABLE and "queue" in text:
+            return RejectedError(ErrorCode.QUEUE_FULL, where, retry_after_s=_RETRY_S)
+        if status is grpc.StatusCode.UNAVAILABLE:
+            return FailedError(ErrorCode.UNAVAILABLE, where)
+        return FailedError(ErrorCode.ENGINE_FAILED, where)
+
+
+def encode_request(model: str, tokens: Sequence[int], *, with_digest: bool) -> bytes:
+    """Return the serialized `ModelInferRequest` for one text."""
+    message = kserve.ModelInferRequest(model_name=model)
+    message.inputs.add(name="input_ids", datatype="INT32", shape=[1, len(tokens)])
+    message.raw_input_contents.append(array("i", tokens).tobytes())
+    message.outputs.add(name="embedding")
+    if with_digest:
+        message.outputs.add(name="base_digest")
+    return message.SerializeToString()
+
+
+def decode_response(data: bytes) -> Embedding:
+    """Return the embedding in a serialized `ModelInferResponse`.
+
+    Raises:
+        DecodeError: Not a message.
+        ValueError: Not one embedding of one text.
+    """
+    message = kserve.ModelInferResponse.FromString(data)
+    found = dict(
+        zip(
+            (output.name for output in message.outputs),
+            zip(message.outputs, message.raw_output_contents, strict=True),
+            strict=True,
+        )
+    )
+    if "embedding" not in found:
+        raise ValueError(f"outputs {sorted(found)}")
+    output, content = found["embedding"]
+    if output.datatype != "FP32" or list(output.shape) != [1, len(content) // 4] or not content:
+        raise ValueError(f"{output.datatype} of shape {list(output.shape)} in {len(content)} bytes")
+    digest = found["base_digest"][1].decode("ascii") if "base_digest" in found else ""
+    return Embedding(array("f", content), digest)
+
+
+def render_refusal(error: PlatformError) -> str:
+    """Return the text in which a replica says why it refuses: Triton carries nothing but text."""
+    return f"{error.code}: {error.message}"
+
+
+def parse_refusal(text: str) -> tuple[ErrorCode, str]:
+    """Return code and message of what `render_refusal` wrote; INVALID_REQUEST for other texts."""
+    code, _, message = text.partition(": ")
+    try:
+        return ErrorCode(code), message
+    except ValueError:  # Triton's own, e.g. about a wrong data type
+        return ErrorCode.INVALID_REQUEST, text

@@ -1,0 +1,26 @@
+"""How a replica is talked to, by the engine that its pool runs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A way to talk to a replica.
+
+    Attributes:
+        name: `frames`: step frames, through the router that owns the cell; `embed`: one request per
+            text, no router.
+        triton_model: What the replica's Triton calls it.
+    """
+
+    name: str
+    triton_model: str
+
+
+FRAMES = Profile("frames", "llm")
+EMBED = Profile("embed", "embed")
+
+
+def profile_of(engine: str) -> Profile:
+    """Return the profile of a pool's engine."""
+    return EMBED if engine == "embed" else FRAMES
