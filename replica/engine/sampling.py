@@ -14,6 +14,7 @@ from replica.engine.types import Sampling
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
+NO_TOKEN = -1  # where the best logit of a row is not finite
 _GROUP = 64  # tokens; about the root of a vocabulary
 _TEMPERATURE_MIN = np.float32(1e-6)  # below, float32 overflows; it is greedy long before
 _BELOW_ONE = 1.0 - 2.0**-53
@@ -21,7 +22,7 @@ _SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def sample(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
-    """Return one token id per row.
+    """Return one token id per row, NO_TOKEN where the best logit is not finite.
 
     Args:
         logits: Shape (rows, vocabulary).
@@ -30,12 +31,20 @@ def sample(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
     drawn = [index for index, (sampling, _) in enumerate(rows) if sampling.temperature > 0]
     if len(drawn) == len(rows):
         return _draw(logits, rows)
-    tokens: list[int] = logits.argmax(axis=1).tolist()
+    tokens = _best(logits)
     if drawn:
         chosen = _draw(logits[drawn], [rows[index] for index in drawn])
         for index, token in zip(drawn, chosen, strict=True):
             tokens[index] = token
     return tokens
+
+
+def _best(logits: Floats) -> list[int]:
+    best = logits.argmax(axis=1)
+    is_finite = np.isfinite(logits[np.arange(len(logits)), best])
+    if not is_finite.all():
+        best[~is_finite] = NO_TOKEN
+    return best.tolist()
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> Doubles:
@@ -56,7 +65,15 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def _draw(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
     temperatures = np.array([sampling.temperature for sampling, _ in rows], np.float32)[:, None]
-    scaled = logits - logits.max(axis=1, keepdims=True)
+    best = logits.max(axis=1, keepdims=True)
+    is_finite = np.isfinite(best)
+    if not is_finite.all():
+        tokens = np.full(len(rows), NO_TOKEN)
+        good = np.flatnonzero(is_finite)
+        if len(good):
+            tokens[good] = _draw(logits[good], [rows[index] for index in good])
+        return tokens.tolist()
+    scaled = logits - best
     scaled *= 1 / np.maximum(temperatures, _TEMPERATURE_MIN)
     weights = np.exp(scaled, out=scaled)
     limited = [

@@ -1,0 +1,103 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replica.engine.plan import ScheduledSequence, StepPlan
+from replica.engine.sampler import Sampler
+from replica.engine.sampling import sample
+from replica.engine.types import Sampling, SequenceRequest
+
+VOCABULARY = 40
+EOS = frozenset({2, 3})
+GREEDY = Sampling()
+
+
+def sequence(tokens: list[int], sampling: Sampling = GREEDY, **options) -> ScheduledSequence:
+    request = SequenceRequest(1, tokens, 100, sampling=sampling, **options)
+    return ScheduledSequence(request, 0, b"", request.stop_token_ids | EOS)
+
+
+def noise(rows: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 2, (rows, VOCABULARY)).astype(np.float32)
+
+
+def test_decoding_and_finished_prompts_get_their_rows_in_order() -> None:
+    decode = [sequence([1, 2, 3], Sampling(temperature=1.0, seed=seed)) for seed in range(3)]
+    unfinished, finished = sequence([5] * 9), sequence([7] * 4)
+    plan = StepPlan(decode, [(unfinished, 3), (finished, 4)])
+    logits = noise(4)
+    output = Sampler(VOCABULARY, EOS).sample(logits, plan)
+    rows = [(s.request.sampling, len(s.tokens)) for s in (*decode, finished)]
+    assert output.tokens == sample(logits, rows)
+    assert not output.more
+    assert not output.failed
+
+
+def test_forks_share_a_row_and_draw_for_themselves() -> None:
+    ahead, parent, behind = sequence([9], Sampling(seed=4)), sequence([1, 2]), sequence([3])
+    forks = [sequence([1, 2], Sampling(temperature=1.0, seed=seed)) for seed in range(20)]
+    sampled = [ahead, parent, *forks, behind]
+    plan = StepPlan([ahead], [(parent, 2), (behind, 1)], sampled)
+    plan.fork_of = dict.fromkeys(range(2, 22), 1)
+    logits = noise(3)
+    tokens = Sampler(VOCABULARY, EOS).sample(logits, plan).tokens
+    best = logits.argmax(axis=1).tolist()
+    assert (tokens[0], tokens[1], tokens[-1]) == (best[0], best[1], best[2])
+    assert tokens[2:-1] == sample(
+        np.repeat(logits[1:2], 20, axis=0), [(f.request.sampling, 2) for f in forks]
+    )
+    assert len(set(tokens[2:-1])) > 3
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    right=st.integers(0, 5),
+    length=st.integers(0, 5),
+    temperature=st.sampled_from([0.0, 0.8]),
+    seed=st.integers(0, 99),
+)
+def test_a_draft_changes_nothing_but_the_number_of_steps(
+    right: int, length: int, temperature: float, seed: int
+) -> None:
+    """The model here is a table: its row for the token at a position depends on that alone."""
+    table = noise(20, seed)
+    start = [1, 4]
+    one_by_one = sequence(start, Sampling(temperature=temperature, seed=seed))
+    sampler = Sampler(VOCABULARY, frozenset())
+    while len(one_by_one.tokens) < 8:
+        at = len(one_by_one.tokens)
+        one_by_one.tokens += sampler.sample(table[at : at + 1], StepPlan([one_by_one], [])).tokens
+    truth = one_by_one.tokens[len(start) :]
+    draft = truth[:length]
+    if right < length:
+        draft[right] = (draft[right] + 1) % VOCABULARY
+    other, drafted = (sequence(start, one_by_one.request.sampling) for _ in range(2))
+    other.stop_ids = drafted.stop_ids = frozenset()
+    plan = StepPlan([other, drafted, other], [])
+    plan.drafts = {1: draft}
+    rows = [2, *range(2, 3 + length), 2]
+    output = sampler.sample(table[rows], plan)
+    assert output.tokens == [truth[0]] * 3
+    accepted = min(right, length)
+    assert output.more == ({1: truth[1 : accepted + 1]} if accepted else {})
+
+
+def test_a_run_ends_with_its_first_stop_token() -> None:
+    logits = np.zeros((4, VOCABULARY), np.float32)
+    logits[range(4), [7, 2, 8, 9]] = 1.0
+    plan = StepPlan([sequence([1])], [])
+    plan.drafts = {0: [7, 2, 8]}
+    output = Sampler(VOCABULARY, EOS).sample(logits, plan)
+    assert output.tokens + output.more[0] == [7, 2]
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    logits = noise(6)
+    logits[1, 5] = np.nan
+    logits[4, 5] = np.nan
+    cold, warm = Sampling(), Sampling(temperature=1.0)
+    sequences = [sequence([1], sampling) for sampling in (cold, cold, warm, warm, warm, cold)]
+    output = Sampler(VOCABULARY, EOS).sample(logits, StepPlan(sequences, []))
+    assert output.failed.keys() == {1, 4}
+    assert "not finite" in output.failed[1]
+    assert all(output.tokens[i] >= 0 for i in (0, 2, 3, 5))
