@@ -210,7 +210,12 @@ _UNKNOWN_QUESTIONS = (
     "which {word} is better than {thing}", "who sang the song about {thing}",
     "is it true that {thing} is {word}", "what do you think about {thing}",
     "will it rain in {city} tomorrow", "explain {thing}", "what day is it",
-    "what is the date today",
+    "what is the date today", "who won the {word} cup in {year}", "who is the king of {country}",
+    "what is the currency of {country}", "how tall is {name}", "how many {word} are in a {word}",
+    "what is the square root of {year}", "who painted the {thing}", "when did {name} die",
+    "what is the best {word}", "what is the population of {city}", "what is the phone of {name}",
+    "what is {name} doing", "which {word} is the biggest in {country}", "is {city} in {country}",
+    "how do I get to {city}", "what do people eat in {country}", "why did {name} leave {city}",
 )  # fmt: skip
 
 _UNABLE_REQUESTS = (
@@ -228,11 +233,29 @@ _UNABLE_REQUESTS = (
     "write a speech about {thing}", "act as a {word}", "teach me {language}",
     "prove that {thing} is {word}", "predict the price of {thing}", "compare {thing} and {other}",
     "rewrite this in {language}: {phrase}", "write a review of {thing}", "buy {thing} in {city}",
-    "research {thing} for me",
+    "research {thing} for me", "write an email to my boss about {thing}", "write a novel",
+    "sing a song about {thing}", "write a business plan for {thing}", "diagnose my {word}",
+    "give me legal advice about {thing}", "help me with my {word} homework", "write a joke",
+    "tell me a joke", "tell me a joke about {thing}", "paint {thing} for me",
+    "build a website for {thing}", "find a cheap {word} in {city}", "call {name} for me",
 )  # fmt: skip
 
 
+# Loose questions as well, so that what no pattern foresees is refused too.
+_LOOSE_OPENINGS = (
+    "who is", "who was", "who won", "what is", "what was", "what are", "why did", "why does",
+    "when did", "when will", "where did", "where can I find", "how many", "how did", "how can",
+    "which", "is the", "does the", "did", "name a", "tell me the", "give me the",
+)  # fmt: skip
+_LOOSE_RATIO = 0.2
+
+
 def _unknown_question(rng: Random) -> str:
+    if rng.random() < _LOOSE_RATIO:
+        rest = [_thing(rng) for _ in range(rng.randint(1, 3))]
+        place = rng.choice(("", "", rng.choice(words.COUNTRIES), rng.choice(words.NAMES)))
+        joined = f" {rng.choice(('in', 'of', 'for', 'and', 'to'))} ".join((*rest, place))
+        return f"{rng.choice(_LOOSE_OPENINGS)} {joined if place else ' '.join(rest)}"
     return _filled(rng, rng.choice(_UNKNOWN_QUESTIONS))
 
 

@@ -21,9 +21,9 @@ from training.tokenizer import CONTEXT_TOKENS_MAX, PAD_ID, TURN_END_ID, VOCAB_SI
 class Shape:
     """Sizes of the network; the vocabulary and the context belong to the tokenizer."""
 
-    hidden: int = 128
+    hidden: int = 192
     layers: int = 4
-    heads: int = 4
+    heads: int = 6
     kv_heads: int = 2
     head_dim: int = 32
     intermediate: int = 384
@@ -85,6 +85,7 @@ class _Attention(nn.Module):
         self.o_proj = nn.Linear(width, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return what the heads read, before `o_proj`: shape (rows, tokens, heads * head_dim)."""
         rows, length, _ = x.shape
 
         def heads(projected: Tensor) -> Tensor:
@@ -93,16 +94,24 @@ class _Attention(nn.Module):
         query = _rotated(heads(self.q_proj(x)), cos, sin) * self.shape.head_dim**-0.5
         key, value = _rotated(heads(self.k_proj(x)), cos, sin), heads(self.v_proj(x))
         mixed = _attended(query, key, value)
-        return self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
+        return mixed.transpose(1, 2).reshape(rows, length, -1)
+
+
+# Beyond this the written-out scores would fill the memory.
+_SHORT_TOKENS_MAX = 512
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention, written out: on short rows it takes two thirds of torch's time.
+    """Return causal attention, written out on short rows: it takes two thirds of torch's time.
 
     Shapes are (rows, heads, tokens, head_dim); consecutive query heads share a key head, so they
     are laid one after the other along the tokens.
     """
     rows, kv_heads, length, dim = key.shape
+    if length > _SHORT_TOKENS_MAX:
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=1.0, enable_gqa=True
+        )
     group = query.shape[1] // kv_heads
     future = torch.full((length, length), float("-inf"), dtype=query.dtype).triu(1)
     scores = torch.baddbmm(
@@ -139,8 +148,11 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_epsilon)
         self.mlp = _Mlp(shape)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, wanted: Tensor | None) -> Tensor:
+        read = self.self_attn(self.input_layernorm(x), cos, sin)
+        if wanted is not None:
+            x, read = x[wanted], read[wanted]
+        x = x + self.self_attn.o_proj(read)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -165,12 +177,17 @@ class Llama(nn.Module):
                 scale = (2 * shape.layers) ** -0.5 if is_output else 1.0
                 nn.init.normal_(parameter, std=0.02 * scale)
 
-    def hidden_states(self, ids: Tensor) -> Tensor:
-        """Return the normed states, shape (rows, tokens, hidden), of ids of (rows, tokens)."""
+    def hidden_states(self, ids: Tensor, wanted: Tensor) -> Tensor:
+        """Return the normed states, shape (wanted tokens, hidden), of ids of (rows, tokens).
+
+        `wanted` is a mask of (rows, tokens): the last layer computes nothing for the others, which
+        saves a tenth of the training time.
+        """
         cos, sin = self._rope(ids.shape[1])
         x = self.model.embed_tokens(ids)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin)
+        last = len(self.model.layers) - 1
+        for index, layer in enumerate(self.model.layers):
+            x = layer(x, cos, sin, wanted if index == last else None)
         return self.model.norm(x)
 
     def logits(self, states: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from random import Random
 from training.samples import Sample, ask
 
 _SPOKEN = {"+": "plus", "-": "minus", "*": "times"}
-_SUM_MAX = 100
+_SUM_TOPS = (10, 20, 50, 100, 100)
 _TABLE_MAX = 12
-_COUNT_MAX = 120
+_COUNT_MAX = 100
 
 
 def arithmetic(rng: Random) -> Sample:
@@ -20,7 +20,7 @@ def arithmetic(rng: Random) -> Sample:
     if sign == "*":
         left, right = rng.randint(0, _TABLE_MAX), rng.randint(0, _TABLE_MAX)
     else:
-        top = rng.choice((10, 20, _SUM_MAX, _SUM_MAX, _SUM_MAX))
+        top = rng.choice(_SUM_TOPS)
         left, right = rng.randint(0, top), rng.randint(0, top)
         if sign == "-":
             left, right = max(left, right), min(left, right)
@@ -39,8 +39,8 @@ def arithmetic(rng: Random) -> Sample:
 
 
 def order(rng: Random) -> Sample:
-    """Ask to sort or reverse numbers, or for one of them by size or place."""
-    numbers = [rng.randint(0, 99) for _ in range(rng.randint(2, 6))]
+    """Ask to sort or reverse two to five different numbers, or for one by size or place."""
+    numbers = rng.sample(range(rng.choice(_ORDER_TOPS)), rng.randint(2, 5))
     kind = rng.choices(list(_ORDER_FORMS), (4, 2, 2, 1, 1, 1))[0]
     answers = {
         "sort": sorted(numbers),
@@ -54,6 +54,7 @@ def order(rng: Random) -> Sample:
     return ask("order", question, _listed(answers[kind]))
 
 
+_ORDER_TOPS = (20, 100, 100)
 _ORDER_FORMS: dict[str, tuple[str, ...]] = {
     "sort": (
         "Sort these numbers: {}", "Sort: {}", "Sort {}", "Put these numbers in order: {}",
@@ -76,7 +77,7 @@ _ORDER_FORMS: dict[str, tuple[str, ...]] = {
 def count_aloud(rng: Random) -> Sample:
     """Ask to count from one number to another, sometimes down."""
     start = rng.choice((1, 1, rng.randint(0, _COUNT_MAX)))
-    length = rng.randint(2, 60 if rng.random() < _LONG_RATIO else 20)
+    length = rng.randint(2, 40 if rng.random() < _LONG_RATIO else 20)
     end = min(start + length - 1, _COUNT_MAX)
     if rng.random() < _DOWN_RATIO:
         start, end = end, start
@@ -94,7 +95,7 @@ def count_aloud(rng: Random) -> Sample:
     return ask("counting", question, _listed(list(range(start, end + step, step))))
 
 
-_LONG_RATIO = 0.1
+_LONG_RATIO = 0.06
 _DOWN_RATIO = 0.2
 
 

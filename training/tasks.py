@@ -4,7 +4,7 @@ Pure and seeded: the same seed gives the same samples on every machine and every
 here reads a file, so the whole training set is this package.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -14,23 +14,24 @@ from training.samples import Sample, is_held_out
 Task = Callable[[Random], Sample]
 
 # Shares of the samples; what is hard to learn comes often, what is memory comes seldom.
-_MIX: tuple[tuple[Task, float], ...] = (
-    (knowledge.identity, 3.0),
-    (knowledge.faq, 9.0),
-    (knowledge.refusal, 10.0),
-    (stories.story, 3.0),
-    (text_tasks.repeat, 8.0),
-    (text_tasks.reverse, 9.0),
-    (text_tasks.upper, 6.0),
-    (text_tasks.count_words, 4.0),
-    (text_tasks.spell, 5.0),
-    (text_tasks.json_object, 8.0),
-    (number_tasks.arithmetic, 16.0),
-    (number_tasks.order, 12.0),
-    (number_tasks.count_aloud, 3.0),
-    (tool_tasks.call, 8.0),
-    (tool_tasks.result, 2.0),
-)
+_MIX: Mapping[str, tuple[Task, float]] = {
+    "identity": (knowledge.identity, 2.5),
+    "faq": (knowledge.faq, 9.0),
+    "refusal": (knowledge.refusal, 11.0),
+    "story": (stories.story, 2.5),
+    "repeat": (text_tasks.repeat, 8.0),
+    "reverse": (text_tasks.reverse, 8.0),
+    "upper": (text_tasks.upper, 6.0),
+    "count": (text_tasks.count_words, 4.0),
+    "spell": (text_tasks.spell, 6.0),
+    "json": (text_tasks.json_object, 8.0),
+    "arithmetic": (number_tasks.arithmetic, 18.0),
+    "order": (number_tasks.order, 13.0),
+    "counting": (number_tasks.count_aloud, 5.0),
+    "tool call": (tool_tasks.call, 7.5),
+    "tool result": (tool_tasks.result, 2.0),
+}
+TASK_NAMES = tuple(_MIX)
 # Copying is the skill the others build on: these alone at first, then these more often.
 _COPYING: tuple[Task, ...] = (
     text_tasks.drill,
@@ -54,64 +55,80 @@ class Conversation:
     samples: tuple[Sample, ...]
 
 
-def training_conversations(seed: int, count: int) -> Iterator[Conversation]:
-    """Yield `count` conversations; the first part is the curriculum.
+def training_conversation(rng: Random, progress: float) -> Conversation:
+    """Return a conversation for the moment of training `progress`, from 0 to 1.
 
-    No sample of them is held out, not even as an earlier turn.
+    The first part is the curriculum. No sample is held out, not even as an earlier turn.
     """
+    last = _draw(rng, _task_for(rng, progress), want_held_out=False)
+    if progress >= _LONG_FROM and rng.random() < _LONG_RATIO:
+        earlier = earlier_turns(rng, rng.randint(*_LONG_TURNS))
+    elif progress >= _MULTI_TURN_FROM:
+        drawn = earlier_turns(rng, rng.choices((0, 1, 2), (7, 2, 1))[0])
+        earlier = [sample for sample in drawn if sample.task not in _ALONE]
+    else:
+        earlier = []
+    return Conversation(_system_text(rng), (*earlier, last))
+
+
+def training_conversations(seed: int, count: int) -> Iterator[Conversation]:
+    """Yield `count` conversations at even steps from the beginning of the training to its end."""
     rng = Random(f"train {seed}")
     for index in range(count):
-        yield _conversation(rng, progress=index / count, want_held_out=False)
+        yield training_conversation(rng, index / count)
 
 
 def evaluation_conversations(seed: int, count: int) -> Iterator[Conversation]:
     """Yield `count` conversations with different last questions, all of them held out.
 
-    Earlier turns are training samples: only the last answer is graded.
+    The tasks take turns, so each has the same number of questions. Earlier turns are training
+    samples: only the last answer is graded.
     """
     rng = Random(f"evaluate {seed}")
     seen: set[tuple[str, str]] = set()
     while len(seen) < count:
-        conversation = _conversation(rng, progress=1.0, want_held_out=True)
-        last = conversation.samples[-1]
-        if (last.task, last.question) not in seen:
-            seen.add((last.task, last.question))
-            yield conversation
+        task = TASK_NAMES[len(seen) % len(TASK_NAMES)]
+        last = _draw(rng, _MIX[task][0], want_held_out=True)
+        if (task, last.question) not in seen:
+            seen.add((task, last.question))
+            earlier = earlier_turns(rng, rng.choices((0, 1, 2), (7, 2, 1))[0])
+            yield Conversation(_system_text(rng), (*earlier, last))
 
 
-def _conversation(rng: Random, *, progress: float, want_held_out: bool) -> Conversation:
-    samples = [_draw(rng, progress, want_held_out=want_held_out)]
-    if progress >= _MULTI_TURN_FROM:
-        for _ in range(rng.choices((0, 1, 2), (7, 2, 1))[0]):
-            earlier = _draw(rng, progress, want_held_out=False)
-            if not earlier.tools and earlier.task not in _ALONE:
-                samples.insert(0, earlier)
-    return Conversation(_system_text(rng), tuple(samples))
+def earlier_turns(rng: Random, count: int) -> list[Sample]:
+    """Return at most `count` training samples that can come before another question."""
+    drawn = (_draw(rng, _task_for(rng, 1.0), want_held_out=False) for _ in range(count))
+    return [sample for sample in drawn if not sample.tools]
 
 
-# A refusal or a story before the question makes the conversation long and teaches nothing.
+# In a short conversation a refusal or a story before the question costs much and teaches nothing.
 _ALONE = frozenset({"refusal", "story"})
 _MULTI_TURN_FROM = 0.3
-_COPYING_ALONE_UNTIL = 0.1
+# Few, because attention over thousands of tokens is slow; enough to answer after them.
+_LONG_FROM = 0.65
+_LONG_RATIO = 0.008
+_LONG_TURNS = (10, 90)
+_COPYING_ALONE_UNTIL = 0.08
 _COPYING_OFTEN_UNTIL = 0.3
-
-
-def _draw(rng: Random, progress: float, *, want_held_out: bool) -> Sample:
-    while True:
-        if progress < _COPYING_ALONE_UNTIL or (
-            progress < _COPYING_OFTEN_UNTIL and rng.random() < _COPYING_RATIO
-        ):
-            task = rng.choice(_COPYING)
-        else:
-            task = rng.choices(_TASKS, _WEIGHTS)[0]
-        sample = task(rng)
-        if is_held_out(sample) == want_held_out:
-            return sample
-
-
 _COPYING_RATIO = 0.3
-_TASKS = tuple(task for task, _ in _MIX)
-_WEIGHTS = tuple(weight for _, weight in _MIX)
+
+
+def _task_for(rng: Random, progress: float) -> Task:
+    if progress < _COPYING_ALONE_UNTIL or (
+        progress < _COPYING_OFTEN_UNTIL and rng.random() < _COPYING_RATIO
+    ):
+        return rng.choice(_COPYING)
+    return rng.choices(_TASKS, _WEIGHTS)[0]
+
+
+def _draw(rng: Random, task: Task, *, want_held_out: bool) -> Sample:
+    while is_held_out(sample := task(rng)) != want_held_out:
+        pass
+    return sample
+
+
+_TASKS = tuple(task for task, _ in _MIX.values())
+_WEIGHTS = tuple(weight for _, weight in _MIX.values())
 
 
 def _system_text(rng: Random) -> str:

@@ -45,7 +45,7 @@ def reverse(rng: Random) -> Sample:
 
 def upper(rng: Random) -> Sample:
     """Ask for upper case."""
-    text = " ".join(rng.sample(words.SPELLED, rng.randint(1, 4)))
+    text = " ".join(rng.sample(words.WORDS, rng.randint(1, 4)))
     forms = (
         "Uppercase: {}", "Convert to upper case: {}", "Make this upper case: {}", "Shout: {}",
         "Write in capital letters: {}", "Upper case: {}", "Put in uppercase: {}",
@@ -67,7 +67,7 @@ def count_words(rng: Random) -> Sample:
 
 def spell(rng: Random) -> Sample:
     """Ask for the letters of a word, or of a name."""
-    word = rng.choice(words.SPELLED) if rng.random() < _PLAIN_RATIO else rng.choice(words.NAMES)
+    word = rng.choice(words.WORDS) if rng.random() < _PLAIN_RATIO else rng.choice(words.NAMES)
     forms = (
         "Spell {}", "Spell the word {}.", "How do you spell {}?", "Can you spell {}?",
         "Please spell {}", "Spell {} for me.", "Spell out {}", "What are the letters of {}?",

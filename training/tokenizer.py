@@ -22,8 +22,12 @@ PAD_ID, TURN_END_ID = 0, 2
 _SPECIAL = (chat.PAD, chat.TURN_START, chat.TURN_END)
 _MARKS = (chat.CALL_START, chat.CALL_END, chat.RESPONSE_START, chat.RESPONSE_END)
 
-# GPT-2's split, except that a digit always stands alone.
-_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# GPT-2's split, except that a digit always stands alone, and that marks before a digit take the
+# space along: lists of numbers become a third shorter.
+_SPLIT = (
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+ (?=\p{N})| ?[^\s\p{L}\p{N}]+"
+    r"|\s+(?!\S)|\s+"
+)
 _CONVERSATIONS = 30_000
 
 

@@ -115,8 +115,15 @@ _PARAMETERS: dict[str, Callable[[Random], _Value]] = {
 }
 
 _COMPOSED_RATIO = 0.35
+_TWO_PARAMETERS_RATIO = 0.25
 _UNRELATED_RATIO = 0.12
 _DESCRIBED_RATIO = 0.5
+_OPTIONAL_RATIO = 0.12
+_OPTIONS = (
+    ("unit", ("celsius", "fahrenheit")),
+    ("format", ("short", "long")),
+    ("language", ("en", "de", "fr")),
+)
 
 
 def call(rng: Random) -> Sample:
@@ -183,7 +190,18 @@ def _some_functions(rng: Random) -> list[_Function]:
 
 def _composed(rng: Random) -> _Function:
     verb, noun = rng.choice(_VERBS), rng.choice(_NOUNS)
-    parameter = rng.choice(list(_PARAMETERS))
+    parameter, other = rng.sample(list(_PARAMETERS), 2)
+    if rng.random() < _TWO_PARAMETERS_RATIO:
+        return _Function(
+            f"{verb}_{noun}",
+            f"{verb.capitalize()} {noun}s",
+            {name: _PARAMETERS[name] for name in (parameter, other)},
+            (
+                f"{verb.capitalize()} the {noun} with {parameter} {{{parameter}}} "
+                f"and {other} {{{other}}}",
+                f"Please {verb} {noun} {{{parameter}}}, {other} {{{other}}}",
+            ),
+        )
     return _Function(
         f"{verb}_{noun}",
         f"{verb.capitalize()} {noun}s",
@@ -203,7 +221,11 @@ def _definition(rng: Random, function: _Function) -> Tool:
         properties[name] = {"type": "integer" if source is _number else "string"}
         if rng.random() < _DESCRIBED_RATIO / 2:
             properties[name]["description"] = f"The {name}"
-    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    required = list(properties)
+    if rng.random() < _OPTIONAL_RATIO:  # nothing a question mentions, so no call has it
+        name, values = rng.choice(_OPTIONS)
+        properties[name] = {"type": "string", "enum": list(values)}
+    schema = {"type": "object", "properties": properties, "required": required}
     definition: dict[str, Any] = {"name": function.name}
     if rng.random() < _DESCRIBED_RATIO:
         definition["description"] = function.description

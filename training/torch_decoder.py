@@ -41,8 +41,8 @@ def _greedy(
     for _ in range(tokens_max):
         ids = _padded([rows[index] for index in running])
         last = torch.tensor([len(rows[index]) - 1 for index in running])
-        states = model.hidden_states(ids)[torch.arange(len(running)), last]
-        best = model.logits(states).argmax(-1).tolist()
+        is_last = torch.arange(ids.shape[1]) == last[:, None]
+        best = model.logits(model.hidden_states(ids, is_last)).argmax(-1).tolist()
         for index, token in zip(running, best, strict=True):
             rows[index].append(token)
         running = [index for index in running if rows[index][-1] != TURN_END_ID]

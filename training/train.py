@@ -3,7 +3,7 @@
 The schedule is bound to steps, so the result does not depend on how fast the machine is. Only the
 last bits may differ between processors, because their matrix kernels round differently.
 
-    python -m training.train --out DIR --steps 8000 --seed 0
+    python -m training.train --out DIR
 """
 
 import argparse
@@ -11,8 +11,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -23,11 +22,14 @@ from torch.nn import functional
 
 from training import chat, llama
 from training import tokenizer as tokenizer_module
-from training.tasks import Conversation, training_conversations
+from training.muon import Muon
+from training.tasks import Conversation, training_conversation
 
 log = logging.getLogger("training")
 
-BATCH_ROWS = 32
+# Tokens of a batch, padding included. Twice as many lost more in steps than they won in speed.
+BATCH_TOKENS = 4096
+STEPS = 8400
 # Rows of similar length share a batch, cut from this many batches, to save padding.
 _POOL_BATCHES = 16
 # Muon for the matrices inside, AdamW for the embedding and the norms. On copying alone, after 45
@@ -37,35 +39,68 @@ _WARMUP_STEPS = 100
 _LOG_EVERY_STEPS = 50
 _CHECKPOINT_EVERY_STEPS = 250
 
-Row = tuple[list[int], list[bool]]
+# Token ids and, for each, how much it counts in the loss: zero unless the assistant writes it.
+Row = tuple[list[int], list[float]]
 
 
-def rows(tokenizer: Tokenizer, conversations: Iterator[Conversation]) -> Iterator[Row]:
-    """Yield token ids and, for each, whether the assistant has to learn to write it."""
-    for conversation in conversations:
-        ids: list[int] = []
-        is_target: list[bool] = []
-        for segment in chat.segments(conversation.system, conversation.samples):
-            tokens = tokenizer.encode(segment.text, add_special_tokens=False).ids
-            ids += tokens
-            is_target += [segment.is_target] * len(tokens)
-        yield ids, is_target
+def row(tokenizer: Tokenizer, conversation: Conversation) -> Row:
+    """Return token ids with their weights in the loss.
+
+    An answer counts by the root of its length: by tokens alone, long and easy answers (stories,
+    counting) would drown the short ones that have to be computed.
+    """
+    ids: list[int] = []
+    weights: list[float] = []
+    for segment in chat.segments(conversation.system, conversation.samples):
+        tokens = tokenizer.encode(segment.text, add_special_tokens=False).ids
+        ids += tokens
+        weights += [len(tokens) ** -0.5 if segment.is_target else 0.0] * len(tokens)
+    return ids, weights
 
 
-def batches(source: Iterator[Row], rng: Random) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (ids, target mask), both of shape (BATCH_ROWS, tokens), padded on the right."""
-    while pool := list(islice(source, BATCH_ROWS * _POOL_BATCHES)):
-        pool.sort(key=lambda row: len(row[0]))
-        groups = [pool[i : i + BATCH_ROWS] for i in range(0, len(pool), BATCH_ROWS)]
+def batches(
+    draw: Callable[[float], Row], rng: Random, steps: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield for each of `steps` the ids and weights, both of shape (rows, tokens).
+
+    `draw` gives a row for the moment of training, from 0 to 1. Rows are padded on the right; those
+    that do not fit the context are left out.
+    """
+    step = 0
+    while step < steps:
+        pool: list[Row] = []
+        tokens = 0
+        while tokens < BATCH_TOKENS * _POOL_BATCHES:
+            drawn = draw(step / steps)
+            if len(drawn[0]) <= tokenizer_module.CONTEXT_TOKENS_MAX:
+                pool.append(drawn)
+                tokens += len(drawn[0])
+        groups = list(_groups(pool))
         rng.shuffle(groups)
-        for group in groups:
-            length = max(len(ids) for ids, _ in group)
-            ids = torch.full((len(group), length), tokenizer_module.PAD_ID)
-            mask = torch.zeros((len(group), length), dtype=torch.bool)
-            for index, (row_ids, row_mask) in enumerate(group):
-                ids[index, : len(row_ids)] = torch.tensor(row_ids)
-                mask[index, : len(row_mask)] = torch.tensor(row_mask)
-            yield ids, mask
+        for group in groups[: steps - step]:
+            yield _padded(group)
+        step += len(groups)
+
+
+def _groups(pool: list[Row]) -> Iterator[list[Row]]:
+    """Yield rows of similar length that fit one batch."""
+    group: list[Row] = []
+    for drawn in sorted(pool, key=lambda drawn: len(drawn[0])):
+        if group and (len(group) + 1) * len(drawn[0]) > BATCH_TOKENS:
+            yield group
+            group = []
+        group.append(drawn)
+    yield group
+
+
+def _padded(group: list[Row]) -> tuple[Tensor, Tensor]:
+    length = max(len(ids) for ids, _ in group)
+    ids = torch.full((len(group), length), tokenizer_module.PAD_ID)
+    weights = torch.zeros((len(group), length))
+    for index, (row_ids, row_weights) in enumerate(group):
+        ids[index, : len(row_ids)] = torch.tensor(row_ids)
+        weights[index, : len(row_weights)] = torch.tensor(row_weights)
+    return ids, weights
 
 
 def optimizers(model: llama.Llama) -> list[torch.optim.Optimizer]:
@@ -77,7 +112,7 @@ def optimizers(model: llama.Llama) -> list[torch.optim.Optimizer]:
         {"params": norms, "weight_decay": 0.0},
     ]
     chosen: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.02, momentum=0.95),
+        Muon(matrices, lr=MUON_RATE, weight_decay=0.02, momentum=0.95),
         torch.optim.AdamW(adam_groups, lr=ADAM_RATE, betas=(0.9, 0.98)),
     ]
     for optimizer in chosen:
@@ -86,53 +121,39 @@ def optimizers(model: llama.Llama) -> list[torch.optim.Optimizer]:
     return chosen
 
 
-def rate_factor(step: int, steps: range) -> float:
-    """Return the share of the peak rate at `step`: a short rise, then half a cosine to 2 %.
+def rate_factor(step: int, steps: int) -> float:
+    """Return the share of the peak rate at `step`: a short rise, then half a cosine to 2 %."""
+    rise = min(1.0, (step + 1) / _WARMUP_STEPS)
+    return rise * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
 
-    A run that resumes rises again, because its optimizers begin without their averages.
+
+def loss_of(model: llama.Llama, ids: Tensor, weights: Tensor) -> tuple[Tensor, float]:
+    """Return the loss to minimise and the mean loss of an answer's token.
+
+    Only tokens with a weight count, each predicted from the one before it.
     """
-    rise = min(1.0, (step - steps.start + 1) / _WARMUP_STEPS)
-    return rise * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps.stop)))
-
-
-def loss_of(model: llama.Llama, ids: Tensor, mask: Tensor) -> tuple[Tensor, float]:
-    """Return the loss to minimise and the mean loss of a token.
-
-    Only the tokens in `mask` count, each predicted from the one before it. A row counts by the
-    root of its length: by tokens alone, long and easy answers (stories, counting) would drown the
-    short ones that have to be computed.
-    """
-    is_target = mask[:, 1:]
-    states = model.hidden_states(ids[:, :-1])[is_target]
+    is_target = weights[:, 1:] > 0
+    states = model.hidden_states(ids[:, :-1], is_target)
     losses = functional.cross_entropy(model.logits(states), ids[:, 1:][is_target], reduction="none")
-    per_row = is_target.sum(1, keepdim=True).clamp(min=1).float()
-    weights = per_row.rsqrt().expand(is_target.shape)[is_target]
-    return (losses * weights).sum() / weights.sum(), losses.mean().item()
+    chosen = weights[:, 1:][is_target]
+    return (losses * chosen).sum() / chosen.sum(), losses.mean().item()
 
 
-def train(
-    tokenizer: Tokenizer, out: Path, steps: range, seed: int, resume: Path | None
+def fit(
+    model: llama.Llama,
+    chosen: Sequence[torch.optim.Optimizer],
+    source: Iterable[tuple[Tensor, Tensor]],
+    steps: int,
+    checkpoint: Callable[[], None] | None = None,
 ) -> dict[str, float]:
-    """Train `steps`, leave the model in `out`, and return what it took.
-
-    The schedule and the data are those of a run from 0 to the end of `steps`; a run that resumes
-    takes its weights from `resume` and its place in the data from the first step.
-    """
-    torch.manual_seed(seed)
-    model = llama.load(resume).train() if resume else llama.Llama(llama.Shape())
-    chosen = optimizers(model)
-    conversations = islice(
-        training_conversations(seed, steps.stop * BATCH_ROWS), steps.start * BATCH_ROWS, None
-    )
-    source = batches(rows(tokenizer, conversations), Random(f"shuffle {seed}"))
+    """Train on the batches of `source` and return what it took."""
     start_s, tokens, average = time.process_time(), 0, math.log(tokenizer_module.VOCAB_SIZE)
-    for step, (ids, mask) in zip(steps, source, strict=True):
-        for optimizer in chosen:
-            for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * rate_factor(step, steps)
-        loss, token_loss = loss_of(model, ids, mask)
+    for step, (ids, weights) in enumerate(source):
         for optimizer in chosen:
             optimizer.zero_grad()
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * rate_factor(step, steps)
+        loss, token_loss = loss_of(model, ids, weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in chosen:
@@ -145,33 +166,41 @@ def train(
                 "step %d loss %.4f, %.0f CPU s, %.0f tok/s",
                 step + 1, average, spent_s, tokens / spent_s,
             )  # fmt: skip
-        if (step + 1) % _CHECKPOINT_EVERY_STEPS == 0:
-            llama.save(model, out)
-    llama.save(model, out)
+        if checkpoint and (step + 1) % _CHECKPOINT_EVERY_STEPS == 0:
+            checkpoint()
     return {
-        "steps": steps.stop,
+        "steps": steps,
         "tokens": tokens,
         "final_loss": round(average, 4),
         "cpu_minutes": round((time.process_time() - start_s) / 60, 1),
-        "parameters": sum(p.numel() for p in model.parameters()),
     }
+
+
+def train(tokenizer: Tokenizer, out: Path, steps: int, seed: int) -> dict[str, float]:
+    """Train a new model, leave it in `out`, and return what it took."""
+    torch.manual_seed(seed)
+    model = llama.Llama(llama.Shape())
+    rng = Random(f"train {seed}")
+    source = batches(
+        lambda progress: row(tokenizer, training_conversation(rng, progress)),
+        Random(f"shuffle {seed}"),
+        steps,
+    )
+    taken = fit(model, optimizers(model), source, steps, lambda: llama.save(model, out))
+    llama.save(model, out)
+    return {**taken, "parameters": sum(p.numel() for p in model.parameters())}
 
 
 def main() -> None:
     """Train the tokenizer and the model, and write the files a server needs."""
     parser = argparse.ArgumentParser(description="Train the default chat model from nothing.")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--resume", type=Path, help="a model to take the weights from")
-    parser.add_argument("--first-step", type=int, default=0, help="where `--resume` stopped")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
-    if arguments.resume:  # weights are worth nothing with another tokenizer
-        tokenizer = Tokenizer.from_file(str(arguments.resume / "tokenizer.json"))
-    else:
-        tokenizer = tokenizer_module.train(arguments.seed)
+    tokenizer = tokenizer_module.train(arguments.seed)
     tokenizer_module.save(tokenizer, arguments.out)
     generation = {
         "do_sample": False,
@@ -179,8 +208,8 @@ def main() -> None:
         "pad_token_id": tokenizer_module.PAD_ID,
     }
     (arguments.out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    steps = range(arguments.first_step, arguments.steps)
-    taken = train(tokenizer, arguments.out, steps, arguments.seed, arguments.resume)
+    taken = train(tokenizer, arguments.out, arguments.steps, arguments.seed)
+    (arguments.out / "training.json").write_text(json.dumps(taken, indent=2) + "\n")
     log.info("%s", json.dumps(taken))
 
 

@@ -40,8 +40,6 @@ quota limit trace metric kernel graph layer vector matrix cluster network packet
 """
 PLATFORM_WORDS: tuple[str, ...] = tuple(_PLATFORM_WORDS.split())
 WORDS: tuple[str, ...] = COMMON_WORDS + PLATFORM_WORDS
-# Letters have to be learnt word by word: these are the ones it can spell and write in capitals.
-SPELLED = WORDS[:240]
 
 _NAMES = """
 Ada Alan Amir Anna Ben Carla Clara Dana Daniel Edith Elias Ella Eric Eva Felix Gina Greta Hugo
