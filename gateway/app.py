@@ -122,7 +122,9 @@ class Gateway:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            for digest in sorted({m.base_digest for m in self.watcher.state.models.values()}):
+            models = self.watcher.state.models.values()
+            chats = filter(self.directory.generates_text, models)
+            for digest in sorted({model.base_digest for model in chats}):
                 with suppress(RejectedError):  # told in the log; tried again when asked for
                     await self.assets.get(digest)
 

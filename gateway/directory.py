@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.hashing import cache_root
+from sluice.profiles import FRAMES, profile_of
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -98,6 +99,11 @@ class Directory:
             )
         return model
 
+    def generates_text(self, model: wire.Model) -> bool:
+        """Return whether the model is one to chat with, not one that makes embeddings."""
+        pool = self._state.pools.get(model.pool_id)
+        return pool is None or profile_of(pool.engine) is FRAMES
+
     def context_tokens_max(self, principal: Principal, model: wire.Model) -> int:
         """Return how many tokens prompt and output may have together; 0 when it is not known."""
         base = self._state.bases.get(model.base_digest)
@@ -105,8 +111,15 @@ class Directory:
         return min((limit for limit in limits if limit), default=0)
 
     def resolve(self, principal: Principal, name: str) -> ResolvedModel:
-        """Return what the public name stands for."""
+        """Return what the public name stands for; BadRequestError if it generates no text."""
         model = self.model(principal, name)
+        if not self.generates_text(model):
+            raise BadRequestError(
+                ErrorCode.INVALID_REQUEST,
+                f"The model '{model.id}' makes embeddings; it cannot generate text. Choose another"
+                " model.",
+                param="model",
+            )
         return ResolvedModel(
             model=model,
             context_tokens_max=self.context_tokens_max(principal, model),

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from router.attach import Attachment, Stream
 from router.core.model import ReplicaPlan
 from router.hub import Hub
+from sluice.profiles import FRAMES
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as control
 
 _STOP_TIMEOUT_S = 5.0
+# We speak step frames alone; none is named by a control plane that knows nothing else.
+_PROFILES = ("", FRAMES.name)
 _GONE = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
 
 
@@ -49,7 +52,11 @@ class Fleet:
             return
         cells = [cell.id for cell in state.cells.values() if cell.router_id == self._router_id]
         owned = frozenset(cells)
-        replicas = [replica for replica in state.replicas.values() if replica.cell_id in owned]
+        replicas = [
+            replica
+            for replica in state.replicas.values()
+            if replica.cell_id in owned and replica.profile in _PROFILES
+        ]
         live = [entry for entry in replicas if entry.state not in _GONE]
         plans = [
             ReplicaPlan(entry.id, entry.cell_id, entry.state == control.REPLICA_STATE_DRAINING)

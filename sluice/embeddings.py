@@ -29,7 +29,7 @@ assert sys.byteorder == "little", "tensors are little-endian, and so must be thi
 class Embedding:
     """The vector of one text, of length 1, and the base that made it (when asked for)."""
 
-    values: array[float]
+    values: "array[float]"  # 3.11 cannot subscript it
     base_digest: str = ""
 
 

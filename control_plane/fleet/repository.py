@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
 from control_plane.fleet.model import Cell, Node, Pool, Replica, ReplicaState, Router
+from sluice.profiles import Profile
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
 _LOCK = 7310520303  # held by the one control plane that decides about the fleet now
@@ -131,8 +132,10 @@ async def lose_nodes(connection: AsyncConnection, silence_s: float) -> list[str]
     return sorted(lost)
 
 
-async def create_replicas(connection: AsyncConnection, created: Sequence[Replica]) -> None:
-    """Add replicas; every one serves the `frames` profile in the Triton model `llm`."""
+async def create_replicas(
+    connection: AsyncConnection, created: Sequence[Replica], profiles: Mapping[str, Profile]
+) -> None:
+    """Add replicas, with the profile of their pool."""
     if created:
         await connection.execute(
             insert(tables.replicas).values(
@@ -143,8 +146,8 @@ async def create_replicas(connection: AsyncConnection, created: Sequence[Replica
                         "cell_id": replica.cell_id,
                         "node_id": replica.node_id,
                         "state": int(replica.state),
-                        "triton_model": "llm",
-                        "profile": "frames",
+                        "triton_model": profiles[replica.pool_id].triton_model,
+                        "profile": profiles[replica.pool_id].name,
                     }
                     for replica in created
                 ]

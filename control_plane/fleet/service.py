@@ -16,6 +16,7 @@ from control_plane.fleet import model, repository
 from control_plane.fleet.presence import Presence
 from control_plane.watch.feed import Feed
 from sluice.ids import new_id
+from sluice.profiles import FRAMES, profile_of
 
 log = structlog.get_logger(__name__)
 
@@ -80,8 +81,10 @@ class Fleet:
         self.presence.departed -= departed
 
     async def _assign(self, connection: AsyncConnection, *, may_take: bool) -> None:
+        cells = await repository.cells(connection)  # before the pools: then none lacks its pool
+        engines = {pool.id: pool.engine for pool in await repository.pools(connection)}
         changed = model.assign_cells(
-            await repository.cells(connection),
+            [cell for cell in cells if profile_of(engines.get(cell.pool_id, "")) is FRAMES],
             await repository.routers(connection),
             may_take=may_take,
         )
@@ -91,14 +94,16 @@ class Fleet:
 
     async def _reconcile(self, connection: AsyncConnection) -> None:
         cells = {cell.pool_id: cell.id for cell in await repository.cells(connection)}
+        pools = await repository.pools(connection)
         plan = model.plan_replicas(
-            await repository.pools(connection),
+            pools,
             cells,
             await repository.nodes(connection),
             await repository.replicas(connection),
             lambda: new_id("replica"),
         )
-        await repository.create_replicas(connection, plan.create)
+        profiles = {pool.id: profile_of(pool.engine) for pool in pools}
+        await repository.create_replicas(connection, plan.create, profiles)
         await repository.drain_replicas(connection, plan.drain)
         await repository.forget_replicas(connection, plan.forget)
         for replica in plan.create:

@@ -170,6 +170,37 @@ async def test_a_replica_from_wish_to_end(shared_control_plane, eventually) -> N
         await eventually(lambda: replica_id not in watcher.state.replicas, "it is forgotten")
 
 
+async def test_no_router_is_given_a_pool_that_makes_embeddings(
+    shared_control_plane, eventually
+) -> None:
+    plane = shared_control_plane
+    async with (
+        router(plane, "r1", "127.0.0.1:7001") as watcher,
+        node(plane, "node-e", "embed") as embedding,
+        node(plane, "node-f", "sim-f") as chatting,
+    ):
+        embed_pool = await _pool(plane, engine="embed", replicas=1)
+        chat_pool = await _pool(plane, engine="sim-f", replicas=1)
+        for found in (embedding, chatting):
+            await found.told(lambda response: len(response.replicas) == 1)
+
+        def profiles() -> dict[str, tuple[str, str]]:
+            return {
+                replica.pool_id: (replica.triton_model, replica.profile)
+                for replica in watcher.state.replicas.values()
+                if replica.node_id in {"node-e", "node-f"}
+            }
+
+        wanted = {embed_pool: ("embed", "embed"), chat_pool: ("llm", "frames")}
+        await eventually(lambda: profiles() == wanted, "both are announced, with their profiles")
+
+        def owner(pool_id: str) -> str:
+            return watcher.state.cells[f"{pool_id}-0"].router_id
+
+        await eventually(lambda: owner(chat_pool) == "r1", "the chat cell has an owner")
+        assert owner(embed_pool) == ""
+
+
 async def test_a_lost_node_is_replaced_and_may_come_back(shared_control_plane, eventually) -> None:
     plane = shared_control_plane
     pool_id = await _pool(plane, engine="sim-b", replicas=1)

@@ -75,6 +75,19 @@ def test_keys_come_change_and_go(peer: Peer) -> None:
     assert peer.status("one") == 401
 
 
+def test_a_model_that_makes_embeddings_is_listed_but_does_not_chat(peer: Peer) -> None:
+    peer.send(
+        pools=[wire.Pool(id="e", engine="embed"), wire.Pool(id="p", engine="sim")],
+        models=[wire.Model(id="vectors", base_digest="d", pool_id="e")],
+    )
+    caller = peer.directory.authenticate("one", 0)
+    assert [model.id for model in peer.directory.models(caller)] == ["m", "vectors"]
+    assert peer.directory.resolve(caller, "m").model.id == "m"
+    with pytest.raises(PlatformError, match="'vectors' makes embeddings") as caught:
+        peer.directory.resolve(caller, "vectors")
+    assert (caught.value.status, caught.value.param) == (400, "model")
+
+
 def test_models_of_others_are_unknown(peer: Peer) -> None:
     peer.send(keys=[wire.ApiKey(id="kb", tenant_id="b", secret_sha256=sha("b"))])
     mine = peer.directory.authenticate("one", 0)
