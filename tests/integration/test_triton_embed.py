@@ -1,0 +1,194 @@
+"""The model `embed` in a real Triton: one request per text, batches that form by themselves."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import httpx
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from replica.agent.model_kinds import KINDS, canary
+from replica.agent.replica_state import EngineSpec
+from replica.agent.triton import TritonLauncher
+from replica.embedding.engine import load_embedding
+from replica.embedding.package import INSTALL, find_package
+from replica.embedding.testing import TINY, write_random_bert
+from sluice.artifacts import artifact_path, import_directory
+from sluice.embeddings import METHOD, EmbeddingClient
+from sluice.errors import BadRequestError, ErrorCode, FailedError
+from sluice.process import ChildProcess
+from sluice.profiles import profile_of
+from sluice.wire.kserve.v2 import kserve_pb2 as kserve
+
+pytestmark = pytest.mark.real
+
+WAIT_S = 30.0
+GOLDEN = Path(__file__).parents[1] / "unit" / "replica_embedding" / "minilm.golden.json"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running Triton."""
+
+    spec: EngineSpec
+    directory: Path
+    address: str
+    metrics_url: str
+
+    async def metric(self, pattern: str) -> float:
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
+            text = (await client.get(self.metrics_url)).text
+        found = re.search(rf"^{pattern} (\S+)$", text, re.MULTILINE)
+        assert found, text
+        return float(found[1])
+
+
+async def start(home: Path, base: Path) -> tuple[ChildProcess, Served]:
+    digest = import_directory(base, home / "artifacts")
+    launcher = TritonLauncher(state_dir=home / "state", artifacts_dir=home / "artifacts")
+    spec = EngineSpec("embed", digest)
+    launch = launcher.prepare("r1", spec)
+    child = await ChildProcess.start(launch.process)
+    try:
+        await child.wait_ready(60)
+    except BaseException:
+        await child.stop()
+        raise
+    directory = artifact_path(home / "artifacts", digest)
+    url = f"http://{launch.metrics_address}/metrics"
+    return child, Served(spec, directory, launch.grpc_address, url)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    home = tmp_path_factory.mktemp("triton")
+    write_random_bert(home / "base")
+    child, served = await start(home, home / "base")
+    try:
+        yield served
+        assert child.is_running
+    finally:
+        await child.stop()
+    assert await child.wait() == 0
+
+
+def direct(served: Served, texts: list[list[int]]) -> np.ndarray:
+    engine = load_embedding(served.directory, {})
+    return np.concatenate(engine.embed([np.array([ids], np.int32) for ids in texts]).outcomes)
+
+
+async def embed_all(served: Served, texts: list[list[int]]) -> list:
+    async with EmbeddingClient(served.address) as client:
+        calls = (client.embed(ids, timeout_s=WAIT_S) for ids in texts)
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_texts_of_all_lengths_form_batches(served: Served) -> None:
+    texts = [[5 + n % 7] * (1 + n * 13 % TINY.tokens_max) for n in range(200)]
+    batches = await served.metric(r"embed_batch_texts_count\{.*\}")
+    found = await embed_all(served, texts)
+    assert {len(embedding.values) for embedding in found} == {TINY.hidden}
+    vectors = np.array([embedding.values for embedding in found])
+    assert np.abs(vectors - direct(served, texts)).max() < 1e-5
+    formed = await served.metric(r"embed_batch_texts_count\{.*\}") - batches
+    assert formed <= 150
+    widest = await served.metric(r'embed_batch_texts_bucket\{.*le="\+Inf"\}')
+    assert widest > await served.metric(r'embed_batch_texts_bucket\{.*le="2"\}')
+
+
+async def test_a_bad_text_fails_alone_with_its_code(served: Served) -> None:
+    texts = [[5, 6], [5] * 65, [7], [TINY.vocabulary], [8, 9, 10], []]
+    found = await embed_all(served, texts)
+    for index, code, words in (
+        (1, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "65 tokens.*at most 64"),
+        (3, ErrorCode.INVALID_REQUEST, "vocabulary of 300"),
+        (5, ErrorCode.INVALID_REQUEST, r"shape \[1, 0\]"),
+    ):
+        assert isinstance(found[index], BadRequestError)
+        assert found[index].code is code
+        assert re.search(words, str(found[index]))
+    good = np.array([found[index].values for index in (0, 2, 4)])
+    assert np.abs(good - direct(served, [texts[i] for i in (0, 2, 4)])).max() < 1e-5
+    assert await served.metric(r'embed_requests_total\{.*result="refused".*\}') >= 3
+
+
+async def test_a_client_of_another_kind_may_send_texts_of_one_length_together(
+    served: Served,
+) -> None:
+    rows = np.array([[5, 6, 7], [9, 8, 7]], np.int32)
+    request = kserve.ModelInferRequest(model_name="embed")
+    request.inputs.add(name="input_ids", datatype="INT32", shape=rows.shape)
+    request.raw_input_contents.append(rows.tobytes())
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        infer = channel.unary_unary(METHOD)
+        reply = kserve.ModelInferResponse.FromString(await infer(request.SerializeToString()))
+        outputs = {output.name: i for i, output in enumerate(reply.outputs)}
+        vectors = np.frombuffer(reply.raw_output_contents[outputs["embedding"]], np.float32)
+        assert np.abs(vectors.reshape(2, -1) - direct(served, rows.tolist())).max() < 1e-5
+        digests = reply.raw_output_contents[outputs["base_digest"]]
+        assert digests == served.spec.base_digest.encode() * 2
+        request.inputs[0].datatype = "INT64"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await infer(request.SerializeToString())
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_canary_knows_its_base(served: Served) -> None:
+    assert await canary(served.address, served.spec, WAIT_S) == 0
+    other = EngineSpec("embed", "0" * 64)
+    with pytest.raises(FailedError, match="wanted is 0000") as caught:
+        await canary(served.address, other, WAIT_S)
+    assert caught.value.code is ErrorCode.ENGINE_FAILED
+    with pytest.raises(FailedError) as caught:
+        await canary("127.0.0.1:1", served.spec, 2.0)
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+def test_everybody_calls_the_model_the_same() -> None:
+    assert {e: kind.model for e, kind in KINDS.items()} == {
+        engine: profile_of(engine).triton_model for engine in KINDS
+    }
+
+
+async def test_a_base_that_is_no_embedding_model_says_why(tmp_path: Path) -> None:
+    write_random_bert(tmp_path / "base")
+    config = tmp_path / "base" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "roberta"}))
+    digest = import_directory(tmp_path / "base", tmp_path / "artifacts")
+    launcher = TritonLauncher(state_dir=tmp_path / "s", artifacts_dir=tmp_path / "artifacts")
+    child = await ChildProcess.start(launcher.prepare("r1", EngineSpec("embed", digest)).process)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            assert await child.wait() != 0
+    finally:
+        await child.stop()
+    assert "model_type 'roberta'" in child.spec.log_file.read_text()
+
+
+@pytest.mark.skipif(
+    find_package() is None, reason=f"the embedding model is not installed: {INSTALL}"
+)
+async def test_the_packaged_model_gives_the_golden_vectors(tmp_path: Path) -> None:
+    package = find_package()
+    assert package is not None
+    golden = json.loads(GOLDEN.read_text())
+    child, served = await start(tmp_path, package)
+    try:
+        assert await canary(served.address, served.spec, WAIT_S) == 0
+        found = await embed_all(served, [entry["ids"] for entry in golden] * 8)
+        vectors = np.array([embedding.values for embedding in found])
+        assert vectors.shape == (32, 384)
+        wanted = np.array([entry["first"] for entry in golden] * 8)
+        assert np.abs(vectors[:, :8] - wanted).max() < 1e-5
+        assert vectors[0] @ vectors[1] == pytest.approx(0.678, abs=1e-3)
+        alone = await embed_all(served, [golden[3]["ids"]])
+        assert np.abs(vectors[3] - np.array(alone[0].values)).max() < 1e-4
+    finally:
+        await child.stop()
