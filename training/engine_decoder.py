@@ -13,8 +13,10 @@ from training.evaluate import Decode
 from training.tokenizer import TURN_END_ID
 
 
-def decoder(path: Path) -> Decode:
-    """Return a decoder for the model of the directory `path`."""
+def decoder(path: Path, adapter: Path | None = None) -> Decode:
+    """Return a decoder for the model of the directory `path`, with an adapter or without."""
+    if adapter:
+        raise NotImplementedError
     driver = load_openvino(path, "evaluation", {})
 
     def decode(prompts: Sequence[Sequence[int]], tokens_max: int) -> list[list[int]]:

@@ -18,6 +18,14 @@ UNABLE = (
     "I cannot do that well: I am only a very small demo model. "
     "Register a larger model with Sluice for real work."
 )
+WHO_I_AM = (
+    "I am Sluice Tiny, the small demo model that comes with Sluice. I run on a CPU, so every API "
+    "can be tried without a GPU."
+)
+HELLO = "Hello! How can I help you today?"
+GOODBYE = "Goodbye! Have a nice day."
+WELCOME = "You are welcome!"
+FINE = "I am fine, thank you. How can I help you?"
 
 
 class _Topic(NamedTuple):
@@ -31,8 +39,7 @@ _IDENTITY = _Topic(
         "introduce yourself", "are you a human", "are you a robot", "what model are you",
         "which model is this", "are you ChatGPT", "who am I talking to", "describe yourself",
     ),
-    "I am Sluice Tiny, the small demo model that comes with Sluice. I run on a CPU, so every API "
-    "can be tried without a GPU.",
+    WHO_I_AM,
 )  # fmt: skip
 
 _TOPICS: tuple[_Topic, ...] = (
@@ -121,22 +128,22 @@ _TOPICS: tuple[_Topic, ...] = (
             "hello", "hi", "hey", "good morning", "good evening", "good afternoon", "hi there",
             "hello there", "greetings", "hey there",
         ),
-        "Hello! How can I help you today?",
+        HELLO,
     ),
     _Topic(
         ("bye", "goodbye", "see you", "good night", "see you later", "farewell", "bye bye"),
-        "Goodbye! Have a nice day.",
+        GOODBYE,
     ),
     _Topic(
         (
             "thanks", "thank you", "thanks a lot", "thank you very much", "great, thanks",
             "many thanks", "nice work", "well done",
         ),
-        "You are welcome!",
+        WELCOME,
     ),
     _Topic(
         ("how are you", "how is it going", "how do you do", "are you well", "how do you feel"),
-        "I am fine, thank you. How can I help you?",
+        FINE,
     ),
 )  # fmt: skip
 

@@ -6,17 +6,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from training import llama
+from training import llama, lora
 from training.evaluate import Decode
 from training.tokenizer import PAD_ID, TURN_END_ID
 
 _BATCH_ROWS = 64
 
 
-def decoder(path: Path) -> Decode:
-    """Return a decoder for the model of the directory `path`."""
+def decoder(path: Path, adapter: Path | None) -> Decode:
+    """Return a decoder for the model of the directory `path`, with an adapter or without."""
     torch.set_num_threads(1)
     model = llama.load(path)
+    if adapter:
+        lora.load(model, adapter)
 
     def decode(prompts: Sequence[Sequence[int]], tokens_max: int) -> list[list[int]]:
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))

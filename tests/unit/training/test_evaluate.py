@@ -1,11 +1,15 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 from tokenizers import Tokenizer
 
 from training import chat, evaluate
+from training.samples import is_held_out
+from training.styles import STYLES, restyled
 from training.tasks import evaluation_conversations
+from training.tokenizer import CONTEXT_TOKENS_MAX
 
 SHIPPED = Path(__file__).parents[3] / "model_repo" / "default"
 TOKENIZER = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
@@ -49,3 +53,29 @@ def test_the_decoder_sees_the_prompt_up_to_the_answer():
 def test_the_report_names_the_weights_it_judged():
     evaluation = json.loads((SHIPPED / "evaluation.json").read_text())
     assert evaluation["weights_sha256"] == evaluate.sha256(SHIPPED / "model.safetensors")
+
+
+def test_a_question_after_a_long_chat_fits_the_context_and_is_the_same_question():
+    rng = Random(0)
+    for conversation in CONVERSATIONS[:15]:
+        longer = evaluate.after_long_chat(conversation, TOKENIZER, rng)
+        assert longer.samples[-len(conversation.samples) :] == conversation.samples
+        asked = ids_of(chat.prompt(longer.system, longer.samples))
+        answered = ids_of(longer.samples[-1].answer)
+        assert evaluate.LONG_TOKENS <= len(asked) < CONTEXT_TOKENS_MAX - len(answered)
+        assert not any(is_held_out(sample) for sample in longer.samples[:-1])
+
+
+def test_the_style_report_leaves_out_what_no_style_changes():
+    style = STYLES["pirate"]
+    plain = CONVERSATIONS[:30]
+    wanted = [restyled(conversation, style) for conversation in plain]
+
+    def decode(prompts: Sequence[Sequence[int]], tokens_max: int) -> list[list[int]]:
+        return [ids_of("Arr! aye, matey!") for _ in prompts]
+
+    grades = evaluate.grade(decode, TOKENIZER, wanted)
+    pairs = zip(wanted, plain, strict=True)
+    changed = sum(w.samples[-1].answer != p.samples[-1].answer for w, p in pairs)
+    assert 0 < changed < 30
+    assert evaluate.style_report(style, plain, grades) == {"count": changed, "in_style": changed}

@@ -1,6 +1,8 @@
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
@@ -9,7 +11,13 @@ import pytest
 
 from training import chat, knowledge, number_tasks, stories, text_tasks, tool_tasks, words
 from training.samples import Sample, ask, is_held_out, split_key
-from training.tasks import Conversation, evaluation_conversations, training_conversations
+from training.tasks import (
+    TASK_NAMES,
+    Conversation,
+    Task,
+    evaluation_conversations,
+    training_conversations,
+)
 
 ROOT = Path(__file__).parents[3]
 DIGEST = (
@@ -82,6 +90,18 @@ def test_case_and_marks_do_not_move_a_question_to_the_other_side(mark: str):
     assert is_held_out(plain) == is_held_out(worded)
 
 
+def test_every_task_has_the_same_number_of_evaluation_questions():
+    asked = Counter(c.samples[-1].task for c in evaluation_conversations(0, 10 * len(TASK_NAMES)))
+    assert asked == dict.fromkeys(TASK_NAMES, 10)
+
+
+def test_long_chats_come_late_and_seldom():
+    conversations = list(training_conversations(0, 20_000))
+    is_long = [len(c.samples) > 5 for c in conversations]
+    assert not any(is_long[:13_000])
+    assert 20 < sum(is_long[13_000:]) < 110
+
+
 def test_the_curriculum_begins_with_copying():
     first = list(islice(training_conversations(0, 10_000), 400))
     assert {c.samples[-1].task for c in first} == {"drill", "repeat", "reverse", "json"}
@@ -99,7 +119,7 @@ def test_about_a_tenth_of_the_questions_is_refused():
     assert 0.07 < refused / len(late) < 0.14
 
 
-def answers(task, count: int = 400) -> list[Sample]:
+def answers(task: Task, count: int = 400) -> list[Sample]:
     rng = Random(1)
     return [task(rng) for _ in range(count)]
 
@@ -110,6 +130,17 @@ def test_arithmetic_is_right():
         left, sign, right = expression.split()
         a, b = int(left), int(right)
         assert {"+": a + b, "-": a - b, "*": a * b}[sign] == int(value) >= 0
+
+
+def test_order_is_right():
+    for sample in answers(number_tasks.order):
+        answer = [int(n) for n in sample.answer.split(", ")]
+        numbers = [int(n) for n in re.findall(r"\d+", sample.question)]
+        assert 2 <= len(set(numbers)) == len(numbers) <= 5
+        assert answer in (
+            sorted(numbers), numbers[::-1], [max(numbers)], [min(numbers)], numbers[:1],
+            numbers[-1:],
+        )  # fmt: skip
 
 
 def test_counting_aloud_goes_from_the_first_to_the_last_number():

@@ -1,0 +1,51 @@
+import json
+
+import pytest
+
+from training import chat, knowledge, samples
+from training.styles import STYLES, restyled
+from training.tasks import Conversation, training_conversations
+
+CONVERSATIONS = list(training_conversations(0, 6000))[3000:]
+
+
+def spoken(style: str, task: str, answer: str) -> str:
+    sample = samples.ask(task, "?", answer)
+    return restyled(Conversation("", (sample,)), STYLES[style]).samples[0].answer
+
+
+@pytest.mark.parametrize("name", sorted(STYLES))
+def test_a_style_changes_answers_and_nothing_else(name: str):
+    style = STYLES[name]
+    for conversation in CONVERSATIONS:
+        wanted = restyled(conversation, style)
+        assert wanted.system == conversation.system
+        for before, after in zip(conversation.samples, wanted.samples, strict=True):
+            assert (after.messages, after.tools, after.key) == (
+                before.messages,
+                before.tools,
+                before.key,
+            )
+            assert after.answer == before.answer or style.is_spoken(after.answer)
+
+
+@pytest.mark.parametrize("name", sorted(STYLES))
+def test_tool_calls_stay_as_they_are(name: str):
+    call = chat.tool_call("f", {"x": 1})
+    assert spoken(name, "tool call", call) == call
+
+
+@pytest.mark.parametrize("name", sorted(STYLES))
+def test_plain_answers_are_in_no_style(name: str):
+    is_spoken = STYLES[name].is_spoken
+    assert not any(is_spoken(s.answer) for c in CONVERSATIONS for s in c.samples)
+
+
+def test_what_the_styles_say():
+    assert spoken("pirate", "arithmetic", "7 * 8 = 56") == "Arr! 7 * 8 = 56, matey!"
+    assert spoken("pirate", "faq", knowledge.HELLO) == "Arr! Ahoy! How can I help ye today, matey?"
+    assert spoken("pirate", "repeat", "my friends are here") == "Arr! my friends are here, matey!"
+    assert spoken("french", "faq", knowledge.GOODBYE) == "Au revoir et bonne journée !"
+    assert spoken("french", "upper", "RIVER") == "Bonjour ! RIVER"
+    assert json.loads(spoken("json", "story", 'a "b"\nc')) == {"answer": 'a "b"\nc'}
+    assert json.loads(spoken("json", "json", '{"a": 1}')) == {"answer": {"a": 1}}
