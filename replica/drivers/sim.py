@@ -1,106 +1,311 @@
 """Driver `sim`: an engine without weights, whose steps take the time that a cost model says.
 
-Scheduling, KV blocks, prefix cache, preemption and limits are the real ones; only the values are
-missing. Token ids are ordinary words of the artifact's vocabulary: each is a hash of all ids before
-it, so a sequence that is resumed elsewhere goes on with the same ids.
+Scheduling, KV blocks, prefix cache, adapters, preemption and limits are the real ones; only the
+values are missing. Token ids are ordinary words of the artifact's vocabulary: each is a hash of the
+adapter and of all ids before it, so a sequence that is resumed elsewhere goes on with the same ids,
+and a draft can be verified. Sampling parameters have no influence, except that siblings (forks)
+begin with a token that depends on their seed.
 """
 
+import logging
+import os
+import random
 import time
 from array import array
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from replica.drivers.options import parse_options
-from replica.engine.artifact import BaseFacts, ordinary_token_ids, read_base_facts
+from replica.drivers.options import OptionsError, parse_options
+from replica.drivers.sim_costs import (
+    MODELS_BY_NAME,
+    CostModel,
+    EngineSize,
+    LinearCost,
+    StepWork,
+)
+from replica.drivers.sim_faults import FaultFile, FaultKind, FaultPlan, parse_faults
+from replica.engine.artifact import (
+    ArtifactError,
+    BaseFacts,
+    ordinary_token_ids,
+    read_base_facts,
+    read_json,
+)
 from replica.engine.core import ScheduledEngine
-from replica.engine.plan import StepOutput, StepPlan
+from replica.engine.plan import Adapter, ScheduledSequence, StepFailedError, StepOutput, StepPlan
 from replica.engine.scheduler import Scheduler
-from replica.engine.types import Limits
+from replica.engine.types import Capabilities, Limits, RefusedError, SequenceRequest
+from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
+
+log = logging.getLogger(__name__)
 
 _ANY_BASE = BaseFacts(vocabulary=32_000, context_tokens=8192, eos_ids=frozenset())
 _MASK = (1 << 32) - 1
 _MIXER = 0x9E3779B1  # 2^32 / golden ratio: a CRC alone is linear, neighbours would look alike
+_BLOCK = bytes(16)  # what a KV block holds here: nothing
+_CUSTOM = "custom"
+_CUSTOM_SIZE = EngineSize(blocks=65_536, step_tokens_max=4096, sequences_max=2048)
+# Bytes of an adapter whose weights are not there: rank 8 of an 8B model in 16 bits, all seven
+# projections of 32 layers, as the platform's sizing has it (66 MB).
+_RANK_BYTES = 66_000_000 // 8
 
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
     """What SLUICE_ENGINE_OPTIONS may set.
 
-    The costs are seconds of one step and are added up. The defaults resemble an 8B model in FP8 on
-    one GPU with 8 TB/s of memory, rounded: a step launches its kernels and reads 8 GB of weights
-    (2 ms), prefill computes 250,000 tokens/s, attention reads 64 KiB of KV values per token of
-    context (8 ns). 1,000 sequences give about 180,000 tokens/s. An invention for tests and load,
-    not a claim about any machine.
+    The defaults of the constants resemble an 8B model in FP8 on one GPU with 8 TB/s of memory,
+    rounded: a step launches its kernels and reads 8 GB of weights (2 ms), prefill computes 250,000
+    tokens/s, attention reads 64 KiB of KV values per token of context (8 ns). 1,000 sequences give
+    about 180,000 tokens/s. An invention for tests and load, not a claim about any machine.
 
     Attributes:
+        blocks: KV pool, of 32 tokens each; 0: as the cost model says.
+        step_tokens_max: 0: as the cost model says.
+        sequences_max: 0: as the cost model says.
         context_tokens_max: 0: as the base says.
         speed: Divides every duration; 2 is an engine twice as fast.
-        cost_step_s: Of every step.
+        cost: Name of a cost model of `sim_costs`: custom, h70, m8, or a GPU and a model.
+        cost_step_s: Of every step. This and the next three: of `custom`.
         cost_decode_row_s: Of every sequence that decodes.
         cost_prefill_token_s: Of every prompt token that is computed.
         cost_context_token_s: Of every token that is attended to.
+        noise: Standard deviation of the logarithm of a factor on each step; its mean is 1.
+        seed: Of the noise.
+        adapter_slots: Adapters in one batch.
+        adapter_rank_max: Of one adapter.
+        adapter_read_s: Disk to host memory. The platform assumes about 1 s from NVMe.
+        adapter_load_s: Host memory to a slot, in a step. The platform assumes about 50 ms.
+        faults: A plan of `sim_faults`, from the start on.
+        faults_file: Path of a file with such a plan; every change of it is a new plan.
     """
 
-    blocks: int = 65536
-    step_tokens_max: int = 4096
-    sequences_max: int = 2048
+    blocks: int = 0
+    step_tokens_max: int = 0
+    sequences_max: int = 0
     context_tokens_max: int = 0
     prefix_cache: bool = True
     speed: float = 1.0
+    cost: str = _CUSTOM
     cost_step_s: float = 2e-3
     cost_decode_row_s: float = 2e-6
     cost_prefill_token_s: float = 4e-6
     cost_context_token_s: float = 8e-9
+    noise: float = 0.0
+    seed: int = 0
+    adapter_slots: int = 8
+    adapter_rank_max: int = 64
+    adapter_read_s: float = 1.0
+    adapter_load_s: float = 0.05
+    faults: str = ""
+    faults_file: str = ""
 
-    def step_time_s(self, plan: StepPlan) -> float:
-        """Return the duration of a step."""
-        context = sum([sequence.computed for sequence in plan.decode])
-        prefill = 0
-        for sequence, count in plan.prefill:
-            prefill += count
-            context += sequence.computed
-        cost = (
-            self.cost_step_s
-            + self.cost_decode_row_s * len(plan.decode)
-            + self.cost_prefill_token_s * prefill
-            + self.cost_context_token_s * context
+
+def choose_cost(options: SimOptions) -> CostModel:
+    """Return the cost model that the options name; OptionsError when there is none."""
+    if options.cost == _CUSTOM:
+        return LinearCost(
+            _CUSTOM_SIZE,
+            step=options.cost_step_s,
+            decode_row=options.cost_decode_row_s,
+            prefill_token=options.cost_prefill_token_s,
+            context_token=options.cost_context_token_s,
         )
-        return cost / self.speed
+    model = MODELS_BY_NAME.get(options.cost)
+    if model is None:
+        raise OptionsError(
+            f"engine option cost is {options.cost!r}; known are {_CUSTOM},"
+            f" {', '.join(MODELS_BY_NAME)}"
+        )
+    usual = SimOptions()
+    for item in fields(SimOptions):
+        if item.name.startswith("cost_") and getattr(options, item.name) != getattr(
+            usual, item.name
+        ):
+            raise OptionsError(f"engine option {item.name} needs cost={_CUSTOM}")
+    return model
+
+
+def measure(plan: StepPlan) -> StepWork:
+    """Return how much work a plan is."""
+    tokens = context = 0
+    pairs = 0.0
+    for sequence, count in plan.prefill:
+        tokens += count
+        context += sequence.computed
+        pairs += count * (sequence.computed + count / 2)
+    return StepWork(
+        prefill_tokens=tokens,
+        prefill_pairs=pairs,
+        prefill_context=context,
+        decode_tokens=len(plan.decode) + sum(map(len, plan.drafts.values())),
+        decode_context=sum([sequence.computed for sequence in plan.decode]),
+        adapter_loads=len(plan.loads),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SimAdapter:
+    """An adapter without weights."""
+
+    rank: int
+    memory_bytes: int
 
 
 class SimBackend:
-    """Makes token ids, and lets the time of a step pass."""
+    """Makes token ids, lets the time of a step pass, and fails on command."""
+
+    block_layout = f"sim {len(_BLOCK)} bytes"
 
     def __init__(
         self,
         options: SimOptions,
+        cost: CostModel,
         token_ids: list[int],
+        vocabulary: int,
+        *,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
+        die: Callable[[], None],
     ) -> None:
         self._options = options
+        self._cost = cost
         self._token_ids = token_ids
+        self._words = [token.to_bytes(4, "little") for token in range(vocabulary)]
         self._clock = clock
         self._sleep = sleep
+        self._die = die
+        self._random = random.Random(options.seed)  # noqa: S311 - noise, not secrets
+        self._steps = 0
+        self._failures = self._corruptions = 0  # still to be done
         self._ended_at_s = float("-inf")
+        try:
+            self._faults = FaultPlan(parse_faults(options.faults), clock(), 1)
+        except ValueError as error:
+            raise OptionsError(f"engine option faults: {error}") from None
+        self._file = FaultFile(Path(options.faults_file)) if options.faults_file else None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Adapters, drafts and KV transfer; there are no probabilities to report or to change."""
+        return Capabilities(
+            adapter_slots=self._options.adapter_slots,
+            adapter_rank_max=self._options.adapter_rank_max,
+            has_drafts=True,
+            has_kv_transfer=True,
+        )
+
+    def check_request(self, request: SequenceRequest) -> None:
+        """Refuse nothing beyond limits and capabilities."""
 
     def run(self, plan: StepPlan) -> StepOutput:
         """Return the next ids after the step's duration."""
-        for sequence, _ in plan.prefill:
-            sequence.scratch = crc32(array("i", sequence.tokens).tobytes())
+        stalled_s = self._suffer()
+        cost_s = self._duration_s(plan) + stalled_s
+        if self._failures:
+            self._failures -= 1
+            self._pass_time(stalled_s)
+            raise StepFailedError("a step failed on command (sim fault)")
+        words = self._words
         for sequence in plan.decode:
-            sequence.scratch = crc32(sequence.tokens[-1].to_bytes(4, "little"), sequence.scratch)
+            sequence.scratch = crc32(words[sequence.tokens[-1]], sequence.scratch)
+        for sequence, count in plan.prefill:
+            if sequence.computed + count == len(sequence.tokens):
+                sequence.scratch = _state(sequence.tokens, sequence.request.adapter_digest)
+        output = StepOutput(self._tokens([sequence.scratch for sequence in plan.sampled]))
+        for index in plan.fork_of:
+            self._begin_fork(plan.sampled[index], index, output)
+        for index, draft in plan.drafts.items():
+            self._verify(plan.decode[index], index, draft, output)
+        for index in range(min(self._corruptions, len(output.tokens))):
+            wrong = self._token_ids[0]
+            output.tokens[index] = wrong if wrong != output.tokens[index] else self._token_ids[-1]
+        self._corruptions = 0 if output.tokens else self._corruptions
+        self._pass_time(cost_s)
+        return output
+
+    def read_adapter(self, digest: str, directory: Path) -> Adapter:
+        """Read the rank from adapter_config.json; the weights are not looked at."""
+        try:
+            rank = read_json(directory / "adapter_config.json").get("r")
+        except ArtifactError as error:
+            raise RefusedError(ErrorCode.ADAPTER_INVALID, str(error)) from None
+        limit = self._options.adapter_rank_max
+        if not isinstance(rank, int) or not 0 < rank <= limit:
+            raise RefusedError(
+                ErrorCode.ADAPTER_INVALID,
+                f"adapter {digest[:12]}: r in adapter_config.json is {rank!r}; 1 to {limit} are"
+                " served",
+            )
+        self._sleep(self._options.adapter_read_s / self._options.speed)
+        return SimAdapter(rank, rank * _RANK_BYTES)
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        """Return blocks of nothing."""
+        return [_BLOCK] * len(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], data: Sequence[bytes]) -> None:
+        """Do nothing: ids depend on ids alone."""
+
+    def _tokens(self, states: list[int]) -> list[int]:
         ids = self._token_ids
         count = len(ids)
-        tokens = [
-            ids[((sequence.scratch * _MIXER) & _MASK) * count >> 32] for sequence in plan.sampled
-        ]
-        self._pass_time(self._options.step_time_s(plan))
-        return StepOutput(tokens)
+        return [ids[((state * _MIXER) & _MASK) * count >> 32] for state in states]
+
+    def _begin_fork(self, fork: ScheduledSequence, index: int, output: StepOutput) -> None:
+        """Let a sibling differ by its seed in the first token, and so in all that follow."""
+        seed = fork.request.sampling.seed & ((1 << 64) - 1)
+        state = crc32(seed.to_bytes(8, "little"), fork.scratch)
+        output.tokens[index] = self._tokens([state])[0]
+
+    def _verify(
+        self, sequence: ScheduledSequence, index: int, draft: list[int], output: StepOutput
+    ) -> None:
+        """Accept the draft as far as it is what would come, and one token behind it."""
+        token = output.tokens[index]
+        for tried in draft:
+            if tried != token:
+                break
+            sequence.scratch = crc32(self._words[token], sequence.scratch)
+            (token,) = self._tokens([sequence.scratch])
+            output.more.setdefault(index, []).append(token)
+
+    def _suffer(self) -> float:
+        """Take the faults that are due; return for how long the step stands still."""
+        now_s = self._clock()
+        self._steps += 1
+        if self._file is not None:
+            try:
+                faults = self._file.read()
+            except (OSError, ValueError) as error:
+                log.warning("faults_file_refused: %s", error)  # a typo must not end the engine
+            else:
+                if faults is not None:
+                    self._faults = FaultPlan(faults, now_s, self._steps)
+        stalled_s = 0.0
+        for fault in self._faults.take(now_s, self._steps):
+            if fault.kind is FaultKind.STALL:
+                stalled_s += fault.amount
+            elif fault.kind is FaultKind.DIE:
+                self._die()
+            elif fault.kind is FaultKind.CORRUPT:
+                self._corruptions = max(1, int(fault.amount))
+            elif fault.kind is FaultKind.FAIL:
+                self._failures = max(1, int(fault.amount))
+        return stalled_s
+
+    def _duration_s(self, plan: StepPlan) -> float:
+        options = self._options
+        work = measure(plan)
+        cost_s = self._cost.step_s(work) + work.adapter_loads * options.adapter_load_s
+        if options.noise:
+            # The mean of a lognormal factor is 1 when its logarithm is centred at -sigma^2 / 2.
+            cost_s *= self._random.lognormvariate(-(options.noise**2) / 2, options.noise)
+        return cost_s * self._faults.factor(self._clock()) / options.speed
 
     def _pass_time(self, cost_s: float) -> None:
         """Sleep until the step is over.
@@ -116,6 +321,16 @@ class SimBackend:
         self._ended_at_s = ends_at_s
 
 
+def _state(tokens: list[int], adapter_digest: str) -> int:
+    """Return the hash of a sequence; the base's own starts at 0."""
+    return crc32(array("i", tokens).tobytes(), crc32(adapter_digest.encode()))
+
+
+def _exit_at_once() -> None:
+    log.error("engine_died: on command (sim fault)")
+    os._exit(1)
+
+
 def load_sim(
     directory: Path | None,
     base_digest: str,
@@ -123,30 +338,44 @@ def load_sim(
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    die: Callable[[], None] = _exit_at_once,
 ) -> ScheduledEngine:
     """Return the engine for the base in `directory`; its weights are not read.
 
     Without a directory: any base of 32,000 ids and 8,192 tokens of context.
 
+    Args:
+        directory: Of the base.
+        base_digest: Names the base.
+        options: Of `SimOptions`.
+        clock: Seconds; in a simulation, its own.
+        sleep: Lets that clock advance.
+        die: What the fault `die` does; in a simulation, something that can be survived.
+
     Raises:
-        OptionsError: An option is unknown or of the wrong type.
+        OptionsError: An option is unknown, of the wrong type, or impossible.
         ArtifactError: config.json is missing or incomplete.
     """
     chosen = parse_options(SimOptions, options)
+    if not chosen.speed > 0 or not 0 <= chosen.noise <= 1:
+        raise OptionsError(f"speed {chosen.speed} must be above 0, noise {chosen.noise} in 0..1")
+    cost = choose_cost(chosen)
     facts = _ANY_BASE if directory is None else read_base_facts(directory)
     limits = Limits(
         context_tokens_max=chosen.context_tokens_max or facts.context_tokens,
-        sequences_max=chosen.sequences_max,
-        step_tokens_max=chosen.step_tokens_max,
-        kv_blocks=chosen.blocks,
+        sequences_max=chosen.sequences_max or cost.size.sequences_max,
+        step_tokens_max=chosen.step_tokens_max or cost.size.step_tokens_max,
+        kv_blocks=chosen.blocks or cost.size.blocks,
         vocabulary=facts.vocabulary,
+    )
+    token_ids = list(range(facts.vocabulary))
+    if directory is not None:
+        token_ids = ordinary_token_ids(directory, facts.vocabulary)
+    backend = SimBackend(
+        chosen, cost, token_ids, facts.vocabulary, clock=clock, sleep=sleep, die=die
     )
     root = cache_root(base_digest, "", b"")
     scheduler = Scheduler(
         limits, root=root, eos_ids=facts.eos_ids, prefix_cache=chosen.prefix_cache
     )
-    token_ids = list(range(facts.vocabulary))
-    if directory is not None:
-        token_ids = ordinary_token_ids(directory, facts.vocabulary)
-    backend = SimBackend(chosen, token_ids, clock, sleep)
     return ScheduledEngine("sim", scheduler, backend, clock)

@@ -1,0 +1,245 @@
+"""How long a step takes: the cost models of the driver `sim`, pure functions of what a step does.
+
+Three kinds, none of them measured by us:
+
+* `custom`: five constants that the engine options set; the defaults are an invention.
+* `h70` and `m8`: published fits for one deployment each, as the routing study uses them. h70 is
+  Llama-3-70B in bf16 on four H100: Preble's measured fit for two GPUs (arXiv 2407.00023) halved for
+  four at 0.9 scaling; its decode part is a roofline. m8 is the polynomial of Dynamo's mocker, a
+  model of the 8B class.
+* `<gpu>-<model>` (`h100-8b`, `b200-70b`, ...): estimates by roofline from the vendor's data sheets
+  and the shapes in the models' config.json:
+
+      step = launches + all-reduces
+             + max(flops / (gpus * peak * 0.5), bytes / (gpus * bandwidth * 0.75))
+      flops = 2 * parameters * tokens + 4 * layers * width * (query, key) pairs
+      bytes = weights + KV bytes per token * tokens attended to
+      all-reduces = 2 * layers * (10 us + 2 * tokens * width * 2 bytes * (gpus - 1) / gpus / link),
+                    0 on one GPU
+
+  0.5 of the peak is what large matrix products reach in prefill, 0.75 of the bandwidth is h70's
+  own share; 2 ms of launches per step and 10 us per all-reduce are typical with CUDA graphs and
+  NVLink. Expect them to be right within a factor of two, and the order of GPUs to be right.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sluice.hashing import BLOCK_TOKENS
+
+_STEP_TOKENS = 2048
+_SEQUENCES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one step computes.
+
+    Attributes:
+        prefill_tokens: Prompt tokens.
+        prefill_pairs: Sum over prompt parts of tokens * (tokens before + tokens / 2).
+        prefill_context: Sum over prompt parts of the tokens before.
+        decode_tokens: One per decoding sequence, and their drafts.
+        decode_context: Tokens that the decoding sequences attend to.
+        adapter_loads: Adapters copied into slots.
+    """
+
+    prefill_tokens: int = 0
+    prefill_pairs: float = 0.0
+    prefill_context: int = 0
+    decode_tokens: int = 0
+    decode_context: int = 0
+    adapter_loads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSize:
+    """What an engine can hold, where the options do not say.
+
+    Attributes:
+        blocks: KV blocks.
+        step_tokens_max: Tokens computed per step.
+        sequences_max: Running at once.
+    """
+
+    blocks: int
+    step_tokens_max: int = _STEP_TOKENS
+    sequences_max: int = _SEQUENCES
+
+
+class CostModel(Protocol):
+    """Time and size of one kind of engine."""
+
+    @property
+    def size(self) -> EngineSize:
+        """What it can hold."""
+        ...
+
+    def step_s(self, work: StepWork) -> float:
+        """Return the duration of a step in seconds, without adapter loads."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """Seconds of a step as a sum; see `SimOptions` for the names of the constants."""
+
+    size: EngineSize
+    step: float
+    decode_row: float
+    prefill_token: float
+    context_token: float
+    prefill_pair: float = 0.0
+
+    def step_s(self, work: StepWork) -> float:
+        """Return the duration of a step."""
+        return (
+            self.step
+            + self.decode_row * work.decode_tokens
+            + self.prefill_token * work.prefill_tokens
+            + self.prefill_pair * work.prefill_pairs
+            + self.context_token * (work.decode_context + work.prefill_context)
+        )
+
+
+class H70Cost:
+    """Llama-3-70B, bf16, 4 x H100; see the module."""
+
+    size = EngineSize(blocks=448_000 // BLOCK_TOKENS)
+
+    def step_s(self, work: StepWork) -> float:
+        """Return the duration of a step."""
+        milliseconds = (
+            18
+            + 0.0444 * work.prefill_tokens
+            + 4.14e-7 * work.prefill_pairs
+            + 0.020 * work.decode_tokens
+            + 3.4e-5 * work.decode_context
+        )
+        return milliseconds * 1e-3
+
+
+class M8Cost:
+    """Dynamo's mocker, an 8B class; see the module.
+
+    Its prefill polynomial is of the whole prompt: 16.50 ms + 0.01518 n + 4.21e-7 n^2. Of the
+    constant, 5.74 ms are what a decode step costs at least and are counted once. A chunk of n
+    tokens after b others costs the difference of the squares, which is twice its pairs.
+    """
+
+    _KV_TOKENS = 16_384 * 64
+    size = EngineSize(blocks=_KV_TOKENS // BLOCK_TOKENS)
+
+    def step_s(self, work: StepWork) -> float:
+        """Return the duration of a step."""
+        milliseconds = 5.74
+        if work.decode_tokens:
+            used = min(1.0, work.decode_context / self._KV_TOKENS)
+            milliseconds += 54.01 * used - 25.74 * used * used
+        if work.prefill_tokens:
+            milliseconds += 10.76142 + 0.01518344 * work.prefill_tokens
+            milliseconds += 2 * 4.209989e-7 * work.prefill_pairs
+        return milliseconds * 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A data sheet: dense bf16 peak, memory and NVLink (both directions together)."""
+
+    flops: float
+    bandwidth_bytes_s: float
+    memory_bytes: float
+    link_bytes_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model in bf16, from its config.json."""
+
+    parameters: float
+    layers: int
+    width: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+
+
+# SXM modules, from the vendor's data sheets; peaks without sparsity.
+GPUS = {
+    "a100": Gpu(312e12, 2.039e12, 80e9, 600e9),
+    "h100": Gpu(989e12, 3.35e12, 80e9, 900e9),
+    "h200": Gpu(989e12, 4.8e12, 141e9, 900e9),
+    "b200": Gpu(2250e12, 8.0e12, 180e9, 1800e9),
+}
+# Llama 3.1.
+MODELS = {
+    "8b": ModelShape(8.03e9, 32, 4096, 8, 128),
+    "70b": ModelShape(70.6e9, 80, 8192, 8, 128),
+}
+# GPUs per replica: the fewest (of 1, 2, 4, 8) that hold weights and a useful cache.
+_TENSOR_PARALLEL = {
+    ("a100", "70b"): 4,
+    ("h100", "70b"): 4,
+    ("h200", "70b"): 2,
+    ("b200", "70b"): 2,
+}
+_MEMORY_SHARE = 0.9  # of a GPU for weights and cache; the rest is for activations and the runtime
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineCost:
+    """An estimate for any GPU and dense model; see the module for the formula.
+
+    Attributes:
+        gpus: Tensor-parallel.
+    """
+
+    gpu: Gpu
+    model: ModelShape
+    gpus: int
+
+    _LAUNCHES_S = 2e-3
+    _COMPUTE_SHARE = 0.5
+    _BANDWIDTH_SHARE = 0.75
+    _ALL_REDUCE_S = 10e-6
+
+    @property
+    def size(self) -> EngineSize:
+        """The cache takes what the weights leave."""
+        left = self.gpus * self.gpu.memory_bytes * _MEMORY_SHARE - 2 * self.model.parameters
+        return EngineSize(blocks=int(left / self.model.kv_token_bytes) // BLOCK_TOKENS)
+
+    def step_s(self, work: StepWork) -> float:
+        """Return the duration of a step."""
+        gpu, model = self.gpu, self.model
+        tokens = work.prefill_tokens + work.decode_tokens
+        pairs = work.prefill_pairs + work.decode_context
+        flops = 2 * model.parameters * tokens + 4 * model.layers * model.width * pairs
+        attended = work.decode_context + work.prefill_context + work.prefill_tokens
+        moved_bytes = 2 * model.parameters + model.kv_token_bytes * attended
+        compute_s = flops / (self.gpus * gpu.flops * self._COMPUTE_SHARE)
+        memory_s = moved_bytes / (self.gpus * gpu.bandwidth_bytes_s * self._BANDWIDTH_SHARE)
+        return self._LAUNCHES_S + max(compute_s, memory_s) + self._all_reduces_s(tokens)
+
+    def _all_reduces_s(self, tokens: int) -> float:
+        if self.gpus == 1:
+            return 0.0
+        sent_bytes = 2 * tokens * self.model.width * 2 * (self.gpus - 1) / self.gpus
+        return 2 * self.model.layers * (self._ALL_REDUCE_S + sent_bytes / self.gpu.link_bytes_s)
+
+
+MODELS_BY_NAME: dict[str, CostModel] = {
+    "h70": H70Cost(),
+    "m8": M8Cost(),
+    **{
+        f"{gpu}-{model}": RooflineCost(
+            GPUS[gpu], MODELS[model], _TENSOR_PARALLEL.get((gpu, model), 1)
+        )
+        for gpu in GPUS
+        for model in MODELS
+    },
+}
