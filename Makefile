@@ -60,10 +60,13 @@ lock: setup ## Resolve requirements/dev.lock anew from pyproject.toml
 docs: setup ## Write docs/config.md and docs/metrics.md anew from the code
 	@$(BIN)/python -m cli.reference
 
-train-default: ## Train the default model anew into build/sluice-tiny (about an hour of one core)
+train-default: ## Train the default model and its adapters anew into build/ (about two hours of one core)
 	@$(PYTHON) -m venv build/train && build/train/bin/pip install --quiet 'torch>=2.10' 'numpy<2' 'tokenizers>=0.22' 'safetensors>=0.6'
-	@build/train/bin/python -m training.train --out build/sluice-tiny
-	@$(MAKE) --no-print-directory setup && $(BIN)/python -m training.evaluate build/sluice-tiny
+	@build/train/bin/python -m training.train --out build/default
+	@build/train/bin/python -m training.adapters --base build/default --out build/adapters
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/python -m training.evaluate build/default
+	@for adapter in build/adapters/*; do $(BIN)/python -m training.evaluate build/default --adapter $$adapter || exit 1; done
 
 bench: setup ## Run the benchmarks and write benchmarks/results/
 	@$(BIN)/python -m benchmarks.run $(ARGS)
