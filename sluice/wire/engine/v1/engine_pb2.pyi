@@ -331,12 +331,16 @@ class Attached(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., limits: _Optional[_Union[EngineLimits, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
 
 class Resumed(_message.Message):
-    __slots__ = ("sequence", "output")
+    __slots__ = ("sequence", "output", "logprobs", "prompt_logprobs")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     output: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., output: _Optional[_Iterable[int]] = ...) -> None: ...
+    logprobs: Logprobs
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    def __init__(self, sequence: _Optional[int] = ..., output: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("code", "message")

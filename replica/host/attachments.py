@@ -1,0 +1,110 @@
+"""Who is attached, and which sequences are whose; data of the step loop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from replica.engine.types import Finish, FinishedEvent, RefusedError
+from replica.host.news import Ended, Outbox, StepNews, Told
+from sluice.errors import ErrorCode
+from sluice.wire.engine.v1 import engine_pb2 as wire
+
+Reply = Callable[[wire.HostFrame], None]  # sends the only answer to a request
+
+_REASONS = {
+    Finish.STOP: wire.FINISH_REASON_STOP,
+    Finish.LENGTH: wire.FINISH_REASON_LENGTH,
+    Finish.CANCELLED: wire.FINISH_REASON_CANCELLED,
+    Finish.REFUSED: wire.FINISH_REASON_REFUSED,
+    Finish.BUSY: wire.FINISH_REASON_BUSY,
+    Finish.FAILED: wire.FINISH_REASON_FAILED,
+}
+# Refusals that say nothing about the request: it can be served elsewhere, or later.
+_NOT_ITS_FAULT = {
+    ErrorCode.ENGINE_BUSY: Finish.BUSY,
+    ErrorCode.DRAINING: Finish.BUSY,
+    ErrorCode.ENGINE_FAILED: Finish.FAILED,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """One router's view of the engine.
+
+    Attributes:
+        router_id: Who.
+        epoch: Names the attachment; a router's epochs grow.
+        outbox: What it has not been told yet.
+        sequences: By the router's ids; the living ones.
+        adapters_told: Resident ones that its router knows from the start.
+        news: Of the step in progress.
+        told_step: Last step that was posted.
+        told_at_s: When.
+        orphaned_at_s: When its stream was found dead; None while it lives.
+        unconfirmed: Of an orphan: ends of sequences that its router may not know.
+    """
+
+    router_id: str
+    epoch: int
+    outbox: Outbox
+    sequences: dict[int, "Hosted"] = field(default_factory=dict[int, "Hosted"])
+    adapters_told: tuple[str, ...] = ()
+    news: StepNews = field(default_factory=StepNews)
+    told_step: int = 0
+    told_at_s: float = 0.0
+    orphaned_at_s: float | None = None
+    unconfirmed: list[Ended] = field(default_factory=list[Ended])
+
+    def finish(self, sequence: int, finished: wire.Finished, told: Told | None = None) -> None:
+        """Note that a sequence has ended."""
+        self.sequences.pop(sequence, None)
+        self.news.ended.append(Ended(finished, told))
+
+
+@dataclass(slots=True, eq=False)
+class Probe:
+    """A canary inference in progress."""
+
+    reply: Reply
+    started_at_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Hosted:
+    """A living sequence: whose it is, by which id its owner knows it, and what it has brought.
+
+    Attributes:
+        key: In the driver.
+        id: Of the router, unique in its attachment.
+        owner: Changes when its router resumes.
+        is_parked: The driver does not have it yet: something that it needs is being read.
+    """
+
+    key: int
+    id: int
+    owner: Attachment | Probe
+    told: Told = field(default_factory=Told)
+    is_parked: bool = False
+
+
+def refused_frame(error: RefusedError) -> wire.HostFrame:
+    """Return the answer to a request that cannot be served."""
+    return wire.HostFrame(refused=wire.Refused(code=error.code, message=error.message))
+
+
+def refusal(key: int, error: RefusedError, prompt_tokens: int = 0) -> FinishedEvent:
+    """Return the end of a sequence that was not taken."""
+    reason = _NOT_ITS_FAULT.get(error.code, Finish.REFUSED)
+    return FinishedEvent(key, reason, error.code, error.message, prompt_tokens)
+
+
+def finished_message(sequence: int, event: FinishedEvent) -> wire.Finished:
+    """Return the end of a sequence as its router knows it."""
+    return wire.Finished(
+        sequence=sequence,
+        reason=_REASONS[event.reason],
+        code=event.code,
+        message=event.message,
+        prompt_tokens=event.prompt_tokens,
+        output_tokens=event.output_tokens,
+        prefill_us=int(event.prefill_s * 1e6),
+    )

@@ -1,0 +1,150 @@
+"""Requests about adapters and KV blocks: each gets one answer, and none of them a sequence.
+
+Owned by the step loop, which alone may use the driver; bytes are checked, packed and sent by
+background threads.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from replica.engine.driver import Driver
+from replica.engine.types import KvBlocks, RefusedError
+from replica.host.adapters import AdapterDesk, Background
+from replica.host.attachments import Reply, refused_frame
+from replica.host.counters import HostCounters
+from replica.host.kv_transfer import TRANSFER_BYTES_MAX, pack_blocks, unpack_blocks
+from replica.host.requests import decode_hashes
+from sluice.errors import ErrorCode
+from sluice.hashing import HASH_BYTES
+from sluice.wire.engine.v1 import engine_pb2 as wire
+
+ADAPTERS_MAX = 256  # named by one request
+HASHES_MAX = 16384  # named by one request
+
+
+class ControlDesk:
+    """Answers what routers and agents ask besides inference."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        base_digest: str,
+        adapters: AdapterDesk,
+        background: Background,
+        counters: HostCounters,
+    ) -> None:
+        self._driver = driver
+        self._base_digest = base_digest
+        self._adapters = adapters
+        self._background = background
+        self._counters = counters
+        self._block_bytes = 0  # known after the first export
+
+    def adapters(self, message: wire.Adapters, reply: Reply) -> None:
+        """Unload, then load, then list; the answer comes when the last load has ended."""
+        if len(message.load) + len(message.unload) > ADAPTERS_MAX:
+            text = f"more than {ADAPTERS_MAX} adapters; name them in several requests"
+            reply(refused_frame(RefusedError(ErrorCode.INVALID_REQUEST, text)))
+            return
+        for digest in message.unload:
+            self._driver.drop_adapter(digest)
+        owed = set(message.load)
+        problems: list[wire.AdapterProblem] = []
+
+        def loaded(digest: str, error: RefusedError | None) -> None:
+            if error is not None:
+                problems.append(
+                    wire.AdapterProblem(digest=digest, code=error.code, message=error.message)
+                )
+            owed.discard(digest)
+            if not owed:
+                reply(self._adapter_list(problems))
+
+        for digest in list(owed):
+            self._adapters.fetch(digest, partial(loaded, digest))
+        if not message.load:
+            reply(self._adapter_list(problems))
+
+    def export_kv(self, message: wire.Export, reply: Reply) -> None:
+        """Hand out the leading blocks that are cached and fit into one message."""
+        try:
+            hashes = decode_hashes(message.hashes, HASH_BYTES, HASHES_MAX)
+            blocks = self._export(hashes)
+        except RefusedError as error:
+            reply(refused_frame(error))
+            return
+        self._counters.kv_exported += len(blocks.hashes)
+
+        def send() -> None:
+            reply(wire.HostFrame(exported=pack_blocks(blocks, self._base_digest)))
+
+        def sent(outcome: Any) -> None:
+            if isinstance(outcome, Exception):
+                reply(refused_frame(_refusal_of(outcome)))
+
+        self._run(send, sent, reply)
+
+    def import_kv(self, message: wire.Import, reply: Reply) -> None:
+        """Check blocks beside the step loop, then put them into the cache."""
+        check = partial(unpack_blocks, message.blocks, self._base_digest)
+        self._run(check, partial(self._checked, reply), reply)
+
+    def pin(self, message: wire.Pin, reply: Reply, now_s: float) -> None:
+        """Keep blocks from eviction for a while."""
+        try:
+            hashes = decode_hashes(message.hashes, HASH_BYTES, HASHES_MAX)
+            pinned = self._driver.pin_blocks(hashes, now_s + message.ttl_ms / 1000)
+        except RefusedError as error:
+            reply(refused_frame(error))
+        else:
+            reply(wire.HostFrame(pinned=wire.Pinned(blocks=pinned)))
+
+    def _adapter_list(self, problems: list[wire.AdapterProblem]) -> wire.HostFrame:
+        adapters = [
+            wire.AdapterInfo(
+                digest=state.digest,
+                is_in_slot=state.is_in_slot,
+                rank=state.rank,
+                memory_bytes=state.memory_bytes,
+                sequences=state.sequences,
+                prompt_tokens=state.prompt_tokens,
+                output_tokens=state.output_tokens,
+                loads=state.loads,
+            )
+            for state in self._driver.adapters()
+        ]
+        return wire.HostFrame(adapters=wire.AdapterList(adapters=adapters, problems=problems))
+
+    def _export(self, hashes: Sequence[bytes]) -> KvBlocks:
+        if not self._block_bytes:
+            first = self._driver.export_blocks(hashes[:1])
+            if not first.data:
+                return first
+            self._block_bytes = len(first.data[0])
+        fitting = max(1, TRANSFER_BYTES_MAX // self._block_bytes)
+        return self._driver.export_blocks(hashes[:fitting])
+
+    def _checked(self, reply: Reply, outcome: Any) -> None:
+        """Take blocks that `unpack_blocks` has found right."""
+        try:
+            if isinstance(outcome, Exception):
+                raise _refusal_of(outcome)
+            imported = self._driver.import_blocks(outcome)
+        except RefusedError as error:
+            self._counters.kv_refused[error.code] += 1
+            reply(refused_frame(error))
+        else:
+            self._counters.kv_imported += imported
+            reply(wire.HostFrame(imported=wire.Imported(blocks=imported)))
+
+    def _run(self, work: Callable[[], object], done: Callable[[Any], None], reply: Reply) -> None:
+        if not self._background.run(work, done):
+            text = "too many transfers at once; try again"
+            reply(refused_frame(RefusedError(ErrorCode.ENGINE_BUSY, text)))
+
+
+def _refusal_of(error: Exception) -> RefusedError:
+    if isinstance(error, RefusedError):
+        return error
+    return RefusedError(ErrorCode.ENGINE_FAILED, f"the transfer failed: {error!r}")

@@ -1,0 +1,37 @@
+"""What an engine host has done since its start; written by the step loop, read by metrics."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+_STEPS_KEPT = 4096  # between two looks; more are not told
+
+
+@dataclass(slots=True)
+class HostCounters:
+    """Sums since the start.
+
+    Attributes:
+        steps: Engine steps.
+        output_tokens: Emitted, for routers and probes.
+        ended: Sequences by finish reason, in lower case.
+        grammars: Sequences that were taken with a grammar.
+        adapter_loads: Into slots.
+        adapter_evictions: Out of slots.
+        adapter_failures: Adapters that could not be read or put into memory.
+        kv_exported: Blocks.
+        kv_imported: Blocks that the cache took or had.
+        kv_refused: Imports that were refused, by code.
+        step_s: Durations of the last steps, for whoever takes them out.
+    """
+
+    steps: int = 0
+    output_tokens: int = 0
+    ended: Counter[str] = field(default_factory=Counter[str])
+    grammars: int = 0
+    adapter_loads: int = 0
+    adapter_evictions: int = 0
+    adapter_failures: int = 0
+    kv_exported: int = 0
+    kv_imported: int = 0
+    kv_refused: Counter[str] = field(default_factory=Counter[str])
+    step_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=_STEPS_KEPT))

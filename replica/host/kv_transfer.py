@@ -1,0 +1,79 @@
+"""Contents of KV blocks between their wire form and the driver's; any thread.
+
+Each block has a checksum keyed by its hash, so that neither damaged content nor content under a
+wrong name gets into a cache, from where it would reach answers without any error.
+"""
+
+import hashlib
+from itertools import starmap
+
+from replica.engine.types import KvBlocks, RefusedError
+from sluice.errors import ErrorCode
+from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
+from sluice.wire.engine.v1 import engine_pb2 as wire
+
+TRANSFER_BYTES_MAX = 32 << 20  # of one message: some 20 ms of copying, and twice that in Triton
+CHECKSUM_BYTES = 16
+
+
+def checksum(block_hash: bytes, content: bytes) -> bytes:
+    """Return the checksum of a block's content under its name."""
+    return hashlib.blake2b(content, key=block_hash, digest_size=CHECKSUM_BYTES).digest()
+
+
+def pack_blocks(blocks: KvBlocks, base_digest: str) -> wire.KvBlocks:
+    """Return the message for exported blocks."""
+    pairs = zip(blocks.hashes, blocks.data, strict=True)
+    return wire.KvBlocks(
+        base_digest=base_digest,
+        layout=blocks.layout,
+        block_tokens=BLOCK_TOKENS,
+        block_bytes=len(blocks.data[0]) if blocks.data else 0,
+        hashes=b"".join(blocks.hashes),
+        checksums=b"".join(starmap(checksum, pairs)),
+        data=b"".join(blocks.data),
+    )
+
+
+def unpack_blocks(message: wire.KvBlocks, base_digest: str) -> KvBlocks:
+    """Return the blocks of a message after checking all that can be checked without the engine.
+
+    Raises:
+        RefusedError: CONFLICT: they are of another base or block size; INVALID_REQUEST: sizes do
+            not agree, or a checksum is wrong.
+    """
+    if message.base_digest != base_digest:
+        raise RefusedError(
+            ErrorCode.CONFLICT,
+            f"the blocks are of base {message.base_digest}; this engine serves {base_digest}",
+        )
+    if message.block_tokens != BLOCK_TOKENS:
+        raise RefusedError(
+            ErrorCode.CONFLICT,
+            f"the blocks hold {message.block_tokens} tokens; here they hold {BLOCK_TOKENS}",
+        )
+    names, sums, data = message.hashes, message.checksums, message.data
+    if len(data) > TRANSFER_BYTES_MAX:
+        raise RefusedError(
+            ErrorCode.REQUEST_TOO_LARGE,
+            f"{len(data)} bytes of blocks; send at most {TRANSFER_BYTES_MAX} in one message",
+        )
+    hashes = [names[start : start + HASH_BYTES] for start in range(0, len(names), HASH_BYTES)]
+    count, size = len(hashes), message.block_bytes
+    wanted = (count * HASH_BYTES, count * CHECKSUM_BYTES, count * size)
+    given = (len(names), len(sums), len(data))
+    if not count or not size or given != wanted:
+        raise RefusedError(
+            ErrorCode.INVALID_REQUEST,
+            f"hashes, checksums and data have {given} bytes; {count} blocks of {size} bytes"
+            f" have {wanted}",
+        )
+    contents = [data[start : start + size] for start in range(0, len(data), size)]
+    for index, (block_hash, content) in enumerate(zip(hashes, contents, strict=True)):
+        start = index * CHECKSUM_BYTES
+        if checksum(block_hash, content) != sums[start : start + CHECKSUM_BYTES]:
+            raise RefusedError(
+                ErrorCode.INVALID_REQUEST,
+                f"the checksum of block {index} ({block_hash.hex()}) is wrong; send it again",
+            )
+    return KvBlocks(message.layout, tuple(hashes), tuple(contents))

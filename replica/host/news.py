@@ -1,0 +1,220 @@
+"""What an attachment has not been told yet: merged by step, bounded, confirmed by credit.
+
+The step loop posts, the attachment's sender takes. Without credit nothing is queued: the news of
+further steps are merged into the same pending ones. This is a per-token path: columns are kept
+whole, step by step, and never touched token by token.
+"""
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from replica.engine.types import EngineLoad, PromptLogprobs, TokenLogprobs
+from sluice.wire.engine.v1 import engine_pb2 as wire
+
+_IDLE = EngineLoad()
+# Of a router that takes no frames: tokens, logprobs and changes of the cache. Some ten minutes of a
+# fast engine, and some 100 MB.
+PENDING_ENTRIES_MAX = 2_000_000
+# Ends that a router has not confirmed are kept for the case that it resumes; of one that never
+# grants credit, the newest of so many tokens.
+UNCONFIRMED_TOKENS_MAX = 1_000_000
+_ENDED_WEIGHT = 64  # tokens that the record of an end weighs besides its output
+
+
+@dataclass(slots=True, eq=False)
+class Told:
+    """All that a sequence's router was told, or would have been, for the case that it resumes.
+
+    Attributes:
+        output: Tokens emitted.
+        admitted: The fact, once there is one.
+        logprobs: Of each output token, if the sequence asked.
+        prompt_logprobs: Likewise.
+    """
+
+    output: list[int] = field(default_factory=list[int])
+    admitted: wire.Admitted | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a sequence; `told` is None when it was never taken."""
+
+    finished: wire.Finished
+    told: Told | None = None
+
+    @property
+    def weight(self) -> int:
+        """What keeping it costs, in tokens."""
+        return _ENDED_WEIGHT + (len(self.told.output) if self.told else 0)
+
+
+@dataclass(slots=True)
+class StepNews:
+    """What one attachment learns from one step, or from several merged ones.
+
+    Attributes:
+        step: Number of the last step covered.
+        steps: Steps covered.
+        columns: (sequence ids of the router, their tokens) of each step that brought tokens.
+        has_runs: Whether a sequence may appear more than once in one of the columns.
+        entries: Weight of columns and logprobs, in tokens.
+        logprobs: (sequence, entry), in the order of the tokens.
+        prompt_logprobs: (sequence, part of its prompt).
+        admitted: Facts, once per sequence.
+        ended: Facts, once per sequence.
+        kv: Block hash -> whether it is cached now.
+        kv_reset: `kv` is the whole truth, not a change.
+        load: State of the engine after the last step.
+    """
+
+    step: int = 0
+    steps: int = 0
+    columns: list[tuple[list[int], list[int]]] = field(
+        default_factory=list[tuple[list[int], list[int]]]
+    )
+    has_runs: bool = False
+    entries: int = 0
+    logprobs: list[tuple[int, TokenLogprobs]] = field(
+        default_factory=list[tuple[int, TokenLogprobs]]
+    )
+    prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(
+        default_factory=list[tuple[int, PromptLogprobs]]
+    )
+    admitted: list[wire.Admitted] = field(default_factory=list[wire.Admitted])
+    ended: list[Ended] = field(default_factory=list[Ended])
+    kv: dict[bytes, bool] = field(default_factory=dict[bytes, bool])
+    kv_reset: bool = False
+    load: EngineLoad = _IDLE
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """Whether it says nothing but that the engine lives."""
+        return not (
+            self.columns
+            or self.admitted
+            or self.ended
+            or self.kv
+            or self.kv_reset
+            or self.prompt_logprobs
+        )
+
+    def add_tokens(self, ids: list[int], tokens: list[int]) -> None:
+        """Add the columns of a step; they are never changed from now on."""
+        self.columns.append((ids, tokens))
+        self.entries += len(ids)
+
+    def add_logprobs(self, sequence: int, entry: TokenLogprobs) -> None:
+        """Add the logprobs of one token."""
+        self.logprobs.append((sequence, entry))
+        self.entries += 1 + len(entry.top)
+
+    def add_prompt_logprobs(self, sequence: int, part: PromptLogprobs) -> None:
+        """Add the logprobs of some prompt tokens."""
+        self.prompt_logprobs.append((sequence, part))
+        self.entries += sum(1 + len(entry.top) for entry in part.tokens)
+
+    def merge(self, later: "StepNews") -> None:
+        """Add what a later step brought."""
+        self.step = later.step
+        self.steps += later.steps
+        self.columns += later.columns
+        self.has_runs |= later.has_runs
+        self.entries += later.entries
+        self.logprobs += later.logprobs
+        self.prompt_logprobs += later.prompt_logprobs
+        self.admitted += later.admitted
+        self.ended += later.ended
+        if later.kv_reset:
+            self.kv, self.kv_reset = later.kv, True
+        else:
+            self.kv.update(later.kv)
+        self.load = later.load
+
+
+class Outbox:
+    """Pending news and credit of one attachment; the only thing its two threads share."""
+
+    def __init__(self, credit_frames: int) -> None:
+        self._changed = threading.Condition()
+        self._credit = credit_frames
+        self._pending: StepNews | None = None
+        self._is_closed = False
+        self._taken_frames = self._confirmed_frames = 0
+        self._unconfirmed: deque[tuple[int, Ended]] = deque()  # (number of its frame, end)
+        self._unconfirmed_tokens = 0
+
+    def post(self, news: StepNews) -> bool:
+        """Add the news of a step; the outbox owns `news` from now on.
+
+        Returns False when the router has left more unread than we keep.
+        """
+        with self._changed:
+            if self._pending is None:
+                self._pending = news
+            else:
+                self._pending.merge(news)
+            if self._credit:
+                self._changed.notify()
+            return self._pending.entries + len(self._pending.kv) <= PENDING_ENTRIES_MAX
+
+    def add_credit(self, frames: int) -> None:
+        """Allow so many more frames; the router has taken at least as many since it last did."""
+        with self._changed:
+            self._credit += frames
+            # A router may also widen its window: what was not sent is not confirmed.
+            self._confirmed_frames = min(self._taken_frames, self._confirmed_frames + frames)
+            while self._unconfirmed and self._unconfirmed[0][0] <= self._confirmed_frames:
+                self._forget()
+            if self._pending is not None:
+                self._changed.notify()
+
+    def close(self) -> None:
+        """No more news; what is pending goes out if there is credit."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def abandon(self) -> list[Ended]:
+        """Close without sending what is pending; return the ends that may not have arrived."""
+        with self._changed:
+            ended = [ended for _, ended in self._unconfirmed]
+            if self._pending is not None:
+                ended += self._pending.ended
+            self._pending = None
+            self._unconfirmed.clear()
+            self._unconfirmed_tokens = 0
+            self._is_closed = True
+            self._changed.notify()
+            return ended
+
+    def take(self, timeout_s: float) -> tuple[StepNews | None, bool]:
+        """Return (news to send now for one credit, or None; whether nothing follows).
+
+        Waits up to `timeout_s` for news with credit, or the close.
+        """
+        with self._changed:
+            if not (self._is_closed or self._sendable()):
+                self._changed.wait(timeout_s)
+            if not self._sendable():
+                return None, self._is_closed
+            news, self._pending = self._pending, None
+            self._credit -= 1
+            self._taken_frames += 1
+            if news is not None:
+                for ended in news.ended:
+                    self._unconfirmed.append((self._taken_frames, ended))
+                    self._unconfirmed_tokens += ended.weight
+                while self._unconfirmed_tokens > UNCONFIRMED_TOKENS_MAX:
+                    self._forget()
+            return news, self._is_closed
+
+    def _sendable(self) -> bool:
+        return self._pending is not None and self._credit > 0
+
+    def _forget(self) -> None:
+        _, ended = self._unconfirmed.popleft()
+        self._unconfirmed_tokens -= ended.weight

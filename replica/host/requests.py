@@ -1,0 +1,130 @@
+"""From a wire `Sequence` to the driver's `SequenceRequest`: total, so that garbage is an answer.
+
+Here stands what the two do not share: absent and zero mean "off", columns must agree, numbers must
+name something. What an engine can serve is for the driver to judge.
+"""
+
+from collections.abc import Callable, Sequence
+
+from replica.engine.types import (
+    URGENT_PRIORITY,
+    Fork,
+    Grammar,
+    GrammarKind,
+    RefusedError,
+    Sampling,
+    SequenceRequest,
+)
+from sluice.errors import ErrorCode
+from sluice.hashing import cache_root
+from sluice.wire.engine.v1 import engine_pb2 as wire
+
+_GRAMMARS = {
+    wire.Grammar.KIND_JSON: GrammarKind.JSON,
+    wire.Grammar.KIND_JSON_SCHEMA: GrammarKind.JSON_SCHEMA,
+    wire.Grammar.KIND_REGEX: GrammarKind.REGEX,
+    wire.Grammar.KIND_CHOICE: GrammarKind.CHOICE,
+    wire.Grammar.KIND_EBNF: GrammarKind.EBNF,
+}
+
+
+def decode_sequence(
+    message: wire.Sequence,
+    keys: Sequence[int],
+    *,
+    base_digest: str,
+    seen_at_s: float,
+    entropy: Callable[[], int],
+) -> SequenceRequest:
+    """Return the request for a sequence and its forks.
+
+    Args:
+        message: As the router sent it.
+        keys: For the sequence and each of its forks, in order.
+        base_digest: What the engine serves.
+        seen_at_s: When it arrived; queue time counts from here.
+        entropy: Seeds of those that name none.
+
+    Raises:
+        RefusedError: INVALID_REQUEST; it says what to correct.
+    """
+    root = message.cache_root
+    if not root and message.adapter_digest:  # the base's own root would mix their KV values
+        root = cache_root(base_digest, message.adapter_digest, b"")
+    forks = tuple(
+        Fork(key, fork.seed if fork.HasField("seed") else entropy())
+        for key, fork in zip(keys[1:], message.forks, strict=True)
+    )
+    return SequenceRequest(
+        key=keys[0],
+        prompt=list(message.prompt),
+        output_tokens_max=message.output_tokens_max,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        sampling=_sampling(message.sampling, entropy),
+        cache_root=root,
+        adapter_digest=message.adapter_digest,
+        priority=min(message.priority, URGENT_PRIORITY - 1),
+        ignore_eos=message.ignore_eos,
+        submitted_at_s=seen_at_s,
+        forks=forks,
+        resumed_tokens=message.resumed_tokens,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else -1,
+        draft_tokens_max=message.draft_tokens_max,
+    )
+
+
+def decode_hashes(data: bytes, hash_bytes: int, hashes_max: int) -> list[bytes]:
+    """Return concatenated hashes apart.
+
+    Raises:
+        RefusedError: INVALID_REQUEST: not a whole number of them, or more than `hashes_max`.
+    """
+    count, rest = divmod(len(data), hash_bytes)
+    if rest or count > hashes_max:
+        raise RefusedError(
+            ErrorCode.INVALID_REQUEST,
+            f"hashes have {len(data)} bytes; send up to {hashes_max} of {hash_bytes} bytes each",
+        )
+    return [data[start : start + hash_bytes] for start in range(0, len(data), hash_bytes)]
+
+
+def _sampling(message: wire.Sampling, entropy: Callable[[], int]) -> Sampling:
+    return Sampling(
+        temperature=message.temperature,
+        top_p=message.top_p or 1.0,
+        top_k=message.top_k,
+        seed=message.seed if message.HasField("seed") else entropy(),
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty or 1.0,
+        logit_bias=_bias(message) if message.bias_token or message.logit_bias else (),
+        tokens_min=message.tokens_min,
+        logprobs=message.logprobs if message.HasField("logprobs") else -1,
+        grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
+    )
+
+
+def _bias(message: wire.Sampling) -> tuple[tuple[int, float], ...]:
+    tokens, values = message.bias_token, message.logit_bias
+    if len(tokens) != len(values):
+        raise RefusedError(
+            ErrorCode.INVALID_REQUEST,
+            f"{len(tokens)} tokens have a bias and {len(values)} values are given; send one each",
+        )
+    if len(set(tokens)) != len(tokens):
+        raise RefusedError(
+            ErrorCode.INVALID_REQUEST, "a token has more than one bias; send one value per token"
+        )
+    return tuple(zip(tokens, values, strict=True))
+
+
+def _grammar(message: wire.Grammar) -> Grammar:
+    kind = _GRAMMARS.get(message.kind)
+    if kind is None:
+        raise RefusedError(
+            ErrorCode.INVALID_REQUEST,
+            f"grammar kind {message.kind} is not known; this engine knows"
+            f" {', '.join(sorted(_GRAMMARS.values()))}",
+        )
+    return Grammar(kind, message.text)

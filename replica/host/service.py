@@ -1,0 +1,387 @@
+"""The engine host: HostRequest bytes in, HostFrame bytes out, whatever carries them.
+
+Threads, each with one thing to own: the *step loop* owns driver and state, one *sender* per
+attachment owns its responder, one *replier* owns the responders of short answers. Beside them a few
+*workers* read adapters and check bytes, and a *watchdog* looks at the step loop, from which alone
+signs of life come. A responder is never touched after `finish`: in Triton that would end the whole
+server.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from replica.engine.driver import Driver
+from replica.engine.types import AdapterState, EngineLoad, RefusedError
+from replica.host.attachments import Attachment, refused_frame
+from replica.host.core import HostCore
+from replica.host.counters import HostCounters
+from replica.host.frames import FrameEncoder
+from replica.host.watchdog import StepWatch, Watchdog
+from replica.host.workers import Workers
+from sluice.errors import ErrorCode
+from sluice.wire.engine.v1 import engine_pb2 as wire
+
+log = logging.getLogger(__name__)
+
+WAITING_MAX = 1024  # sequences in the engine's own queue; routers keep theirs
+INBOX_SEQUENCES_MAX = 8192  # taken, but not yet seen by the step loop
+INBOX_COMMANDS_MAX = 16384
+INBOX_BYTES_MAX = 256 << 20
+# Requests whose responders are kept, by kind, and how many of each may wait for their answer.
+ANSWERED_MAX = {
+    "attach": 256,
+    "probe": 8,
+    "adapters": 64,
+    "export_kv": 4,
+    "import_kv": 4,
+    "pin": 64,
+}
+WORKERS = 2
+JOBS_MAX = 128
+POLL_S = 0.05  # how often a sender asks whether its stream still lives
+ADAPTERS_LOOK_S = 0.25  # how often the list of adapters is taken for metrics
+JOIN_S = 2.0
+
+
+class Responder(Protocol):
+    """The answering side of one request; one thread at a time may use it."""
+
+    def send(self, frame: bytes) -> None:
+        """Send one HostFrame; raises anything when nobody listens any more."""
+        ...
+
+    def finish(self) -> None:
+        """End the answer; nothing may be called afterwards."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Whether the caller has gone."""
+        ...
+
+
+def _refused(code: ErrorCode, message: str) -> bytes:
+    return refused_frame(RefusedError(code, message)).SerializeToString()
+
+
+def _answer(responder: Responder, frame: bytes) -> None:
+    """Send the only frame of an answer, and end it."""
+    try:
+        if not responder.is_cancelled():
+            responder.send(frame)
+    except Exception:  # noqa: BLE001 - a transport may raise anything when its peer is gone
+        log.warning("reply_failed", exc_info=True)
+    responder.finish()
+
+
+class EngineHost:
+    """Serves one driver to any number of routers until `close`."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        base_digest: str,
+        *,
+        artifacts_dir: Path | None = None,
+        waiting_max: int = WAITING_MAX,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make a host; `start` it before the first `handle`.
+
+        Args:
+            driver: Used by nobody else from now on.
+            base_digest: What it serves.
+            artifacts_dir: Where adapters lie by digest; None: there are none.
+            waiting_max: Sequences beyond the running ones that are taken; more are BUSY.
+            clock: Monotonic seconds, the driver's own clock.
+        """
+        self._workers = Workers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
+        self._core = HostCore(
+            driver,
+            base_digest,
+            waiting_max=waiting_max,
+            entropy=lambda: secrets.randbits(63),
+            background=self._workers,
+            artifacts_dir=artifacts_dir,
+        )
+        self._clock = clock
+        self._kv_blocks = driver.limits.kv_blocks
+        self._load = driver.load()
+        self._adapters: tuple[AdapterState, ...] = ()
+        self._adapters_at_s = clock()
+        self._watch = StepWatch(clock)
+        self._watchdog = Watchdog(self._watch)
+        self._arrived = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox_sequences = self._inbox_bytes = 0
+        self._open: Counter[str] = Counter()  # requests that wait for their answer, by kind
+        self._answers: set[_Answer] = set()
+        self._replies: SimpleQueue[tuple[Responder, bytes] | None] = SimpleQueue()
+        self._senders: list[threading.Thread] = []
+        self._drain_until_s: float | None = None
+        self._failure = ""
+        self._loop = threading.Thread(target=self._steps, name="steps", daemon=True)
+        self._replier = threading.Thread(target=self._reply, name="replies", daemon=True)
+
+    @property
+    def load(self) -> EngineLoad:
+        """State of the engine after its last step; for metrics, from any thread."""
+        return self._load
+
+    @property
+    def adapters(self) -> tuple[AdapterState, ...]:
+        """Adapters of the engine, a moment ago; for metrics, from any thread."""
+        return self._adapters
+
+    @property
+    def counters(self) -> HostCounters:
+        """What the host has done; for metrics, from any thread."""
+        return self._core.counters
+
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since the present step began; 0 between steps. It grows when one is stuck."""
+        return self._watch.look()[0]
+
+    def start(self) -> None:
+        """Start the step loop."""
+        self._workers.start()
+        self._replier.start()
+        self._loop.start()
+        self._watchdog.start()
+
+    def handle(self, payload: bytes, responder: Responder) -> None:
+        """Take one request; returns at once.
+
+        The responder of a request that is answered is kept until then; any other is finished here.
+        """
+        try:
+            request = wire.HostRequest.FromString(payload)
+        except DecodeError:
+            _answer(responder, _refused(ErrorCode.INVALID_REQUEST, "not a HostRequest"))
+            return
+        kind = request.WhichOneof("kind")
+        if kind is None:
+            _answer(responder, _refused(ErrorCode.INVALID_REQUEST, "an empty HostRequest"))
+        elif self._failure:
+            _answer(responder, _refused(ErrorCode.ENGINE_FAILED, self._failure))
+        elif kind == "credit" and (known := self._core.outbox(request.credit.epoch)) is not None:
+            known.add_credit(request.credit.frames)  # not worth waking the step loop
+            responder.finish()
+        elif not self._enqueue(kind, request, len(payload), responder):
+            _answer(responder, _refused(ErrorCode.ENGINE_BUSY, "the engine's inbox is full"))
+        elif kind not in ANSWERED_MAX:
+            responder.finish()
+
+    def close(self, drain_s: float) -> None:
+        """Stop: no new sequences, running ones get up to `drain_s`, then every stream ends."""
+        with self._arrived:
+            if self._drain_until_s is None:
+                self._drain_until_s = self._clock() + drain_s
+            self._arrived.notify()
+        self._loop.join(drain_s + JOIN_S)
+        for sender in self._senders:
+            sender.join(JOIN_S)
+        self._watchdog.close(JOIN_S)
+        self._workers.close(JOIN_S)
+        self._replies.put(None)
+        self._replier.join(JOIN_S)
+
+    def _enqueue(
+        self, kind: str, request: wire.HostRequest, payload_bytes: int, responder: Responder
+    ) -> bool:
+        seen_at_s = self._clock()
+        with self._arrived:
+            if (
+                self._failure
+                or len(self._inbox) >= INBOX_COMMANDS_MAX
+                or self._inbox_bytes + payload_bytes > INBOX_BYTES_MAX
+            ):
+                return False
+            if kind == "submit":
+                self._inbox.append(self._submission(request.submit, seen_at_s))
+            elif kind in ANSWERED_MAX:
+                if self._open[kind] >= ANSWERED_MAX[kind]:
+                    return False
+                self._open[kind] += 1
+                answer = _Answer(self, kind, responder)
+                self._answers.add(answer)
+                self._inbox.append(lambda: self._ask(kind, request, answer, seen_at_s))
+            else:
+                self._inbox.append(lambda: self._apply(request))
+            self._inbox_bytes += payload_bytes
+            self._arrived.notify()
+        return True
+
+    def _submission(self, submit: wire.Submit, seen_at_s: float) -> Callable[[], None]:
+        """Return what the step loop is to do with sequences; there may be no room for them."""
+        core = self._core
+        count = len(submit.sequences)
+        if self._inbox_sequences + count > INBOX_SEQUENCES_MAX:
+            turned = [sequence.id for sequence in submit.sequences]
+            return lambda: core.busy(submit.epoch, turned)
+        self._inbox_sequences += count
+        return lambda: core.submit(submit.epoch, submit.sequences, seen_at_s)
+
+    def _deliver(self, action: Callable[[], None]) -> None:
+        """Make the step loop do something soon."""
+        with self._arrived:
+            self._inbox.append(action)
+            self._arrived.notify()
+
+    def _reply(self) -> None:
+        """Send short answers, each to a responder that nobody else uses."""
+        while (item := self._replies.get()) is not None:
+            _answer(*item)
+
+    def _steps(self) -> None:
+        """Own the driver until the end."""
+        core = self._core
+        try:
+            while not self._is_over():
+                for action in self._take_actions():
+                    action()
+                self._watch.begin(self._load)
+                events = core.step()
+                self._watch.end()
+                self._load = core.load()
+                now_s = self._clock()
+                core.publish(events, now_s)
+                if now_s - self._adapters_at_s >= ADAPTERS_LOOK_S:
+                    self._adapters, self._adapters_at_s = tuple(core.adapters()), now_s
+            self._failure = "the engine host has stopped"
+            core.drain_all()
+        except Exception as error:
+            # A bug, or an engine beyond repair. Everybody is told, and the host answers nothing
+            # any more; the agent's probe fails and the process is replaced.
+            log.exception("step_loop_failed")
+            self._failure = f"the engine stopped: {error!r}"
+            core.fail_all(self._failure)
+        self._watch.end()
+        self._turn_rest_away()
+
+    def _turn_rest_away(self) -> None:
+        """Answer what is still open; nothing can arrive once `_failure` is set."""
+        with self._arrived:
+            self._inbox.clear()
+            rest = list(self._answers)
+        for answer in rest:
+            answer(refused_frame(RefusedError(ErrorCode.ENGINE_FAILED, self._failure)))
+
+    def _is_over(self) -> bool:
+        if self._drain_until_s is None:
+            return False
+        self._core.is_draining = True
+        return self._core.living == 0 or self._clock() >= self._drain_until_s
+
+    def _take_actions(self) -> list[Callable[[], None]]:
+        """Return what arrived; when there is nothing to compute, wait for it or for a heartbeat."""
+        with self._arrived:
+            if not self._inbox and not self._core.has_work and self._drain_until_s is None:
+                self._arrived.wait(self._core.idle_s(self._clock()))
+            actions = list(self._inbox)
+            self._inbox.clear()
+            self._inbox_sequences = self._inbox_bytes = 0
+        return actions
+
+    def _apply(self, request: wire.HostRequest) -> None:
+        """Do what needs no answer."""
+        if request.HasField("cancel"):
+            self._core.cancel(request.cancel.epoch, request.cancel.sequences)
+        elif request.HasField("credit"):
+            self._core.credit(request.credit.epoch, request.credit.frames)
+        else:
+            self._core.detach(request.detach.epoch)
+
+    def _ask(
+        self, kind: str, request: wire.HostRequest, answer: "_Answer", seen_at_s: float
+    ) -> None:
+        """Do what is answered, now or later."""
+        control = self._core.control
+        if kind == "attach":
+            self._attach(request.attach, answer)
+        elif kind == "probe":
+            self._core.probe(request.probe, answer, seen_at_s)
+        elif kind == "adapters":
+            control.adapters(request.adapters, answer)
+        elif kind == "export_kv":
+            control.export_kv(request.export_kv, answer)
+        elif kind == "import_kv":
+            control.import_kv(request.import_kv, answer)
+        else:
+            control.pin(request.pin, answer, self._clock())
+
+    def _attach(self, message: wire.Attach, answer: "_Answer") -> None:
+        try:
+            attachment, attached = self._core.attach(message, self._clock())
+        except RefusedError as error:
+            answer(refused_frame(error))
+            return
+        if not self._close_answer(answer):
+            return
+        self._senders = [sender for sender in self._senders if sender.is_alive()]
+        sender = threading.Thread(
+            target=self._send,
+            args=(answer.responder, attachment, attached),
+            name="sender",
+            daemon=True,
+        )
+        self._senders.append(sender)
+        sender.start()
+
+    def _send(self, responder: Responder, attachment: Attachment, attached: wire.Attached) -> None:
+        """Own the responder of one attachment until its end."""
+        encoder = FrameEncoder(self._kv_blocks, attachment.adapters_told)
+        outbox = attachment.outbox
+        is_over = False
+        try:
+            responder.send(wire.HostFrame(attached=attached).SerializeToString())
+            polled_at_s = self._clock()
+            while not is_over:
+                news, is_over = outbox.take(POLL_S)
+                if news is not None:
+                    responder.send(encoder.encode(news))
+                if self._clock() - polled_at_s >= POLL_S:
+                    polled_at_s = self._clock()
+                    if responder.is_cancelled():
+                        break
+        except Exception:  # noqa: BLE001 - a transport may raise anything when its peer is gone
+            log.warning("attachment_lost", exc_info=True)
+        responder.finish()
+        if not is_over:
+            self._deliver(lambda: self._core.orphan(attachment.epoch, self._clock()))
+
+    def answered(self, answer: "_Answer", frame: wire.HostFrame) -> None:
+        """Send the only answer to a request; any thread, none waits for the transport."""
+        if self._close_answer(answer):
+            self._replies.put((answer.responder, frame.SerializeToString()))
+
+    def _close_answer(self, answer: "_Answer") -> bool:
+        """Take a request off the open ones; False when it was answered before."""
+        with self._arrived:
+            if answer not in self._answers:
+                return False
+            self._answers.remove(answer)
+            self._open[answer.kind] -= 1
+            return True
+
+
+class _Answer:
+    """Answers one request through the replier."""
+
+    def __init__(self, host: EngineHost, kind: str, responder: Responder) -> None:
+        self.kind = kind
+        self.responder = responder
+        self._host = host
+
+    def __call__(self, frame: wire.HostFrame) -> None:
+        """Send the only answer."""
+        self._host.answered(self, frame)

@@ -1,0 +1,71 @@
+"""A few threads for what must not hold up the step loop: reading adapters, checking bytes."""
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import Empty, Full, Queue
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+Job = tuple[Callable[[], Any], Callable[[Any], None]]
+
+
+class Workers:
+    """Runs jobs beside the step loop; their ends are delivered to it."""
+
+    def __init__(
+        self, deliver: Callable[[Callable[[], None]], None], *, threads: int, jobs_max: int
+    ) -> None:
+        """Make idle workers.
+
+        Args:
+            deliver: Makes the step loop call what it is given.
+            threads: Jobs at once.
+            jobs_max: Jobs that wait.
+        """
+        self._deliver = deliver
+        self._jobs: Queue[Job | None] = Queue(jobs_max)
+        # Daemons: a read that hangs in a broken file system must not keep the process alive.
+        self._threads = [
+            threading.Thread(target=self._work, name=f"worker-{number}", daemon=True)
+            for number in range(threads)
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
+        """Call `work` in a worker, then `done` in the step loop; False when too much waits.
+
+        `done` gets what `work` returned, or the exception that it raised.
+        """
+        try:
+            self._jobs.put_nowait((work, done))
+        except Full:
+            return False
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """Drop what waits, and end; a job that takes longer than `timeout_s` is left alone."""
+        try:
+            while True:
+                self._jobs.get_nowait()
+        except Empty:
+            pass
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, done = job
+            outcome: Any
+            try:
+                outcome = work()
+            except Exception as error:  # noqa: BLE001 - whoever asked for the work judges it
+                outcome = error
+            self._deliver(lambda done=done, outcome=outcome: done(outcome))
