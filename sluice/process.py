@@ -2,11 +2,13 @@
 
 Used by the node agent (Triton), by the local stack (every server) and by the tests. A
 `ChildProcess` never restarts anything by itself; `keep_running` does, with back-off, and tells its
-owner. Linux only: ends are noticed through pidfds, and descendants are found in /proc.
+owner. An `AdoptedProcess` was started by an earlier owner, who may have died. Linux only: ends are
+noticed through pidfds, and descendants are found in /proc.
 """
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,7 +25,9 @@ from sluice.procfs import MARKER, group_processes, marked_processes
 
 __all__ = [
     "MARKER",
+    "AdoptedProcess",
     "ChildProcess",
+    "OwnedProcess",
     "ProcessFailedError",
     "ProcessSpec",
     "free_port",
@@ -78,34 +82,119 @@ class ProcessFailedError(RuntimeError):
     """The child ended, or did not become ready in time; the message holds the end of its log."""
 
 
-class ChildProcess:
-    """One run of a spec. Always `stop` it, also after a crash: the group may outlive its leader.
+class OwnedProcess:
+    """A process group that somebody answers for: watches its leader, and ends all of it.
+
+    Always `stop` it, also after a crash: the group may outlive its leader. `release` instead leaves
+    the group running, for whoever comes next.
+    """
+
+    def __init__(self, spec: ProcessSpec, pid: int, pidfd: int) -> None:
+        """Watch a running leader.
+
+        Args:
+            spec: How it was started, and how to stop and clean up after it.
+            pid: The leader's id, which is also that of the group.
+            pidfd: Of the leader; ours from now on.
+        """
+        self.spec = spec
+        self.pid = pid
+        self._pidfd = pidfd
+        self._ended = asyncio.Event()
+        self._is_clean = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(pidfd, self._note_end)  # readable when the process has ended
+
+    def _note_end(self) -> None:
+        self._close_pidfd()
+        self._ended.set()
+
+    def _close_pidfd(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the leader itself (not its descendants) runs."""
+        return not self._ended.is_set()
+
+    @property
+    def status(self) -> int | None:
+        """Exit status (negative: the signal); None while it runs, or when only others know it."""
+        return None
+
+    async def ended(self) -> None:
+        """Wait for the end of the leader."""
+        await self._ended.wait()
+
+    def release(self) -> None:
+        """Answer for the group no longer: it goes on, and nothing of it is watched or cleaned."""
+        self._close_pidfd()
+
+    async def stop(self, *, grace_s: float | None = None) -> None:
+        """End the whole group: ask, wait, kill, clean up. Safe to call again, and to cancel.
+
+        A call that is cancelled kills at once instead of waiting on, and still leaves nothing.
+
+        Args:
+            grace_s: Seconds from asking to killing; None is the spec's. 0 kills without asking.
+        """
+        grace_s = self.spec.stop_grace_s if grace_s is None else grace_s
+        try:
+            if self.is_running and grace_s > 0:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, self.spec.stop_signal)
+                async with asyncio.timeout(grace_s):
+                    await self._ended.wait()
+        except TimeoutError:
+            log.warning("process_killed", name=self.spec.name, pid=self.pid)
+        finally:
+            await _to_the_end(self._kill())
+
+    async def _kill(self) -> None:
+        if self._is_clean:
+            return  # the group's id may belong to somebody else by now
+        kill_group(self.pid)
+        await self._ended.wait()
+        # Descendants end a moment after the leader; until then they hold ports and memory.
+        deadline = time.monotonic() + _KILL_WAIT_S
+        while left := group_processes(self.pid):
+            if time.monotonic() > deadline:
+                log.error("process_group_survived", name=self.spec.name, pids=left)
+                break
+            kill_group(self.pid)
+            await asyncio.sleep(0.01)
+        _reap_group(self.pid)
+        if not self._is_clean:
+            self._is_clean = True
+            self.spec.cleanup()
+
+    def log_tail(self, lines: int = 5) -> str:
+        """Return the end of the log, for error messages."""
+        try:
+            with self.spec.log_file.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+                tail = file.read().decode(errors="replace").strip().splitlines()[-lines:]
+        except OSError:
+            tail = []
+        return f"see {self.spec.log_file}" + (": " + " | ".join(tail) if tail else "")
+
+
+class ChildProcess(OwnedProcess):
+    """One run of a spec, started by us.
 
     Not asyncio's own subprocess: uvloop's takes no user, and both can be cancelled half-way. Here
     starting is one synchronous call, so a child either exists with an owner or does not exist.
     """
 
     def __init__(self, spec: ProcessSpec, process: "subprocess.Popen[bytes]") -> None:
-        self.spec = spec
-        self.pid = process.pid
         self._process = process
-        self._ended = asyncio.Event()
-        self._is_clean = False
         # Of a `wait_ready` that asks now: brought forward when the child ends. A task that watched
         # the end beside it would need a group, which can swallow a cancellation of ours.
         self._ready_limit: asyncio.Timeout | None = None
-        loop = asyncio.get_running_loop()
-        pidfd = os.pidfd_open(process.pid)  # readable when the process has ended
-
-        def note_end() -> None:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-            process.wait()
-            self._ended.set()
-            if self._ready_limit is not None and not self._ready_limit.expired():
-                self._ready_limit.reschedule(loop.time())
-
-        loop.add_reader(pidfd, note_end)
+        super().__init__(spec, process.pid, os.pidfd_open(process.pid))
 
     @classmethod
     async def start(cls, spec: ProcessSpec) -> "ChildProcess":
@@ -131,10 +220,11 @@ class ChildProcess:
             )
         return cls(spec, process)
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the child itself (not its descendants) runs."""
-        return not self._ended.is_set()
+    def _note_end(self) -> None:
+        self._process.wait()
+        super()._note_end()
+        if self._ready_limit is not None and not self._ready_limit.expired():
+            self._ready_limit.reschedule(self._loop.time())
 
     @property
     def status(self) -> int | None:
@@ -176,53 +266,30 @@ class ChildProcess:
             f"{self.spec.name} was not ready after {timeout_s:.0f} s ({problem}); {self.log_tail()}"
         )
 
-    async def stop(self, *, grace_s: float | None = None) -> None:
-        """End the whole group: ask, wait, kill, clean up. Safe to call again, and to cancel.
 
-        A call that is cancelled kills at once instead of waiting on, and still leaves nothing.
+class AdoptedProcess(OwnedProcess):
+    """A process group that an earlier process of ours started and left running."""
+
+    @classmethod
+    def adopt(
+        cls, spec: ProcessSpec, pid: int, is_it: Callable[[int], bool]
+    ) -> "AdoptedProcess | None":
+        """Return the owner of the running group that `pid` leads; None when it is not that group.
 
         Args:
-            grace_s: Seconds from asking to killing; None is the spec's. 0 kills without asking.
+            spec: How it was started.
+            pid: Of the leader.
+            is_it: Whether the process that has this id now is the one that is meant. Ids are used
+                again; while we look, this one cannot be, unless the leader has ended.
         """
-        grace_s = self.spec.stop_grace_s if grace_s is None else grace_s
         try:
-            if self.is_running and grace_s > 0:
-                with suppress(ProcessLookupError):
-                    self._process.send_signal(self.spec.stop_signal)
-                async with asyncio.timeout(grace_s):
-                    await self._ended.wait()
-        except TimeoutError:
-            log.warning("process_killed", name=self.spec.name, pid=self.pid)
-        finally:
-            await _to_the_end(self._kill())
-
-    async def _kill(self) -> None:
-        if self._is_clean:
-            return  # the group's id may belong to somebody else by now
-        kill_group(self.pid)
-        await self._ended.wait()
-        # Descendants end a moment after the leader; until then they hold ports and memory.
-        deadline = time.monotonic() + _KILL_WAIT_S
-        while left := group_processes(self.pid):
-            if time.monotonic() > deadline:
-                log.error("process_group_survived", name=self.spec.name, pids=left)
-                break
-            kill_group(self.pid)
-            await asyncio.sleep(0.01)
-        _reap_group(self.pid)
-        if not self._is_clean:
-            self._is_clean = True
-            self.spec.cleanup()
-
-    def log_tail(self, lines: int = 5) -> str:
-        """Return the end of the log, for error messages."""
-        try:
-            with self.spec.log_file.open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-                tail = file.read().decode(errors="replace").strip().splitlines()[-lines:]
+            pidfd = os.pidfd_open(pid)
         except OSError:
-            tail = []
-        return f"see {self.spec.log_file}" + (": " + " | ".join(tail) if tail else "")
+            return None
+        if not is_it(pid) or _has_ended(pidfd):
+            os.close(pidfd)
+            return None
+        return cls(spec, pid, pidfd)
 
 
 async def keep_running(
@@ -300,6 +367,10 @@ async def port_answers(host: str, port: int) -> None:
     _, writer = await asyncio.open_connection(host, port)
     writer.close()
     await writer.wait_closed()
+
+
+def _has_ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
 
 
 def _reap_group(pgid: int) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,6 +32,25 @@ def group_processes(pgid: int) -> list[int]:
             if int(group) == pgid and state not in "ZX":
                 found.append(pid)
     return found
+
+
+def start_ticks(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot; 0 when it is gone.
+
+    With the id, this names a process for ever: ids are used again, within a tick they are not.
+    """
+    with suppress(OSError, ValueError):
+        return int(_stat_fields(pid)[19])
+    return 0
+
+
+def environment(pid: int) -> dict[str, str]:
+    """Return the environment that a process was started with; empty when we may not see it."""
+    entries: list[bytes] = []
+    with suppress(OSError):
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries)
+    return {name: value for name, equals, value in pairs if equals}
 
 
 def program_name(pid: int) -> str:
@@ -83,11 +102,32 @@ def cpu_s(pids: Iterable[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def wants_processor(pids: Iterable[int]) -> bool:
+    """Return whether a thread of these processes runs, waits for a processor, or for a disk.
+
+    One that sleeps or is stopped does not. Tells a starved process from a frozen one.
+    """
+    for pid in pids:
+        with suppress(OSError, ValueError):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                text = (thread / "stat").read_text()
+                if text[text.rindex(")") + 2] in "RD":
+                    return True
+    return False
+
+
 def _pss_bytes(pid: int) -> int:
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
+    return 0
+
+
+def _group(pid: int) -> int:
+    """Return the process group of a process; 0, which nobody has, when it is gone."""
+    with suppress(OSError):
+        return os.getpgid(pid)
     return 0
 
 
@@ -103,8 +143,20 @@ def marked_processes(marker: str, *, variable: str = MARKER) -> list[int]:
     return [pid for pid in _all_pids() if pid != os.getpid() and _has_mark(pid, mark)]
 
 
-async def kill_marked(marker: str, *, variable: str = MARKER, timeout_s: float = 5.0) -> list[int]:
+async def kill_marked(
+    marker: str,
+    *,
+    variable: str = MARKER,
+    spare: Collection[int] = (),
+    timeout_s: float = 5.0,
+) -> list[int]:
     """SIGKILL all processes started with `variable=marker`, wait for their end, return their ids.
+
+    Args:
+        marker: What they were marked with.
+        variable: The environment variable that holds it.
+        spare: Process groups, by id, to leave alone.
+        timeout_s: Longest wait.
 
     Raises:
         TimeoutError: Some still live after `timeout_s`; the message names them.
@@ -112,7 +164,9 @@ async def kill_marked(marker: str, *, variable: str = MARKER, timeout_s: float =
     mark = f"{variable}={marker}".encode()
     killed: set[int] = set()
     deadline = time.monotonic() + timeout_s
-    while living := marked_processes(marker, variable=variable):
+    while living := [
+        pid for pid in marked_processes(marker, variable=variable) if _group(pid) not in spare
+    ]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {living} survive SIGKILL; are they stuck in the kernel?")
         for pid in living:

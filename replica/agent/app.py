@@ -3,19 +3,21 @@
 import asyncio
 import fcntl
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
 from prometheus_client import generate_latest
 
+from replica.agent.adoption import find_leftovers
 from replica.agent.control import ControlLink, DesiredFile
 from replica.agent.fleet import Fleet
 from replica.agent.metrics import AgentMetrics
 from replica.agent.model_kinds import Canary, canary
 from replica.agent.node import node_facts
 from replica.agent.replica_state import Limits
+from replica.agent.runner import Leftover
 from replica.agent.settings import AgentSettings
 from replica.agent.triton import TritonLauncher
 from sluice.lifecycle import run_every
@@ -49,7 +51,10 @@ class Agent:
         self._is_stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set, then stop all engines; leaves no process.
+        """Serve until `stop` is set, then stop all engines, or leave them, as the settings say.
+
+        Engines that an earlier agent left are adopted. An error leaves the engines running, too:
+        ours are no reason to end theirs.
 
         Raises:
             StateDirectoryInUseError: Another agent runs with the same state directory.
@@ -57,9 +62,6 @@ class Agent:
         """
         settings = self._settings
         with _exclusive(settings.state_dir):
-            killed = await self._launcher.remove_leftovers()
-            if killed:
-                log.warning("leftovers_killed", pids=killed)
             async with status_server(
                 settings.http_address,
                 is_ready=lambda: not self._why_not_ready(),
@@ -67,11 +69,12 @@ class Agent:
                 why_not_ready=self._why_not_ready,
             ):
                 try:
-                    await self._serve(stop)
+                    await self._serve(stop, await find_leftovers(self._launcher))
                 finally:
-                    await self._launcher.remove_leftovers()
+                    if self._is_stopping and settings.on_stop == "stop":
+                        await self._launcher.remove_leftovers()
 
-    async def _serve(self, stop: asyncio.Event) -> None:
+    async def _serve(self, stop: asyncio.Event, leftovers: Mapping[str, Leftover]) -> None:
         async with asyncio.TaskGroup() as group:
             fleet = self._fleet = Fleet(
                 group,
@@ -81,17 +84,28 @@ class Agent:
                 on_change=self._note_change,
                 observer=self._metrics,
             )
+            fleet.adopt(leftovers)
             if (desired := self._desired_file.load()) is not None:
                 log.info("desired_state_loaded", replicas=len(desired.replicas))
                 self._knows_desired = True
                 fleet.apply(desired)
-            tasks = [group.create_task(self._link.run()), group.create_task(self._measure())]
+            tasks = [group.create_task(self._report()), group.create_task(self._measure())]
             await stop.wait()
-            log.info("agent_stopping", replicas=len(fleet.runners))
+            on_stop = self._settings.on_stop
+            log.info("agent_stopping", replicas=len(fleet.runners), engines=on_stop)
             self._is_stopping = True
-            await fleet.stop()
+            await (fleet.stop() if on_stop == "stop" else fleet.leave())
             for task in tasks:
                 task.cancel()
+
+    async def _report(self) -> None:
+        """Talk to the control plane once it is known which engines are healthy.
+
+        Said earlier, an adopted engine would seem to start, and routers would let go of it.
+        """
+        assert self._fleet is not None
+        await self._fleet.settled()
+        await self._link.run()
 
     async def _measure(self) -> None:
         async def step() -> None:
@@ -148,6 +162,7 @@ def limits_of(settings: AgentSettings) -> Limits:
     """Return the patience that the settings ask for."""
     return Limits(
         start_s=settings.start_timeout_s,
+        start_stall_s=settings.start_stall_s,
         probe_interval_s=settings.probe_interval_s,
         probe_s=settings.probe_timeout_s,
         misses_max=settings.probe_misses_max,

@@ -1,14 +1,14 @@
 """The replicas of this node: desired state in, one runner each, observed state out."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import structlog
 
 from replica.agent.model_kinds import Canary
 from replica.agent.replica_state import EngineSpec, Limits, Phase, ReplicaState
-from replica.agent.runner import Launcher, Observer, ReplicaRunner
+from replica.agent.runner import Launcher, Leftover, Observer, ReplicaRunner
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.control.v1 import control_pb2 as control
 
@@ -16,6 +16,7 @@ log = structlog.get_logger(__name__)
 
 STATES: dict[Phase, control.ReplicaState] = {
     Phase.IDLE: control.REPLICA_STATE_STOPPED,
+    Phase.ADOPTING: control.REPLICA_STATE_STARTING,
     Phase.STARTING: control.REPLICA_STATE_STARTING,
     Phase.READY: control.REPLICA_STATE_READY,
     Phase.STOPPING: control.REPLICA_STATE_STOPPED,
@@ -63,6 +64,17 @@ class Fleet:
         self._is_stopping = False
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def adopt(self, leftovers: Mapping[str, Leftover]) -> None:
+        """Take over engines, by replica id; they are what is desired until `apply` says else."""
+        for replica_id, leftover in leftovers.items():
+            self._runner(replica_id, leftover)
+
+    async def settled(self) -> None:
+        """Wait until it is known which of the adopted engines are healthy: some probes."""
+        for runner in list(self.runners.values()):
+            await runner.has_settled.wait()
 
     def apply(self, desired: agent.SyncResponse) -> None:
         """Make the node have exactly the desired replicas, in the background."""
@@ -85,6 +97,14 @@ class Fleet:
             runner.want(None)
         await self._is_empty.wait()
 
+    async def leave(self) -> None:
+        """Watch the engines no longer, and let them run."""
+        self._is_stopping = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def measure(self) -> None:
         """Update what is known about the memory of the engines."""
         for runner in list(self.runners.values()):
@@ -103,7 +123,7 @@ class Fleet:
             if self.runners[replica_id].is_wanted
         ]
 
-    def _runner(self, replica_id: str) -> ReplicaRunner:
+    def _runner(self, replica_id: str, leftover: Leftover | None = None) -> ReplicaRunner:
         runner = self.runners.get(replica_id)
         if runner is None:
             runner = ReplicaRunner(
@@ -113,10 +133,13 @@ class Fleet:
                 self._limits,
                 on_change=self._on_change,
                 observer=self._observer,
+                leftover=leftover,
             )
             self.runners[replica_id] = runner
             self._is_empty.clear()
-            self._group.create_task(self._run(runner))
+            task = self._group.create_task(self._run(runner))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return runner
 
     async def _run(self, runner: ReplicaRunner) -> None:

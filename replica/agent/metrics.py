@@ -20,6 +20,11 @@ class AgentMetrics:
             "Engines that crashed, froze or did not start",
             registry=self.registry,
         )
+        self._adoptions = Counter(
+            "agent_adoptions_total",
+            "Engines of an earlier agent that answered and were kept",
+            registry=self.registry,
+        )
         self._probes = Counter(
             "agent_probes_total",
             "Inferences that ask a ready engine for a sign of life",
@@ -58,6 +63,10 @@ class AgentMetrics:
     def failed(self) -> None:
         """Count a failed engine."""
         self._failures.inc()
+
+    def adopted(self) -> None:
+        """Count an engine that was taken over."""
+        self._adoptions.inc()
 
     def became_ready(self, took_s: float) -> None:
         """Record a start."""

@@ -6,7 +6,7 @@ shell (`replica.agent.runner`) carries the actions out and reports what came of 
 The promise that all else relies on: a `StartEngine` is decided only after the engine before it was
 reported `Gone`, that is: killed with all its descendants and cleaned up. So a replica never has two
 engines, whatever order events come in. Each engine has a run number; late events of earlier runs
-change nothing.
+change nothing. An engine that an earlier agent left running is the first event, if it is to count.
 """
 
 from dataclasses import dataclass, replace
@@ -15,6 +15,8 @@ from math import inf
 
 # Share of one processor above which an engine works; an idle one needs 1-2 % for its heartbeats.
 _BUSY_RATIO = 0.1
+# A starting engine that works this share of its time is never taken for a frozen one.
+_START_WORK_RATIO = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,16 @@ class Limits:
         start_s: From the start of the process to the first good canary; then it is killed.
         start_poll_s: Pause between canaries while starting.
         start_probe_s: Deadline of one canary while starting: loading may hold an answer up.
+        start_stall_s: A starting engine that does not answer and did not work for so long is
+            frozen. A Triton whose stub was stopped while it loads uses no processor time at all.
         probe_interval_s: From a good probe of a ready engine to the next one.
         probe_s: Deadline of one probe of a ready engine.
         probe_retry_s: Pause after a missed probe.
         misses_max: Missed probes in a row that make an idle engine dead or frozen.
-        busy_misses_max: The same for an engine that used processor time meanwhile: it may just have
-            more to do than the machine can bear, and killing it would make that worse.
+        busy_misses_max: The same for an engine that used or wanted a processor meanwhile: it may
+            just have more to do than the machine can bear, and killing it would make that worse.
+            Also for probes during which we stood still ourselves.
+        stall_s: Standing still that long, we missed the answer, not the engine the question.
         backoff_first_s: Pause before the first restart; doubles up to `backoff_max_s`.
         healthy_s: Readiness that long makes the next failure the first one again.
         drain_settle_s: A draining engine that holds nothing is stopped no sooner than this: until
@@ -50,11 +56,14 @@ class Limits:
     start_s: float = 120.0
     start_poll_s: float = 0.1
     start_probe_s: float = 5.0
-    probe_interval_s: float = 1.0
-    probe_s: float = 1.0
+    start_stall_s: float = 10.0
+    # Together at most 1.6 s from the first step that is missed to the decision.
+    probe_interval_s: float = 0.5
+    probe_s: float = 0.5
     probe_retry_s: float = 0.05
     misses_max: int = 2
-    busy_misses_max: int = 10
+    busy_misses_max: int = 20
+    stall_s: float = 0.15
     backoff_first_s: float = 0.1
     backoff_max_s: float = 30.0
     healthy_s: float = 30.0
@@ -66,6 +75,7 @@ class Phase(StrEnum):
     """Where a replica's engine is; an engine process may exist in all but IDLE and WAITING."""
 
     IDLE = "idle"
+    ADOPTING = "adopting"  # an engine of an earlier agent was ready then; is it still?
     STARTING = "starting"
     READY = "ready"
     STOPPING = "stopping"
@@ -78,6 +88,21 @@ class Wanted:
 
     spec: EngineSpec | None
     is_draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """An earlier agent left this engine running. Only heard as the very first event.
+
+    Until something else is wished, it is what is wanted. `age_s` says how long ago it was started.
+    """
+
+    run: int
+    pid: int
+    spec: EngineSpec
+    was_ready: bool
+    age_s: float
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +123,22 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A probe is over. `took_s` is what our own clock says: far above the deadline, we stalled."""
+    """A probe is over.
+
+    Attributes:
+        run: Of which engine.
+        problem: Why it counts as missed; empty for a good answer.
+        active: Sequences that the engine holds for routers.
+        busy: Processors that the engine used since the probe before, e.g. 0.3; at least 1 when it
+            waited for one, or for a disk, at the end.
+        stalled_s: Longest time that we ourselves stood still meanwhile.
+    """
 
     run: int
-    took_s: float
-    problem: str = ""  # empty: a good answer
-    active: int = 0  # sequences that the engine holds for routers
-    cpu_s: float = 0.0  # processor time that the engine used meanwhile
+    problem: str = ""
+    active: int = 0
+    busy: float = 0.0
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +153,7 @@ class Tick:
     """Time has passed; see `wake_at`."""
 
 
-Event = Wanted | Started | Ended | Probed | Gone | Tick
+Event = Wanted | Adopted | Started | Ended | Probed | Gone | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +199,9 @@ class ReplicaState:
         probe_at_s: When the next probe is due; infinite while one is under way.
         retry_at_s: End of the back-off, in WAITING.
         misses: Missed probes in a row.
+        stalls: Probes in the same row during which we stood still ourselves.
+        probed_at_s: End of the last probe of a starting engine, or its begin.
+        idle_s: How long a starting engine has done nothing; work takes it back.
         failures: Failures in a row, without healthy time between them.
         restarts: Engines that failed and were replaced, ever.
         message: Why it is not ready, in words.
@@ -182,6 +219,9 @@ class ReplicaState:
     probe_at_s: float = inf
     retry_at_s: float = inf
     misses: int = 0
+    stalls: int = 0
+    probed_at_s: float = 0.0
+    idle_s: float = 0.0
     failures: int = 0
     has_failed: bool = False
     restarts: int = 0
@@ -195,7 +235,7 @@ class ReplicaState:
     @property
     def has_engine(self) -> bool:
         """Whether an engine that is meant to serve exists."""
-        return self.phase in (Phase.STARTING, Phase.READY)
+        return self.phase in (Phase.ADOPTING, Phase.STARTING, Phase.READY)
 
 
 def decide(
@@ -218,7 +258,7 @@ def wake_at(state: ReplicaState, limits: Limits) -> float:
     """Return when `decide` wants a `Tick`, if nothing else happens before."""
     if state.phase is Phase.STARTING:
         return min(state.probe_at_s, state.phase_at_s + limits.start_s)
-    if state.phase is Phase.READY:
+    if state.phase in (Phase.ADOPTING, Phase.READY):
         return state.probe_at_s
     if state.phase is Phase.WAITING:
         return state.retry_at_s
@@ -236,10 +276,12 @@ def _absorb(
             if state.phase is Phase.STARTING and now_s >= state.phase_at_s + limits.start_s:
                 waited = f"not ready after {limits.start_s:.0f} s; last canary: {state.message}"
                 state, actions = _failed(state, waited, now_s, limits)
+        case Adopted() if state.phase is Phase.IDLE and not state.run:
+            state = _with_found(state, event, now_s)
         case Started(run, pid) if (
             run == state.run and state.phase is Phase.STARTING and not state.pid
         ):
-            state = replace(state, pid=pid, probe_at_s=now_s)
+            state = replace(state, pid=pid, probe_at_s=now_s, probed_at_s=now_s)
         case Ended(run, message) if run == state.run and state.has_engine:
             state, actions = _failed(state, message, now_s, limits)
         case Probed(run) if run == state.run and state.has_engine:
@@ -249,6 +291,22 @@ def _absorb(
         case _:
             pass  # of an earlier run, or overtaken
     return state, actions
+
+
+def _with_found(state: ReplicaState, found: Adopted, now_s: float) -> ReplicaState:
+    return replace(
+        state,
+        wanted=found.spec,
+        phase=Phase.ADOPTING if found.was_ready else Phase.STARTING,
+        run=found.run,
+        running=found.spec,
+        pid=found.pid,
+        phase_at_s=now_s if found.was_ready else now_s - found.age_s,
+        probe_at_s=now_s,
+        probed_at_s=now_s,
+        restarts=found.restarts,
+        message="left running by an earlier agent, and not asked yet",
+    )
 
 
 def _with_wish(state: ReplicaState, wish: Wanted, now_s: float) -> ReplicaState:
@@ -271,27 +329,50 @@ def _with_wish(state: ReplicaState, wish: Wanted, now_s: float) -> ReplicaState:
 def _with_probe(
     state: ReplicaState, probe: Probed, now_s: float, limits: Limits
 ) -> tuple[ReplicaState, list[Action]]:
-    if not probe.problem:
-        has_settled = now_s >= state.draining_at_s + limits.drain_settle_s
-        state = replace(
-            state,
-            misses=0,
-            probe_at_s=now_s + limits.probe_interval_s,
-            is_drained=has_settled and probe.active == 0,
-            message="",
-        )
-        if state.phase is Phase.STARTING:
-            state = replace(state, phase=Phase.READY, phase_at_s=now_s)
-        return state, []
-    state = replace(state, message=probe.problem)
-    if state.phase is Phase.STARTING:
-        return replace(state, probe_at_s=now_s + limits.start_poll_s), []
-    # A probe that ended long after its deadline says that this process or machine stood still.
-    misses = state.misses + (probe.took_s < 2 * limits.probe_s)
-    is_busy = probe.cpu_s >= _BUSY_RATIO * probe.took_s
-    if misses >= (limits.busy_misses_max if is_busy else limits.misses_max):
-        return _failed(state, f"{misses} probes missed: {probe.problem}", now_s, limits)
-    return replace(state, misses=misses, probe_at_s=now_s + limits.probe_retry_s), []
+    if probe.problem:
+        state = replace(state, message=probe.problem)
+        missed = _with_start_miss if state.phase is Phase.STARTING else _with_miss
+        return missed(state, probe, now_s, limits)
+    has_settled = now_s >= state.draining_at_s + limits.drain_settle_s
+    state = replace(
+        state,
+        misses=0,
+        stalls=0,
+        probe_at_s=now_s + limits.probe_interval_s,
+        is_drained=has_settled and probe.active == 0,
+        message="",
+    )
+    if state.phase is not Phase.READY:
+        state = replace(state, phase=Phase.READY, phase_at_s=now_s)
+    return state, []
+
+
+def _with_start_miss(
+    state: ReplicaState, probe: Probed, now_s: float, limits: Limits
+) -> tuple[ReplicaState, list[Action]]:
+    # No longer than a probe takes: if more time has passed, we stood still.
+    watched_s = min(now_s - state.probed_at_s, limits.start_probe_s + limits.start_poll_s)
+    change_s = watched_s if probe.busy < _BUSY_RATIO else -watched_s / _START_WORK_RATIO
+    idle_s = max(0.0, state.idle_s + change_s)
+    if idle_s >= limits.start_stall_s:
+        frozen = f"frozen while starting: no work for {idle_s:.0f} s; last canary: {probe.problem}"
+        return _failed(state, frozen, now_s, limits)
+    probe_at_s = now_s + limits.start_poll_s
+    return replace(state, idle_s=idle_s, probed_at_s=now_s, probe_at_s=probe_at_s), []
+
+
+def _with_miss(
+    state: ReplicaState, probe: Probed, now_s: float, limits: Limits
+) -> tuple[ReplicaState, list[Action]]:
+    if probe.stalled_s >= limits.stall_s:
+        state = replace(state, stalls=state.stalls + 1)
+    else:
+        state = replace(state, misses=state.misses + 1)
+    misses_max = limits.busy_misses_max if probe.busy >= _BUSY_RATIO else limits.misses_max
+    total = state.misses + state.stalls
+    if state.misses >= misses_max or total >= limits.busy_misses_max:
+        return _failed(state, f"{total} probes missed: {probe.problem}", now_s, limits)
+    return replace(state, probe_at_s=now_s + limits.probe_retry_s), []
 
 
 def _failed(
@@ -310,7 +391,16 @@ def _failed(
 
 
 def _with_end(state: ReplicaState, now_s: float, limits: Limits) -> ReplicaState:
-    state = replace(state, pid=0, running=None, phase_at_s=now_s, misses=0, is_drained=False)
+    state = replace(
+        state,
+        pid=0,
+        running=None,
+        phase_at_s=now_s,
+        misses=0,
+        stalls=0,
+        idle_s=0.0,
+        is_drained=False,
+    )
     if not state.has_failed:
         return replace(state, phase=Phase.IDLE, message="stopped")
     pause_s = min(limits.backoff_max_s, limits.backoff_first_s * 2.0 ** min(state.failures, 32))
@@ -343,7 +433,8 @@ def _advance(
         )
         actions.append(StopEngine(state.run, is_kill=False))
     elif state.has_engine and now_s >= state.probe_at_s:
-        timeout_s = limits.probe_s if state.phase is Phase.READY else limits.start_probe_s
+        is_starting = state.phase is Phase.STARTING
+        timeout_s = limits.start_probe_s if is_starting else limits.probe_s
         state = replace(state, probe_at_s=inf)
         actions.append(ProbeEngine(state.run, timeout_s))
     elif state.phase is Phase.IDLE and wanted is not None and not state.is_draining:

@@ -1,8 +1,9 @@
 """Carries out what the state machine of one replica decides: processes, probes, waiting.
 
 All events of a replica go through one queue to `decide`; every action is a task that reports its
-outcome as an event. The engine process of a run has one owner task from start to end, and the end
-of that task, for whatever reason, is the end of the process group.
+outcome as an event. The engine process of a run has one owner task from start to end. Only a
+decision ends an engine: when the owner task is cancelled or fails, the agent is ending without
+having been told to end its engines, and they go on for the next agent to adopt.
 """
 
 import asyncio
@@ -13,9 +14,11 @@ from typing import Protocol
 
 import structlog
 
+from replica.agent.activity import Activity, StallWatch
 from replica.agent.model_kinds import Canary
 from replica.agent.replica_state import (
     Action,
+    Adopted,
     Ended,
     EngineSpec,
     Event,
@@ -33,15 +36,18 @@ from replica.agent.replica_state import (
     decide,
     wake_at,
 )
+from replica.agent.runs import RunRecord
 from replica.agent.triton import Launch, LaunchError, last_error
 from sluice.errors import PlatformError
-from sluice.process import ChildProcess
-from sluice.procfs import cpu_s, first_end, group_processes, memory_bytes, program_name
+from sluice.process import AdoptedProcess, ChildProcess, OwnedProcess
+from sluice.procfs import first_end, group_processes, memory_bytes, program_name, start_ticks
 
 log = structlog.get_logger(__name__)
 
 # At most one wish waits, and each run brings four kinds of events; a full queue is a bug.
 _EVENTS_MAX = 64
+# How often the processes of a starting engine are listed: its stub appears after a while.
+_MEMBERS_EVERY_S = 1.0
 
 
 class Launcher(Protocol):
@@ -67,6 +73,27 @@ class Observer(Protocol):
         """An engine gave its first good answer, `took_s` after its start was decided."""
         ...
 
+    def adopted(self) -> None:
+        """An engine of an earlier agent answered."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """An engine that an earlier agent left running.
+
+    Attributes:
+        record: What that agent wrote down about it.
+        launch: Where it listens, and how to clean up after it.
+        process: Its group; ours from now on.
+        age_s: Since its start.
+    """
+
+    record: RunRecord
+    launch: Launch
+    process: AdoptedProcess
+    age_s: float
+
 
 @dataclass(slots=True)
 class _Run:
@@ -89,7 +116,20 @@ class ReplicaRunner:
         *,
         on_change: Callable[[], None],
         observer: Observer,
+        leftover: Leftover | None = None,
     ) -> None:
+        """Take what the replica needs; `run` it.
+
+        Args:
+            replica_id: Unique on the node.
+            launcher: Starts engines.
+            prober: Asks them for a sign of life.
+            limits: Patience with them.
+            on_change: Told when anything changed that others may want to know.
+            observer: Told what happens, for metrics.
+            leftover: The engine that the replica has already. Until something else is wished, its
+                spec is what is wanted.
+        """
         self.replica_id = replica_id
         self.state = ReplicaState()
         self.launch: Launch | None = None
@@ -99,11 +139,17 @@ class ReplicaRunner:
         self._limits = limits
         self._on_change = on_change
         self._observer = observer
-        self._wish = Wanted(None)
+        self._leftover = leftover
+        self._wish = Wanted(leftover.record.spec if leftover else None)
         self._has_new_wish = False
         self._events: asyncio.Queue[Event] = asyncio.Queue(_EVENTS_MAX)
         self._runs: dict[int, _Run] = {}
         self._members: list[int] = []  # processes of the engine, when last looked at
+        self._members_at_s = 0.0
+        self._activity = Activity()
+        self.has_settled = asyncio.Event()  # it is known whether a leftover engine is healthy
+        if leftover is None:
+            self.has_settled.set()
 
     def want(self, spec: EngineSpec | None, *, is_draining: bool = False) -> None:
         """Change what is desired; None ends the replica."""
@@ -131,9 +177,12 @@ class ReplicaRunner:
         return self.state.phase is Phase.READY or self.is_draining or not self.is_wanted
 
     async def run(self) -> None:
-        """Do what is wanted until nothing is and nothing is left; cancelled, kill the engine."""
+        """Do what is wanted until nothing is and nothing is left; cancelled, leave the engine."""
         probe: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as group:
+            if self._leftover is not None:
+                self._adopt(self._leftover, group)
+                self._leftover = None
             while True:
                 event = await self._next_event()
                 before = self.state
@@ -150,9 +199,13 @@ class ReplicaRunner:
 
     async def measure_memory(self) -> None:
         """Update `memory_bytes`, in a thread: the kernel walks page tables for it."""
-        pid = self.state.pid
-        self._members = await asyncio.to_thread(group_processes, pid) if pid else []
+        await self._list_members()
         self.memory_bytes = await asyncio.to_thread(memory_bytes, self._members)
+
+    async def _list_members(self) -> None:
+        pid = self.state.pid
+        self._members_at_s = time.monotonic()
+        self._members = await asyncio.to_thread(group_processes, pid) if pid else []
 
     async def _next_event(self) -> Event:
         delay_s = wake_at(self.state, self._limits) - time.monotonic()
@@ -182,6 +235,29 @@ class ReplicaRunner:
             case ProbeEngine(run, timeout_s):
                 await self._events.put(await self._probe(run, timeout_s))
 
+    def _adopt(self, leftover: Leftover, group: asyncio.TaskGroup) -> None:
+        """Make the leftover engine the replica's, as if it had been started just now."""
+        record = leftover.record
+        self.launch = leftover.launch
+        told = self._runs[record.run] = _Run()
+        group.create_task(self._own_leftover(leftover, told))
+        self._events.put_nowait(
+            Adopted(
+                record.run,
+                record.pid,
+                record.spec,
+                record.was_ready,
+                leftover.age_s,
+                record.restarts,
+            )
+        )
+
+    async def _own_leftover(self, leftover: Leftover, told: _Run) -> None:
+        run = leftover.record.run
+        await self._own_process(run, leftover.process, leftover.launch, told)
+        del self._runs[run]
+        await self._events.put(Gone(run))
+
     async def _own_engine(self, run: int, spec: EngineSpec, told: _Run) -> None:
         """Start the engine and see to its end; returns when nothing is left of it."""
         try:
@@ -191,58 +267,87 @@ class ReplicaRunner:
             await self._events.put(Ended(run, str(error)))
             await told.stop.wait()
             return
+        launch.run_file.save(
+            RunRecord(
+                self.replica_id,
+                spec,
+                run,
+                child.pid,
+                start_ticks(child.pid),
+                launch.ports.grpc,
+                launch.ports.metrics,
+                restarts=self.state.restarts,
+            )
+        )
+        self._events.put_nowait(Started(run, child.pid))
+        await self._own_process(run, child, launch, told)
+
+    async def _own_process(
+        self, run: int, process: OwnedProcess, launch: Launch, told: _Run
+    ) -> None:
+        """Watch a running engine until it is to end, and end it."""
+        self.launch, self._activity = launch, Activity()
         try:
-            self.launch = launch
-            await self._events.put(Started(run, child.pid))
             async with asyncio.TaskGroup() as group:
                 watches = [
-                    group.create_task(self._watch_server(run, child)),
-                    group.create_task(self._watch_stubs(run, child, launch, told)),
+                    group.create_task(self._watch_server(run, process)),
+                    group.create_task(self._watch_stubs(run, process, launch, told)),
                 ]
                 await told.stop.wait()
                 for watch in watches:
                     watch.cancel()
-            await child.stop(grace_s=0 if told.is_kill else None)
+        except BaseException:
+            process.release()
+            raise
+        try:
+            await process.stop(grace_s=0 if told.is_kill else None)
         finally:
             self.launch = None
-            await child.stop(grace_s=0)
+            launch.run_file.remove()
 
-    async def _watch_server(self, run: int, child: ChildProcess) -> None:
-        status = await child.wait()
-        how = f"signal {-status}" if status < 0 else f"status {status}"
-        log_file = child.spec.log_file
+    async def _watch_server(self, run: int, process: OwnedProcess) -> None:
+        await process.ended()
+        status, log_file = process.status, process.spec.log_file
+        how = "" if status is None else f" with status {status}"
+        if status is not None and status < 0:
+            how = f" with signal {-status}"
         said = last_error(log_file)
-        reason = f": {said} (see {log_file})" if said else f"; {child.log_tail()}"
-        await self._events.put(Ended(run, f"the engine ended with {how}{reason}"))
+        reason = f": {said} (see {log_file})" if said else f"; {process.log_tail()}"
+        await self._events.put(Ended(run, f"the engine ended{how}{reason}"))
 
-    async def _watch_stubs(self, run: int, child: ChildProcess, launch: Launch, told: _Run) -> None:
+    async def _watch_stubs(
+        self, run: int, process: OwnedProcess, launch: Launch, told: _Run
+    ) -> None:
         """Notice a dead stub at once: Triton stays "ready" without it, and probes take seconds."""
         await told.became_ready.wait()
-        self._members = group_processes(child.pid)
+        self._members = group_processes(process.pid)
         stubs = [pid for pid in self._members if program_name(pid) == launch.vital_program]
         pid = await first_end(stubs)
-        message = f"Triton's stub, process {pid}, ended; see {child.spec.log_file}"
+        message = f"Triton's stub, process {pid}, ended; see {process.spec.log_file}"
         await self._events.put(Ended(run, message))
 
     async def _probe(self, run: int, timeout_s: float) -> Probed:
         launch, spec = self.launch, self.state.running
         if launch is None or spec is None:
-            return Probed(run, 0.0, "the engine is gone")
-        members = self._members
-        begin_s, begin_cpu_s = time.monotonic(), cpu_s(members)
+            return Probed(run, "the engine is gone")
+        begin_s = time.monotonic()
         problem, active = "", 0
-        try:
-            active = await self._prober(launch.grpc_address, spec, timeout_s)
-        except (PlatformError, OSError, TimeoutError) as error:
-            problem = str(error) or repr(error)
-        took_s = time.monotonic() - begin_s
+        async with StallWatch() as stalls:
+            try:
+                active = await self._prober(launch.grpc_address, spec, timeout_s)
+            except (PlatformError, OSError, TimeoutError) as error:
+                problem = str(error) or repr(error)
         if self.state.phase is Phase.READY:
-            self._observer.probed(took_s, is_good=not problem)
-        used_s = cpu_s(members) - begin_cpu_s if problem else 0.0
-        return Probed(run, took_s, problem, active, used_s)
+            self._observer.probed(time.monotonic() - begin_s, is_good=not problem)
+        if problem and time.monotonic() > self._members_at_s + _MEMBERS_EVERY_S:
+            await self._list_members()
+        busy = self._activity.look(self._members, is_missing=bool(problem))
+        return Probed(run, problem, active, busy, stalls.worst_s)
 
     def _note_change(self, before: ReplicaState) -> None:
         after = self.state
+        if after.phase is not Phase.ADOPTING:
+            self.has_settled.set()
         if (after.phase, after.is_draining, after.pid) == (
             before.phase,
             before.is_draining,
@@ -261,6 +366,14 @@ class ReplicaRunner:
         if after.has_failed and not before.has_failed:
             self._observer.failed()
         if after.phase is Phase.READY and before.phase is not Phase.READY:
-            self._observer.became_ready(after.phase_at_s - before.phase_at_s)
-            self._runs[after.run].became_ready.set()
+            self._note_ready(before)
         self._on_change()
+
+    def _note_ready(self, before: ReplicaState) -> None:
+        if before.phase is Phase.ADOPTING:
+            self._observer.adopted()
+        else:
+            self._observer.became_ready(self.state.phase_at_s - before.phase_at_s)
+        if self.launch is not None:
+            self.launch.run_file.mark_ready()
+        self._runs[self.state.run].became_ready.set()

@@ -1,7 +1,7 @@
 """Settings of the node agent, from `AGENT__*`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 from pydantic_settings import SettingsConfigDict
@@ -22,11 +22,15 @@ class AgentSettings(ServiceSettings):
         http_address: host:port for /healthz, /readyz and /metrics.
         engines: Drivers that this node offers, separated by commas.
         engine_host: Address that Triton listens on; routers must reach it.
+        on_stop: What SIGTERM does to engines: `stop` ends them, too; `leave` ends the agent alone,
+            to replace it, and the next one adopts the engines, as it does after a crash.
         start_timeout_s: From the start of an engine to its first good canary.
+        start_stall_s: A starting engine that does not answer and uses no processor for so long is
+            frozen.
         probe_interval_s: From one good probe of an engine to the next.
         probe_timeout_s: Longest wait for a probe's answer.
         probe_misses_max: Missed probes in a row that end an engine.
-        probe_busy_misses_max: The same for an engine that is using processor time.
+        probe_busy_misses_max: The same for an engine that uses, or waits for, a processor.
         drain_timeout_s: A draining engine is stopped then, whatever it still runs.
         backoff_max_s: Longest pause before an engine that keeps failing is started again.
     """
@@ -40,11 +44,13 @@ class AgentSettings(ServiceSettings):
     http_address: Address
     engines: str = "openvino,sim,embed"
     engine_host: str = "127.0.0.1"
+    on_stop: Literal["stop", "leave"] = "stop"
     start_timeout_s: float = Field(default=120.0, gt=0)
-    probe_interval_s: float = Field(default=1.0, gt=0)
-    probe_timeout_s: float = Field(default=1.0, gt=0)
+    start_stall_s: float = Field(default=10.0, gt=0)
+    probe_interval_s: float = Field(default=0.5, gt=0)
+    probe_timeout_s: float = Field(default=0.5, gt=0)
     probe_misses_max: int = Field(default=2, ge=1)
-    probe_busy_misses_max: int = Field(default=10, ge=1)
+    probe_busy_misses_max: int = Field(default=20, ge=1)
     drain_timeout_s: float = Field(default=600.0, ge=0)
     backoff_max_s: float = Field(default=30.0, gt=0)
 

@@ -136,10 +136,11 @@ class TritonLauncher:
         """Return the engines that earlier agents wrote down, and how they were started."""
         found: list[tuple[RunRecord, Launch]] = []
         for home in sorted(self._home("").glob("*")):
-            record = RunFile(home).load()
+            file = RunFile(home)
+            record = file.load()
             if record is not None and record.replica_id == home.name:
                 ports = Ports(record.grpc_port, record.metrics_port)
-                found.append((record, self._launch(record.replica_id, ports)))
+                found.append((record, self._launch(record.replica_id, ports, file)))
         return found
 
     def is_engine(self, record: RunRecord, pid: int) -> bool:
@@ -176,7 +177,7 @@ class TritonLauncher:
         _link_backend(found, home / "backends" / "python")
         self._copy_model(model, home / "models")
         ports = self._ports(home / "ports.json")
-        launch = self._launch(replica_id, ports)
+        launch = self._launch(replica_id, ports, RunFile(home))
         with suppress(FileNotFoundError):  # the run before is what one asks about
             launch.process.log_file.replace(home / "triton.log.1")
         launch.process.cleanup()
@@ -187,7 +188,7 @@ class TritonLauncher:
         )
         return replace(launch, process=process)
 
-    def _launch(self, replica_id: str, ports: Ports) -> Launch:
+    def _launch(self, replica_id: str, ports: Ports, run_file: RunFile) -> Launch:
         """Return what is known without the spec: all but command and environment."""
         home, prefix = self._home(replica_id), self._shm_prefix(replica_id)
         process = ProcessSpec(
@@ -206,7 +207,7 @@ class TritonLauncher:
             grpc_address=f"{self._host}:{ports.grpc}",
             metrics_address=f"{self._host}:{ports.metrics}",
             vital_program=STUB,
-            run_file=RunFile(home),
+            run_file=run_file,
         )
 
     def _shm_prefix(self, replica_id: str) -> str:

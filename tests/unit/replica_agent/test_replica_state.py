@@ -5,10 +5,17 @@ from math import inf
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from replica.agent.replica_state import (
     Action,
+    Adopted,
     Ended,
     EngineSpec,
     Event,
@@ -27,7 +34,7 @@ from replica.agent.replica_state import (
     wake_at,
 )
 
-LIMITS = Limits(start_s=10.0)
+LIMITS = Limits(start_s=10.0, probe_interval_s=1.0, probe_s=1.0)
 SIM = EngineSpec("sim", "a" * 64)
 OTHER = EngineSpec("sim", "b" * 64)
 
@@ -40,7 +47,7 @@ def play(*steps: tuple[float, Event]) -> tuple[ReplicaState, list[Action]]:
     return state, actions
 
 
-READY = ((0.0, Wanted(SIM)), (0.1, Started(1, 42)), (2.0, Probed(1, 0.01)))
+READY = ((0.0, Wanted(SIM)), (0.1, Started(1, 42)), (2.0, Probed(1)))
 
 
 def test_a_wish_starts_an_engine_and_a_canary_makes_it_ready() -> None:
@@ -54,7 +61,7 @@ def test_a_wish_starts_an_engine_and_a_canary_makes_it_ready() -> None:
 
 
 def test_canaries_that_fail_while_starting_are_repeated_until_time_is_up() -> None:
-    begin = ((0.0, Wanted(SIM)), (0.1, Started(1, 42)), (0.2, Probed(1, 0.1, "refused")))
+    begin = ((0.0, Wanted(SIM)), (0.1, Started(1, 42)), (0.2, Probed(1, "refused")))
     state, actions = play(*begin)
     assert (state.phase, actions) == (Phase.STARTING, [])
     assert play(*begin, (0.4, Tick()))[1] == [ProbeEngine(1, LIMITS.start_probe_s)]
@@ -64,10 +71,10 @@ def test_canaries_that_fail_while_starting_are_repeated_until_time_is_up() -> No
 
 
 def test_two_missed_probes_kill_and_restart() -> None:
-    missed = (*READY, (3.0, Tick()), (4.0, Probed(1, 1.0, "silent")))
+    missed = (*READY, (3.0, Tick()), (4.0, Probed(1, "silent")))
     state, actions = play(*missed)
     assert (state.phase, actions) == (Phase.READY, [])
-    dead = (*missed, (4.05, Tick()), (5.05, Probed(1, 1.0, "silent")))
+    dead = (*missed, (4.05, Tick()), (5.05, Probed(1, "silent")))
     state, actions = play(*dead)
     assert (state.phase, actions) == (Phase.STOPPING, [StopEngine(1, is_kill=True)])
     state, actions = play(*dead, (5.2, Gone(1)))
@@ -75,23 +82,132 @@ def test_two_missed_probes_kill_and_restart() -> None:
     assert play(*dead, (5.2, Gone(1)), (5.3, Tick()))[1] == [StartEngine(2, SIM)]
 
 
+def missed_since(begin_s: float, **work: float) -> list[tuple[float, Event]]:
+    """Canaries of a starting engine that fail for a minute, as often as the runner asks."""
+    count = round(60.0 / LIMITS.start_poll_s)
+    return [(begin_s + i * LIMITS.start_poll_s, Probed(1, "refused", **work)) for i in range(count)]
+
+
+def kills_after_s(*steps: tuple[float, Event]) -> float | None:
+    """Return when the first engine is killed; None when it lives."""
+    state = ReplicaState()
+    for now_s, event in steps:
+        state, actions = decide(state, event, now_s, PATIENT)
+        if any(isinstance(action, StopEngine) for action in actions):
+            return now_s
+    return None
+
+
+PATIENT = Limits(start_s=1000.0, start_stall_s=8.0)
+BEGIN = ((0.0, Wanted(SIM)), (0.1, Started(1, 42)))
+
+
+def test_a_starting_engine_that_does_nothing_is_frozen() -> None:
+    killed_at_s = kills_after_s(*BEGIN, *missed_since(0.2))
+    assert killed_at_s is not None
+    assert 8.0 <= killed_at_s <= 8.5
+
+
+def test_a_starting_engine_that_works_now_and_then_is_not_frozen() -> None:
+    idle = missed_since(0.2)
+    working = [
+        (at_s, Probed(1, "refused", busy=1.0)) if i % 8 == 0 else (at_s, event)
+        for i, (at_s, event) in enumerate(idle)
+    ]
+    assert kills_after_s(*BEGIN, *working) is None
+    rarely = [
+        (at_s, Probed(1, "refused", busy=1.0)) if i % 30 == 0 else (at_s, event)
+        for i, (at_s, event) in enumerate(idle)
+    ]
+    killed_at_s = kills_after_s(*BEGIN, *rarely)
+    assert killed_at_s is not None, "heartbeats of a server whose stub is frozen are no work"
+
+
+def test_an_engine_that_worked_and_then_froze_while_starting_is_noticed_as_soon() -> None:
+    killed_at_s = kills_after_s(*BEGIN, *missed_since(0.2, busy=1.0), *missed_since(60.2))
+    assert killed_at_s is not None
+    assert 68.0 <= killed_at_s <= 68.5
+
+
+def test_a_standstill_of_ours_is_not_taken_for_one_of_a_starting_engine() -> None:
+    stalled = ((0.2, Probed(1, "refused")), (30.0, Probed(1, "refused")))
+    assert kills_after_s(*BEGIN, *stalled) is None
+
+
+FOUND = Adopted(7, 42, SIM, was_ready=True, age_s=500.0, restarts=3)
+
+
+def test_an_adopted_engine_is_asked_at_once_and_kept_when_it_answers() -> None:
+    state, actions = play((100.0, FOUND))
+    assert actions == [ProbeEngine(7, LIMITS.probe_s)]
+    assert (state.phase, state.wanted, state.pid) == (Phase.ADOPTING, SIM, 42)
+    state, actions = play((100.0, FOUND), (100.1, Wanted(SIM)), (100.2, Probed(7)))
+    assert (state.phase, state.run, state.restarts, actions) == (Phase.READY, 7, 3, [])
+
+
+def test_an_adopted_engine_that_is_silent_is_replaced_as_soon_as_a_ready_one() -> None:
+    silent = ((100.0, FOUND), (100.5, Probed(7, "silent")), (101.1, Probed(7, "silent")))
+    state, actions = play(*silent)
+    assert (state.phase, actions) == (Phase.STOPPING, [StopEngine(7, is_kill=True)])
+    state, actions = play(*silent, (101.2, Gone(7)), (101.4, Tick()))
+    assert (state.restarts, actions) == (4, [StartEngine(8, SIM)])
+
+
+def test_an_adopted_engine_of_another_spec_is_replaced_in_order() -> None:
+    state, actions = play((100.0, FOUND), (100.1, Wanted(OTHER)))
+    assert (state.phase, actions) == (Phase.STOPPING, [StopEngine(7, is_kill=False)])
+    _, actions = play((100.0, FOUND), (100.1, Wanted(OTHER)), (100.2, Gone(7)))
+    assert actions == [StartEngine(8, OTHER)]
+
+
+def test_a_draining_engine_goes_on_draining_when_it_is_adopted() -> None:
+    draining = (
+        (100.0, FOUND),
+        (100.1, Wanted(SIM, is_draining=True)),
+        (100.2, Probed(7, active=1)),
+    )
+    state, actions = play(*draining)
+    assert (state.phase, actions) == (Phase.READY, [])
+    _, actions = play(*draining, (103.0, Probed(7, active=0)))
+    assert actions == [StopEngine(7, is_kill=False)]
+
+
+def test_an_engine_that_was_adopted_while_it_starts_has_the_rest_of_its_time() -> None:
+    young = replace(FOUND, was_ready=False, age_s=4.0)
+    state, _ = play((100.0, young))
+    assert (state.phase, state.phase_at_s) == (Phase.STARTING, 96.0)
+    _, actions = play((100.0, young), (106.0, Tick()))
+    assert actions == [StopEngine(7, is_kill=True)]
+
+
+def test_nothing_is_adopted_later() -> None:
+    before, _ = play(*READY)
+    state, actions = decide(before, replace(FOUND, run=2), 2.1, LIMITS)
+    assert (state, actions) == (before, [])
+
+
 def test_a_good_probe_forgives_a_missed_one() -> None:
-    state, _ = play(*READY, (4.0, Probed(1, 1.0, "silent")), (4.1, Probed(1, 0.01)))
+    state, _ = play(*READY, (4.0, Probed(1, "silent")), (4.1, Probed(1)))
     assert (state.misses, state.phase) == (0, Phase.READY)
 
 
 def test_our_own_stall_is_not_the_engines_fault() -> None:
-    state, actions = play(*READY, *((10.0 + i, Probed(1, 7.0, "late")) for i in range(5)))
+    late = [(10.0 + i, Probed(1, "late", stalled_s=0.4)) for i in range(LIMITS.busy_misses_max)]
+    state, actions = play(*READY, *late[:-1])
     assert (state.phase, actions) == (Phase.READY, [])
+    assert play(*READY, *late)[1] == [StopEngine(1, is_kill=True)], "but not for ever"
+    missed = (*READY, *late[:3], (20.0, Probed(1, "silent")), (21.0, Probed(1, "silent")))
+    assert play(*missed[:-1])[1] == []
+    assert play(*missed)[1] == [StopEngine(1, is_kill=True)]
 
 
 def test_a_busy_engine_gets_more_patience_but_not_endless() -> None:
-    busy = [(3.0 + i, Probed(1, 1.0, "silent", cpu_s=0.9)) for i in range(LIMITS.busy_misses_max)]
+    busy = [(3.0 + i, Probed(1, "silent", busy=0.9)) for i in range(LIMITS.busy_misses_max)]
     state, actions = play(*READY, *busy[:-1])
     assert (state.phase, actions) == (Phase.READY, [])
     _, actions = play(*READY, *busy)
     assert actions == [StopEngine(1, is_kill=True)]
-    frozen_since = (*READY, *busy[:3], (7.0, Probed(1, 1.0, "silent", cpu_s=0.01)))
+    frozen_since = (*READY, *busy[:3], (7.0, Probed(1, "silent", busy=0.01)))
     assert play(*frozen_since)[1] == [StopEngine(1, is_kill=True)]
 
 
@@ -131,18 +247,18 @@ DRAINING = (*READY, (2.5, Wanted(SIM, is_draining=True)))
 
 
 def test_a_drained_engine_is_stopped_once_routers_must_have_heard_of_it() -> None:
-    _, actions = play(*DRAINING, (3.0, Probed(1, 0.1, active=0)))
+    _, actions = play(*DRAINING, (3.0, Probed(1, active=0)))
     assert actions == [], "a router may still be about to send something"
-    _, actions = play(*DRAINING, (5.0, Probed(1, 0.1, active=1)))
+    _, actions = play(*DRAINING, (5.0, Probed(1, active=1)))
     assert actions == [], "it still works"
-    _, actions = play(*DRAINING, (5.0, Probed(1, 0.1, active=0)))
+    _, actions = play(*DRAINING, (5.0, Probed(1, active=0)))
     assert actions == [StopEngine(1, is_kill=False)]
 
 
 def test_a_drain_does_not_last_for_ever() -> None:
     end_s = 2.5 + LIMITS.drain_s
-    assert play(*DRAINING, (end_s - 1, Probed(1, 0.1, active=1)))[1] == []
-    state, actions = play(*DRAINING, (end_s, Probed(1, 0.1, active=1)), (end_s + 1, Gone(1)))
+    assert play(*DRAINING, (end_s - 1, Probed(1, active=1)))[1] == []
+    state, actions = play(*DRAINING, (end_s, Probed(1, active=1)), (end_s + 1, Gone(1)))
     assert (state.phase, actions) == (Phase.IDLE, [])
 
 
@@ -152,7 +268,7 @@ def test_an_engine_that_starts_to_drain_before_it_is_ready_is_stopped() -> None:
 
 
 def test_a_drain_that_is_taken_back_leaves_the_engine_alone() -> None:
-    state, actions = play(*DRAINING, (3.0, Wanted(SIM)), (9.0, Probed(1, 0.1, active=0)))
+    state, actions = play(*DRAINING, (3.0, Wanted(SIM)), (9.0, Probed(1, active=0)))
     assert (state.phase, actions) == (Phase.READY, [])
 
 
@@ -192,6 +308,22 @@ class AgentMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.engines: dict[int, Engine] = {}
         self.probes: list[int] = []
+
+    @initialize(
+        found=st.none()
+        | st.builds(
+            Adopted,
+            run=st.integers(1, 5),
+            pid=st.just(42),
+            spec=st.sampled_from([SIM, OTHER]),
+            was_ready=st.booleans(),
+            age_s=st.floats(0, 40),
+        )
+    )
+    def begin(self, found: Adopted | None) -> None:
+        if found is not None:
+            self.engines[found.run] = Engine(found.spec)
+            self.feed(found)
 
     def feed(self, event: Event) -> None:
         before = self.state
@@ -235,9 +367,14 @@ class AgentMachine(RuleBasedStateMachine):
         self.feed(Ended(run, "signal 9"))
 
     @precondition(lambda self: self.probes)
-    @rule(took_s=st.floats(0, 3), problem=st.sampled_from(["", "silent"]), active=st.integers(0, 1))
-    def probe_ends(self, took_s: float, problem: str, active: int) -> None:
-        self.feed(Probed(self.probes.pop(0), took_s, problem, active))
+    @rule(
+        problem=st.sampled_from(["", "silent"]),
+        active=st.integers(0, 1),
+        busy=st.floats(0, 2),
+        stalled_s=st.floats(0, 1),
+    )
+    def probe_ends(self, problem: str, active: int, busy: float, stalled_s: float) -> None:
+        self.feed(Probed(self.probes.pop(0), problem, active, busy, stalled_s))
 
     @precondition(lambda self: any(engine.is_stopping for engine in self.engines.values()))
     @rule()
@@ -246,14 +383,15 @@ class AgentMachine(RuleBasedStateMachine):
         del self.engines[run]
         self.feed(Gone(run))
 
-    @rule(run=st.integers(0, 3), kind=st.sampled_from([Started, Ended, Gone, Probed]))
+    @rule(run=st.integers(0, 3), kind=st.sampled_from([Adopted, Started, Ended, Gone, Probed]))
     def late_event(self, run: int, kind: type) -> None:
         if run < self.state.run and run not in self.probes:
             late = {
+                Adopted: Adopted(run, 7, OTHER, was_ready=True, age_s=1.0),
                 Started: Started(run, 7),
                 Ended: Ended(run, "late"),
                 Gone: Gone(run),
-                Probed: Probed(run, 0.1, "late"),
+                Probed: Probed(run, "late"),
             }[kind]
             before = self.state
             self.feed(late)
@@ -261,7 +399,7 @@ class AgentMachine(RuleBasedStateMachine):
 
     @invariant()
     def engine_exists_exactly_in_the_phases_that_have_one(self) -> None:
-        has_process = self.state.phase in (Phase.STARTING, Phase.READY, Phase.STOPPING)
+        has_process = self.state.phase not in (Phase.IDLE, Phase.WAITING)
         assert bool(self.engines) == has_process
         if self.state.phase is Phase.STOPPING:
             assert self.engines[self.state.run].is_stopping
@@ -275,7 +413,7 @@ class AgentMachine(RuleBasedStateMachine):
     def it_never_sleeps_for_ever_while_somebody_waits_for_it(self) -> None:
         if self.state.phase in (Phase.STARTING, Phase.WAITING):
             assert wake_at(self.state, LIMITS) < inf
-        if self.state.phase is Phase.READY:
+        if self.state.phase in (Phase.ADOPTING, Phase.READY):
             assert wake_at(self.state, LIMITS) < inf or self.state.run in self.probes
 
     def teardown(self) -> None:
@@ -295,7 +433,7 @@ class AgentMachine(RuleBasedStateMachine):
         elif engine is not None and not self.state.pid:
             self.feed(Started(run, 42))
         elif self.probes:
-            self.feed(Probed(self.probes.pop(0), 0.01))
+            self.feed(Probed(self.probes.pop(0)))
         else:
             self.now_s = max(self.now_s, min(wake_at(self.state, LIMITS), self.now_s + 50))
             self.feed(Tick())

@@ -1,0 +1,104 @@
+"""What an agent writes down about each engine that it starts, so that the next one can adopt it.
+
+An agent that dies, or that is told to leave its engines alone, loses nothing but its memory. The
+record is enough to find the engine again and to be sure that it is the one: its process id, when
+that process started, and what must stand in its environment. Nothing is synced to disk: engines do
+not outlive the machine, so neither must the records.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from replica.agent.replica_state import EngineSpec
+from sluice.procfs import start_ticks
+
+log = structlog.get_logger(__name__)
+
+_FORMAT = 1  # a record of another format is of another version, whose engines are not adopted
+_FILE = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One running engine.
+
+    Attributes:
+        replica_id: Whose.
+        spec: What it was started as.
+        run: Its number within the replica.
+        pid: Leader of its process group.
+        start_ticks: When the leader started, as /proc counts.
+        grpc_port: Where it listens.
+        metrics_port: Where Triton's metrics are.
+        was_ready: Whether it has answered a canary.
+        restarts: Engines of the replica that failed before.
+    """
+
+    replica_id: str
+    spec: EngineSpec
+    run: int
+    pid: int
+    start_ticks: int
+    grpc_port: int
+    metrics_port: int
+    was_ready: bool = False
+    restarts: int = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process, and no later one with the same id, exists."""
+        return self.start_ticks > 0 and start_ticks(self.pid) == self.start_ticks
+
+
+class RunFile:
+    """The record of a replica's engine, in the replica's directory."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / _FILE
+        self._record: RunRecord | None = None
+
+    def save(self, record: RunRecord) -> None:
+        """Write the record, whole or not at all.
+
+        An unwritable disk is logged, not raised: the engine serves all the same, but will be
+        started anew by the next agent.
+        """
+        staging = self._path.with_suffix(".new")
+        try:
+            staging.write_text(json.dumps({"format": _FORMAT, **asdict(record)}))
+            staging.replace(self._path)
+        except OSError as error:
+            log.warning("run_not_recorded", path=str(self._path), error=str(error))
+        self._record = record
+
+    def mark_ready(self) -> None:
+        """Note that the engine has answered."""
+        if self._record is not None and not self._record.was_ready:
+            self.save(replace(self._record, was_ready=True))
+
+    def load(self) -> RunRecord | None:
+        """Return what was saved; None when there is nothing that this version can read."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            self._record = _record_from(json.loads(self._path.read_text()))
+        return self._record
+
+    def remove(self) -> None:
+        """Forget the engine."""
+        self._record = None
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def _record_from(values: dict[str, Any]) -> RunRecord | None:
+    if values.pop("format") != _FORMAT:
+        return None
+    spec = values.pop("spec")
+    options = tuple((str(name), str(value)) for name, value in spec["options"])
+    return RunRecord(
+        spec=EngineSpec(str(spec["engine"]), str(spec["base_digest"]), options), **values
+    )

@@ -1,0 +1,143 @@
+"""An agent that comes back takes its healthy engines over, and only those; their routers notice nothing."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from sluice.procfs import group_processes
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+pytestmark = pytest.mark.real
+
+READY, DRAINING = control.REPLICA_STATE_READY, control.REPLICA_STATE_DRAINING
+STOPPED = control.REPLICA_STATE_STOPPED
+SLOW = {"engine_options": {"speed": "0.2"}}
+
+
+async def test_a_killed_agent_finds_its_engine_again_and_traffic_goes_on(
+    node, start_traffic
+) -> None:
+    node.control.want(node.replica(**SLOW))
+    first = await node.start_agent()
+    (before,) = await node.control.until_ready("r-1")
+    engines = set(node.engines())
+    assert len(engines) == 2
+    traffic = await start_traffic(before.grpc_address, tokens=1000)  # 10 s
+    await node.kill_agent(first)
+    node.control.stop()
+    node.control.history.clear()
+
+    second = await node.start_agent()  # without a control plane
+    try:
+        await node.until_ready()
+        assert "agent_adoptions_total 1.0" in (await node.get("/metrics")).text
+        node.control.start()
+        (after,) = await node.control.until_ready("r-1")
+        assert (after.pid, after.grpc_address) == (before.pid, before.grpc_address)
+        states = {r.state for _, request in node.control.history for r in request.replicas}
+        assert states == {READY}, "whoever asks the control plane sees no gap"
+        assert set(node.engines()) == engines
+        assert len(node.shared_memory()) == 1
+
+        node.control.want(node.replica(is_draining=True, **SLOW))
+        await node.control.until(lambda found: found["r-1"].state in (DRAINING, STOPPED))
+        assert await traffic.end() == engine.FINISH_REASON_LENGTH, "a drain cuts nothing"
+        assert len(traffic.tokens) == 1000
+        await node.control.until(lambda found: found["r-1"].state == STOPPED)
+        await node.until_engines([])
+        assert node.shared_memory() == []
+    finally:
+        await second.stop()
+    assert (second.status, node.engines()) == (0, [])
+
+
+async def test_leftovers_that_are_dead_frozen_or_not_wanted_are_replaced(node) -> None:
+    node.control.want(node.replica())
+    process = await node.start_agent(on_stop="leave")
+    (replica,) = await node.control.until_ready("r-1")
+
+    async def restart(on_stop: str = "leave") -> None:
+        nonlocal process
+        node.control.request = None
+        process = await node.start_agent(on_stop=on_stop)
+
+    async def leave() -> None:
+        await process.stop()
+        assert process.status == 0
+
+    try:
+        await leave()
+        assert set(node.engines()) == set(group_processes(replica.pid)) != set()
+
+        await restart()
+        (kept,) = await node.control.until_ready("r-1")
+        assert kept.pid == replica.pid
+        os.kill(kept.pid, signal.SIGKILL)  # no child of this agent
+        (replica,) = await node.control.until_ready("r-1", restarts=1)
+        assert set(node.engines()) == set(group_processes(replica.pid))
+
+        await leave()
+        os.kill(node.stub_of(replica), signal.SIGSTOP)
+        await restart()
+        (replica,) = await node.control.until_ready("r-1", restarts=2)
+        assert set(node.engines()) == set(group_processes(replica.pid))
+
+        await leave()
+        node.control.want(node.replica(**SLOW))
+        await restart(on_stop="stop")
+        slow = await node.control.until(
+            lambda found: found["r-1"].state == READY and found["r-1"].pid != replica.pid
+        )
+        assert set(node.engines()) == set(group_processes(slow["r-1"].pid))
+        assert len(node.shared_memory()) == 1
+    finally:
+        await process.stop()
+    assert (process.status, node.engines(), node.shared_memory()) == (0, [], [])
+
+
+async def test_a_process_that_is_not_the_recorded_one_is_not_adopted(node) -> None:
+    node.control.want(node.replica())
+    first = await node.start_agent()
+    (replica,) = await node.control.until_ready("r-1")
+    await node.kill_agent(first)
+    file = node.directory / "state" / "replicas" / "r-1" / "run.json"
+    record = json.loads(file.read_text())
+    assert record["pid"] == replica.pid
+    file.write_text(json.dumps({**record, "start_ticks": record["start_ticks"] - 1}))
+    second = await node.start_agent()
+    try:
+        (anew,) = await node.control.until_ready("r-1")
+        assert anew.pid != replica.pid
+        assert set(node.events("leftovers_killed")[0]["pids"]) >= {replica.pid}
+        assert set(node.engines()) == set(group_processes(anew.pid))
+    finally:
+        await second.stop()
+    assert (second.status, node.engines(), node.shared_memory()) == (0, [], [])
+
+
+async def test_an_engine_that_freezes_while_it_starts_is_replaced_and_one_that_starts_is_kept(
+    node,
+) -> None:
+    node.control.want(node.replica())
+    process = await node.start_agent(start_stall_s=3)
+    try:
+        await node.until(lambda: len(node.engines()) == 2)
+        frozen = set(node.engines())
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        await node.until(lambda: not frozen & set(node.engines()))
+        (failed,) = [e for e in node.events("replica_changed") if e["phase"] == "stopping"]
+        assert "frozen while starting" in failed["message"]
+
+        await node.until(lambda: len(node.engines()) == 2)
+        starting = set(node.engines())
+        await node.kill_agent(process)
+        process = await node.start_agent()
+        (replica,) = await node.control.until_ready("r-1", restarts=1)
+        assert replica.pid in starting
+    finally:
+        await process.stop()
+    assert (process.status, node.engines(), node.shared_memory()) == (0, [], [])
