@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +27,9 @@ from cli.stack.progress import (
     terminal_renderer,
 )
 from cli.stack.state import READY, StackState, is_supervised, read_state, start_ticks
+
+if TYPE_CHECKING:
+    from cli.stack.services import StackOptions
 
 _INTERRUPTED = 130
 _STOP_TIMEOUT_S = 90.0  # the layers' grace times together
@@ -73,6 +76,10 @@ def up(
         Path | None,
         typer.Option(help="Serve another base than the shipped one: a Hugging Face directory."),
     ] = None,
+    embeddings: Annotated[
+        bool,
+        typer.Option(help="Also serve the embedding model, if installed; takes 300 MiB."),
+    ] = True,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Start the platform on this machine.
@@ -88,30 +95,24 @@ def up(
         f"--admin-port={admin_port}",
         f"--replicas={replicas}",
         *([f"--base={base.expanduser().resolve()}"] if base else []),
+        *([] if embeddings else ["--no-embeddings"]),
     ]
     if detach:
         _start_in_background(home, arguments)
     else:
-        _run_here(home, engine, port, admin_port, replicas, base, ready_fd)
+        from cli.stack.services import StackOptions
+
+        options = StackOptions(engine.value, port, admin_port, replicas, base, embeddings)
+        _run_here(home, options, ready_fd)
 
 
-def _run_here(
-    home: Home,
-    engine: Engine,
-    port: int,
-    admin_port: int,
-    replicas: int,
-    base: Path | None,
-    ready_fd: int,
-) -> None:
+def _run_here(home: Home, options: "StackOptions", ready_fd: int) -> None:
     """Be the supervisor; `ready_fd` is the pipe to a waiting foreground process, or -1."""
-    from cli.stack.services import StackOptions
     from cli.stack.up import log_to_file, run_stack
 
     pipe = PipeRenderer(ready_fd) if ready_fd >= 0 else None
     renderer: Renderer = pipe or terminal_renderer(console())
-    options = StackOptions(engine.value, port, admin_port, replicas, base)
-    began_s = time.monotonic() - _age_s()
+    began_unix_s = time.time() - _age_s()
     progress = Progress(renderer)
 
     def when_ready() -> None:
@@ -120,7 +121,7 @@ def _run_here(
             return
         renderer.close()
         progress.renderer = PlainRenderer(sys.stdout)
-        print_summary(home, time.monotonic() - began_s)
+        print_summary(home, began_unix_s)
         progress.say("Ctrl-C stops it.")
 
     error = ""
@@ -155,7 +156,7 @@ def _lock(home: Home) -> IO[str]:
 
 def _start_in_background(home: Home, arguments: list[str]) -> None:
     """Run `sluice up` again in a session of its own, show its progress, return when it serves."""
-    began_s = time.monotonic() - _age_s()
+    began_unix_s = time.time() - _age_s()
     try:
         check_home(home)
         home.logs.mkdir(parents=True, exist_ok=True)
@@ -189,10 +190,10 @@ def _start_in_background(home: Home, arguments: list[str]) -> None:
         error = f"the supervisor ended with status {child.wait()}; see {log_file}"
     if error:
         raise fail(error)
-    print_summary(home, time.monotonic() - began_s)
+    print_summary(home, began_unix_s)
 
 
-def print_summary(home: Home, seconds: float) -> None:
+def print_summary(home: Home, began_unix_s: float) -> None:
     """Print what runs where, and a request that works."""
     from cli.stack.health import build_rows
     from cli.stack.seed import MODEL
@@ -203,6 +204,7 @@ def print_summary(home: Home, seconds: float) -> None:
     env = read_env(home)
     out = console()
     out.print(started_table(build_rows(state, {}, {})))
+    seconds = state.first_token_unix_s - began_unix_s
     out.print(f"First token after {seconds:.1f} s. Keys and addresses: {home.env_file}", end="\n\n")
     typer.echo(curl_line(env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"], MODEL))
     typer.echo()
@@ -277,9 +279,10 @@ def status(
     services = ServicePlan(home, options, secrets, read_ports(home.ports_file)).services()
     rows = asyncio.run(collect(state, services, options.admin_url, secrets.admin_key))
     if as_json:
-        show_json(status_json(rows, state.phase, state.engine))
+        show_json(status_json(rows, state.phase, state.engine) | {"embeddings": state.embeddings})
     else:
         console().print(status_table(rows))
+        typer.echo(f"embeddings: {state.embeddings}")
     if state.phase != READY or not all(row.is_healthy for row in rows):
         raise typer.Exit(1)
 

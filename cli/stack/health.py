@@ -14,6 +14,7 @@ import psutil
 from cli.api import Api, ApiError
 from cli.stack.state import DONE, DOWN, READY, ProcessState, StackState
 from cli.stack.supervisor import Service
+from sluice.profiles import EMBED
 
 _TIMEOUT_S = 3.0
 _AGENT = "agent"
@@ -162,14 +163,16 @@ def _name(process: psutil.Process) -> str:
 
 def _engine_row(engine: psutil.Process, states: Mapping[int, str], now_s: float) -> Row:
     """Return the row of a Triton server; its health is its replica's, i.e. the agent's canary."""
-    port, uptime_s = 0, 0.0
+    port, uptime_s, name = 0, 0.0, "triton"
     with suppress(psutil.Error):
-        found = re.search(r"--grpc-port=(\d+)", " ".join(engine.cmdline()))
+        command = " ".join(engine.cmdline())
+        found = re.search(r"--grpc-port=(\d+)", command)
         port = int(found[1]) if found else 0
+        name = f"triton-{EMBED.name}" if f"={EMBED.triton_model} " in command else name
         uptime_s = max(0.0, now_s - engine.create_time())
     state = states.get(port, "unknown")
     health = "ok" if state == READY else f"replica {state}"
-    return Row("triton", engine.pid, port, tree_memory_mib(engine.pid), state, health, 0, uptime_s)
+    return Row(name, engine.pid, port, tree_memory_mib(engine.pid), state, health, 0, uptime_s)
 
 
 def own_memory_mib(pid: int) -> float:

@@ -54,23 +54,7 @@ async def seed(
     for tier_id, tier in _TIERS.items():
         if await api.find(f"/v1/tiers/{tier_id}") is None:
             await api.call("PUT", f"/v1/tiers/{tier_id}", tier)
-    await api.call(
-        "PUT",
-        f"/v1/bases/{base.digest}",
-        {"name": base.name, "context_tokens_max": base.context_tokens_max},
-    )
-    pool = pool_id(engine, base.digest)
-    await api.call(
-        "PUT",
-        f"/v1/pools/{pool}",
-        {"base_digest": base.digest, "engine": engine, "replicas_wanted": replicas},
-    )
-    await api.call(
-        "PUT",
-        f"/v1/models/{MODEL}",
-        {"base_digest": base.digest, "pool_id": pool, "release": base.digest[:12]},
-    )
-    await _retire_pools(api, pool)
+    await seed_base(api, base, engine=engine, replicas=replicas, pool_prefix=_POOL_PREFIX)
     if await api.find(f"/v1/tenants/{TENANT}") is None:
         await api.call(
             "PUT", f"/v1/tenants/{TENANT}", {"name": "Demo", "tier_id": "standard", "weight": 1}
@@ -83,16 +67,39 @@ async def seed(
     return with_demo_key(secrets, str(made["id"]), str(made["key"]))
 
 
-def pool_id(engine: str, digest: str) -> str:
-    """Return the id of the pool; one per engine and base, because a pool never changes either."""
-    return f"{_POOL_PREFIX}{engine}-{digest[:8]}"
+async def seed_base(
+    api: Api, base: ShippedBase, *, engine: str, replicas: int, pool_prefix: str
+) -> str:
+    """Serve a base under its name; return its pool.
+
+    There is one pool per engine and base, because a pool never changes either; those of earlier
+    starts go.
+    """
+    await api.call(
+        "PUT",
+        f"/v1/bases/{base.digest}",
+        {"name": base.name, "context_tokens_max": base.context_tokens_max},
+    )
+    pool_id = f"{pool_prefix}{engine}-{base.digest[:8]}"
+    await api.call(
+        "PUT",
+        f"/v1/pools/{pool_id}",
+        {"base_digest": base.digest, "engine": engine, "replicas_wanted": replicas},
+    )
+    await api.call(
+        "PUT",
+        f"/v1/models/{base.name}",
+        {"base_digest": base.digest, "pool_id": pool_id, "release": base.digest[:12]},
+    )
+    await retire_pools(api, pool_prefix, current=pool_id)
+    return pool_id
 
 
-async def _retire_pools(api: Api, current: str) -> None:
+async def retire_pools(api: Api, pool_prefix: str, *, current: str = "") -> None:
     """Scale the pools of earlier starts to nothing, and remove those that are empty."""
     for pool in await api.list("/v1/pools"):
         old = str(pool.pop("id"))
-        if old.startswith(_POOL_PREFIX) and old != current:
+        if old.startswith(pool_prefix) and old != current:
             await api.call("PUT", f"/v1/pools/{old}", pool | {"replicas_wanted": 0})
             with suppress(ApiError):  # it still has replicas: the next start removes it
                 await api.call("DELETE", f"/v1/pools/{old}")

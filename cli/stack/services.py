@@ -57,6 +57,7 @@ class StackOptions:
         port: Of the gateway.
         admin_port: Of the admin REST.
         base: Directory of the base to serve; None is the shipped one.
+        has_embeddings: Whether to serve embeddings, too, if their model is installed.
     """
 
     engine: str = "openvino"
@@ -64,6 +65,7 @@ class StackOptions:
     admin_port: int = 8001
     replicas: int = 1
     base: Path | None = None
+    has_embeddings: bool = True
 
     @property
     def base_url(self) -> str:

@@ -53,6 +53,8 @@ class StackState:
         supervisor_started: Start time of the supervisor in clock ticks after boot: with the pid it
             names one process, even after the number was given to another one.
         phase: starting, ready, stopping, or failed.
+        embeddings: The name of the model that makes them, or why there is none.
+        first_token_unix_s: When the first token came; 0 before.
     """
 
     supervisor_pid: int
@@ -64,6 +66,8 @@ class StackState:
     admin_port: int
     replicas: int
     processes: Sequence[ProcessState] = ()
+    embeddings: str = ""
+    first_token_unix_s: float = 0.0
 
     def process(self, name: str) -> ProcessState | None:
         """Return a process by name."""

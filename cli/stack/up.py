@@ -10,7 +10,7 @@ from typing import IO
 import structlog
 
 from cli.api import Api, ApiError
-from cli.stack import preflight
+from cli.stack import embeddings, preflight
 from cli.stack.errors import StackError
 from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
 from cli.stack.ports import load_ports
@@ -36,13 +36,16 @@ from cli.stack.state import (
 )
 from cli.stack.supervisor import Supervisor, watch_signals
 from cli.stack.teardown import end_leftovers
+from replica.engine.artifact import ArtifactError
 from sluice.artifacts import import_directory
 
 log = structlog.get_logger(__name__)
 
 _SEED_STEP, _TOKEN_STEP, _BASE_STEP = "seed", "first token", "base"
+_EMBEDDINGS_STEP = "embeddings"
 _START_TIMEOUT_S = 180.0
 _PATIENCE_S = 20.0
+_EMBEDDINGS_PATIENCE_S = 30.0  # after the first token
 _KILLED_STATUS = 130
 STOPPING, FAILED = "stopping", "failed"
 
@@ -65,6 +68,8 @@ class Stack:
         self._progress = progress
         self._started_unix_s = time.time()
         self._phase = STARTING
+        self._embeddings = embeddings.describe(is_wanted=options.has_embeddings)
+        self._first_token_unix_s = 0.0
         self.waits_for = "not all processes were up"
         self.logs = home.logs
         self.supervisor = Supervisor(
@@ -79,37 +84,63 @@ class Stack:
         self._save()
 
     async def bring_up(self, base: ShippedBase) -> None:
-        """Seed as soon as the control plane answers, then wait for a token.
+        """Seed as soon as the control plane answers, then wait for a token, and for embeddings.
 
         Raises:
             StackError: The control plane refused something.
         """
         await self.supervisor.ready[CONTROL].wait()
+        async with Api(self._options.admin_url, self._secrets.admin_key) as api:
+            await self._seed(api, base)
+            async with asyncio.TaskGroup() as group:
+                pool = group.create_task(self._start_embeddings(api))
+                await self._wait_token()
+            await self._wait_embeddings(api, pool.result())
+
+    async def _seed(self, api: Api, base: ShippedBase) -> None:
         self._progress.update(_SEED_STEP, STARTING)
         try:
-            async with Api(self._options.admin_url, self._secrets.admin_key) as api:
-                await wait_answering(api, timeout_s=20.0)
-                self._secrets = await seed(
-                    api,
-                    base,
-                    engine=self._options.engine,
-                    replicas=self._options.replicas,
-                    secrets=self._secrets,
-                )
+            await wait_answering(api, timeout_s=20.0)
+            self._secrets = await seed(
+                api,
+                base,
+                engine=self._options.engine,
+                replicas=self._options.replicas,
+                secrets=self._secrets,
+            )
         except ApiError as error:
             raise StackError(f"the control plane could not be set up: {error}") from error
         save_secrets(self._home, self._secrets)
         self._write_env()
         self._progress.update(_SEED_STEP, DONE)
+
+    async def _wait_token(self) -> None:
         for ready in self.supervisor.ready.values():
             await ready.wait()
         self._progress.update(_TOKEN_STEP, STARTING)
-        await first_token(
-            self._options.base_url,
-            self._secrets.demo_key,
-            self._note_wait,
-        )
+        await first_token(self._options.base_url, self._secrets.demo_key, self._note_wait)
+        self._first_token_unix_s = time.time()
         self._progress.update(_TOKEN_STEP, DONE, f"from the {self._options.engine} engine")
+
+    async def _start_embeddings(self, api: Api) -> str:
+        """Ask for a replica that makes embeddings; return its pool, empty if there is none."""
+        try:
+            if self._embeddings == embeddings.SERVED:
+                self._progress.update(_EMBEDDINGS_STEP, STARTING)
+                return await embeddings.start(self._home, api)
+            await embeddings.stop(api)
+        except (ApiError, ArtifactError, OSError) as error:
+            self._embeddings = f"off: {error}"
+        self._progress.update(_EMBEDDINGS_STEP, STOPPED)
+        self._progress.say(f"embeddings are {self._embeddings}")
+        return ""
+
+    async def _wait_embeddings(self, api: Api, pool_id: str) -> None:
+        """Wait for the replica, but not for long: chat is there already."""
+        if pool_id:
+            reason = await embeddings.wait_ready(api, pool_id, _EMBEDDINGS_PATIENCE_S)
+            detail = f"{self._embeddings}: {reason[:100]}" if reason else self._embeddings
+            self._progress.update(_EMBEDDINGS_STEP, DOWN if reason else DONE, detail)
 
     def _note_wait(self, reason: str) -> None:
         """Note why there is no token yet; at first it is only that news travel."""
@@ -151,6 +182,8 @@ class Stack:
             admin_port=self._options.admin_port,
             replicas=self._options.replicas,
             processes=tuple(self.supervisor.states.values()),
+            embeddings=self._embeddings,
+            first_token_unix_s=self._first_token_unix_s,
         )
         try:
             write_state(self._home, state)

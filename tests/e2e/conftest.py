@@ -66,6 +66,7 @@ def stack() -> Iterator[Stack]:
         "up",
         "--detach",
         "--engine=sim",
+        "--no-embeddings",
         f"--port={free_port()}",
         f"--admin-port={free_port()}",
         timeout_s=240,

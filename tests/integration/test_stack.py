@@ -21,11 +21,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cli.stack import embeddings
 from cli.stack.home import Home, read_env
 from cli.stack.ports import read_ports
 from cli.stack.segments import mapped_files, orphaned_ids
 from cli.stack.state import read_state
 from replica.agent.triton import TritonLauncher
+from replica.embedding.package import find_package
 from sluice.process import free_port, marked_processes, port_is_free
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
@@ -55,7 +57,9 @@ class Place:
 
     @property
     def up_arguments(self) -> list[str]:
-        return ["up", "--engine=sim", f"--port={self.port}", f"--admin-port={self.admin_port}"]
+        """Without embeddings, as most tests are about something else."""
+        ports = [f"--port={self.port}", f"--admin-port={self.admin_port}"]
+        return ["up", "--engine=sim", "--no-embeddings", *ports]
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "cli", *arguments]
@@ -121,7 +125,7 @@ def place() -> Iterator[Place]:
 @pytest.fixture(scope="module")
 def running() -> Iterator[Place]:
     with place() as made:
-        started = made.sluice(*made.up_arguments, "--detach")
+        started = made.sluice(*made.up_arguments, "--embeddings", "--detach")
         (made.home.root / "printed").write_text(started.stdout)
         yield made
 
@@ -185,11 +189,36 @@ def test_the_environment_file_is_for_its_owner_and_for_a_shell(running) -> None:
 def test_status_shows_every_process_healthy(running) -> None:
     eventually(lambda: status(running)["is_healthy"])
     shown = status(running)
-    assert {process["name"] for process in shown["processes"]} == PROCESSES
+    names = PROCESSES | ({"triton-embed"} if find_package() else set())
+    assert {process["name"] for process in shown["processes"]} == names
     assert all(process["memory_mib"] > 0 for process in shown["processes"])
     assert shown["engine"] == "sim"
     table = running.sluice("status").stdout
-    assert all(name in table for name in PROCESSES | {"total"})
+    assert all(name in table for name in names | {"total"})
+
+
+def test_the_embedding_model_has_a_replica_or_its_absence_is_said(running) -> None:
+    shown = status(running)["embeddings"]
+    assert f"embeddings: {shown}" in running.sluice("status").stdout
+    if find_package() is None:
+        printed = (running.home.root / "printed").read_text()
+        assert f"embeddings are {embeddings.ABSENT}" in printed
+        return
+    assert shown == "all-minilm-l6-v2"
+    env = read_env(running.home)
+    admin = {"authorization": f"Bearer {env['SLUICE_ADMIN_KEY']}"}
+    url = f"{env['SLUICE_ADMIN_URL']}/v1/replicas"
+    replicas = httpx.get(url, headers=admin, timeout=10).json()["data"]
+    states = {replica["profile"]: replica["state"] for replica in replicas}
+    assert states == {"frames": "ready", "embed": "ready"}
+    refused = httpx.post(
+        f"{env['OPENAI_BASE_URL']}/chat/completions",
+        headers={"authorization": f"Bearer {env['OPENAI_API_KEY']}"},
+        json={"model": shown, "messages": [{"role": "user", "content": "Hello"}]},
+        timeout=30,
+    )
+    assert refused.status_code == 400
+    assert "makes embeddings" in refused.json()["error"]["message"]
 
 
 def test_starting_twice_is_one_clear_line(running) -> None:
