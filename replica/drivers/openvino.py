@@ -1,30 +1,33 @@
-"""Driver `openvino`: continuous batching on a CPU, over OpenVINO's paged attention operator.
+"""Driver `openvino`: continuous batching on a CPU. Its options, and how it is put together."""
 
-One graph call per step computes all prompt chunks and decoding rows together. The KV pool is host
-memory of ours; which block belongs to whom is the scheduler's business.
-"""
-
+import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import openvino as ov
-
+from replica.drivers.openvino_backend import OpenvinoBackend
 from replica.drivers.options import OptionsError, parse_options
+from replica.engine.adapter_table import AdapterTable
 from replica.engine.artifact import read_base_facts
 from replica.engine.core import ScheduledEngine
-from replica.engine.graph import SAMPLED_ROWS, build_graph, paged
-from replica.engine.plan import ScheduledSequence, StepFailedError, StepOutput, StepPlan
-from replica.engine.sampling import sample
+from replica.engine.graph import read_base
+from replica.engine.sampler import Sampler
 from replica.engine.scheduler import Scheduler
-from replica.engine.types import Limits
-from sluice.hashing import BLOCK_TOKENS, cache_root
+from replica.engine.types import Capabilities, Limits
+from sluice.hashing import cache_root
+
+log = logging.getLogger(__name__)
 
 # The plugin keeps a compiled kernel per input shape: without a bound, memory grows for ever.
 _KERNEL_CACHE = "64"
+# Below, a second thread waits longer than it computes (3.9 M: slower; 100 M: almost twice as fast).
+_PARAMETERS_PER_THREAD = 25_000_000
+# Compiled graphs repack weights, each for itself: above this a second graph costs too much memory.
+_SECOND_GRAPH_BYTES_MAX = 256 << 20
+_BASE_GRAPH = {"auto", "on", "off"}
 _PRECISIONS = {"auto", "f32", "bf16"}
 _KV_PRECISIONS = {"auto", "f32", "bf16", "u8"}
 
@@ -34,15 +37,21 @@ class OpenvinoOptions:
     """What SLUICE_ENGINE_OPTIONS may set.
 
     Attributes:
-        threads: One is fastest for small models on a busy machine: more wait for one another.
+        threads: 0: by the size of the base. One is fastest for small ones on a busy machine,
+            where more wait for one another.
         blocks: KV pool, of 32 tokens each.
         step_tokens_max: Tokens per graph call; larger ones delay those who decode.
         context_tokens_max: 0: as the base says.
         precision: Of the computation; auto: bf16 where the CPU has instructions for it, else f32.
         kv_precision: Of the pool; auto: u8 with bf16, else f32 (which is deterministic).
+        adapter_slots: Adapters in one batch; 0: the base alone.
+        adapter_rank: Largest rank of an adapter. What a step costs grows with it.
+        adapter_memory_bytes: Of all adapters in host memory.
+        base_graph: Whether steps without adapters have a graph of their own: twice as fast for
+            small bases, at the price of a second copy of the weights. auto: for small bases.
     """
 
-    threads: int = 1
+    threads: int = 0
     blocks: int = 2048
     step_tokens_max: int = 256
     sequences_max: int = 256
@@ -50,76 +59,10 @@ class OpenvinoOptions:
     prefix_cache: bool = True
     precision: str = "auto"
     kv_precision: str = "auto"
-
-
-class OpenvinoBackend:
-    """A compiled graph, its request and its KV pool."""
-
-    def __init__(self, model: ov.Model, blocks: int, properties: Mapping[str, str]) -> None:
-        """Compile `model` (paged form) and allocate a pool of `blocks`."""
-        compiled = ov.Core().compile_model(model, "CPU", dict(properties))
-        self._request = compiled.create_infer_request()
-        self._pool: list[ov.Tensor] = []
-        for port in compiled.inputs:
-            name = port.any_name
-            if name.startswith(("key_cache.", "value_cache.")):
-                inner = [dimension.get_length() for dimension in list(port.partial_shape)[1:]]
-                tensor = ov.Tensor(port.element_type, ov.Shape([blocks, *inner]))
-                # Written once, so that the memory is there before the first request needs it.
-                tensor.data[...] = 0
-                self._request.set_tensor(name, tensor)
-                self._pool.append(tensor)
-
-    def run(self, plan: StepPlan) -> StepOutput:
-        """Compute the plan; StepFailedError when the graph call fails."""
-        try:
-            for name, array in _inputs(plan).items():
-                self._request.set_tensor(name, ov.Tensor(array))
-            self._request.infer()
-        except RuntimeError as error:
-            raise StepFailedError(f"the graph call failed: {error}") from error
-        if not plan.sampled:
-            return StepOutput()
-        logits = self._request.get_tensor("logits").data.reshape(len(plan.sampled), -1)
-        rows = [(sequence.request.sampling, len(sequence.tokens)) for sequence in plan.sampled]
-        return StepOutput(sample(logits, rows))
-
-
-def _inputs(plan: StepPlan) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the input arrays of a step; rows are `plan.decode`, then `plan.prefill`."""
-    ids = [sequence.tokens[-1] for sequence in plan.decode]
-    positions = [sequence.computed for sequence in plan.decode]
-    past = positions.copy()
-    begins = list(range(len(ids) + 1))
-    sampled = list(range(len(ids)))
-    rows: list[ScheduledSequence] = plan.decode.copy()
-    longest = max(positions, default=0) + 1
-    for sequence, count in plan.prefill:
-        first, end = sequence.computed, sequence.computed + count
-        ids += sequence.tokens[first:end]
-        positions += range(first, end)
-        past.append(first)
-        begins.append(len(ids))
-        rows.append(sequence)
-        longest = max(longest, end)
-        if end == len(sequence.tokens):
-            sampled.append(len(ids) - 1)
-    blocks: list[int] = []
-    block_begins = [0]
-    for sequence, first, begin, end in zip(rows, past, begins, begins[1:], strict=False):
-        needed = -(-(first + end - begin) // BLOCK_TOKENS)
-        blocks += sequence.blocks[:needed]
-        block_begins.append(len(blocks))
-    return {
-        "input_ids": np.array(ids, np.int64),
-        "position_ids": np.array(positions, np.int64),
-        "past_lens": np.array(past, np.int32),
-        "subsequence_begins": np.array(begins, np.int32),
-        "block_indices": np.array(blocks, np.int32),
-        "block_indices_begins": np.array(block_begins, np.int32),
-        "max_context_len": np.array(longest, np.int32),
-        SAMPLED_ROWS: np.array(sampled, np.int64),
-    }
+    adapter_slots: int = 8
+    adapter_rank: int = 16
+    adapter_memory_bytes: int = 1 << 30
+    base_graph: str = "auto"
 
 
 def choose_precision(options: OpenvinoOptions, cpu_flags: frozenset[str]) -> tuple[str, str]:
@@ -152,6 +95,20 @@ def read_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
+def choose_threads(threads: int, parameters: int, cpus: int) -> int:
+    """Return how many threads compute; 0 asks for a choice by the number of parameters."""
+    return threads or max(1, min(cpus, parameters // _PARAMETERS_PER_THREAD))
+
+
+def has_base_graph(choice: str, slots: int, weight_bytes: int) -> bool:
+    """Return whether steps without adapters have a graph of their own; OptionsError if unclear."""
+    if choice not in _BASE_GRAPH:
+        raise OptionsError(f"base_graph {choice!r}; known are {sorted(_BASE_GRAPH)}")
+    if slots == 0 or choice != "auto":
+        return slots == 0 or choice == "on"
+    return weight_bytes <= _SECOND_GRAPH_BYTES_MAX
+
+
 def load_openvino(
     directory: Path,
     base_digest: str,
@@ -166,6 +123,11 @@ def load_openvino(
         ArtifactError: Not a base that the graph computes rightly.
     """
     chosen = parse_options(OpenvinoOptions, options)
+    if chosen.adapter_slots < 0 or chosen.adapter_rank < 1:
+        raise OptionsError(
+            f"adapter_slots {chosen.adapter_slots} must be at least 0, adapter_rank"
+            f" {chosen.adapter_rank} at least 1"
+        )
     precision, kv_precision = choose_precision(chosen, read_cpu_flags())
     facts = read_base_facts(directory)
     limits = Limits(
@@ -177,18 +139,42 @@ def load_openvino(
         kv_blocks=chosen.blocks,
         vocabulary=facts.vocabulary,
     )
+    began_s = time.monotonic()
+    base = read_base(directory)
+    threads = choose_threads(chosen.threads, base.parameters, len(os.sched_getaffinity(0)))
+    log.info(
+        "loading %s: %d parameters, %d bytes, %s, KV %s, %d threads",
+        *(directory, base.parameters, base.weight_bytes, precision, kv_precision, threads),
+    )
     properties = {
         "INFERENCE_PRECISION_HINT": precision,
         "KV_CACHE_PRECISION": kv_precision,
-        "INFERENCE_NUM_THREADS": str(chosen.threads),
+        "INFERENCE_NUM_THREADS": str(threads),
         "CPU_RUNTIME_CACHE_CAPACITY": _KERNEL_CACHE,
     }
-    graph = paged(build_graph(directory, has_sampled_rows=True))
-    backend = OpenvinoBackend(graph, chosen.blocks, properties)
+    backend = OpenvinoBackend(
+        base,
+        Sampler(facts.vocabulary, facts.eos_ids),
+        properties,
+        blocks=chosen.blocks,
+        capabilities=_capabilities(chosen),
+        has_two_graphs=has_base_graph(chosen.base_graph, chosen.adapter_slots, base.weight_bytes),
+    )
     scheduler = Scheduler(
         limits,
         root=cache_root(base_digest, "", b""),
         eos_ids=facts.eos_ids,
         prefix_cache=chosen.prefix_cache,
+        adapters=AdapterTable(chosen.adapter_slots, chosen.adapter_memory_bytes),
     )
+    log.info("loaded %s in %.1f s", directory, time.monotonic() - began_s)
     return ScheduledEngine("openvino", scheduler, backend, clock)
+
+
+def _capabilities(options: OpenvinoOptions) -> Capabilities:
+    return Capabilities(
+        adapter_slots=options.adapter_slots,
+        adapter_rank_max=options.adapter_rank if options.adapter_slots else 0,
+        has_drafts=True,
+        has_kv_transfer=True,
+    )

@@ -1,4 +1,4 @@
-"""Builds the OpenVINO graph of a dense Llama from its checkpoint, with numpy and openvino alone.
+"""Builds the OpenVINO graph of a dense decoder from its checkpoint, with numpy and openvino alone.
 
 The graph is the stateful form (KV cache as variables, scaled dot product attention). A plain
 request runs it as it is, which the tests use as reference; `paged` turns it into the form that the
@@ -6,6 +6,7 @@ engine runs, where the KV cache is a pool of blocks that we own.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +16,90 @@ from openvino import PartialShape, Type
 from openvino import opset15 as op
 from openvino.op.util import Variable, VariableInfo
 
+from replica.engine.architectures import ModelConfig
 from replica.engine.artifact import read_json
-from replica.engine.llama import LlamaConfig, check_tensors
-from replica.engine.safetensors import Array, read_safetensors
+from replica.engine.checkpoint import Weight, check_shapes, join_scales, read_checkpoint
+from replica.engine.safetensors import BFLOAT16
 
 Node = Any  # openvino's nodes have no usable types
 SAMPLED_ROWS = "sampled_tokens_indices"
+LORA_MASK = "lora_mask"
+LORA_DOWN, LORA_UP = "lora_a.", "lora_b."  # then "<layer>.<projection>"
+_WINDOW_INPUT = 10  # of the paged attention operator
 
 
-def build_graph(directory: Path, *, has_sampled_rows: bool) -> ov.Model:
-    """Return the stateful graph of the base in `directory`.
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A base artifact, checked. Its weights are views of memory-mapped files.
+
+    Compiled graphs may go on reading them: whoever runs one keeps the base.
+    """
+
+    config: ModelConfig
+    weights: Mapping[str, Weight]
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all tensors."""
+        return sum(weight.values.size for weight in self.weights.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all tensors, as they are stored."""
+        return sum(weight.values.nbytes for weight in self.weights.values())
+
+
+def read_base(directory: Path) -> Base:
+    """Return the base in `directory`; ArtifactError when our graph does not compute it rightly."""
+    config = ModelConfig.of(read_json(directory / "config.json"))
+    weights = join_scales(read_checkpoint(directory))
+    tied = frozenset({"lm_head.weight"} if config.has_tied_embeddings else ())
+    check_shapes(weights, config.weight_shapes(), tied)
+    return Base(config, weights)
+
+
+def build_graph(base: Base, *, has_sampled_rows: bool = False, has_lora: bool = False) -> ov.Model:
+    """Return the stateful graph of a base.
 
     Inputs: input_ids [batch, new], attention_mask [batch, all], position_ids [batch, new],
-    beam_idx [batch]; with `has_sampled_rows` also sampled_tokens_indices [rows]: only these go
-    through the output projection, which is the largest matrix of a small model. Output: logits.
+    beam_idx [batch]. Output: logits.
 
-    Raises:
-        ArtifactError: Not a checkpoint that this graph computes rightly.
+    Args:
+        base: See `read_base`.
+        has_sampled_rows: Adds sampled_tokens_indices [rows]: only these tokens go through the
+            output projection, which is the largest matrix of a small model.
+        has_lora: Adds low-rank deltas to every projection: y = Wx + ((x A^T) * mask) B, with
+            lora_mask [batch, new, ranks] and, per layer and projection, lora_a.* [ranks, inputs]
+            and lora_b.* [ranks, outputs], all float32. Each adapter has ranks of its own, and each
+            token a mask that is 1 for those of its adapter. How many there are is free.
     """
-    config = LlamaConfig.of(read_json(directory / "config.json"))
-    weights = read_safetensors(directory / "model.safetensors")
-    check_tensors(config, {name: tuple(array.shape) for name, array in weights.items()})
-    return _LlamaGraph(config, weights).build(has_sampled_rows=has_sampled_rows)
+    return _Builder(base, has_lora=has_lora).build(has_sampled_rows=has_sampled_rows)
 
 
-def paged(model: ov.Model) -> ov.Model:
+def paged(model: ov.Model, windows: tuple[int, ...]) -> ov.Model:
     """Replace the KV variables by block tables, in place, and return the graph.
 
     Inputs then: input_ids [tokens], position_ids [tokens], past_lens [rows],
     subsequence_begins [rows + 1], block_indices, block_indices_begins [rows + 1], max_context_len,
-    key_cache.<layer>, value_cache.<layer>, and the sampled rows.
+    key_cache.<layer>, value_cache.<layer>, the sampled rows and those of LoRA, whose mask is
+    [tokens, 1, ranks].
+
+    Args:
+        model: From `build_graph`.
+        windows: `ModelConfig.windows`.
     """
     from openvino._offline_transformations import paged_attention_transformation
 
     paged_attention_transformation(model)
+    # The transformation drops the attention mask, and with it the sliding window.
+    layers = 0
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "PagedAttentionExtension":
+            name = node.input_value(3).get_node().get_friendly_name()
+            window = np.int32(windows[int(name.removeprefix("key_cache."))])
+            node.input(_WINDOW_INPUT).replace_source_output(op.constant(window).output(0))
+            layers += 1
+    assert layers == len(windows), (layers, windows)
     return model
 
 
@@ -60,12 +111,13 @@ def _i64(value: Any) -> Node:
     return op.constant(np.asarray(value, np.int64))
 
 
-class _LlamaGraph:
+class _Builder:
     """State of one build: shared nodes, parameters and cache writes."""
 
-    def __init__(self, config: LlamaConfig, weights: Mapping[str, Array]) -> None:
-        self._config = config
-        self._weights = weights
+    def __init__(self, base: Base, *, has_lora: bool) -> None:
+        self._config = base.config
+        self._weights = base.weights
+        self._has_lora = has_lora
         self._parameters: list[Node] = []
         self._cache_writes: list[Node] = []
         self._to_heads = op.constant(np.array([0, 2, 1, 3], np.int32))
@@ -78,22 +130,27 @@ class _LlamaGraph:
         self._beam = self._parameter("beam_idx", [-1], Type.i32)
         self._batch = op.gather(op.shape_of(ids), _i64([0]), _i64(0))
         self._all_tokens = op.gather(op.shape_of(attention), _i64(1), _i64(0))
-        self._mask = self._attention_mask(ids, attention)
+        self._masks = {
+            window: self._attention_mask(ids, attention, window) for window in set(config.windows)
+        }
         self._rotation = self._rope_tables(positions)
-        embeddings = self._weight("model.embed_tokens.weight")
-        hidden = op.gather(embeddings, ids, _i64(0))
+        if self._has_lora:
+            self._lora_mask = self._parameter(LORA_MASK, [-1, -1, -1], Type.f32)
+        hidden = self._embeddings(ids)
         for layer in range(config.layers):
             hidden = self._layer(hidden, layer)
         hidden = self._norm(hidden, "model.norm.weight")
         if has_sampled_rows:
             rows = self._parameter(SAMPLED_ROWS, [-1], Type.i64)
             hidden = op.gather(hidden, rows, _i64(0))
-        head = embeddings if config.has_tied_embeddings else self._weight("lm_head.weight")
-        logits = op.matmul(hidden, head, transpose_a=False, transpose_b=True)
+        head = "model.embed_tokens" if config.has_tied_embeddings else "lm_head"
+        logits = op.matmul(
+            hidden, self._weight(f"{head}.weight"), transpose_a=False, transpose_b=True
+        )
         logits.output(0).get_tensor().set_names({"logits"})
         results = [op.result(logits, name="logits")]
         return ov.Model(  # pyright: ignore[reportGeneralTypeIssues] - its stub is of a base class
-            results, self._cache_writes, self._parameters, "llama"
+            results, self._cache_writes, self._parameters, "decoder"
         )
 
     def _parameter(self, name: str, shape: list[int], dtype: Type) -> Node:
@@ -102,30 +159,56 @@ class _LlamaGraph:
         self._parameters.append(node)
         return node
 
-    def _weight(self, name: str, shape: tuple[int, ...] | None = None) -> Node:
-        """Return a weight as float32; half precision stays so in memory."""
-        array = self._weights[name]
-        if array.dtype != np.float16:
-            array = array.astype(np.float32)
-        node = op.constant(np.ascontiguousarray(array.reshape(shape or array.shape)), name=name)
+    def _constant(self, name: str) -> Node:
+        """Return a tensor as it is stored, without a copy."""
+        values = np.ascontiguousarray(self._weights[name].values)
+        if values.dtype == BFLOAT16:
+            tensor = ov.Tensor(values.view(np.uint16), ov.Shape(values.shape), Type.bf16)
+            node = ov.op.Constant(tensor, shared_memory=True)
+        else:
+            node = ov.op.Constant(values, shared_memory=True)
         node.set_friendly_name(name)
-        return node if array.dtype == np.float32 else op.convert(node, Type.f32)
+        return node
 
-    def _attention_mask(self, ids: Node, attention: Node) -> Node:
-        """Return causal and padding mask; the paged form drops it."""
+    def _weight(self, name: str) -> Node:
+        """Return a weight as float32; smaller types stay so in memory."""
+        node = self._constant(name)
+        scale = self._weights[name].scale
+        if node.get_element_type() != Type.f32:
+            node = op.convert(node, Type.f32)
+        return node if scale is None else op.multiply(node, _f32(scale[:, None]))
+
+    def _embeddings(self, ids: Node) -> Node:
+        """Return [batch, new, hidden]; only the rows that are looked up are converted."""
+        name = "model.embed_tokens.weight"
+        rows = op.gather(self._constant(name), ids, _i64(0))
+        scale = self._weights[name].scale
+        if self._weights[name].values.dtype != np.float32:
+            rows = op.convert(rows, Type.f32)
+        return (
+            rows
+            if scale is None
+            else op.multiply(rows, op.gather(_f32(scale[:, None]), ids, _i64(0)))
+        )
+
+    def _attention_mask(self, ids: Node, attention: Node, window: int) -> Node:
+        """Return the mask of causality, padding and window; the paged form drops it."""
         new = op.gather(op.shape_of(ids), _i64(1), _i64(0))
         first = op.subtract(self._all_tokens, new)
         rows = op.unsqueeze(op.range(first, self._all_tokens, _i64(1), Type.i64), _i64(1))
         columns = op.unsqueeze(op.range(_i64(0), self._all_tokens, _i64(1), Type.i64), _i64(0))
-        causal = op.unsqueeze(op.less_equal(columns, rows), _i64([0, 1]))
+        visible = op.less_equal(columns, rows)
+        if window:
+            is_near = op.greater(columns, op.subtract(rows, _i64(window)))
+            visible = op.logical_and(visible, is_near)
+        causal = op.unsqueeze(visible, _i64([0, 1]))
         present = op.unsqueeze(op.greater(attention, _i64(0)), _i64([1, 2]))
         return op.select(op.logical_and(causal, present), _f32(0.0), _f32(-65504.0))
 
     def _rope_tables(self, positions: Node) -> tuple[Node, Node]:
         """Return (cos, sin), each [batch, 1, new, head_dim]."""
         config = self._config
-        exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-        frequencies = _f32((1.0 / config.rope_theta**exponents)[None, None, :])
+        frequencies = _f32(config.rope.frequencies(config.head_dim)[None, None, :])
         angles = op.multiply(op.unsqueeze(op.convert(positions, Type.f32), _i64(2)), frequencies)
         angles = op.concat([angles, angles], -1)
         return op.unsqueeze(op.cos(angles), _i64(1)), op.unsqueeze(op.sin(angles), _i64(1))
@@ -139,47 +222,60 @@ class _LlamaGraph:
         return op.add(op.multiply(x, cos), op.multiply(turned, sin))
 
     def _norm(self, x: Node, name: str) -> Node:
+        """Return the RMS norm over the last axis."""
         variance = op.reduce_mean(op.power(x, _f32(2.0)), _i64([-1]), keep_dims=True)
         root = op.sqrt(op.add(variance, _f32(self._config.norm_epsilon)))
-        scaled = op.multiply(x, op.divide(_f32(1.0), root))
-        return op.multiply(scaled, self._weight(name, (1, 1, self._config.hidden)))
+        return op.multiply(op.multiply(x, op.divide(_f32(1.0), root)), self._weight(name))
 
-    def _linear(self, x: Node, name: str) -> Node:
-        return op.matmul(x, self._weight(f"{name}.weight"), transpose_a=False, transpose_b=True)
+    def _linear(self, x: Node, layer: int, name: str, *, has_bias: bool = False) -> Node:
+        """Return a projection of a layer, with its bias and low-rank deltas."""
+        full = f"model.layers.{layer}.{name}"
+        y = op.matmul(x, self._weight(f"{full}.weight"), transpose_a=False, transpose_b=True)
+        if has_bias:
+            y = op.add(y, self._weight(f"{full}.bias"))
+        if not self._has_lora:
+            return y
+        outputs, inputs = self._config.projection_shapes()[name]
+        down = self._parameter(f"{LORA_DOWN}{layer}.{name}", [-1, inputs], Type.f32)
+        up = self._parameter(f"{LORA_UP}{layer}.{name}", [-1, outputs], Type.f32)
+        inner = op.matmul(x, down, transpose_a=False, transpose_b=True)
+        inner = op.multiply(inner, self._lora_mask)
+        return op.add(y, op.matmul(inner, up, transpose_a=False, transpose_b=False))
 
     def _layer(self, hidden: Node, layer: int) -> Node:
         prefix = f"model.layers.{layer}."
         x = self._norm(hidden, prefix + "input_layernorm.weight")
         hidden = op.add(hidden, self._attend(x, layer))
         x = self._norm(hidden, prefix + "post_attention_layernorm.weight")
-        gate = op.swish(self._linear(x, prefix + "mlp.gate_proj"))
-        gated = op.multiply(gate, self._linear(x, prefix + "mlp.up_proj"))
-        return op.add(hidden, self._linear(gated, prefix + "mlp.down_proj"))
+        gate = op.swish(self._linear(x, layer, "mlp.gate_proj"))
+        gated = op.multiply(gate, self._linear(x, layer, "mlp.up_proj"))
+        return op.add(hidden, self._linear(gated, layer, "mlp.down_proj"))
 
     def _attend(self, x: Node, layer: int) -> Node:
         config = self._config
-        prefix = f"model.layers.{layer}.self_attn."
-        query = self._rotate(self._heads(x, prefix + "q_proj", config.heads))
-        key = self._rotate(self._heads(x, prefix + "k_proj", config.kv_heads))
-        value = self._heads(x, prefix + "v_proj", config.kv_heads)
+        query = self._rotate(self._heads(x, layer, "q", config.heads))
+        key = self._rotate(self._heads(x, layer, "k", config.kv_heads))
+        value = self._heads(x, layer, "v", config.kv_heads)
         # The transformation to the paged form finds key and value by these names.
         key = self._cached(f"past_key_values.{layer}.keypresent.{layer}.key", key)
         value = self._cached(f"past_key_values.{layer}.valuepresent.{layer}.value", value)
         mixed = op.scaled_dot_product_attention(
-            query, self._repeated(key), self._repeated(value), self._mask
+            query, self._repeated(key), self._repeated(value), self._masks[config.windows[layer]]
         )
         width = config.heads * config.head_dim
         mixed = op.reshape(
             op.transpose(mixed, self._to_heads), _i64([0, 0, width]), special_zero=True
         )
-        return self._linear(mixed, prefix + "o_proj")
+        return self._linear(mixed, layer, "self_attn.o_proj")
 
-    def _heads(self, x: Node, name: str, count: int) -> Node:
-        """Return [batch, heads, new, head_dim]."""
-        shape = _i64([0, 0, count, self._config.head_dim])
-        return op.transpose(
-            op.reshape(self._linear(x, name), shape, special_zero=True), self._to_heads
-        )
+    def _heads(self, x: Node, layer: int, name: str, count: int) -> Node:
+        """Return query, key or value: [batch, heads, new, head_dim]."""
+        config = self._config
+        flat = self._linear(x, layer, f"self_attn.{name}_proj", has_bias=config.has_qkv_bias)
+        split = op.reshape(flat, _i64([0, 0, count, config.head_dim]), special_zero=True)
+        if config.has_qk_norm and name != "v":
+            split = self._norm(split, f"model.layers.{layer}.self_attn.{name}_norm.weight")
+        return op.transpose(split, self._to_heads)
 
     def _cached(self, name: str, current: Node) -> Node:
         """Append to the KV cache; return all of it."""

@@ -13,16 +13,19 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-_DTYPES: dict[str, type[np.generic]] = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I8": np.int8,
-    "U8": np.uint8,
+# numpy has no bfloat16: its bits, in a type that nothing takes for numbers by mistake.
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
 }
-_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _HEADER_BYTES_MAX = 100_000_000  # the limit of the reference implementation
 
 
@@ -30,10 +33,17 @@ class SafetensorsError(ValueError):
     """The file is not a safetensors file that we can read; the message says where."""
 
 
-def read_safetensors(path: Path) -> dict[str, Array]:
-    """Return all tensors of a file by name.
+def widened(array: Array) -> Array:
+    """Return a float array as float32; the same one if it is that already."""
+    if array.dtype == BFLOAT16:
+        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32, copy=False)
 
-    The arrays are views of the memory-mapped file, except BF16, which is widened to float32.
+
+def read_safetensors(path: Path, *, keeps_bf16: bool = False) -> dict[str, Array]:
+    """Return all tensors of a file by name, as views of the memory-mapped file.
+
+    BF16 is widened to float32, which is no view, unless `keeps_bf16`: then it is `BFLOAT16`.
 
     Raises:
         SafetensorsError: Broken header, unknown type, or a tensor outside the file.
@@ -52,13 +62,17 @@ def read_safetensors(path: Path) -> dict[str, Array]:
     if not isinstance(header, dict):
         raise SafetensorsError(f"{path}: the header is not a JSON object")
     begin = 8 + header_bytes
-    data = np.memmap(path, dtype=np.uint8, mode="r", offset=begin) if size > begin else None
+    # Copy on write: openvino takes only writable arrays as constants without a copy.
+    data = np.memmap(path, dtype=np.uint8, mode="c", offset=begin) if size > begin else None
     entries = cast("dict[str, Any]", header)
-    return {
+    tensors = {
         name: _tensor(f"{path}: tensor {name}", info, data)
         for name, info in entries.items()
         if name != "__metadata__"
     }
+    if not keeps_bf16:
+        tensors = {n: widened(a) if a.dtype == BFLOAT16 else a for n, a in tensors.items()}
+    return tensors
 
 
 def _tensor(where: str, info: Any, data: Array | None) -> Array:
@@ -71,18 +85,15 @@ def _tensor(where: str, info: Any, data: Array | None) -> Array:
     held = 0 if data is None else data.shape[0]
     if not 0 <= begin <= end <= held or any(n < 0 for n in shape):
         raise SafetensorsError(f"{where}: bytes {begin}..{end} are not in the file ({held} bytes)")
-    if dtype != "BF16" and dtype not in _DTYPES:
+    if dtype not in _DTYPES:
         raise SafetensorsError(f"{where}: type {dtype} is not supported")
-    item = np.dtype(np.uint16 if dtype == "BF16" else _DTYPES[dtype])
+    item = _DTYPES[dtype]
     count = int(np.prod(shape, dtype=np.int64)) if shape else 1
     if count * item.itemsize != end - begin:
         raise SafetensorsError(f"{where}: {end - begin} bytes do not hold {shape} of {dtype}")
     # A view of a memory map may be unaligned; frombuffer accepts that, ndarray.view does not.
     raw = b"" if data is None else data[begin:end].data
-    array = np.frombuffer(raw, item)
-    if dtype == "BF16":
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    return array.reshape(shape)
+    return np.frombuffer(raw, item).reshape(shape)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:

@@ -1,15 +1,19 @@
-"""Random models for tests: a base artifact in Hugging Face's layout, small enough to make in place.
+"""Random models for tests: bases and adapters in the layouts of Hugging Face and PEFT.
 
-The answers are nonsense; everything else (tokenizer, chat template, configuration, weights) is what
-a real base has. The same seed gives the same files.
+Small enough to make in place. The answers are nonsense; everything else (tokenizer, chat template,
+configuration, weights) is what a real base has. The same seed gives the same files.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from replica.engine.architectures import PROJECTIONS, ModelConfig
+from replica.engine.artifact import read_json
+from replica.engine.lora import CONFIG_FILE, TENSOR_FILE
 from replica.engine.safetensors import Array, write_safetensors
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
@@ -29,21 +33,41 @@ _HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP = 64, 2, 4, 2, 32, 176
 _VOCABULARY_MAX = 512
 # Ten times wider than usual: greedy outputs of a random model are diverse instead of constant.
 _WEIGHT_SCALE = 0.2
+_ADAPTER_SCALE = 0.1  # adapters change nearly every greedy token
+_ARCHITECTURES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
+    "qwen2": ("Qwen2ForCausalLM", {"use_sliding_window": False, "sliding_window": 4096}),
+    "qwen3": ("Qwen3ForCausalLM", {"use_sliding_window": False, "sliding_window": None}),
+}
 
 
-def write_random_model(directory: Path, seed: int = 0) -> None:
-    """Write a Llama base with random weights.
+def write_random_model(
+    directory: Path,
+    seed: int = 0,
+    *,
+    architecture: str = "llama",
+    changes: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a base with random weights.
 
     Hidden size 64, 2 layers, 4 query and 2 KV heads of 32, tied embeddings, context 2,048 tokens,
     byte-level BPE of about 500 entries: config.json, model.safetensors, tokenizer.json,
     tokenizer_config.json and generation_config.json in `directory`, which is made if need be.
+
+    Args:
+        directory: Of the base.
+        seed: Of the weights.
+        architecture: `model_type`: llama, mistral, qwen2 or qwen3.
+        changes: Fields of config.json to add or replace.
     """
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = _write_tokenizer(directory / "tokenizer.json")
-    weights = _weights(np.random.default_rng(seed), vocabulary)
+    config = {**_config(vocabulary, architecture), **(changes or {})}
+    weights = _weights(np.random.default_rng(seed), ModelConfig.of(config))
     write_safetensors(directory / "model.safetensors", weights)
     documents: dict[str, dict[str, Any]] = {
-        "config.json": _config(vocabulary),
+        "config.json": config,
         "generation_config.json": {"bos_token_id": None, "eos_token_id": [2, 0], "pad_token_id": 0},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -58,10 +82,57 @@ def write_random_model(directory: Path, seed: int = 0) -> None:
         (directory / name).write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _config(vocabulary: int) -> dict[str, Any]:
+def write_random_adapter(
+    directory: Path,
+    base: Path,
+    seed: int = 0,
+    *,
+    rank: int = 8,
+    targets: Iterable[str] = PROJECTIONS,
+    changes: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a LoRA adapter with random weights: adapter_config.json, adapter_model.safetensors.
+
+    Args:
+        directory: Of the adapter; made if need be.
+        base: Directory of the base that it is for.
+        seed: Of the weights.
+        rank: Of all its matrices.
+        targets: Of `PROJECTIONS`, in every layer.
+        changes: Fields of adapter_config.json to add or replace.
+    """
+    config = ModelConfig.of(read_json(base / "config.json"))
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, Array] = {}
+    names = list(targets)
+    for layer in range(config.layers):
+        for name in names:
+            outputs, inputs = config.projection_shapes()[name]
+            prefix = f"base_model.model.model.layers.{layer}.{name}.lora_"
+            for half, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+                values = rng.standard_normal(shape) * _ADAPTER_SCALE
+                tensors[f"{prefix}{half}.weight"] = values.astype(np.float32)
+    document: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "random",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": [name.rpartition(".")[2] for name in names],
+        **(changes or {}),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / CONFIG_FILE).write_text(json.dumps(document, indent=1) + "\n")
+    write_safetensors(directory / TENSOR_FILE, tensors)
+
+
+def _config(vocabulary: int, architecture: str) -> dict[str, Any]:
+    name, own = _ARCHITECTURES[architecture]
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [name],
+        "model_type": architecture,
         "hidden_act": "silu",
         "hidden_size": _HIDDEN,
         "num_hidden_layers": _LAYERS,
@@ -77,31 +148,20 @@ def _config(vocabulary: int) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": 2,
         "pad_token_id": 0,
+        **own,
     }
 
 
-def _weights(rng: np.random.Generator, vocabulary: int) -> dict[str, Array]:
-    def matrix(rows: int, columns: int) -> Array:
-        return (rng.standard_normal((rows, columns)) * _WEIGHT_SCALE).astype(np.float32)
-
-    query, key = _HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM
-    shapes = {
-        "self_attn.q_proj": (query, _HIDDEN),
-        "self_attn.k_proj": (key, _HIDDEN),
-        "self_attn.v_proj": (key, _HIDDEN),
-        "self_attn.o_proj": (_HIDDEN, query),
-        "mlp.gate_proj": (_MLP, _HIDDEN),
-        "mlp.up_proj": (_MLP, _HIDDEN),
-        "mlp.down_proj": (_HIDDEN, _MLP),
-    }
-    tensors = {"model.embed_tokens.weight": matrix(vocabulary, _HIDDEN)}
-    for layer in range(_LAYERS):
-        prefix = f"model.layers.{layer}."
-        for name, (rows, columns) in shapes.items():
-            tensors[f"{prefix}{name}.weight"] = matrix(rows, columns)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{prefix}{name}.weight"] = np.ones(_HIDDEN, np.float32)
-    tensors["model.norm.weight"] = np.ones(_HIDDEN, np.float32)
+def _weights(rng: np.random.Generator, config: ModelConfig) -> dict[str, Array]:
+    """Return random matrices and biases; norms are 1, but for those of single heads."""
+    tensors: dict[str, Array] = {}
+    for name, shape in config.weight_shapes().items():
+        values = np.ones(shape)
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            values = 1 + rng.standard_normal(shape) * _WEIGHT_SCALE
+        elif "norm" not in name:
+            values = rng.standard_normal(shape) * _WEIGHT_SCALE
+        tensors[name] = values.astype(np.float32)
     return tensors
 
 

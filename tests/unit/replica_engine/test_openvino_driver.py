@@ -11,7 +11,7 @@ import pytest
 from replica.drivers.openvino import OpenvinoOptions, choose_precision, load_openvino
 from replica.drivers.options import OptionsError
 from replica.engine.artifact import ArtifactError
-from replica.engine.graph import build_graph
+from replica.engine.graph import build_graph, read_base
 from replica.engine.safetensors import read_safetensors, write_safetensors
 from replica.engine.types import Finish, Sampling, SequenceRequest
 
@@ -21,7 +21,7 @@ EXACT = {"precision": "f32"}  # deterministic: f32 compute and f32 KV
 @pytest.fixture(scope="module")
 def reference(model_dir: Path) -> Callable[[list[int], int], list[int]]:
     """Greedy decoding on the stateful graph: no pages, no batch, no cache between prompts."""
-    graph = build_graph(model_dir, has_sampled_rows=False)
+    graph = build_graph(read_base(model_dir))
     properties = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     properties["INFERENCE_NUM_THREADS"] = "1"
     run = ov.Core().compile_model(graph, "CPU", properties).create_infer_request()

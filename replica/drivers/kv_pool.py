@@ -1,0 +1,84 @@
+"""The KV pool of the OpenVINO engine: host memory, one tensor per layer for keys and for values."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from replica.engine.types import RefusedError
+from sluice.errors import ErrorCode
+from sluice.hashing import BLOCK_TOKENS
+
+_PREFIXES = ("key_cache.", "value_cache.")
+
+
+class KvPool:
+    """`blocks` blocks of `BLOCK_TOKENS` tokens each, shared by all compiled graphs of one base.
+
+    Attributes:
+        layout: Of the bytes of a block: every layer's keys, then its values, layer by layer.
+    """
+
+    def __init__(self, ports: Iterable[Any], blocks: int) -> None:
+        """Allocate the pool for the inputs of a compiled graph; every graph of a base has equal."""
+        inputs = {port.any_name: port for port in ports if port.any_name.startswith(_PREFIXES)}
+        self._tensors: dict[str, ov.Tensor] = {}
+        self._bytes: list[npt.NDArray[np.uint8]] = []  # per tensor: [blocks, bytes of a block]
+        parts: list[str] = []
+        for layer in range(len(inputs) // 2):
+            for name in (f"{prefix}{layer}" for prefix in _PREFIXES):
+                shape = [d.get_length() for d in list(inputs[name].partial_shape)[1:]]
+                element = inputs[name].element_type
+                tensor = ov.Tensor(element, ov.Shape([blocks, *shape]))
+                # Written once, so that the memory is there before the first request needs it.
+                tensor.data[...] = 0
+                self._tensors[name] = tensor
+                self._bytes.append(tensor.data.reshape(blocks, -1).view(np.uint8))
+                parts.append(f"{element.get_type_name()}{shape}")
+        kinds = f"keys {parts[0]} values {parts[1]}"
+        assert set(parts) == {parts[0], parts[1]}, parts
+        self.block_bytes = sum(array.shape[1] for array in self._bytes)
+        # What stands inside a u8 block is the plugin's business, and may change with it.
+        version = ".".join(ov.__version__.split("-")[0].split(".")[:2])
+        self.layout = (
+            f"openvino {version}: {BLOCK_TOKENS} tokens, {len(inputs) // 2} layers of {kinds}"
+        )
+
+    def attach(self, request: Any) -> None:
+        """Make a request of a compiled graph use the pool."""
+        for name, tensor in self._tensors.items():
+            request.set_tensor(name, tensor)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the contents of blocks, (from, to) each; no block is both."""
+        if pairs:
+            sources, targets = (list(blocks) for blocks in zip(*pairs, strict=True))
+            for array in self._bytes:
+                array[targets] = array[sources]
+
+    def read(self, blocks: Sequence[int]) -> list[bytes]:
+        """Return the contents of blocks, `block_bytes` each."""
+        joined = np.concatenate([array[list(blocks)] for array in self._bytes], axis=1)
+        return [row.tobytes() for row in joined]
+
+    def write(self, blocks: Sequence[int], data: Sequence[bytes]) -> None:
+        """Replace the contents of blocks.
+
+        Raises:
+            RefusedError: One has another length; nothing was written.
+        """
+        for content in data:
+            if len(content) != self.block_bytes:
+                raise RefusedError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"a KV block of {len(content)} bytes; this engine's have {self.block_bytes}",
+                )
+        if not blocks:
+            return
+        joined = np.frombuffer(b"".join(data), np.uint8).reshape(len(blocks), self.block_bytes)
+        begin = 0
+        for array in self._bytes:
+            array[list(blocks)] = joined[:, begin : begin + array.shape[1]]
+            begin += array.shape[1]

@@ -1,0 +1,224 @@
+"""Computes steps with OpenVINO's paged attention operator: one graph call for the whole batch.
+
+Two graphs share one KV pool and the weights' files: one without adapters, and one with the inputs
+of LoRA, which cost time even where nobody uses them. The second is compiled when the first adapter
+is read, in the thread that reads it, so that the batch goes on meanwhile.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from replica.drivers.kv_pool import KvPool
+from replica.drivers.lora_slots import LoraSlots
+from replica.engine.graph import SAMPLED_ROWS, Base, build_graph, paged
+from replica.engine.lora import LoraAdapter, read_adapter
+from replica.engine.plan import (
+    NO_SLOT,
+    Adapter,
+    ScheduledSequence,
+    StepFailedError,
+    StepOutput,
+    StepPlan,
+)
+from replica.engine.sampler import Sampler
+from replica.engine.types import Capabilities, SequenceRequest
+from sluice.hashing import BLOCK_TOKENS
+
+log = logging.getLogger(__name__)
+
+
+class OpenvinoBackend:
+    """The compiled graphs of a base, their KV pool and their adapter slots."""
+
+    def __init__(
+        self,
+        base: Base,
+        sampler: Sampler,
+        properties: Mapping[str, str],
+        *,
+        blocks: int,
+        capabilities: Capabilities,
+        has_two_graphs: bool,
+    ) -> None:
+        """Compile what the first step needs and allocate a pool of `blocks`.
+
+        Args:
+            base: Kept, because compiled graphs read its files.
+            sampler: For logits of this base.
+            properties: Of the CPU plugin.
+            blocks: KV blocks.
+            capabilities: Adapter slots and their rank among them.
+            has_two_graphs: A graph of its own for steps without adapters. Without, there is one
+                graph: less memory, as compiled graphs do not share what they repack of the weights.
+        """
+        self.capabilities = capabilities
+        self._base = base
+        self._sampler = sampler
+        self._properties = dict(properties)
+        self._core = ov.Core()
+        self._lora_lock = Lock()
+        self._lora_request: Any = None
+        self._slots: LoraSlots | None = None
+        has_lora = capabilities.adapter_slots > 0 and not has_two_graphs
+        compiled = self._compile(has_lora=has_lora)
+        self._pool = KvPool(compiled.inputs, blocks)
+        self._base_request: Any = None
+        if has_lora:
+            self._enable_lora(compiled)
+        else:
+            self._base_request = self._new_request(compiled)
+
+    @property
+    def block_layout(self) -> str:
+        """Of the bytes of a KV block."""
+        return self._pool.layout
+
+    def check_request(self, request: SequenceRequest) -> None:
+        """Raise RefusedError when the sequence cannot be sampled."""
+        self._sampler.check(request)
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        """Compute the plan; StepFailedError when the graph call fails."""
+        batch = Batch(plan)
+        try:
+            self._load(plan)
+            request = self._prepare(batch)
+            request.start_async()
+            try:
+                self._sampler.prepare(plan)
+            finally:
+                request.wait()
+        except RuntimeError as error:
+            raise StepFailedError(f"the graph call failed: {error}") from error
+        self._pool.copy(plan.copies)
+        if not batch.sampled:
+            return StepOutput()
+        logits = request.get_tensor("logits").data
+        return self._sampler.sample(logits.reshape(-1, self._base.config.vocabulary), plan)
+
+    def read_adapter(self, digest: str, directory: Path) -> Adapter:
+        """Read and check an adapter, in any thread; the first one compiles its graph."""
+        limit = self.capabilities.adapter_rank_max
+        adapter = read_adapter(digest, directory, self._base.config, limit)
+        with self._lora_lock:
+            if self._lora_request is None:
+                self._enable_lora(self._compile(has_lora=True))
+        return adapter
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        """Return the contents of KV blocks."""
+        return self._pool.read(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], data: Sequence[bytes]) -> None:
+        """Replace the contents of KV blocks; RefusedError when their length is another."""
+        self._pool.write(blocks, data)
+
+    def _compile(self, *, has_lora: bool) -> Any:
+        began_s = time.monotonic()
+        graph = build_graph(self._base, has_sampled_rows=True, has_lora=has_lora)
+        paged(graph, self._base.config.windows)
+        compiled = self._core.compile_model(graph, "CPU", self._properties)
+        kind = "adapters" if has_lora else "base"
+        log.info("graph compiled for %s in %.1f s", kind, time.monotonic() - began_s)
+        return compiled
+
+    def _new_request(self, compiled: Any) -> Any:
+        request = compiled.create_infer_request()
+        self._pool.attach(request)
+        return request
+
+    def _enable_lora(self, compiled: Any) -> None:
+        limits = self.capabilities
+        slots = LoraSlots(self._base.config, limits.adapter_slots, limits.adapter_rank_max)
+        self._slots = slots
+        self._lora_request = self._new_request(compiled)
+
+    def _load(self, plan: StepPlan) -> None:
+        for slot, adapter in plan.loads:
+            assert self._slots is not None
+            assert isinstance(adapter, LoraAdapter)
+            self._slots.load(slot, adapter)
+
+    def _prepare(self, batch: "Batch") -> Any:
+        """Return the request that computes a batch, with its inputs set."""
+        request = self._base_request
+        if request is None or any(sequence.slot != NO_SLOT for sequence in batch.sequences):
+            assert self._slots is not None, "adapters are read before sequences use them"
+            request = self._lora_request
+            self._slots.attach(request, len(batch.ids), batch.users())
+        for name, array in batch.inputs().items():
+            request.set_tensor(name, ov.Tensor(array))
+        return request
+
+
+class Batch:
+    """The token rows of a step: `plan.decode`, then `plan.prefill`."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        """Lay out a plan; `replica.engine.plan` has the order of the rows of logits."""
+        self.sequences: list[ScheduledSequence] = plan.decode.copy()
+        self.ids = [sequence.tokens[-1] for sequence in plan.decode]
+        self.positions = [sequence.computed for sequence in plan.decode]
+        self.past = self.positions.copy()
+        self.begins = list(range(len(self.ids) + 1))
+        if plan.drafts:
+            self._add_drafts(plan)
+        self.sampled = list(range(len(self.ids)))
+        scored: list[int] = []
+        for sequence, count in plan.prefill:
+            first, end = sequence.computed, sequence.computed + count
+            begin = len(self.ids)
+            self.ids += sequence.tokens[first:end]
+            self.positions += range(first, end)
+            self.past.append(first)
+            self.begins.append(len(self.ids))
+            self.sequences.append(sequence)
+            is_last = end == len(sequence.tokens)
+            if is_last:
+                self.sampled.append(len(self.ids) - 1)
+            if sequence.request.prompt_logprobs >= 0:
+                scored += range(begin, len(self.ids) - is_last)
+        self.sampled += scored
+
+    def _add_drafts(self, plan: StepPlan) -> None:
+        self.ids, self.positions, self.begins = [], [], [0]
+        for index, sequence in enumerate(plan.decode):
+            run = [sequence.tokens[-1], *plan.drafts.get(index, ())]
+            self.ids += run
+            self.positions += range(sequence.computed, sequence.computed + len(run))
+            self.begins.append(len(self.ids))
+
+    def users(self) -> list[tuple[int, int, int]]:
+        """Return (slot, first token, end) per sequence."""
+        slots = (sequence.slot for sequence in self.sequences)
+        return list(zip(slots, self.begins, self.begins[1:], strict=False))
+
+    def inputs(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the input arrays of the paged graph, but for the adapters' and the pool."""
+        blocks: list[int] = []
+        block_begins = [0]
+        longest = 0
+        for sequence, first, begin, end in zip(
+            self.sequences, self.past, self.begins, self.begins[1:], strict=False
+        ):
+            tokens = first + end - begin
+            longest = max(longest, tokens)
+            blocks += sequence.blocks[: -(-tokens // BLOCK_TOKENS)]
+            block_begins.append(len(blocks))
+        return {
+            "input_ids": np.array(self.ids, np.int64),
+            "position_ids": np.array(self.positions, np.int64),
+            "past_lens": np.array(self.past, np.int32),
+            "subsequence_begins": np.array(self.begins, np.int32),
+            "block_indices": np.array(blocks, np.int32),
+            "block_indices_begins": np.array(block_begins, np.int32),
+            "max_context_len": np.array(longest, np.int32),
+            SAMPLED_ROWS: np.array(self.sampled, np.int64),
+        }

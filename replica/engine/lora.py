@@ -1,0 +1,305 @@
+"""Reads LoRA adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors.
+
+An adapter is data from outside, and one that is applied in part gives wrong answers, not an error.
+So every field of its config and every tensor must be one that we use, or one that does not matter;
+everything else is refused by name.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from replica.engine.architectures import PROJECTIONS, ModelConfig
+from replica.engine.artifact import ArtifactError, read_json
+from replica.engine.safetensors import (
+    BFLOAT16,
+    Array,
+    SafetensorsError,
+    read_safetensors,
+    widened,
+)
+from replica.engine.types import RefusedError
+from sluice.errors import ErrorCode
+
+CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
+_USED = frozenset(
+    {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
+    | {"target_modules", "exclude_modules", "layers_to_transform"}
+)
+# Training and bookkeeping; what a tensor is called says where it belongs.
+_HARMLESS = frozenset(
+    {"auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version"}
+    | {"revision", "task_type", "layers_pattern", "runtime_config", "megatron_core", "eva_config"}
+    | {"qalora_group_size"}
+)
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    # Others (pissa, olora, loftq, ...) train against a changed base.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+}
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
+_TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.([a-z_.]+)\.lora_([AB])\.weight")
+_LITERAL = re.compile(r"[A-Za-z0-9_.]+")
+_SHORT = {name.rpartition(".")[2] for name in PROJECTIONS}
+
+Module = tuple[int, str]  # layer, and one of PROJECTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What an adapter adds to one projection: y += (x down^T) up.
+
+    Attributes:
+        down: float32 [rank, inputs].
+        up: float32 [rank, outputs], the scaling included.
+    """
+
+    down: Array
+    up: Array
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """A checked adapter in host memory; its arrays are of its own, not of the file."""
+
+    rank: int
+    deltas: Mapping[Module, Delta]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all matrices."""
+        return sum(delta.down.nbytes + delta.up.nbytes for delta in self.deltas.values())
+
+
+def read_adapter(digest: str, directory: Path, base: ModelConfig, rank_max: int) -> LoraAdapter:
+    """Return the adapter in `directory`.
+
+    Args:
+        digest: Names it in errors.
+        directory: In PEFT's layout.
+        base: Whose projections it changes.
+        rank_max: Of one adapter.
+
+    Raises:
+        RefusedError: ADAPTER_NOT_FOUND without a directory, else ADAPTER_INVALID: the message
+            names what is not served, and the limit if there is one.
+    """
+    if not directory.is_dir():
+        raise RefusedError(
+            ErrorCode.ADAPTER_NOT_FOUND,
+            f"adapter {digest[:12]}: its files are not on this node; import the artifact",
+        )
+    try:
+        config = _read_config(directory)
+        scaling = _Scaling.of(config, rank_max)
+        deltas = _read_deltas(directory, base, scaling)
+        _check_complete(config, base, deltas)
+    except (ArtifactError, SafetensorsError) as error:
+        raise RefusedError(ErrorCode.ADAPTER_INVALID, f"adapter {digest[:12]}: {error}") from None
+    return LoraAdapter(max(len(delta.down) for delta in deltas.values()), deltas)
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    config = read_json(directory / CONFIG_FILE)
+    problems = [
+        f"{name} {config.get(name)!r} (supported: {_texts(values)})"
+        for name, values in _ONLY.items()
+        if not _is_one_of(config.get(name), values)
+    ]
+    problems += [
+        f"{name} {value!r}"
+        for name, value in config.items()
+        if name not in _USED | _HARMLESS | _ONLY.keys() and value not in (None, False, {}, [])
+    ]
+    if problems:
+        raise ArtifactError(f"{CONFIG_FILE}: this engine cannot serve {', '.join(problems)}")
+    return config
+
+
+def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
+    # 1 == True, but they are not the same setting.
+    return any(value == known and type(value) is type(known) for known in values)
+
+
+def _texts(values: Iterable[Any]) -> str:
+    return ", ".join(repr(value) for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaling:
+    """Ranks and factors of an adapter's modules."""
+
+    rank: int
+    alpha: float
+    is_stabilised: bool  # rslora: alpha / sqrt(rank) in place of alpha / rank
+    rank_pattern: Mapping[str, Any]
+    alpha_pattern: Mapping[str, Any]
+    rank_max: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], rank_max: int) -> "_Scaling":
+        patterns = [_pattern(config, name) for name in ("rank_pattern", "alpha_pattern")]
+        rank, alpha = config.get("r"), config.get("lora_alpha")
+        for name, value in [("r", rank), *[("rank_pattern", v) for v in patterns[0].values()]]:
+            if type(value) is not int or not 1 <= value <= rank_max:
+                raise ArtifactError(
+                    f"{CONFIG_FILE}: {name} is {value!r}; this engine serves ranks 1 to {rank_max}"
+                    " (its option adapter_rank)"
+                )
+        for value in (alpha, *patterns[1].values()):
+            if type(value) not in (int, float) or not math.isfinite(cast("float", value)):
+                raise ArtifactError(f"{CONFIG_FILE}: lora_alpha is {value!r}; a number is needed")
+        return cls(
+            rank=cast("int", rank),
+            alpha=cast("float", alpha),
+            is_stabilised=bool(config.get("use_rslora")),
+            rank_pattern=patterns[0],
+            alpha_pattern=patterns[1],
+            rank_max=rank_max,
+        )
+
+    def rank_of(self, module: Module) -> int:
+        return _first_match(self.rank_pattern, module, self.rank)
+
+    def factor_of(self, module: Module) -> float:
+        rank, alpha = self.rank_of(module), _first_match(self.alpha_pattern, module, self.alpha)
+        return alpha / math.sqrt(rank) if self.is_stabilised else alpha / rank
+
+
+def _pattern(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a rank or alpha pattern whose keys are plain names of modules."""
+    given = config.get(name) or {}
+    if not isinstance(given, dict):
+        raise ArtifactError(f"{CONFIG_FILE}: {name} is {given!r}; an object is needed")
+    pattern = cast("dict[str, Any]", given)
+    for key in pattern:
+        if not _LITERAL.fullmatch(key):
+            raise ArtifactError(
+                f"{CONFIG_FILE}: {name} has the expression {key!r}; this engine takes plain names"
+            )
+    return pattern
+
+
+def _first_match(pattern: Mapping[str, Any], module: Module, default: Any) -> Any:
+    return next((value for key, value in pattern.items() if _names(key, module)), default)
+
+
+def _names(target: str, module: Module) -> bool:
+    """Whether a name from a config means the module: its path, or the end of it."""
+    path = f"model.layers.{module[0]}.{module[1]}"
+    return path == target or path.endswith(f".{target}")
+
+
+def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[Module, Delta]:
+    path = directory / TENSOR_FILE
+    if not path.exists():
+        raise ArtifactError(
+            f"{TENSOR_FILE} is missing; save the adapter as safetensors (pickled weights,"
+            " adapter_model.bin, are never read)"
+        )
+    halves: dict[str, dict[Module, Array]] = {"A": {}, "B": {}}
+    for name, array in read_safetensors(path, keeps_bf16=True).items():
+        module, half = _place(name, base)
+        halves[half][module] = _checked(name, array)
+    unpaired = halves["A"].keys() ^ halves["B"].keys()
+    if unpaired:
+        layer, name = min(unpaired)
+        raise ArtifactError(
+            f"{TENSOR_FILE}: layer {layer} {name} has only one of lora_A and lora_B"
+        )
+    if not halves["A"]:
+        raise ArtifactError(f"{TENSOR_FILE} holds no tensors")
+    shapes = base.projection_shapes()
+    deltas: dict[Module, Delta] = {}
+    for module, down in halves["A"].items():
+        up = halves["B"][module]
+        rank = scaling.rank_of(module)
+        outputs, inputs = shapes[module[1]]
+        for letter, array, shape in (("A", down, (rank, inputs)), ("B", up, (outputs, rank))):
+            if array.shape != shape:
+                raise ArtifactError(
+                    f"{TENSOR_FILE}: lora_{letter} of layer {module[0]} {module[1]} is"
+                    f" {list(array.shape)}; this base and rank need {list(shape)}"
+                )
+        with np.errstate(over="ignore"):
+            scaled = np.ascontiguousarray(up.T) * np.float32(scaling.factor_of(module))
+        if not np.isfinite(scaled).all():
+            raise ArtifactError(f"{TENSOR_FILE}: layer {module[0]} {module[1]} overflows, scaled")
+        deltas[module] = Delta(down, scaled)
+    return deltas
+
+
+def _place(name: str, base: ModelConfig) -> tuple[Module, str]:
+    """Return where a tensor belongs."""
+    match = _TENSOR.fullmatch(name)
+    if match is None or match[2] not in PROJECTIONS:
+        raise ArtifactError(
+            f"{TENSOR_FILE}: this engine cannot serve {name}; it takes lora_A and lora_B of"
+            f" {', '.join(PROJECTIONS)}"
+        )
+    layer = int(match[1])
+    if layer >= base.layers:
+        raise ArtifactError(f"{TENSOR_FILE}: {name}, but the base has {base.layers} layers")
+    return (layer, match[2]), match[3]
+
+
+def _checked(name: str, array: Array) -> Array:
+    """Return a copy as float32."""
+    if array.dtype not in _FLOATS:
+        raise ArtifactError(f"{TENSOR_FILE}: {name} is {array.dtype}; F32, F16 or BF16 is needed")
+    values = np.array(widened(array))
+    if not np.isfinite(values).all():
+        raise ArtifactError(f"{TENSOR_FILE}: {name} holds numbers that are not finite")
+    return values
+
+
+def _check_complete(
+    config: Mapping[str, Any], base: ModelConfig, deltas: Mapping[Module, Delta]
+) -> None:
+    """Raise ArtifactError unless the tensors are those that the config announces."""
+    every = [(layer, name) for layer in range(base.layers) for name in PROJECTIONS]
+    targets = _targets(config, "target_modules")
+    if not targets:
+        raise ArtifactError(f"{CONFIG_FILE}: target_modules is missing or empty")
+    for target in targets:
+        if not any(_names(target, module) for module in every):
+            raise ArtifactError(
+                f"{CONFIG_FILE}: target_modules names {target!r}; this base has"
+                f" {', '.join(sorted(_SHORT))} in {base.layers} layers"
+            )
+    excluded = _targets(config, "exclude_modules")
+    layers = config.get("layers_to_transform")
+    layers = [layers] if isinstance(layers, int) else layers
+    wanted = {
+        module
+        for module in every
+        if any(_names(target, module) for target in targets)
+        and not any(_names(target, module) for target in excluded)
+        and (layers is None or module[0] in layers)
+    }
+    lacking, extra = wanted - deltas.keys(), deltas.keys() - wanted
+    for problem, modules in (("lacks", lacking), ("also holds", extra)):
+        if modules:
+            layer, name = min(modules)
+            raise ArtifactError(
+                f"{TENSOR_FILE} {problem} layer {layer} {name} ({len(modules)} in all): it does not"
+                f" fit to {CONFIG_FILE}"
+            )
+
+
+def _targets(config: Mapping[str, Any], field: str) -> list[str]:
+    given = config.get(field)
+    if given == "all-linear":
+        return sorted(_SHORT)
+    names = cast("list[Any]", given or [])
+    if not isinstance(given or [], list) or not all(isinstance(name, str) for name in names):
+        raise ArtifactError(
+            f"{CONFIG_FILE}: {field} is {given!r}; a list of names is needed, not an expression"
+        )
+    return names

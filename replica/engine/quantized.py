@@ -1,0 +1,112 @@
+"""INT8 checkpoints: one scale per row of a matrix, in the names of compressed-tensors.
+
+`<name>.weight` is I8 [outputs, inputs], and `<name>.weight_scale`, F32, F16 or BF16 [outputs] or
+[outputs, 1], is what each of its rows is multiplied by (format `int-quantized`, symmetric, strategy
+`channel`). Activations keep the engine's precision. Run, to quantise a base:
+`python -m replica.engine.quantized SOURCE TARGET`.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from replica.engine.artifact import read_json
+from replica.engine.checkpoint import SINGLE_FILE, is_weight_file, read_checkpoint
+from replica.engine.safetensors import Array, widened, write_safetensors
+
+_WEIGHT_SCHEME: Mapping[str, Any] = {
+    "num_bits": 8,
+    "type": "int",
+    "symmetric": True,
+    "strategy": "channel",
+    "dynamic": False,
+}
+_QUANTIZATION: Mapping[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear", "Embedding"],
+            "weights": _WEIGHT_SCHEME,
+            "input_activations": None,
+            "output_activations": None,
+        }
+    },
+    "ignore": [],
+    "kv_cache_scheme": None,
+}
+_SUPPORTED = "supported is compressed-tensors, int-quantized, 8 bits, symmetric, per channel"
+
+
+def quantization_problem(config: Any) -> str:
+    """Return what of `quantization_config` we do not compute; empty if nothing.
+
+    8-bit activations that a checkpoint was made for are not rounded: that is only more exact.
+    """
+    if not isinstance(config, dict):
+        return f"{config!r}"
+    given = cast("dict[str, Any]", config)
+    wanted = {name: _QUANTIZATION[name] for name in ("quant_method", "format")}
+    wrong = {name: given.get(name) for name, value in wanted.items() if given.get(name) != value}
+    if given.get("kv_cache_scheme") is not None:
+        wrong["kv_cache_scheme"] = given["kv_cache_scheme"]
+    groups: dict[str, Any] = given.get("config_groups") or {}
+    for group in groups.values():
+        scheme: dict[str, Any] = group.get("weights") or {}
+        for name, value in _WEIGHT_SCHEME.items():
+            if scheme.get(name) != value:
+                wrong[f"weights.{name}"] = scheme.get(name)
+    if not groups:
+        wrong["config_groups"] = groups
+    return f"{wrong!r} ({_SUPPORTED})" if wrong else ""
+
+
+def quantize_rows(matrix: Array) -> tuple[Array, Array]:
+    """Return (int8 values, float32 scale of each row [rows]) of a float matrix."""
+    values = widened(matrix)
+    scale = np.abs(values).max(axis=1) / np.float32(127)
+    scale[scale == 0] = 1.0
+    return np.round(values / scale[:, None]).astype(np.int8), scale.astype(np.float32)
+
+
+def quantize_base(source: Path, target: Path) -> None:
+    """Write the base in `source` with INT8 matrices into `target`, which is made if need be.
+
+    Vectors (norms, biases) keep their type; every other file is copied.
+
+    Raises:
+        ArtifactError: `source` is no checkpoint.
+    """
+    config = read_json(source / "config.json")
+    tensors: dict[str, Array] = {}
+    for name, array in read_checkpoint(source).items():
+        if array.ndim == 2 and array.dtype != np.int8:
+            tensors[name], tensors[f"{name}_scale"] = quantize_rows(array)
+        else:
+            tensors[name] = array
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_file() and not is_weight_file(path.name):
+            shutil.copy(path, target)
+    config["quantization_config"] = _QUANTIZATION
+    (target / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    write_safetensors(target / SINGLE_FILE, tensors)
+
+
+def main() -> None:
+    """Quantise a base, from the command line."""
+    parser = argparse.ArgumentParser(description="Write an INT8 copy of a base.")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    arguments = parser.parse_args()
+    quantize_base(arguments.source, arguments.target)
+
+
+if __name__ == "__main__":
+    main()
