@@ -27,6 +27,7 @@ from replica.drivers.sim_costs import (
     StepWork,
 )
 from replica.drivers.sim_faults import FaultFile, FaultKind, FaultPlan, parse_faults
+from replica.engine.adapter_table import AdapterTable
 from replica.engine.artifact import (
     ArtifactError,
     BaseFacts,
@@ -78,6 +79,7 @@ class SimOptions:
         seed: Of the noise.
         adapter_slots: Adapters in one batch.
         adapter_rank_max: Of one adapter.
+        adapter_memory_bytes: Of all adapters in host memory.
         adapter_read_s: Disk to host memory. The platform assumes about 1 s from NVMe.
         adapter_load_s: Host memory to a slot, in a step. The platform assumes about 50 ms.
         faults: A plan of `sim_faults`, from the start on.
@@ -99,6 +101,7 @@ class SimOptions:
     seed: int = 0
     adapter_slots: int = 8
     adapter_rank_max: int = 64
+    adapter_memory_bytes: int = 16 << 30
     adapter_read_s: float = 1.0
     adapter_load_s: float = 0.05
     faults: str = ""
@@ -376,6 +379,10 @@ def load_sim(
     )
     root = cache_root(base_digest, "", b"")
     scheduler = Scheduler(
-        limits, root=root, eos_ids=facts.eos_ids, prefix_cache=chosen.prefix_cache
+        limits,
+        root=root,
+        eos_ids=facts.eos_ids,
+        prefix_cache=chosen.prefix_cache,
+        adapters=AdapterTable(chosen.adapter_slots, chosen.adapter_memory_bytes),
     )
     return ScheduledEngine("sim", scheduler, backend, clock)

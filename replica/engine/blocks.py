@@ -1,12 +1,17 @@
 """The pool of KV blocks: reference counts, and the prefix cache over them.
 
-A block is *free*, *idle* (nobody holds it, but its content can be found by its hash) or *held* by
-one or more sequences; never two of these. Full blocks are never written again, so that holders can
-share them. Only numbers live here; the values are the driver's.
+A block is *free*, *idle* (nobody holds it, but its content can be found by its hash), *kept* (idle,
+but pinned, and so not to be evicted) or *held* by one or more sequences; never two of these. Full
+blocks are never written again, so that holders can share them. Only numbers live here; the values
+are the driver's.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from math import inf
+
+# Share of the pool that may be pinned: what is left must be enough to work with.
+PINNED_RATIO_MAX = 0.5
 
 
 class BlockPool:
@@ -20,6 +25,9 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._kept: set[int] = set()
+        self._pinned_until_s: dict[int, float] = {}  # kept ones, and held ones
+        self._first_expiry_s = inf
         self._events: dict[bytes, bool] = {}
 
     @property
@@ -30,7 +38,17 @@ class BlockPool:
     @property
     def used(self) -> int:
         """Blocks that sequences hold."""
-        return self.count - self.available
+        return self.count - self.available - len(self._kept)
+
+    @property
+    def pinned(self) -> int:
+        """Cached blocks that may not be evicted, whether or not somebody holds them now."""
+        return len(self._pinned_until_s)
+
+    @property
+    def has_events(self) -> bool:
+        """Whether `drain_events` would return any."""
+        return bool(self._events)
 
     def take(self) -> int | None:
         """Return a block for one holder, evicting the oldest idle one if need be; None: all held.
@@ -51,7 +69,7 @@ class BlockPool:
         return block
 
     def find(self, hashes: Sequence[bytes]) -> tuple[int, int]:
-        """Return (leading hashes that are cached, how many of their blocks are idle)."""
+        """Return (leading hashes that are cached, how many of them `available` counts)."""
         idle = 0
         for index, key in enumerate(hashes):
             block = self._block_of.get(key)
@@ -63,9 +81,17 @@ class BlockPool:
     def share(self, key: bytes) -> int:
         """Return the cached block of a hash, with one more holder; it must be cached."""
         block = self._block_of[key]
-        self._idle.pop(block, None)
+        if self._holders[block] == 0:
+            self._idle.pop(block, None)
+            self._kept.discard(block)
         self._holders[block] += 1
         return block
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add a holder to blocks that have one."""
+        for block in blocks:
+            assert self._holders[block] > 0, block
+            self._holders[block] += 1
 
     def publish(self, block: int, key: bytes) -> None:
         """Make a full block findable by its hash.
@@ -90,15 +116,62 @@ class BlockPool:
             assert left >= 0, block
             self._holders[block] = left
             if left == 0:
-                if block in self._hash_of:
+                if block in self._pinned_until_s:
+                    self._kept.add(block)
+                elif block in self._hash_of:
                     self._idle[block] = None
                 else:
                     self._free.append(block)
+
+    def pin(self, hashes: Sequence[bytes], until_s: float, now_s: float) -> int:
+        """Keep cached blocks from eviction until then, in place of what was said of them before.
+
+        Returns:
+            How many, from the first on, are cached and pinned now: none when `until_s` is past,
+            fewer when PINNED_RATIO_MAX is reached.
+        """
+        self.expire_pins(now_s)
+        blocks = [self._block_of[key] for key in hashes[: self.find(hashes)[0]]]
+        if until_s <= now_s:
+            self._unpin([block for block in blocks if block in self._pinned_until_s])
+            return 0
+        pinned_max = int(self.count * PINNED_RATIO_MAX)
+        for index, block in enumerate(blocks):
+            if block not in self._pinned_until_s and self.pinned >= pinned_max:
+                return index
+            self._pinned_until_s[block] = until_s
+            self._first_expiry_s = min(self._first_expiry_s, until_s)
+            if block in self._idle:
+                del self._idle[block]
+                self._kept.add(block)
+        return len(blocks)
+
+    def expire_pins(self, now_s: float) -> None:
+        """End the pins whose time is over."""
+        if now_s >= self._first_expiry_s:
+            pins = self._pinned_until_s
+            self._unpin([block for block, until_s in pins.items() if until_s <= now_s])
+            self._first_expiry_s = min(pins.values(), default=inf)
+
+    def drop_pins(self) -> None:
+        """End the pins of all blocks that nobody holds, because work could not go on otherwise."""
+        self._unpin(sorted(self._kept))
+
+    def _unpin(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            del self._pinned_until_s[block]
+            if block in self._kept:
+                self._kept.remove(block)
+                self._idle[block] = None
 
     def drain_events(self) -> dict[bytes, bool]:
         """Return what changed since the last call: hash -> whether it is cached now."""
         events, self._events = self._events, {}
         return events
+
+    def has(self, key: bytes) -> bool:
+        """Whether the block of a hash is cached."""
+        return key in self._block_of
 
     def cached(self) -> list[bytes]:
         """Return the hashes of all findable blocks."""
@@ -106,13 +179,12 @@ class BlockPool:
 
     def check(self) -> None:
         """Assert that every block is in exactly one state; for tests."""
-        free, idle = set(self._free), set(self._idle)
         held = {block for block, holders in enumerate(self._holders) if holders}
-        assert len(free) == len(self._free)
-        assert not free & idle
-        assert not free & held
-        assert not idle & held
-        assert len(free) + len(idle) + len(held) == self.count
+        free, idle, kept = set(self._free), set(self._idle), self._kept
+        states = [*self._free, *idle, *kept, *held]
+        assert sorted(states) == list(range(self.count))
         assert {block: key for key, block in self._block_of.items()} == self._hash_of
         assert idle <= self._hash_of.keys()
+        assert kept <= self._pinned_until_s.keys() <= self._hash_of.keys()
+        assert not idle & self._pinned_until_s.keys()
         assert not free & self._hash_of.keys()

@@ -1,14 +1,27 @@
 """A driver made of the scheduler and a backend that computes steps.
 
-What differs between engines is the backend: it gets a plan and returns one token per sampled
-sequence. A backend that fails ends the sequences of that step, and nothing else.
+What differs between engines is the backend: it gets a plan and returns the new tokens of the
+sampled sequences. A backend that fails ends the sequences of that step, and nothing else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from replica.engine.plan import Backend, StepFailedError
+from replica.engine.plan import Adapter, Backend, StepFailedError
 from replica.engine.scheduler import Scheduler
-from replica.engine.types import EngineLoad, Limits, SequenceRequest, StepEvents
+from replica.engine.types import (
+    AdapterState,
+    Capabilities,
+    EngineLoad,
+    KvBlocks,
+    Limits,
+    RefusedError,
+    SequenceRequest,
+    StepEvents,
+)
+from replica.engine.validation import check_request
+from sluice.errors import ErrorCode
+from sluice.hashing import HASH_BYTES
 
 
 class ScheduledEngine:
@@ -17,6 +30,8 @@ class ScheduledEngine:
     def __init__(
         self, name: str, scheduler: Scheduler, backend: Backend, clock: Callable[[], float]
     ) -> None:
+        slots = backend.capabilities.adapter_slots
+        assert scheduler.adapters.slots == slots, (scheduler.adapters.slots, slots)
         self._name = name
         self._scheduler = scheduler
         self._backend = backend
@@ -35,6 +50,11 @@ class ScheduledEngine:
         return self._scheduler.limits
 
     @property
+    def capabilities(self) -> Capabilities:
+        """Constant after loading."""
+        return self._backend.capabilities
+
+    @property
     def has_work(self) -> bool:
         """Whether `step()` would do or report anything."""
         return self._scheduler.has_work
@@ -45,7 +65,15 @@ class ScheduledEngine:
         return self._scheduler
 
     def add(self, request: SequenceRequest) -> None:
-        """Take a sequence; RefusedError when it is not valid here."""
+        """Take a sequence and its forks; RefusedError when it is not valid here."""
+        check_request(request, self.limits, self.capabilities)
+        digest = request.adapter_digest
+        if digest and not self.has_adapter(digest):
+            raise RefusedError(
+                ErrorCode.ADAPTER_NOT_FOUND,
+                f"adapter {digest[:12]} is not in this engine; load it before its sequences",
+            )
+        self._backend.check_request(request)
         self._scheduler.add(request)
 
     def cancel(self, key: int) -> None:
@@ -63,15 +91,109 @@ class ScheduledEngine:
                 self._scheduler.fail(plan, str(error))
             else:
                 now_s = self._clock()
-                self._scheduler.commit(plan, output.tokens, now_s)
+                self._scheduler.commit(plan, output, now_s)
                 self._step_s = now_s - (self._ended_at_s or started_at_s)
                 self._ended_at_s = now_s if self._scheduler.has_work else None
         return self._scheduler.take_events()
 
     def load(self) -> EngineLoad:
         """Return the state after the last step."""
+        pool = self._scheduler.pool
+        if pool.pinned:
+            pool.expire_pins(self._clock())
         return self._scheduler.load(self._step_s)
 
     def cached_blocks(self) -> list[bytes]:
         """Return the hashes of all cached blocks."""
         return self._scheduler.pool.cached()
+
+    def read_adapter(self, digest: str, directory: Path) -> Adapter:
+        """Read and check an adapter, in any thread; RefusedError when it cannot be served."""
+        return self._backend.read_adapter(digest, directory)
+
+    def put_adapter(self, digest: str, adapter: Adapter) -> None:
+        """Hold a read adapter; RefusedError when there is no memory for it."""
+        self._scheduler.adapters.put(digest, adapter)
+
+    def drop_adapter(self, digest: str) -> None:
+        """Forget an adapter when its last sequence has ended."""
+        self._scheduler.adapters.drop(digest)
+
+    def has_adapter(self, digest: str) -> bool:
+        """Whether sequences may name it now."""
+        return self._scheduler.adapters.has(digest)
+
+    def adapters(self) -> list[AdapterState]:
+        """Return the adapters in slots and in host memory."""
+        return self._scheduler.adapter_states()
+
+    def export_blocks(self, hashes: Sequence[bytes]) -> KvBlocks:
+        """Return the contents of the leading blocks that are cached."""
+        self._check_transfer()
+        pool = self._scheduler.pool
+        found = tuple(hashes[: pool.find(hashes)[0]])
+        blocks = [pool.share(key) for key in found]
+        try:
+            data = self._backend.read_blocks(blocks)
+        finally:
+            pool.release(blocks)
+        return KvBlocks(self._backend.block_layout, found, tuple(data))
+
+    def import_blocks(self, blocks: KvBlocks) -> int:
+        """Put blocks into the cache where nobody's are in the way; return how many are held.
+
+        They take free blocks and evict idle ones, but none that are pinned or in use.
+        """
+        self._check_transfer()
+        _check_blocks(blocks, self._backend.block_layout)
+        pool = self._scheduler.pool
+        # Held first, so that taking blocks for the others does not evict them.
+        held = {key: pool.share(key) for key in blocks.hashes if pool.has(key)}
+        taken: dict[bytes, int] = {}
+        data: list[bytes] = []
+        for key, content in zip(blocks.hashes, blocks.data, strict=True):
+            if key not in held:
+                block = pool.take()
+                if block is None:
+                    break
+                held[key] = taken[key] = block
+                data.append(content)
+        chain = [key for key in blocks.hashes if key in held]
+        try:
+            self._backend.write_blocks(list(taken.values()), data)
+            for key, block in taken.items():
+                pool.publish(block, key)
+        finally:
+            pool.release([held[key] for key in chain])
+        return pool.find(blocks.hashes)[0]
+
+    def pin_blocks(self, hashes: Sequence[bytes], until_s: float) -> int:
+        """Keep cached blocks from eviction; return how many, from the first on, are pinned now."""
+        return self._scheduler.pool.pin(hashes, until_s, self._clock())
+
+    def _check_transfer(self) -> None:
+        if not self.capabilities.has_kv_transfer:
+            message = f"engine {self.name} can neither hand out KV blocks nor take them"
+            raise RefusedError(ErrorCode.UNSUPPORTED_PARAMETER, message)
+        if not self._scheduler.has_prefix_cache:
+            message = "KV blocks move between prefix caches; switch on the option prefix_cache"
+            raise RefusedError(ErrorCode.UNSUPPORTED_PARAMETER, message)
+
+
+def _check_blocks(blocks: KvBlocks, layout: str) -> None:
+    """Raise RefusedError unless these are blocks of an engine like this one."""
+    hashes, sizes = blocks.hashes, {len(data) for data in blocks.data}
+    message = ""
+    if blocks.layout != layout:
+        message = f"the blocks are {blocks.layout!r}, those of this engine {layout!r}"
+    elif len(hashes) != len(blocks.data) or len(set(hashes)) != len(hashes):
+        message = (
+            f"{len(set(hashes))} different hashes of {len(hashes)} for {len(blocks.data)} blocks;"
+            " send each block once, with its hash"
+        )
+    elif any(len(key) != HASH_BYTES for key in hashes):
+        message = f"a block's hash has not {HASH_BYTES} bytes"
+    elif len(sizes) > 1:
+        message = f"the blocks have {sorted(sizes)} bytes, but must be of one size"
+    if message:
+        raise RefusedError(ErrorCode.INVALID_REQUEST, message)

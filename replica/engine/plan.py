@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from replica.engine.speculation import PromptLookup
 from replica.engine.types import (
     URGENT_PRIORITY,
     Capabilities,
@@ -36,6 +37,10 @@ class ScheduledSequence:
         slot: Of its adapter, while it runs; NO_SLOT for the base.
         scratch: The backend's own, kept for the life of the sequence.
         sampler: The sampler's own, likewise; None at first.
+        leader: The sequence whose prompt this one waits for, to be forked from it.
+        forks: Siblings that wait for this one's prompt.
+        scored: Leading prompt tokens whose logprobs were reported or, as the first, have none.
+        drafter: None where nothing is drafted.
     """
 
     __slots__ = (
@@ -44,13 +49,17 @@ class ScheduledSequence:
         "blocks",
         "capacity",
         "computed",
+        "drafter",
         "ended",
         "first_token_at_s",
+        "forks",
         "hashes",
+        "leader",
         "prompt_tokens",
         "request",
         "root",
         "sampler",
+        "scored",
         "scratch",
         "slot",
         "stop_ids",
@@ -59,13 +68,19 @@ class ScheduledSequence:
     )
 
     def __init__(
-        self, request: SequenceRequest, arrival: int, root: bytes, stop_ids: frozenset[int]
+        self,
+        request: SequenceRequest,
+        arrival: int,
+        root: bytes,
+        stop_ids: frozenset[int],
+        tokens: list[int] | None = None,
     ) -> None:
+        """Make a waiting sequence; `tokens`, if given, are those of its leader, shared."""
         self.request = request
         self.arrival = arrival
         self.root = root
         self.stop_ids = stop_ids
-        self.tokens = list(request.prompt)
+        self.tokens = list(request.prompt) if tokens is None else tokens
         self.prompt_tokens = len(self.tokens)
         self.tokens_max = self.prompt_tokens + request.output_tokens_max
         self.computed = 0
@@ -78,11 +93,23 @@ class ScheduledSequence:
         self.first_token_at_s: float | None = None
         self.scratch = 0
         self.sampler: Any = None
+        self.leader: ScheduledSequence | None = None
+        self.forks: list[ScheduledSequence] = []
+        self.scored = 1
+        self.drafter: PromptLookup | None = None
+        if request.draft_tokens_max and request.sampling.grammar is None:
+            # A grammar's matcher would have to be rolled back after each wrong draft.
+            self.drafter = PromptLookup(request.draft_tokens_max)
 
     @property
     def is_urgent(self) -> bool:
         """Whether it is a probe, which does not wait."""
         return self.request.priority >= URGENT_PRIORITY
+
+    @property
+    def output_tokens(self) -> int:
+        """Emitted so far."""
+        return len(self.tokens) - self.prompt_tokens
 
     def rank(self) -> tuple[int, int]:
         """Order of importance, most important first."""

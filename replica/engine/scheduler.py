@@ -1,18 +1,26 @@
 """Continuous batching: which tokens of which sequences the next step computes.
 
 Each step: first one token for every decoding sequence, then prompt chunks of admitted sequences in
-order, then new admissions, all within `step_tokens_max`. A sequence is admitted when its whole
-prompt fits into the pool above a watermark. When decoding sequences need a block and none is left,
-the least important sequence (lowest priority, then newest) is preempted: it gives its blocks back,
-waits at its old place, and is computed again from its prompt and the tokens it has emitted; most of
-that is usually still cached. The most important sequence always moves, so nothing stands still.
+order, then new admissions, then drafts, all within `step_tokens_max`. A sequence is admitted when
+its whole prompt fits into the pool above a watermark. When decoding sequences need a block and none
+is left, the least important sequence (lowest priority, then newest) is preempted: it gives its
+blocks back, waits at its old place, and is computed again from its prompt and the tokens it has
+emitted; most of that is usually still cached. The most important sequence always moves, so nothing
+stands still; pinned blocks give way when it could not move otherwise.
+
+Siblings (n > 1) wait for the prompt of the first of them, their leader. In the step that computes
+its end they join: they share its full blocks and get a copy of the unfinished one. Of those that do
+not fit, the first becomes leader of the rest and queues; so it does when the leader ends early.
 """
 
-from heapq import heappop, heappush
+from dataclasses import replace
 
+from replica.engine.adapter_table import AdapterTable
 from replica.engine.blocks import BlockPool
-from replica.engine.plan import ScheduledSequence, StepPlan
+from replica.engine.emission import emit, report_prompts
+from replica.engine.plan import NO_SLOT, ScheduledSequence, StepOutput, StepPlan
 from replica.engine.types import (
+    AdapterState,
     AdmittedEvent,
     EngineLoad,
     Finish,
@@ -21,7 +29,7 @@ from replica.engine.types import (
     SequenceRequest,
     StepEvents,
 )
-from replica.engine.validation import check_request
+from replica.engine.waiting import WaitingQueue
 from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS, block_hashes
 
@@ -40,6 +48,7 @@ class Scheduler:
         eos_ids: frozenset[int],
         prefix_cache: bool = True,
         watermark_ratio: float = 0.01,
+        adapters: AdapterTable | None = None,
     ) -> None:
         """Make an idle scheduler.
 
@@ -49,42 +58,51 @@ class Scheduler:
             eos_ids: The model's own end-of-sequence ids.
             prefix_cache: Off: every prompt is computed in full.
             watermark_ratio: Share of the pool that admissions leave to sequences that run.
+            adapters: None: the base alone is served.
         """
         self.limits = limits
         self.pool = BlockPool(limits.kv_blocks)
+        self.adapters = adapters or AdapterTable(0, 0)
+        self.has_prefix_cache = prefix_cache
         self.preemptions = 0
         self._root = root
         self._eos_ids = eos_ids
-        self._prefix_cache = prefix_cache
         self._watermark = max(1, int(limits.kv_blocks * watermark_ratio))
         self._living: dict[int, ScheduledSequence] = {}
-        self._waiting: list[tuple[tuple[int, int], ScheduledSequence]] = []  # heap; may hold ended
-        self._waiting_count = self._waiting_tokens = 0
+        self._waiting = WaitingQueue(self.adapters)
+        self._following = 0  # siblings that wait for their leaders
         self._prefilling: list[ScheduledSequence] = []
+        self._joining: list[ScheduledSequence] = []  # siblings that this step forks
         self._decoding: list[ScheduledSequence] = []
+        self._drafting = 0  # living sequences with a drafter
         self._arrivals = 0
         self._prompt_tokens = self._cached_tokens = 0
+        self._draft_tokens = self._accepted_tokens = 0
         self._events = StepEvents()
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence lives or any event was not taken."""
-        return bool(self._living or self._events.finished)
+        return bool(self._living or self._events.finished or self.pool.has_events)
 
     def add(self, request: SequenceRequest) -> None:
-        """Queue a sequence; RefusedError when it is not valid here."""
-        check_request(request, self.limits)
-        assert request.key not in self._living, request.key
+        """Queue a sequence and its siblings; `request` is valid and its adapter is there."""
         stop_ids = request.stop_token_ids
         if request.ignore_eos:
             stop_ids = frozenset()
         elif not self._eos_ids <= stop_ids:
             stop_ids = stop_ids | self._eos_ids
-        self._arrivals += 1
-        root = request.cache_root or self._root
-        sequence = ScheduledSequence(request, self._arrivals, root, stop_ids)
-        self._living[request.key] = sequence
-        self._wait(sequence)
+        leader = self._enter(request, stop_ids, None)
+        for fork in request.forks:
+            own = replace(
+                request,
+                key=fork.key,
+                sampling=replace(request.sampling, seed=fork.seed),
+                forks=(),
+                prompt_logprobs=-1,  # the leader reports them
+            )
+            self._enter(own, stop_ids, leader)
+        self._waiting.push(leader)
 
     def cancel(self, key: int) -> None:
         """End a sequence now; its event comes with the next step."""
@@ -96,64 +114,73 @@ class Scheduler:
     def load(self, step_s: float) -> EngineLoad:
         """Return the present state."""
         return EngineLoad(
-            running=len(self._prefilling) + len(self._decoding),
-            waiting=self._waiting_count,
+            running=self._running,
+            waiting=self._waiting.count + self._following,
             kv_blocks_used=self.pool.used,
-            prefill_tokens_owed=self._waiting_tokens
+            prefill_tokens_owed=self._waiting.tokens
             + sum(len(s.tokens) - s.computed for s in self._prefilling),
             step_s=step_s,
             preemptions=self.preemptions,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
+            kv_blocks_pinned=self.pool.pinned,
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=self._accepted_tokens,
+            adapters_resident=self.adapters.resident,
         )
+
+    def adapter_states(self) -> list[AdapterState]:
+        """Return all adapters with what they have done."""
+        emitted: dict[str, int] = {}
+        for sequence in self._living.values():
+            digest = sequence.request.adapter_digest
+            emitted[digest] = emitted.get(digest, 0) + sequence.output_tokens
+        return self.adapters.states(emitted)
 
     def plan(self, now_s: float) -> StepPlan:
         """Choose the next step; empty when nothing runs."""
         preempted_before = self.preemptions
+        self.pool.expire_pins(now_s)
         self._grow()
         self._admit_urgent(now_s)
-        left = max(_PREFILL_TOKENS_MIN, self.limits.step_tokens_max - len(self._decoding))
-        prefill: list[tuple[ScheduledSequence, int]] = []
-        for sequence in self._prefilling:
-            count = min(len(sequence.tokens) - sequence.computed, left)
-            if count <= 0:
-                break
-            prefill.append((sequence, count))
-            left -= count
-        # Who has just been preempted would be the first to come back, and to be preempted again.
-        while left > 0 and self.preemptions == preempted_before:
-            sequence = self._admit_next(now_s)
-            if sequence is None:
-                break
-            count = min(len(sequence.tokens) - sequence.computed, left)
-            prefill.append((sequence, count))
-            left -= count
-        return StepPlan(self._decoding, prefill)
+        plan = StepPlan(self._decoding, [], self._decoding.copy())
+        # Who was preempted just now would be the first to come back, and to be preempted again.
+        self._fill(plan, now_s, admits=self.preemptions == preempted_before)
+        if plan:
+            plan.loads = self.adapters.take_loads()
+        if self._drafting:
+            self._draft(plan)
+        return plan
 
-    def commit(self, plan: StepPlan, tokens: list[int], now_s: float) -> None:
-        """Record that a planned step was computed; `tokens[i]` belongs to `plan.sampled[i]`."""
-        for sequence in plan.decode:
-            sequence.computed = computed = sequence.computed + 1
-            if computed % BLOCK_TOKENS == 0:
-                self._publish(sequence, computed - 1)
-        for sequence, count in plan.prefill:
+    def commit(self, plan: StepPlan, output: StepOutput, now_s: float) -> None:
+        """Record that a planned step was computed."""
+        self._advance(plan, now_s)
+        if output.prompt_logprobs:
+            report_prompts(output.prompt_logprobs, self._living, self._events)
+        for index, draft in plan.drafts.items():
+            self._learn(plan.decode[index], len(draft), len(output.more.get(index, ())))
+        ended, runs = emit(plan.sampled, output, self._events)
+        for sequence, count in runs:
             before = sequence.computed
             sequence.computed += count
             self._publish(sequence, before)
-        if plan.prefill:
-            begun = [s for s in self._prefilling if s.computed == len(s.tokens)]
-            for sequence in begun:
-                if sequence.first_token_at_s is None:
-                    sequence.first_token_at_s = now_s
-            self._prefilling = [s for s in self._prefilling if s.computed < len(s.tokens)]
-            self._decoding = self._decoding + begun
-        self._emit(plan.sampled, tokens)
+        for index, message in output.failed.items():
+            self._release(plan.sampled[index])
+            self._finish(plan.sampled[index], Finish.FAILED, ErrorCode.ENGINE_FAILED, message)
+        for sequence, reason in ended:
+            self._release(sequence)
+            self._finish(sequence, reason)
+        if ended or output.failed:
+            self._decoding = [s for s in self._decoding if not s.ended]
 
     def fail(self, plan: StepPlan, message: str) -> None:
         """End the sequences of a step that could not be computed; they may be retried elsewhere."""
-        for sequence in plan.decode + [s for s, _ in plan.prefill]:
+        self._decoding = self._decoding + self._joining
+        joined, self._joining = self._joining, []
+        for sequence in plan.decode + [s for s, _ in plan.prefill] + joined:
             self._remove(sequence)
             self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, message)
+        self.adapters.redo_loads(plan.loads)
 
     def take_events(self) -> StepEvents:
         """Return what happened since the last call."""
@@ -161,45 +188,154 @@ class Scheduler:
         events.kv = self.pool.drain_events()
         return events
 
-    def _emit(self, sampled: list[ScheduledSequence], tokens: list[int]) -> None:
-        """Append the new tokens; the hot loop of an engine with many sequences."""
-        assert len(sampled) == len(tokens), (len(sampled), len(tokens))
-        events = self._events
-        events.keys += [sequence.request.key for sequence in sampled]
-        events.tokens += tokens
-        ended: list[tuple[ScheduledSequence, Finish]] = []
-        for sequence, token in zip(sampled, tokens, strict=True):
-            own = sequence.tokens
-            own.append(token)
-            if token in sequence.stop_ids:
-                ended.append((sequence, Finish.STOP))
-            elif len(own) >= sequence.tokens_max:
-                ended.append((sequence, Finish.LENGTH))
-        for sequence, reason in ended:
-            self._release(sequence)
-            self._finish(sequence, reason)
-        if ended:
-            self._decoding = [s for s in self._decoding if not s.ended]
+    @property
+    def _running(self) -> int:
+        return len(self._prefilling) + len(self._decoding) + len(self._joining)
 
-    def _wait(self, sequence: ScheduledSequence) -> None:
-        heappush(self._waiting, (sequence.rank(), sequence))
-        self._waiting_count += 1
-        self._waiting_tokens += len(sequence.tokens)
+    def _enter(
+        self,
+        request: SequenceRequest,
+        stop_ids: frozenset[int],
+        leader: ScheduledSequence | None,
+    ) -> ScheduledSequence:
+        """Make a sequence; with a leader it waits for that one's prompt."""
+        assert request.key not in self._living, request.key
+        self._arrivals += 1
+        root = request.cache_root or self._root
+        tokens = None if leader is None else leader.tokens
+        sequence = ScheduledSequence(request, self._arrivals, root, stop_ids, tokens)
+        self._living[request.key] = sequence
+        if request.adapter_digest:
+            self.adapters.join(request.adapter_digest)
+        self._drafting += sequence.drafter is not None
+        if leader is not None:
+            self._follow(sequence, leader)
+        return sequence
 
-    def _next_waiting(self) -> ScheduledSequence | None:
-        while self._waiting and self._waiting[0][1].ended:
-            heappop(self._waiting)
-        return self._waiting[0][1] if self._waiting else None
+    def _follow(self, sequence: ScheduledSequence, leader: ScheduledSequence) -> None:
+        sequence.leader = leader
+        sequence.tokens = leader.tokens
+        leader.forks.append(sequence)
+        self._following += 1
+
+    def _unfollow(self, sequence: ScheduledSequence) -> None:
+        assert sequence.leader is not None, sequence.request.key
+        sequence.leader.forks.remove(sequence)
+        sequence.leader = None
+        self._following -= 1
+
+    def _hand_over(self, leader: ScheduledSequence) -> ScheduledSequence:
+        """Queue the first of those that still follow a sequence, as leader of the others."""
+        heir, *others = leader.forks
+        self._unfollow(heir)
+        heir.tokens = leader.tokens.copy()
+        for sibling in others:
+            self._unfollow(sibling)
+            self._follow(sibling, heir)
+        self._waiting.push(heir)
+        return heir
+
+    def _fill(self, plan: StepPlan, now_s: float, *, admits: bool) -> None:
+        """Add prompt chunks to a plan, first of those who have begun, then of new admissions."""
+        left = max(_PREFILL_TOKENS_MIN, self.limits.step_tokens_max - len(plan.decode))
+        begun = iter(self._prefilling.copy())
+        while left > 0:
+            sequence = next(begun, None)
+            if sequence is None and admits:
+                sequence = self._admit_next(now_s)
+            if sequence is None:
+                return
+            count = min(len(sequence.tokens) - sequence.computed, left)
+            left -= count
+            plan.prefill.append((sequence, count))
+            if sequence.computed + count == len(sequence.tokens):
+                plan.sampled.append(sequence)
+                if sequence.forks:
+                    self._fork(plan, sequence, now_s)
+
+    def _fork(self, plan: StepPlan, leader: ScheduledSequence, now_s: float) -> None:
+        """Let the siblings join of the sequence that was planned last."""
+        row = len(plan.sampled) - 1
+        full, unfinished = divmod(leader.prompt_tokens, BLOCK_TOKENS)
+        while leader.forks:
+            has_room = not unfinished or self.pool.available > self._watermark
+            if self._running >= self.limits.sequences_max or not has_room:
+                self._hand_over(leader)
+                return
+            sibling = leader.forks[0]
+            self._unfollow(sibling)
+            sibling.tokens = leader.tokens.copy()
+            sibling.blocks = leader.blocks[:full]
+            sibling.capacity = full * BLOCK_TOKENS
+            self.pool.hold(sibling.blocks)
+            if unfinished:
+                self._take(sibling)
+                plan.copies.append((leader.blocks[full], sibling.blocks[full]))
+            self._begin(sibling, sibling.prompt_tokens, now_s)
+            self._joining.append(sibling)
+            plan.fork_of[len(plan.sampled)] = row
+            plan.sampled.append(sibling)
+
+    def _advance(self, plan: StepPlan, now_s: float) -> None:
+        """Note what is in the pool now, and move on sequences whose prompts are computed."""
+        for sequence in plan.decode:
+            sequence.computed = computed = sequence.computed + 1
+            if computed % BLOCK_TOKENS == 0:
+                self._publish(sequence, computed - 1)
+        if not plan.prefill:
+            return
+        for sequence, count in plan.prefill:
+            before = sequence.computed
+            sequence.computed += count
+            self._publish(sequence, before)
+        for index, leader_index in plan.fork_of.items():
+            fork, leader = plan.sampled[index], plan.sampled[leader_index]
+            fork.computed = leader.computed
+            fork.hashes = leader.hashes.copy()
+        begun = plan.sampled[len(plan.decode) :]
+        for sequence in begun:
+            if sequence.first_token_at_s is None:
+                sequence.first_token_at_s = now_s
+        self._prefilling = [s for s in self._prefilling if s.computed < len(s.tokens)]
+        self._decoding = self._decoding + begun
+        self._joining = []
+
+    def _draft(self, plan: StepPlan) -> None:
+        """Use what the step has left to try tokens, in blocks that nobody else needs."""
+        left = self.limits.step_tokens_max - plan.tokens
+        for index, sequence in enumerate(plan.decode):
+            if left <= 0:
+                return
+            if sequence.drafter is None:
+                continue
+            wanted = min(left, sequence.tokens_max - len(sequence.tokens) - 1)
+            draft = sequence.drafter.propose(sequence.tokens, wanted)
+            while sequence.capacity <= sequence.computed + len(draft):
+                if self.pool.available <= self._watermark or not self._take(sequence):
+                    del draft[sequence.capacity - sequence.computed - 1 :]
+            if draft:
+                plan.drafts[index] = draft
+                left -= len(draft)
+
+    def _learn(self, sequence: ScheduledSequence, tried: int, right: int) -> None:
+        assert sequence.drafter is not None, sequence.request.key
+        sequence.drafter.observe(tried, right)
+        self._draft_tokens += tried
+        self._accepted_tokens += right
 
     def _admit_next(self, now_s: float) -> ScheduledSequence | None:
         """Admit the first of the queue; None when there is none or it does not fit yet."""
-        running = len(self._prefilling) + len(self._decoding)
-        sequence = self._next_waiting()
-        if sequence is None or running >= self.limits.sequences_max:
+        if self._running >= self.limits.sequences_max:
+            return None
+        sequence = self._waiting.first()
+        if sequence is None:
             return None
         hits, spare = self._room_for(sequence)
-        if spare < (self._watermark if running else 0):
-            assert running, "validation lets no sequence in that the empty pool cannot hold"
+        if spare < 0 and not self._running:
+            self.pool.drop_pins()
+            hits, spare = self._room_for(sequence)
+            assert spare >= 0, "validation lets no sequence in that the empty pool cannot hold"
+        if spare < (self._watermark if self._running else 0):
             return None
         self._admit(sequence, hits, now_s)
         self._prefilling.append(sequence)
@@ -210,53 +346,66 @@ class Scheduler:
 
         A probe that waited for its turn would find a busy engine dead.
         """
-        while (sequence := self._next_waiting()) and sequence.is_urgent:
+        while (sequence := self._waiting.first()) and sequence.is_urgent:
             hits, spare = self._room_for(sequence)
-            running = self._prefilling + self._decoding
             if spare >= 0:
                 self._admit(sequence, hits, now_s)
                 self._prefilling.insert(0, sequence)
                 continue
-            victim = max(running, key=ScheduledSequence.rank)
-            if victim.is_urgent:
+            victim = max(
+                self._prefilling + self._decoding, key=ScheduledSequence.rank, default=None
+            )
+            if victim is None:
+                self.pool.drop_pins()
+            elif victim.is_urgent:
                 return
-            self._preempt(victim)
+            else:
+                self._preempt(victim)
 
     def _room_for(self, sequence: ScheduledSequence) -> tuple[int, int]:
-        """Return (cached blocks of a waiting sequence, blocks to spare if it is admitted)."""
+        """Return (cached blocks that a waiting one can use, blocks to spare if it is admitted)."""
         # At least one token must be computed, to have logits.
-        full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self._prefix_cache else 0
+        full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self.has_prefix_cache else 0
         if len(sequence.hashes) < full:
             sequence.hashes = block_hashes(sequence.tokens, sequence.root, full, sequence.hashes)
+        if sequence.request.prompt_logprobs >= 0 and sequence.scored < sequence.prompt_tokens:
+            # The next one to be reported comes out of the token before it.
+            full = min(full, (sequence.scored - 1) // BLOCK_TOKENS)
         hits, idle = self.pool.find(sequence.hashes[:full])
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS) - hits
         return hits, self.pool.available - idle - needed
 
     def _admit(self, sequence: ScheduledSequence, hits: int, now_s: float) -> None:
         """Give the first of the queue its blocks, of which `hits` are cached."""
-        heappop(self._waiting)
-        self._waiting_count -= 1
-        self._waiting_tokens -= len(sequence.tokens)
+        self._waiting.pop(sequence)
         sequence.blocks = [self.pool.share(key) for key in sequence.hashes[:hits]]
-        while len(sequence.blocks) * BLOCK_TOKENS < len(sequence.tokens):
+        sequence.capacity = hits * BLOCK_TOKENS
+        while sequence.capacity < len(sequence.tokens):
             taken = self._take(sequence)
             assert taken, "the room was counted before"
-        sequence.capacity = len(sequence.blocks) * BLOCK_TOKENS
         sequence.computed = hits * BLOCK_TOKENS
+        self._begin(sequence, sequence.computed, now_s)
+
+    def _begin(self, sequence: ScheduledSequence, cached_tokens: int, now_s: float) -> None:
+        """Give a sequence that has blocks now its slot; tell of it the first time."""
+        request = sequence.request
+        if request.adapter_digest:
+            sequence.slot = self.adapters.acquire(request.adapter_digest)
         if sequence.admitted_at_s is None:
             sequence.admitted_at_s = now_s
-            queue_s = max(0.0, now_s - sequence.request.submitted_at_s)
+            queue_s = max(0.0, now_s - request.submitted_at_s)
             self._prompt_tokens += sequence.prompt_tokens
-            self._cached_tokens += sequence.computed
-            self._events.admitted.append(
-                AdmittedEvent(sequence.request.key, queue_s, sequence.computed)
-            )
+            self._cached_tokens += cached_tokens
+            self._events.admitted.append(AdmittedEvent(request.key, queue_s, cached_tokens))
+            if request.adapter_digest:
+                self.adapters.count_prompt(request.adapter_digest, sequence.prompt_tokens)
 
     def _take(self, sequence: ScheduledSequence) -> bool:
         block = self.pool.take()
         if block is None:
             return False
         sequence.blocks.append(block)
+        sequence.capacity += BLOCK_TOKENS
         return True
 
     def _grow(self) -> None:
@@ -266,17 +415,19 @@ class Scheduler:
             short.sort(key=ScheduledSequence.rank)
         for sequence in short:
             while sequence.blocks and not self._take(sequence):
-                victim = max(self._prefilling + self._decoding, key=ScheduledSequence.rank)
-                self._preempt(victim)
-            if sequence.blocks:
-                sequence.capacity += BLOCK_TOKENS
+                if self._running == 1:
+                    assert self.pool.pinned, "validation lets in nothing that the pool cannot hold"
+                    self.pool.drop_pins()
+                else:
+                    running = self._prefilling + self._decoding
+                    self._preempt(max(running, key=ScheduledSequence.rank))
 
     def _preempt(self, victim: ScheduledSequence) -> None:
         """Take a running sequence's blocks; leaves `blocks` empty, which tells `_grow`."""
         self.preemptions += 1
         self._remove(victim)
         victim.computed = 0
-        self._wait(victim)
+        self._waiting.push(victim)
 
     def _remove(self, sequence: ScheduledSequence) -> None:
         """Take a sequence out of wherever it is."""
@@ -284,18 +435,22 @@ class Scheduler:
             self._prefilling = [s for s in self._prefilling if s is not sequence]
             self._decoding = [s for s in self._decoding if s is not sequence]
             self._release(sequence)
+        elif sequence.leader is not None:
+            self._unfollow(sequence)
         else:
-            self._waiting_count -= 1  # it stays in the heap, marked as ended
-            self._waiting_tokens -= len(sequence.tokens)
+            self._waiting.discard(sequence)
 
     def _release(self, sequence: ScheduledSequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.capacity = 0
+        if sequence.slot != NO_SLOT:
+            self.adapters.release(sequence.request.adapter_digest)
+            sequence.slot = NO_SLOT
 
     def _publish(self, sequence: ScheduledSequence, before: int) -> None:
         """Make the blocks findable that became full since `before` tokens were computed."""
-        if not self._prefix_cache:
+        if not self.has_prefix_cache:
             return
         for index in range(before // BLOCK_TOKENS, sequence.computed // BLOCK_TOKENS):
             hashes = sequence.hashes
@@ -308,16 +463,27 @@ class Scheduler:
         self, sequence: ScheduledSequence, reason: Finish, code: str = "", message: str = ""
     ) -> None:
         sequence.ended = True
-        del self._living[sequence.request.key]
+        request = sequence.request
+        del self._living[request.key]
+        self._drafting -= sequence.drafter is not None
+        if request.adapter_digest:
+            self.adapters.leave(request.adapter_digest, sequence.output_tokens)
+        if sequence.forks:
+            # Nobody has reported the prompt yet.
+            heir = self._hand_over(sequence)
+            heir.request = replace(heir.request, prompt_logprobs=request.prompt_logprobs)
+        prefill_s = 0.0
         begun, first = sequence.admitted_at_s, sequence.first_token_at_s
+        if begun is not None and first is not None and sequence.output_tokens:
+            prefill_s = first - begun
         self._events.finished.append(
             FinishedEvent(
-                key=sequence.request.key,
+                key=request.key,
                 reason=reason,
                 code=code,
                 message=message,
                 prompt_tokens=sequence.prompt_tokens,
-                output_tokens=len(sequence.tokens) - sequence.prompt_tokens,
-                prefill_s=0.0 if begun is None or first is None else first - begun,
+                output_tokens=sequence.output_tokens,
+                prefill_s=prefill_s,
             )
         )
