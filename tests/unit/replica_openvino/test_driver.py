@@ -8,11 +8,16 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from replica.drivers.openvino import OpenvinoOptions, choose_precision, load_openvino
+from replica.drivers.openvino import (
+    OpenvinoOptions,
+    choose_precision,
+    choose_threads,
+    has_base_graph,
+    load_openvino,
+)
 from replica.drivers.options import OptionsError
 from replica.engine.artifact import ArtifactError
 from replica.engine.graph import build_graph, read_base
-from replica.engine.safetensors import read_safetensors, write_safetensors
 from replica.engine.types import Finish, Sampling, SequenceRequest
 
 EXACT = {"precision": "f32"}  # deterministic: f32 compute and f32 KV
@@ -97,13 +102,10 @@ def test_same_tokens_as_without_pages_batch_and_cache(model_dir: Path, reference
 
 
 def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_after_a_resume(
-    model_dir: Path, run_to_end
+    model_dir: Path, run_all
 ) -> None:
     def generate(*requests: SequenceRequest) -> dict[int, list[int]]:
-        engine = load_openvino(model_dir, "base", EXACT)
-        for request in requests:
-            engine.add(request)
-        return run_to_end(engine)
+        return run_all(load_openvino(model_dir, "base", EXACT), *requests).tokens
 
     sampling = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1234)
     prompt = [10, 20, 30, 40]
@@ -121,28 +123,11 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_after_a_resume(
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "f32", "threads": 2}])
-def test_other_precisions_and_threads_serve(model_dir: Path, run_to_end, options: dict) -> None:
+def test_other_precisions_and_threads_serve(model_dir: Path, run_all, options: dict) -> None:
     engine = load_openvino(model_dir, "base", options)
-    for key in range(5):
-        engine.add(SequenceRequest(key, [key + 3] * 70, 40, ignore_eos=True))
-    tokens = run_to_end(engine)
+    requests = [SequenceRequest(key, [key + 3] * 70, 40, ignore_eos=True) for key in range(5)]
+    tokens = run_all(engine, *requests).tokens
     assert [len(tokens[key]) for key in range(5)] == [40] * 5
-
-
-def test_half_precision_and_an_untied_head_are_served(
-    model_dir: Path, tmp_path: Path, run_to_end, reference
-) -> None:
-    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
-    tensors = read_safetensors(model_dir / "model.safetensors")
-    config = json.loads((model_dir / "config.json").read_text())
-    config["tie_word_embeddings"] = False
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    half = {name: array.astype(np.float16) for name, array in tensors.items()}
-    write_safetensors(tmp_path / "model.safetensors", half)
-    engine = load_openvino(tmp_path, "base", EXACT)
-    engine.add(SequenceRequest(1, [5, 6, 7], 3, ignore_eos=True))
-    assert run_to_end(engine)[1] == reference([5, 6, 7], 3)
 
 
 def test_a_checkpoint_of_another_architecture_is_refused(model_dir: Path, tmp_path: Path) -> None:
@@ -173,3 +158,26 @@ def test_precision_follows_the_cpu(flags: set[str], options: dict, wanted: tuple
 def test_impossible_precisions_are_refused(options: dict) -> None:
     with pytest.raises(OptionsError, match="precision"):
         choose_precision(OpenvinoOptions(**options), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("adapter_slots", -1), ("adapter_rank", 0), ("base_graph", "yes")]
+)
+def test_impossible_options_are_refused(model_dir: Path, name: str, value: object) -> None:
+    with pytest.raises(OptionsError, match=name):
+        load_openvino(model_dir, "base", {name: value})
+
+
+def test_threads_follow_the_size_of_the_base_and_of_the_machine() -> None:
+    assert choose_threads(0, 1_000_000, 16) == 1
+    assert choose_threads(0, 100_000_000, 16) == 4
+    assert choose_threads(0, 8_000_000_000, 16) == 16
+    assert choose_threads(3, 1_000_000, 2) == 3
+
+
+def test_large_bases_and_bases_alone_have_one_graph() -> None:
+    assert has_base_graph("auto", 8, 1 << 20)
+    assert not has_base_graph("auto", 8, 1 << 30)
+    assert has_base_graph("on", 8, 1 << 30)
+    assert not has_base_graph("off", 8, 1 << 20)
+    assert has_base_graph("off", 0, 1 << 20)  # without slots there is no other graph
