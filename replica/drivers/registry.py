@@ -23,7 +23,15 @@ def _sim(directory: Path | None, base_digest: str, options: Mapping[str, Any]) -
     return load_sim(directory, base_digest, options)
 
 
-LOADERS: Mapping[str, Loader] = {"openvino": _openvino, "sim": _sim}
+def _trtllm(directory: Path | None, base_digest: str, options: Mapping[str, Any]) -> Driver:
+    from replica.drivers.trtllm import load_trtllm  # heavy, and only in images with GPUs' libraries
+
+    if directory is None:
+        raise ValueError("the engine trtllm needs a base artifact; import one on this node")
+    return load_trtllm(directory, base_digest, options)
+
+
+LOADERS: Mapping[str, Loader] = {"openvino": _openvino, "sim": _sim, "trtllm": _trtllm}
 
 
 def load_driver(

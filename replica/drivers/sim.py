@@ -78,7 +78,7 @@ class SimOptions:
         noise: Standard deviation of the logarithm of a factor on each step; its mean is 1.
         seed: Of the noise.
         adapter_slots: Adapters in one batch.
-        adapter_rank_max: Of one adapter.
+        adapter_rank: Largest rank of an adapter.
         adapter_memory_bytes: Of all adapters in host memory.
         adapter_read_s: Disk to host memory. The platform assumes about 1 s from NVMe.
         adapter_load_s: Host memory to a slot, in a step. The platform assumes about 50 ms.
@@ -100,7 +100,7 @@ class SimOptions:
     noise: float = 0.0
     seed: int = 0
     adapter_slots: int = 8
-    adapter_rank_max: int = 64
+    adapter_rank: int = 64
     adapter_memory_bytes: int = 16 << 30
     adapter_read_s: float = 1.0
     adapter_load_s: float = 0.05
@@ -197,7 +197,7 @@ class SimBackend:
         """Adapters, drafts and KV transfer; there are no probabilities to report or to change."""
         return Capabilities(
             adapter_slots=self._options.adapter_slots,
-            adapter_rank_max=self._options.adapter_rank_max,
+            adapter_rank_max=self._options.adapter_rank if self._options.adapter_slots else 0,
             has_drafts=True,
             has_kv_transfer=True,
         )
@@ -237,7 +237,7 @@ class SimBackend:
             rank = read_json(directory / "adapter_config.json").get("r")
         except ArtifactError as error:
             raise RefusedError(ErrorCode.ADAPTER_INVALID, str(error)) from None
-        limit = self._options.adapter_rank_max
+        limit = self._options.adapter_rank
         if not isinstance(rank, int) or not 0 < rank <= limit:
             raise RefusedError(
                 ErrorCode.ADAPTER_INVALID,

@@ -99,7 +99,7 @@ def test_options_may_be_text_and_mistakes_are_named() -> None:
 
 
 def test_unknown_engines_are_named() -> None:
-    with pytest.raises(ValueError, match="unknown engine 'gpu'; known are openvino, sim"):
+    with pytest.raises(ValueError, match="unknown engine 'gpu'; known are openvino, sim, trtllm"):
         load_driver("gpu", None, "base", {})
     with pytest.raises(ValueError, match="needs a base artifact"):
         load_driver("openvino", None, "base", {})

@@ -1,0 +1,181 @@
+"""TensorRT-LLM's LLM API as the driver uses it: every name of theirs stands in this module.
+
+What differs between versions is found out once, when the engine loads, by the version number and by
+looking at what is there; nothing is guessed while it serves. Names, and where each was seen in
+NVIDIA/TensorRT-LLM (1.2 line unless said):
+
+* `LLM(...)`, `generate_async(inputs, sampling_params, lora_request, streaming, cache_salt)`,
+  `get_stats_async`, `get_kv_cache_events_async`, `shutdown`: tensorrt_llm/llmapi/llm.py @4c05a748
+  and tests/unittest/api_stability/references/llm.yaml @ea35fd67.
+* `SamplingParams`, `GuidedDecodingParams`: tensorrt_llm/sampling_params.py @a98a9061. A result ends
+  at `end_id`, or at a stop word, which is cut off unless `include_stop_str_in_output`; so every end
+  is given as a stop word here, and `end_id` is -1.
+* `RequestOutput`: iteration, `abort`, `finished`, `cached_tokens`, `outputs[0].token_ids` (all so
+  far), `.logprobs` (a dict of `Logprob` per token), `.finish_reason` (stop, length, cancelled,
+  timeout): tensorrt_llm/executor/result.py @a678b91a. Iterating raises `RequestError` for errors of
+  the request alone, and anything else when the engine is lost: tensorrt_llm/executor/executor.py
+  @ed53795b.
+* `LoRARequest(lora_name, lora_int_id, lora_path)`: tensorrt_llm/executor/request.py @4ce835a5.
+  `LoraConfig`: tensorrt_llm/lora_helper.py, as the 1.2 examples import it.
+* Events: class `KVCacheEventSerializer` of tensorrt_llm/_utils.py. Statistics: `iterLatencyMS`,
+  `kvCacheStats` (`maxNumBlocks`, `usedNumBlocks`), `specDecodingStats` of the executor's JSON.
+
+Not used although there: per-request seeds (1.2's sampler has one seed for all; pull request 17172
+came later), `prompt_logprobs` (1.2 reports the most probable ones without the prompt's own token),
+penalties (1.2's default sampler has none).
+"""
+
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from replica.drivers.options import OptionsError
+from replica.engine.types import Finish, Grammar, GrammarKind, SequenceRequest
+from sluice.errors import ErrorCode
+
+IMAGE = "nvidia/tritonserver:26.07-trtllm-python-py3"
+_OLDEST = (1, 2)
+_MESSAGE_MAX = 500  # of an engine's error; the rest is a stack trace
+
+# Errors are texts. These are the caller's: the limits and inputs of one request. (C++ and Python of
+# the 1.2 line, and the grammar compiler.)
+_REFUSED = (
+    "should not exceed",
+    "exceeds the",
+    "lora_path",
+    "LoRA",
+    "matcher error",
+    "Unsupported guide type",
+    "require 0 <=",
+)
+# These say that there is no room now.
+_BUSY = ("Maximum queue size", "Exceeds maximum queue size", "Cache is full")
+# Of Rust's regular expressions, which the grammar compiler speaks.
+_REGEX_META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")
+
+Importer = Callable[[str], Any]
+
+
+class TrtllmApi:
+    """The installed version."""
+
+    def __init__(self, importer: Importer = importlib.import_module) -> None:
+        """Import it, which takes long and initialises the GPUs.
+
+        Raises:
+            ValueError: It is absent or too old; the message names the image that has it.
+        """
+        try:
+            package = importer("tensorrt_llm")
+        except ImportError as error:
+            raise ValueError(
+                f"the engine trtllm needs TensorRT-LLM, which is not installed ({error}); run it in"
+                f" an image built by deploy/images/engine.Dockerfile from {IMAGE}"
+            ) from None
+        self.version = str(package.__version__)
+        found = re.match(r"(\d+)\.(\d+)", self.version)
+        if found is None or (int(found[1]), int(found[2])) < _OLDEST:
+            raise ValueError(
+                f"TensorRT-LLM {self.version} is older than 1.2; use an image built from {IMAGE}"
+            )
+        self._llm = package.LLM
+        self._api = importer("tensorrt_llm.llmapi")
+        self._import = importer
+        accepted = inspect.signature(self._llm.generate_async).parameters
+        for name in ("sampling_params", "lora_request", "streaming", "cache_salt"):
+            if name not in accepted and "kwargs" not in accepted:
+                raise ValueError(
+                    f"TensorRT-LLM {self.version}: generate_async does not take {name}; the driver"
+                    f" knows the 1.2 and 1.3 lines, e.g. {IMAGE}"
+                )
+
+    @property
+    def request_error(self) -> type[Exception]:
+        """Raised for one request alone."""
+        return self._api.RequestError
+
+    def make(self, *names: str, **arguments: Any) -> Any:
+        """Return an object of the first class that this version has."""
+        for name in names:
+            cls = getattr(self._api, name, None)
+            if cls is not None:
+                return cls(**arguments)
+        raise OptionsError(f"TensorRT-LLM {self.version} has no {' or '.join(names)}")
+
+    def lora_config(self, **arguments: Any) -> Any:
+        """Return a `LoraConfig`."""
+        return self._import("tensorrt_llm.lora_helper").LoraConfig(**arguments)
+
+    def start(self, arguments: dict[str, Any]) -> Any:
+        """Return a loaded `LLM`."""
+        return self._llm(**arguments)
+
+    def lora_request(self, digest: str, number: int, path: str) -> Any:
+        """Name an adapter that lies in a directory of this machine."""
+        return self._api.LoRARequest(digest, number, path)
+
+    def sampling(self, request: SequenceRequest, stop_ids: frozenset[int]) -> Any:
+        """Return a request's `SamplingParams`."""
+        wanted = request.sampling
+        arguments: dict[str, Any] = {
+            "max_tokens": request.output_tokens_max,
+            "end_id": -1,
+            "pad_id": 0,
+            "stop_token_ids": sorted(stop_ids) or None,
+            "include_stop_str_in_output": True,
+            "detokenize": False,
+            "add_special_tokens": False,
+        }
+        if wanted.temperature == 0:
+            arguments["top_k"] = 1  # greedy in every version; a temperature of 0 is not
+        else:
+            arguments["temperature"] = wanted.temperature
+            arguments["seed"] = wanted.seed
+            if wanted.top_p < 1:
+                arguments["top_p"] = wanted.top_p
+            if wanted.top_k:
+                arguments["top_k"] = wanted.top_k
+        if wanted.logprobs >= 0:
+            arguments["logprobs"] = max(1, wanted.logprobs)  # 1.2 takes 0 for none
+        if wanted.grammar is not None:
+            arguments["guided_decoding"] = self._api.GuidedDecodingParams(**guide(wanted.grammar))
+        return self._api.SamplingParams(**arguments)
+
+
+def guide(grammar: Grammar) -> dict[str, Any]:
+    """Return the arguments of `GuidedDecodingParams` for a grammar.
+
+    Raises:
+        ValueError: The choices are not a JSON array of texts.
+    """
+    if grammar.kind is GrammarKind.JSON:
+        return {"json_object": True}
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return {"json": grammar.text}
+    if grammar.kind is GrammarKind.REGEX:
+        return {"regex": grammar.text}
+    if grammar.kind is GrammarKind.CHOICE:
+        return {"regex": choice_regex(grammar.text)}
+    return {"grammar": grammar.text}
+
+
+def choice_regex(text: str) -> str:
+    """Return a regular expression that matches exactly the texts of a JSON array."""
+    choices = json.loads(text)
+    if type(choices) is not list or not choices or any(type(it) is not str for it in choices):
+        raise ValueError("a choice is a JSON array of at least one string")
+    return "|".join(_REGEX_META.sub(r"\\\g<0>", choice) for choice in choices)
+
+
+def classify(error: Exception, request_error: type[Exception]) -> tuple[Finish, ErrorCode, str]:
+    """Return how a sequence ends that met this error, with a code and a message for people."""
+    text = str(error).partition("\nStack trace")[0].strip()[:_MESSAGE_MAX] or repr(error)
+    if any(part in text for part in _BUSY):
+        return Finish.BUSY, ErrorCode.ENGINE_BUSY, text
+    is_input = isinstance(error, ValueError | TypeError)
+    if is_input or (isinstance(error, request_error) and any(part in text for part in _REFUSED)):
+        return Finish.REFUSED, ErrorCode.ENGINE_REFUSED, text
+    return Finish.FAILED, ErrorCode.ENGINE_FAILED, text

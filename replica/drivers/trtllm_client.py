@@ -1,0 +1,217 @@
+"""The asyncio side of the driver `trtllm`: TensorRT-LLM's results as one stream of messages.
+
+TensorRT-LLM schedules by itself and answers on an event loop. One thread of ours runs that loop,
+one task there follows each request, and what they learn goes into one outbox, which the driver's
+thread drains. It holds at most what the living requests can still emit, and needs no other bound.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from replica.drivers.trtllm_api import TrtllmApi
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 2.0  # for which an iterator over events waits before it ends
+_IDLE_S = 0.05  # between two iterators over events
+# Tokens of one iteration of the engine arrive one by one; waiting this long makes them one frame.
+_GATHER_S = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """New tokens of a request.
+
+    Attributes:
+        handle: Of the request.
+        tokens: New ones, in order.
+        logprobs: Per token: id -> object with `logprob` and `rank`; empty when not asked for.
+        cached_tokens: Of the prompt, found in the prefix cache.
+    """
+
+    handle: int
+    tokens: list[int]
+    logprobs: list[Mapping[int, Any]]
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request has ended: with TensorRT-LLM's `finish_reason`, or with an error."""
+
+    handle: int
+    reason: str = ""
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Of one iteration of the engine."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvents:
+    """What happened in the KV cache, in order."""
+
+    events: list[Mapping[str, Any]]
+
+
+Message = Progress | Ended | Statistics | CacheEvents
+
+
+@dataclass(slots=True)
+class _Outbox:
+    messages: deque[Message] = field(default_factory=deque[Message])
+    arrived: threading.Event = field(default_factory=threading.Event)
+
+    def put(self, message: Message) -> None:
+        self.messages.append(message)
+        self.arrived.set()
+
+    def take(self, wait_s: float) -> list[Message]:
+        if not self.messages and wait_s > 0 and self.arrived.wait(wait_s):
+            time.sleep(_GATHER_S)
+        self.arrived.clear()
+        return [self.messages.popleft() for _ in range(len(self.messages))]
+
+
+class TrtllmClient:
+    """A loaded `LLM` and the thread of its event loop."""
+
+    def __init__(
+        self, api: TrtllmApi, arguments: dict[str, Any], *, has_cache_events: bool
+    ) -> None:
+        """Load the engine, which takes minutes, and start the thread."""
+        self._llm = api.start(arguments)
+        self._outbox = _Outbox()
+        self._results: dict[int, Any] = {}  # of the loop's thread
+        self._has_cache_events = has_cache_events
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trtllm", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether `take` would return something at once."""
+        return bool(self._outbox.messages)
+
+    def submit(
+        self, handle: int, prompt: list[int], sampling: Any, *, lora: Any, cache_salt: str | None
+    ) -> None:
+        """Send a request; its messages end with `Ended`."""
+        arguments = {
+            "inputs": prompt,
+            "sampling_params": sampling,
+            "lora_request": lora,
+            "streaming": True,
+            "cache_salt": cache_salt,
+        }
+        self._loop.call_soon_threadsafe(self._begin, handle, arguments)
+
+    def abort(self, handle: int) -> None:
+        """End a request; nothing happens when it has ended."""
+        self._loop.call_soon_threadsafe(self._abort, handle)
+
+    def take(self, wait_s: float) -> list[Message]:
+        """Return all messages that are there, or the first that come within `wait_s`."""
+        return self._outbox.take(wait_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Shut the engine down; waits for the thread up to `timeout_s`."""
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(timeout_s)
+        self._llm.shutdown()
+
+    def _run(self) -> None:
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._closing = asyncio.Event()
+        self._submitted = asyncio.Event()
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._poll(lambda: self._llm.get_stats_async(_POLL_S), _stats))
+            if self._has_cache_events:
+                events = lambda: self._llm.get_kv_cache_events_async(_POLL_S)  # noqa: E731
+                self._tasks.create_task(self._poll(events, _cache_events))
+            self._started.set()
+            await self._closing.wait()
+            for task in list(asyncio.all_tasks()):
+                if task is not asyncio.current_task():
+                    task.cancel()
+
+    def _begin(self, handle: int, arguments: dict[str, Any]) -> None:
+        try:
+            # Within the running loop: the result then has a queue of this loop.
+            result = self._llm.generate_async(**arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's end
+            self._outbox.put(Ended(handle, error=error))
+            return
+        self._results[handle] = result
+        self._submitted.set()
+        self._tasks.create_task(self._follow(handle, result))
+
+    def _abort(self, handle: int) -> None:
+        result = self._results.get(handle)
+        if result is not None and not result.finished:
+            result.abort()
+
+    async def _follow(self, handle: int, result: Any) -> None:
+        """Turn a result into messages until it ends."""
+        seen = seen_logprobs = 0
+        try:
+            async for _ in result:
+                output = result.outputs[0]
+                tokens = output.token_ids[seen:]
+                logprobs = (output.logprobs or ())[seen_logprobs : seen + len(tokens)]
+                seen += len(tokens)
+                seen_logprobs += len(logprobs)
+                if tokens:
+                    cached = int(getattr(result, "cached_tokens", 0) or 0)
+                    self._outbox.put(Progress(handle, list(tokens), list(logprobs), cached))
+            self._outbox.put(Ended(handle, reason=str(result.outputs[0].finish_reason)))
+        except Exception as error:  # noqa: BLE001 - the driver decides whose error it is
+            self._outbox.put(Ended(handle, error=error))
+        finally:
+            self._results.pop(handle, None)
+
+    async def _poll(
+        self,
+        iterate: Callable[[], AsyncIterable[Any]],
+        convert: Callable[[Any], Message | None],
+    ) -> None:
+        """Read one of the engine's own streams for ever.
+
+        In 1.2 an iterator that ran dry stays so until another request is submitted.
+        """
+        while True:
+            await self._submitted.wait()
+            if not self._results:
+                self._submitted.clear()
+            try:
+                async for item in iterate():
+                    message = convert(item)
+                    if message is not None:
+                        self._outbox.put(message)
+            except Exception:
+                log.exception("trtllm_poll_failed")  # the engine serves without it
+                return
+            await asyncio.sleep(_IDLE_S)
+
+
+def _stats(item: Any) -> Message | None:
+    return Statistics(item) if isinstance(item, dict) else None
+
+
+def _cache_events(item: Any) -> Message | None:
+    events = item if isinstance(item, list) else [item]
+    return CacheEvents([event for event in events if event])

@@ -1,0 +1,463 @@
+"""The driver `trtllm` over a loaded engine; `replica.drivers.trtllm` loads it.
+
+TensorRT-LLM schedules by itself: first come, first served. To keep priorities and late decisions,
+requests wait here and not there: at most `sequences_max` are with the engine at a time, the most
+important first, and only those with adapters that fit into its slots. `step()` hands requests over
+and collects what came since the last one; it waits for news, but only briefly, so that the host can
+bring new requests in between.
+
+Facts that TensorRT-LLM does not tell are the driver's: a sequence counts as admitted when it was
+handed over, adapters as resident by the order of their use. docs/engines.md lists what it cannot.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
+
+from replica.drivers.trtllm_adapters import DirectoryAdapter, adapter_number, read_directory_adapter
+from replica.drivers.trtllm_api import TrtllmApi, classify, guide
+from replica.drivers.trtllm_client import (
+    Ended,
+    Progress,
+    Statistics,
+    TrtllmClient,
+)
+from replica.drivers.trtllm_events import BlockTranslator
+from replica.drivers.trtllm_options import TrtllmOptions
+from replica.engine.adapter_table import AdapterTable
+from replica.engine.artifact import BaseFacts
+from replica.engine.types import (
+    URGENT_PRIORITY,
+    AdapterState,
+    AdmittedEvent,
+    Capabilities,
+    EngineLoad,
+    Finish,
+    FinishedEvent,
+    KvBlocks,
+    Limits,
+    RefusedError,
+    SequenceRequest,
+    StepEvents,
+    TokenLogprobs,
+)
+from replica.engine.validation import check_request
+from sluice.errors import ErrorCode
+
+log = logging.getLogger(__name__)
+
+_WAIT_S = 0.002  # for news in a step: what a new request may be late by
+_LOGPROBS_MAX = 20  # as in OpenAI's API
+_REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH}
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A living sequence; `handle` once it is with the engine."""
+
+    request: SequenceRequest
+    stop_ids: frozenset[int]
+    arrival: int
+    handle: int | None = None
+    handed_at_s: float = 0.0
+    first_token_at_s: float | None = None
+    output_tokens: int = 0
+    forks: list["_Entry"] = field(default_factory=list["_Entry"])
+
+    def rank(self) -> tuple[int, int]:
+        """Order of importance, most important first."""
+        return (-self.request.priority, self.arrival)
+
+
+class TrtllmDriver:
+    """The `Driver` over a loaded engine."""
+
+    name = "trtllm"
+
+    def __init__(
+        self,
+        api: TrtllmApi,
+        client: TrtllmClient,
+        facts: BaseFacts,
+        limits: Limits,
+        options: TrtllmOptions,
+        *,
+        root: bytes,
+        clock: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._client = client
+        self._facts = facts
+        self._limits = limits
+        self._options = options
+        self._root = root
+        self._clock = clock
+        self._capabilities = Capabilities(
+            adapter_slots=options.adapter_slots,
+            adapter_rank_max=options.adapter_rank if options.adapter_slots else 0,
+            logprobs_max=_LOGPROBS_MAX,
+            has_grammars=bool(options.grammars),
+        )
+        self._adapters = AdapterTable(options.adapter_slots, options.adapter_memory_bytes)
+        self._directories: dict[str, DirectoryAdapter] = {}
+        self._blocks = BlockTranslator()
+        self._cached: dict[bytes, None] = {}
+        self._living: dict[int, _Entry] = {}  # by key
+        self._sent: dict[int, _Entry] = {}  # by handle
+        self._waiting: list[tuple[tuple[int, int], _Entry]] = []  # heap; may hold ended ones
+        self._owed = self._waiting_count = 0
+        self._handles, self._arrivals = itertools.count(1), itertools.count(1)
+        self._events = StepEvents()
+        self._statistics: Mapping[str, Any] = {}
+        self._prompt_tokens = self._cached_tokens = 0
+        self._drafted = self._accepted = 0
+        self._heard_at_s = clock()
+        self._failure = ""
+
+    @property
+    def limits(self) -> Limits:
+        """Constant after loading."""
+        return self._limits
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Constant after loading."""
+        return self._capabilities
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step()` would do or report anything."""
+        return bool(self._living or self._events.finished or self._client.has_messages)
+
+    def add(self, request: SequenceRequest) -> None:
+        """Take a sequence and its forks; RefusedError when it is not valid here."""
+        self._check(request)
+        stop_ids = frozenset[int]()
+        if not request.ignore_eos:
+            stop_ids = request.stop_token_ids | self._facts.eos_ids
+        entry = _Entry(request, stop_ids, next(self._arrivals))
+        for fork in request.forks:
+            # Sent when the prompt is computed, which is then found in the cache.
+            copy = SequenceRequest(
+                key=fork.key,
+                prompt=request.prompt,
+                output_tokens_max=request.output_tokens_max,
+                sampling=replace(request.sampling, seed=fork.seed),
+                cache_root=request.cache_root,
+                adapter_digest=request.adapter_digest,
+                priority=request.priority,
+                submitted_at_s=request.submitted_at_s,
+            )
+            entry.forks.append(_Entry(copy, stop_ids, next(self._arrivals)))
+        for each in (entry, *entry.forks):
+            assert each.request.key not in self._living, each.request.key
+            self._living[each.request.key] = each
+            self._owed += len(request.prompt)
+            self._waiting_count += 1
+            if request.adapter_digest:
+                self._adapters.join(request.adapter_digest)
+        self._wait(entry)
+
+    def cancel(self, key: int) -> None:
+        """End a sequence; its event comes with the next step."""
+        entry = self._living.get(key)
+        if entry is not None:
+            if entry.handle is not None:
+                self._client.abort(entry.handle)
+            self._finish(entry, Finish.CANCELLED)
+
+    def step(self) -> StepEvents:
+        """Hand requests over and collect what the engine has done; waits for it only briefly."""
+        self._hand_over()
+        has_news = self._events.finished or not self._living
+        for message in self._client.take(0.0 if has_news else _WAIT_S):
+            if isinstance(message, Progress):
+                self._progress(message)
+            elif isinstance(message, Ended):
+                self._ended(message)
+            elif isinstance(message, Statistics):
+                self._heard_at_s = self._clock()
+                self._count(message.values)
+            else:
+                self._events.kv.update(self._blocks.apply(message.events))
+        self._watch()
+        events, self._events = self._events, StepEvents()
+        for key, is_cached in events.kv.items():
+            if is_cached:
+                self._cached[key] = None
+            else:
+                self._cached.pop(key, None)
+        return events
+
+    def load(self) -> EngineLoad:
+        """Return the state as far as the engine's last statistics tell it."""
+        cache = self._statistics.get("kvCacheStats") or {}
+        return EngineLoad(
+            running=len(self._sent),
+            waiting=self._waiting_count,
+            # An idle engine reports nothing; the last figure is of its last iteration.
+            kv_blocks_used=int(cache.get("usedNumBlocks") or 0) if self._sent else 0,
+            prefill_tokens_owed=self._owed,
+            step_s=float(self._statistics.get("iterLatencyMS") or 0.0) / 1e3,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            draft_tokens=self._drafted,
+            accepted_tokens=self._accepted,
+            adapters_resident=self._adapters.resident,
+        )
+
+    def cached_blocks(self) -> list[bytes]:
+        """Return the hashes of all cached blocks that were reported."""
+        return list(self._cached)
+
+    def read_adapter(self, digest: str, directory: Path) -> DirectoryAdapter:
+        """Check an adapter; TensorRT-LLM reads it from its directory, which must stay there."""
+        return read_directory_adapter(digest, directory, self._options.adapter_rank)
+
+    def put_adapter(self, digest: str, adapter: Any) -> None:
+        """Let sequences name an adapter; RefusedError when there is no memory for it."""
+        self._adapters.put(digest, adapter)
+        self._directories[digest] = adapter
+        held = {state.digest for state in self._adapters.states({})}
+        self._directories = {it: self._directories[it] for it in held}
+
+    def drop_adapter(self, digest: str) -> None:
+        """Forget an adapter when its last sequence has ended."""
+        self._adapters.drop(digest)
+
+    def has_adapter(self, digest: str) -> bool:
+        """Whether sequences may name it now."""
+        return self._adapters.has(digest)
+
+    def adapters(self) -> list[AdapterState]:
+        """Return the adapters; which are in slots is told by the order of their use."""
+        emitted: dict[str, int] = {}
+        for entry in self._living.values():
+            digest = entry.request.adapter_digest
+            emitted[digest] = emitted.get(digest, 0) + entry.output_tokens
+        return self._adapters.states(emitted)
+
+    def export_blocks(self, hashes: Sequence[bytes]) -> KvBlocks:
+        """Refuse: TensorRT-LLM's LLM API does not hand out blocks."""
+        raise _no_transfer(f"{len(hashes)} KV blocks cannot be exported")
+
+    def import_blocks(self, blocks: KvBlocks) -> int:
+        """Refuse: TensorRT-LLM's LLM API does not take blocks."""
+        raise _no_transfer(f"{len(blocks.hashes)} KV blocks cannot be imported")
+
+    def pin_blocks(self, hashes: Sequence[bytes], until_s: float) -> int:
+        """Pin nothing: its cache evicts as it likes."""
+        del hashes, until_s
+        return 0
+
+    def close(self) -> None:
+        """Shut the engine down."""
+        self._client.close(10.0)
+
+    def _check(self, request: SequenceRequest) -> None:
+        check_request(request, self._limits, self._capabilities)
+        digest = request.adapter_digest
+        if digest and not self._adapters.has(digest):
+            raise RefusedError(
+                ErrorCode.ADAPTER_NOT_FOUND,
+                f"adapter {digest[:12]} is not in this engine; load it before its sequences",
+            )
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return
+        if request.resumed_tokens:
+            raise RefusedError(
+                ErrorCode.UNSUPPORTED_PARAMETER,
+                f"a grammar cannot go on behind {request.resumed_tokens} emitted tokens here;"
+                " generate the answer anew",
+            )
+        try:
+            guide(grammar)
+        except ValueError as error:
+            raise RefusedError(ErrorCode.INVALID_REQUEST, f"the grammar: {error}") from None
+
+    def _wait(self, entry: _Entry) -> None:
+        heappush(self._waiting, (entry.rank(), entry))
+
+    def _hand_over(self) -> None:
+        """Send waiting requests, most important first, as far as there is room."""
+        while self._waiting:
+            entry = self._waiting[0][1]
+            if self._living.get(entry.request.key) is not entry:
+                heappop(self._waiting)
+                continue
+            is_urgent = entry.request.priority >= URGENT_PRIORITY
+            if self._failure:
+                heappop(self._waiting)
+                self._finish(entry, Finish.FAILED, ErrorCode.ENGINE_FAILED, self._failure)
+            elif (is_urgent or len(self._sent) < self._limits.sequences_max) and self._has_slot(
+                entry
+            ):
+                heappop(self._waiting)
+                self._send(entry)
+            else:
+                return
+
+    def _has_slot(self, entry: _Entry) -> bool:
+        digest = entry.request.adapter_digest
+        if not digest:
+            return True
+        return self._adapters.slot_of(digest) is not None or self._adapters.has_room
+
+    def _send(self, entry: _Entry) -> None:
+        request = entry.request
+        now_s = self._clock()
+        if not self._sent:
+            self._heard_at_s = now_s
+        try:
+            lora = self._lora(request.adapter_digest)
+            sampling = self._api.sampling(request, entry.stop_ids)
+        except (TypeError, ValueError) as error:
+            reason, code, text = classify(error, self._api.request_error)
+            self._finish(entry, reason, code, text)
+            return
+        if request.adapter_digest:
+            self._adapters.acquire(request.adapter_digest)
+            self._adapters.take_loads()  # TensorRT-LLM loads by itself; the table only counts
+        entry.handle, entry.handed_at_s = next(self._handles), now_s
+        self._sent[entry.handle] = entry
+        self._waiting_count -= 1
+        self._blocks.expect(request.prompt, request.cache_root or self._root)
+        self._client.submit(
+            entry.handle,
+            list(request.prompt),
+            sampling,
+            lora=lora,
+            # The root names base, adapter and tenant: blocks are shared only where all are equal.
+            cache_salt=request.cache_root.hex() if request.cache_root else None,
+        )
+
+    def _lora(self, digest: str) -> Any:
+        """Return the request for an adapter; None for the base."""
+        if not digest:
+            return None
+        directory = self._directories[digest].directory
+        return self._api.lora_request(digest, adapter_number(digest), str(directory))
+
+    def _progress(self, message: Progress) -> None:
+        self._heard_at_s = now_s = self._clock()
+        entry = self._sent.get(message.handle)
+        if entry is None:
+            return  # cancelled
+        request = entry.request
+        if entry.first_token_at_s is None:
+            entry.first_token_at_s = now_s
+            self._owed -= len(request.prompt)
+            self._admit(entry, message.cached_tokens)
+        entry.output_tokens += len(message.tokens)
+        events = self._events
+        events.has_runs = True
+        events.keys += [request.key] * len(message.tokens)
+        events.tokens += message.tokens
+        wanted = request.sampling.logprobs
+        if wanted >= 0:
+            for token, found in zip(message.tokens, message.logprobs, strict=True):
+                events.logprobs.append(_logprobs(request.key, token, found, wanted))
+
+    def _admit(self, entry: _Entry, cached_tokens: int) -> None:
+        request = entry.request
+        queue_s = max(0.0, entry.handed_at_s - request.submitted_at_s)
+        self._events.admitted.append(AdmittedEvent(request.key, queue_s, cached_tokens))
+        self._prompt_tokens += len(request.prompt)
+        self._cached_tokens += cached_tokens
+        if request.adapter_digest:
+            self._adapters.count_prompt(request.adapter_digest, len(request.prompt))
+        self._release_forks(entry)
+
+    def _release_forks(self, entry: _Entry) -> None:
+        for fork in entry.forks:
+            self._wait(fork)
+        entry.forks = []
+
+    def _ended(self, message: Ended) -> None:
+        self._heard_at_s = self._clock()
+        entry = self._sent.get(message.handle)
+        if message.error is not None and not self._is_own(message.error):
+            self._fail_all(f"TensorRT-LLM stopped: {message.error!r}")
+        elif entry is None:
+            return
+        elif message.error is not None:
+            reason, code, text = classify(message.error, self._api.request_error)
+            self._finish(entry, reason, code, text)
+        elif message.reason in _REASONS:
+            self._finish(entry, _REASONS[message.reason])
+        else:
+            text = f"TensorRT-LLM ended the request: {message.reason}"
+            self._finish(entry, Finish.FAILED, ErrorCode.ENGINE_FAILED, text)
+
+    def _is_own(self, error: Exception) -> bool:
+        """Whether an error is of one request, and the engine goes on."""
+        return isinstance(error, self._api.request_error | ValueError | TypeError)
+
+    def _fail_all(self, message: str) -> None:
+        """End everything, now and from now on: the process must be replaced."""
+        log.error("trtllm_failed: %s", message)
+        self._failure = message
+        for entry in list(self._living.values()):
+            self._finish(entry, Finish.FAILED, ErrorCode.ENGINE_FAILED, message)
+
+    def _watch(self) -> None:
+        """Give an engine up that says nothing although it should."""
+        silent_s = self._clock() - self._heard_at_s
+        if self._sent and silent_s > self._options.silence_s_max:
+            self._fail_all(f"TensorRT-LLM has said nothing for {silent_s:.0f} s")
+
+    def _finish(self, entry: _Entry, reason: Finish, code: str = "", message: str = "") -> None:
+        request = entry.request
+        del self._living[request.key]
+        self._release_forks(entry)
+        if entry.first_token_at_s is None:
+            self._owed -= len(request.prompt)
+        if entry.handle is None:
+            self._waiting_count -= 1
+        else:
+            del self._sent[entry.handle]
+        if request.adapter_digest:
+            if entry.handle is not None:
+                self._adapters.release(request.adapter_digest)
+            self._adapters.leave(request.adapter_digest, entry.output_tokens)
+        begun = entry.first_token_at_s
+        self._events.finished.append(
+            FinishedEvent(
+                key=request.key,
+                reason=reason,
+                code=code,
+                message=message,
+                prompt_tokens=len(request.prompt),
+                output_tokens=entry.output_tokens,
+                prefill_s=0.0 if begun is None else begun - entry.handed_at_s,
+            )
+        )
+
+    def _count(self, values: Mapping[str, Any]) -> None:
+        self._statistics = values
+        drafts = values.get("specDecodingStats") or {}
+        self._drafted += int(drafts.get("numDraftTokens") or 0)
+        self._accepted += int(drafts.get("numAcceptedTokens") or 0)
+
+
+def _logprobs(key: int, token: int, found: Mapping[int, Any], wanted: int) -> TokenLogprobs:
+    """Return one token's logprobs.
+
+    1.2 leaves out a sampled token that is not among the most probable ones; the least of these is
+    then the nearest bound that is known.
+    """
+    ranked = sorted(found.items(), key=lambda item: -item[1].logprob)
+    own = found[token] if token in found else ranked[-1][1]
+    top = tuple((int(other), float(value.logprob)) for other, value in ranked[:wanted])
+    return TokenLogprobs(key, float(own.logprob), top)
+
+
+def _no_transfer(what: str) -> RefusedError:
+    return RefusedError(
+        ErrorCode.UNSUPPORTED_PARAMETER, f"{what}: TensorRT-LLM's LLM API has no way to do it"
+    )

@@ -1,0 +1,94 @@
+"""From TensorRT-LLM's KV cache events to ours: a pure translation.
+
+TensorRT-LLM names cached blocks by hashes of its own, but its events carry the tokens of each block
+and the hash of the one before, so our chained hashes can be computed beside theirs. What its events
+do not carry is what else a chain depends on, adapter and tenant salt (1.2 leaves both out). They
+are told apart by the requests that were sent: the first block of a chain gets the root of the
+oldest request with these tokens whose root has no such block yet. Where two requests with equal
+beginnings and different roots overlap, the guess can swap them until the blocks are evicted; a
+router then expects the hit at the wrong place, and `cached_tokens` of the request corrects it.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sluice.hashing import BLOCK_TOKENS, block_hashes
+
+# First blocks for which the roots of requests are remembered.
+_BEGINNINGS_MAX = 65_536
+_ROOTS_MAX = 64  # per first block
+
+
+class BlockTranslator:
+    """Knows which of our blocks each of theirs is."""
+
+    def __init__(self) -> None:
+        # Tokens of a first block -> roots of requests that began with it, oldest first.
+        self._roots: OrderedDict[bytes, list[bytes]] = OrderedDict()
+        # (window, their hash) -> our hash; None for blocks that are not full or not ours.
+        self._ours: dict[tuple[int, Any], bytes | None] = {}
+        self._holders: dict[bytes, int] = {}  # our hash -> how many of theirs it stands for
+
+    def expect(self, prompt: Sequence[int], root: bytes) -> None:
+        """Note that a request with this prompt and root is about to be computed."""
+        if len(prompt) < BLOCK_TOKENS:
+            return
+        beginning = _key(prompt[:BLOCK_TOKENS])
+        roots = self._roots.setdefault(beginning, [])
+        self._roots.move_to_end(beginning)
+        if root not in roots:
+            roots.append(root)
+            del roots[:-_ROOTS_MAX]
+        if len(self._roots) > _BEGINNINGS_MAX:
+            self._roots.popitem(last=False)
+
+    def apply(self, events: Iterable[Mapping[str, Any]]) -> dict[bytes, bool]:
+        """Return what events changed: our hash -> whether it is now cached."""
+        changed: dict[bytes, bool] = {}
+        for event in events:
+            data = event.get("data") or {}
+            window = int(event.get("window_size") or 0)
+            if data.get("type") == "stored":
+                self._store(window, data, changed)
+            elif data.get("type") == "removed":
+                for their in data["block_hashes"]:
+                    self._remove((window, their), changed)
+        return changed
+
+    def _store(self, window: int, data: Mapping[str, Any], changed: dict[bytes, bool]) -> None:
+        parent = data.get("parent_hash")
+        for block in data["blocks"]:
+            their = block["block_hash"]
+            tokens = [token["token_id"] for token in block["tokens"]]
+            ours = self._translate(window, parent, tokens)
+            if (window, their) not in self._ours:
+                self._ours[window, their] = ours
+                if ours is not None:
+                    self._holders[ours] = self._holders.get(ours, 0) + 1
+                    changed[ours] = True
+            parent = their
+
+    def _translate(self, window: int, parent: Any, tokens: list[int]) -> bytes | None:
+        if len(tokens) != BLOCK_TOKENS:
+            return None
+        if parent is not None:
+            before = self._ours.get((window, parent))
+            return None if before is None else block_hashes(tokens, before, 1)[0]
+        hashes = [block_hashes(tokens, root, 1)[0] for root in self._roots.get(_key(tokens), ())]
+        fresh = [key for key in hashes if key not in self._holders]
+        return next(iter(fresh or hashes), None)
+
+    def _remove(self, their: tuple[int, Any], changed: dict[bytes, bool]) -> None:
+        ours = self._ours.pop(their, None)
+        if ours is None:
+            return
+        self._holders[ours] -= 1
+        if not self._holders[ours]:
+            del self._holders[ours]
+            changed[ours] = False
+
+
+def _key(tokens: Sequence[int]) -> bytes:
+    return array("i", tokens).tobytes()

@@ -1,0 +1,184 @@
+"""Options of the driver `trtllm`, and what they become as arguments of TensorRT-LLM's `LLM`.
+
+Names seen in NVIDIA/TensorRT-LLM: the arguments in references_committed/llm.yaml @e00a1866 and
+references/llm.yaml @ea35fd67 of tests/unittest/api_stability, the classes in
+tensorrt_llm/llmapi/__init__.py @5ca85aff (all of the 1.2 line); what newer lines renamed is said
+where it matters.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from replica.drivers.options import OptionsError
+from replica.drivers.trtllm_api import TrtllmApi
+from sluice.hashing import BLOCK_TOKENS
+
+# The speculation of 1.2 and newer; the class is the first of these that the installed version has.
+_SPECULATION: Mapping[str, tuple[str, ...]] = {
+    "NGram": ("NGramDecodingConfig",),
+    "Eagle3": ("Eagle3DecodingConfig", "EagleDecodingConfig"),  # split after 1.2
+    "MTP": ("MTPDecodingConfig",),
+    "DraftTarget": ("DraftTargetDecodingConfig",),
+    "PARD": ("PARDDecodingConfig",),  # newer than 1.2
+    "SA": ("SADecodingConfig",),  # newer than 1.2
+}
+_GRAMMAR_ENGINES = ("llguidance", "")
+
+
+@dataclass(frozen=True, slots=True)
+class TrtllmOptions:
+    """What SLUICE_ENGINE_OPTIONS may set.
+
+    Quantized checkpoints need no option: TensorRT-LLM reads the method from the checkpoint.
+
+    Attributes:
+        tensor_parallel: GPUs over which each layer is spread.
+        pipeline_parallel: GPUs over which the layers are spread.
+        expert_parallel: Of mixture-of-experts layers; 0: TensorRT-LLM decides.
+        dtype: Of the computation; auto: as the checkpoint.
+        sequences_max: In one batch (`max_batch_size`).
+        step_tokens_max: Computed per iteration (`max_num_tokens`); longer prompts are chunked.
+        context_tokens_max: 0: as the base says.
+        kv_memory_share: Of the GPU memory that is free after loading.
+        kv_tokens_max: An upper bound of the cache in tokens; 0: memory decides.
+        kv_dtype: auto, fp8, ... as TensorRT-LLM names them.
+        kv_host_bytes: Host memory to which blocks are evicted first.
+        kv_events_max: Events kept between two looks; 0: routers learn nothing of the cache.
+        stream_interval: Tokens per sequence and message; more saves CPU and delays tokens.
+        grammars: llguidance, or empty for none. xgrammar is left out: its EBNF is not Lark's.
+        adapter_slots: LoRA adapters in one batch; 0: none are served.
+        adapter_rank: Largest rank of an adapter.
+        adapter_modules: TensorRT-LLM's names, by commas.
+        adapter_memory_bytes: Of all adapters in host memory.
+        adapters_cached_max: Adapters that TensorRT-LLM itself keeps there (`max_cpu_loras`).
+        speculation: JSON object with decoding_type (NGram, Eagle3, MTP, DraftTarget, ...) and the
+            fields of its class; empty for none.
+        load_s_max: Loading and the first token together.
+        silence_s_max: Without any token while sequences run, the engine counts as dead.
+        trust_remote_code: Let the checkpoint's own Python code run.
+        extra: JSON object of further `LLM` arguments, e.g. moe_config; none of those set here.
+    """
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 0
+    dtype: str = "auto"
+    sequences_max: int = 256
+    step_tokens_max: int = 8192
+    context_tokens_max: int = 0
+    prefix_cache: bool = True
+    kv_memory_share: float = 0.9
+    kv_tokens_max: int = 0
+    kv_dtype: str = "auto"
+    kv_host_bytes: int = 0
+    kv_events_max: int = 65_536
+    stream_interval: int = 1
+    grammars: str = "llguidance"
+    adapter_slots: int = 0
+    adapter_rank: int = 64
+    adapter_modules: str = "attn_q,attn_k,attn_v,attn_dense,mlp_h_to_4h,mlp_4h_to_h,mlp_gate"
+    adapter_memory_bytes: int = 4 << 30
+    adapters_cached_max: int = 64
+    speculation: str = ""
+    load_s_max: float = 1800.0
+    silence_s_max: float = 60.0
+    trust_remote_code: bool = False
+    extra: str = ""
+
+
+def check_options(options: TrtllmOptions) -> None:
+    """Raise OptionsError for what cannot be; needs no TensorRT-LLM, so profiles can be tested."""
+    positive = {
+        "tensor_parallel": options.tensor_parallel,
+        "pipeline_parallel": options.pipeline_parallel,
+        "sequences_max": options.sequences_max,
+        "step_tokens_max": options.step_tokens_max,
+        "stream_interval": options.stream_interval,
+        "load_s_max": options.load_s_max,
+        "silence_s_max": options.silence_s_max,
+    }
+    for name, value in positive.items():
+        if not value > 0:
+            raise OptionsError(f"engine option {name} is {value}; it must be above 0")
+    if not 0 < options.kv_memory_share < 1:
+        raise OptionsError(
+            f"engine option kv_memory_share is {options.kv_memory_share}, not in 0..1"
+        )
+    if options.grammars not in _GRAMMAR_ENGINES:
+        raise OptionsError(f"engine option grammars is {options.grammars!r}; llguidance or empty")
+    if options.adapter_slots and not options.adapter_modules:
+        raise OptionsError("engine option adapter_modules is empty; adapters need modules")
+    speculation = _json_object("speculation", options.speculation)
+    if speculation and speculation.get("decoding_type") not in _SPECULATION:
+        raise OptionsError(
+            f"engine option speculation: decoding_type is {speculation.get('decoding_type')!r};"
+            f" known are {', '.join(_SPECULATION)}"
+        )
+    _json_object("extra", options.extra)
+
+
+def llm_arguments(
+    api: TrtllmApi, directory: Path, options: TrtllmOptions, context_tokens_max: int
+) -> dict[str, Any]:
+    """Return the arguments of `LLM`; OptionsError when the installed version lacks one."""
+    cache: dict[str, Any] = {
+        "enable_block_reuse": options.prefix_cache,
+        "free_gpu_memory_fraction": options.kv_memory_share,
+        "dtype": options.kv_dtype,
+        "tokens_per_block": BLOCK_TOKENS,
+    }
+    if options.prefix_cache:
+        cache["event_buffer_max_size"] = options.kv_events_max
+    if options.kv_tokens_max:
+        cache["max_tokens"] = options.kv_tokens_max
+    if options.kv_host_bytes:
+        cache["host_cache_size"] = options.kv_host_bytes
+    arguments: dict[str, Any] = {
+        "model": str(directory),
+        "skip_tokenizer_init": not options.grammars,  # a grammar is over the tokenizer's texts
+        "trust_remote_code": options.trust_remote_code,
+        "tensor_parallel_size": options.tensor_parallel,
+        "pipeline_parallel_size": options.pipeline_parallel,
+        "dtype": options.dtype,
+        "max_batch_size": options.sequences_max,
+        "max_num_tokens": options.step_tokens_max,
+        "max_seq_len": context_tokens_max,
+        "enable_chunked_prefill": True,
+        "enable_iter_perf_stats": True,
+        "stream_interval": options.stream_interval,
+        "kv_cache_config": api.make("KvCacheConfig", **cache),
+    }
+    if options.expert_parallel:
+        arguments["moe_expert_parallel_size"] = options.expert_parallel
+    if options.grammars:
+        arguments["guided_decoding_backend"] = options.grammars
+    if options.adapter_slots:
+        arguments["lora_config"] = api.lora_config(
+            lora_target_modules=options.adapter_modules.split(","),
+            max_lora_rank=options.adapter_rank,
+            max_loras=options.adapter_slots,
+            max_cpu_loras=max(options.adapters_cached_max, options.adapter_slots),
+        )
+    speculation = _json_object("speculation", options.speculation)
+    if speculation:
+        arguments["speculative_config"] = api.make(
+            *_SPECULATION[speculation.pop("decoding_type")], **speculation
+        )
+    extra = _json_object("extra", options.extra)
+    for name in extra:
+        if name in arguments:
+            raise OptionsError(f"engine option extra names {name}, which another option sets")
+    return arguments | extra
+
+
+def _json_object(name: str, text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text or "{}")
+    except ValueError as error:
+        raise OptionsError(f"engine option {name} is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise OptionsError(f"engine option {name} is not a JSON object")
+    return cast("dict[str, Any]", document)
