@@ -95,6 +95,14 @@ def find_base(chosen: Path | None) -> Path:
     return directory
 
 
+def find_adapters(chosen: Path | None) -> list[Path]:
+    """Return the directories of the shipped base's adapters; another base has none."""
+    if chosen is not None:
+        return []
+    found = (_shipped_base().parent / "adapters").glob("*/adapter_config.json")
+    return sorted(path.parent for path in found)
+
+
 def _shipped_base() -> Path:
     """Return model_repo/default of the checkout, else that inside the installed package."""
     packages = Path(__file__).parents[2]

@@ -34,17 +34,27 @@ _CANARY_PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ShippedBase:
-    """The base that the stack serves: its digest, and how long its prompts may be."""
+    """A base that the stack serves.
+
+    Attributes:
+        digest: Of its artifact.
+        name: Public.
+        context_tokens_max: How long prompt and answer may be together.
+        adapters: (name, digest) of each; served as `<name of the base>-<name>`.
+    """
 
     digest: str
     name: str
     context_tokens_max: int
+    adapters: tuple[tuple[str, str], ...] = ()
 
 
-def read_base(directory: Path, digest: str) -> ShippedBase:
+def read_base(
+    directory: Path, digest: str, adapters: tuple[tuple[str, str], ...] = ()
+) -> ShippedBase:
     """Return what the control plane must know of a base in Hugging Face form."""
     config = json.loads((directory / "config.json").read_text())
-    return ShippedBase(digest, MODEL, int(config["max_position_embeddings"]))
+    return ShippedBase(digest, MODEL, int(config["max_position_embeddings"]), adapters)
 
 
 async def seed(
@@ -86,13 +96,23 @@ async def seed_base(
         f"/v1/pools/{pool_id}",
         {"base_digest": base.digest, "engine": engine, "replicas_wanted": replicas},
     )
-    await api.call(
-        "PUT",
-        f"/v1/models/{base.name}",
-        {"base_digest": base.digest, "pool_id": pool_id, "release": base.digest[:12]},
-    )
+    model = {"base_digest": base.digest, "pool_id": pool_id}
+    await api.call("PUT", f"/v1/models/{base.name}", model | {"release": base.digest[:12]})
+    await _seed_adapters(api, base, model)
     await retire_pools(api, pool_prefix, current=pool_id)
     return pool_id
+
+
+async def _seed_adapters(api: Api, base: ShippedBase, model: dict[str, str]) -> None:
+    """Serve the base's adapters, and none of an earlier start that it does not have any more."""
+    served = {f"{base.name}-{name}": digest for name, digest in base.adapters}
+    for name, digest in served.items():
+        body = model | {"adapter_digest": digest, "release": digest[:12]}
+        await api.call("PUT", f"/v1/models/{name}", body)
+    for known in await api.list("/v1/models"):
+        name = str(known["id"])
+        if name.startswith(f"{base.name}-") and known["adapter_digest"] and name not in served:
+            await api.call("DELETE", f"/v1/models/{name}")
 
 
 async def retire_pools(api: Api, pool_prefix: str, *, current: str = "") -> None:

@@ -248,8 +248,12 @@ def _prepare(home: Home, options: StackOptions, progress: Progress) -> ShippedBa
     directory = preflight.find_base(options.base)
     progress.update(_BASE_STEP, STARTING)
     digest = import_directory(directory, home.artifacts)
+    adapters = tuple(
+        (path.name, import_directory(path, home.artifacts))
+        for path in preflight.find_adapters(options.base)
+    )
     progress.update(_BASE_STEP, DONE, digest[:12])
-    return read_base(directory, digest)
+    return read_base(directory, digest, adapters)
 
 
 async def _until_started(
