@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from replica.engine.driver import Driver
 from replica.engine.types import RefusedError
+from replica.host.counters import HostCounters
 from sluice.artifacts import artifact_path
 from sluice.errors import ErrorCode
 
@@ -37,15 +38,21 @@ class Background(Protocol):
 class AdapterDesk:
     """Gets adapters into the driver."""
 
-    def __init__(self, driver: Driver, directory: Path | None, background: Background) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        directory: Path | None,
+        background: Background,
+        counters: HostCounters,
+    ) -> None:
         """Make an idle desk; `directory` holds artifacts by digest, None: there are none."""
         self._driver = driver
         self._directory = directory
         self._background = background
+        self._counters = counters
         self._waiting: dict[str, list[Done]] = {}
         # An artifact never changes, so neither does what the driver thinks of it.
         self._refused: dict[str, RefusedError] = {}
-        self.failures = 0  # reads that ended in an error
 
     def fetch(self, digest: str, done: Done) -> None:
         """Make sure that the driver has an adapter, then call `done`, at once or in a later turn.
@@ -86,7 +93,7 @@ class AdapterDesk:
     def _was_read(self, digest: str, outcome: Any) -> None:
         error = self._put(digest, outcome)
         if error is not None:
-            self.failures += 1
+            self._counters.adapter_failures += 1
         for done in self._waiting.pop(digest):
             # One of them may have needed the room for something else; the next then starts over.
             if error is None and not self._driver.has_adapter(digest):

@@ -4,39 +4,18 @@ Every router that may use the replica has one attachment at a time, with sequenc
 module says what becomes of them; `replica.host.service` moves the bytes.
 """
 
-import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from replica.engine.driver import Driver
-from replica.engine.types import (
-    URGENT_PRIORITY,
-    AdapterState,
-    EngineLoad,
-    Finish,
-    FinishedEvent,
-    Fork,
-    RefusedError,
-    SequenceRequest,
-    StepEvents,
-)
+from replica.engine.types import AdapterState, EngineLoad, RefusedError, StepEvents
 from replica.host.adapters import AdapterDesk, Background
-from replica.host.attachments import (
-    Attachment,
-    Hosted,
-    Probe,
-    Reply,
-    finished_message,
-    refusal,
-    refused_frame,
-)
+from replica.host.attachments import Attachment, finished_message, refusal
 from replica.host.control import ControlDesk
 from replica.host.counters import HostCounters
 from replica.host.frames import encode_limits, encode_resumed, fill_adapters, fill_state
 from replica.host.news import Outbox, StepNews
-from replica.host.requests import decode_sequence
+from replica.host.sequences import SequenceBook
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
@@ -71,28 +50,25 @@ class HostCore:
         """
         self._driver = driver
         self._base_digest = base_digest
-        self._living_max = driver.limits.sequences_max + waiting_max
-        self._entropy = entropy
-        self._keys = itertools.count(1)
-        self._living: dict[int, Hosted] = {}
         self._attachments: dict[int, Attachment] = {}
-        self._probes: dict[int, Probe] = {}  # by key
-        self._adapters = AdapterDesk(driver, artifacts_dir, background)
         self._resident: tuple[str, ...] = ()
         self._step = 0
-        self.is_draining = False
         self.counters = HostCounters()
-        self.control = ControlDesk(driver, base_digest, self._adapters, background, self.counters)
+        adapters = AdapterDesk(driver, artifacts_dir, background, self.counters)
+        self.control = ControlDesk(driver, base_digest, adapters, background, self.counters)
+        self.sequences = SequenceBook(
+            driver,
+            base_digest,
+            adapters,
+            self.counters,
+            living_max=driver.limits.sequences_max + waiting_max,
+            entropy=entropy,
+        )
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do or report anything."""
         return self._driver.has_work
-
-    @property
-    def living(self) -> int:
-        """Sequences of routers and probes, those that wait for an adapter among them."""
-        return len(self._living)
 
     def load(self) -> EngineLoad:
         """Return the state of the engine."""
@@ -149,9 +125,7 @@ class HostCore:
         attachment = self._attachments.pop(epoch, None)
         if attachment is None:
             return
-        for hosted in list(attachment.sequences.values()):
-            self._driver.cancel(hosted.key)
-            self._end(hosted, _cut(hosted, FinishedEvent(hosted.key, Finish.CANCELLED)))
+        self.sequences.cancel_all(attachment)
         self._post(attachment, self._driver.load(), attachment.told_at_s)
         attachment.outbox.close()
 
@@ -171,18 +145,11 @@ class HostCore:
     def submit(self, epoch: int, sequences: Iterable[wire.Sequence], seen_at_s: float) -> None:
         """Take sequences; what becomes of each is told in frames.
 
-        An id that is alive is ignored, so that a submit can be repeated. An unknown epoch is
-        ignored: its router has been told, or has gone.
+        An unknown epoch is ignored: its router has been told, or has gone.
         """
         attachment = self._attachments.get(epoch)
-        if attachment is None:
-            return
-        for message in sequences:
-            if message.id not in attachment.sequences:
-                try:
-                    self._take(attachment, message, seen_at_s)
-                except RefusedError as error:
-                    self._refuse(attachment, message, error)
+        if attachment is not None:
+            self.sequences.take(attachment, sequences, seen_at_s)
 
     def busy(self, epoch: int, sequences: Iterable[int]) -> None:
         """Turn sequences away that did not fit into the inbox."""
@@ -201,31 +168,8 @@ class HostCore:
             return
         for sequence in sequences:
             hosted = attachment.sequences.get(sequence)
-            if hosted is None:
-                continue
-            if hosted.is_parked:
-                self._end(hosted, FinishedEvent(hosted.key, Finish.CANCELLED))
-            else:
-                self._driver.cancel(hosted.key)
-
-    def probe(self, message: wire.Probe, reply: Reply, now_s: float) -> None:
-        """Start a canary inference."""
-        request = SequenceRequest(
-            key=next(self._keys),
-            prompt=list(message.prompt),
-            output_tokens_max=message.tokens,
-            priority=URGENT_PRIORITY,
-            ignore_eos=True,
-            submitted_at_s=now_s,
-        )
-        try:
-            self._driver.add(request)
-        except RefusedError as error:
-            reply(refused_frame(error))
-            return
-        probe = Probe(reply, now_s)
-        self._probes[request.key] = probe
-        self._living[request.key] = Hosted(request.key, 0, probe)
+            if hosted is not None:
+                self.sequences.cancel(hosted)
 
     def idle_s(self, now_s: float) -> float:
         """Return how long an idle host may wait before somebody must hear that it lives."""
@@ -243,8 +187,9 @@ class HostCore:
         """Tell every attachment what a step brought it; also that the engine lives, when idle."""
         load = self._driver.load()
         self._count(events, load)
-        self._distribute(events, now_s)
-        for attachment in list(self._attachments.values()):
+        attachments = list(self._attachments.values())
+        self.sequences.distribute(events, attachments[0] if len(attachments) == 1 else None, now_s)
+        for attachment in attachments:
             if attachment.orphaned_at_s is not None:
                 self._keep(attachment, attachment.orphaned_at_s, now_s)
                 continue
@@ -261,87 +206,13 @@ class HostCore:
 
     def drain_all(self) -> None:
         """End everything because the engine stops; routers go on elsewhere."""
-        for key in self._living:
-            self._driver.cancel(key)
+        for attachment in self._attachments.values():
+            for hosted in attachment.sequences.values():
+                self._driver.cancel(hosted.key)
         self._end_all(RefusedError(ErrorCode.DRAINING, "the replica is draining"))
 
-    def _take(self, attachment: Attachment, message: wire.Sequence, seen_at_s: float) -> None:
-        """Take a sequence and its forks; an adapter that is not here is read first."""
-        ids = [message.id, *(fork.id for fork in message.forks)]
-        self._check_room(attachment, ids)
-        keys = [next(self._keys) for _ in ids]
-        request = decode_sequence(
-            message,
-            keys,
-            base_digest=self._base_digest,
-            seen_at_s=seen_at_s,
-            entropy=self._entropy,
-        )
-        for key, sequence in zip(keys, ids, strict=True):
-            hosted = Hosted(key, sequence, attachment, is_parked=True)
-            self._living[key] = attachment.sequences[sequence] = hosted
-        if request.adapter_digest and self._driver.capabilities.adapter_slots:
-            self._adapters.fetch(request.adapter_digest, partial(self._start, request))
-        else:
-            self._start(request, None)
-
-    def _check_room(self, attachment: Attachment, ids: list[int]) -> None:
-        if self.is_draining:
-            raise RefusedError(ErrorCode.DRAINING, "the replica is draining")
-        most = self._driver.limits.sequences_max
-        if len(ids) > most:
-            message = f"{len(ids)} answers to one prompt; this engine runs {most} sequences"
-            raise RefusedError(ErrorCode.INVALID_REQUEST, message)
-        if len(self._living) + len(ids) > self._living_max:
-            message = f"{len(self._living)} sequences are here already; at most {self._living_max}"
-            raise RefusedError(ErrorCode.ENGINE_BUSY, message)
-        if len(ids) > 1 and (
-            len(set(ids)) < len(ids) or not attachment.sequences.keys().isdisjoint(ids)
-        ):
-            message = "a fork has the id of another sequence; give each an id of its own"
-            raise RefusedError(ErrorCode.INVALID_REQUEST, message)
-
-    def _refuse(self, attachment: Attachment, message: wire.Sequence, error: RefusedError) -> None:
-        """End a sequence that was not taken, and its forks."""
-        event = refusal(0, error, len(message.prompt))
-        for sequence in dict.fromkeys([message.id, *(fork.id for fork in message.forks)]):
-            if sequence not in attachment.sequences:
-                attachment.finish(sequence, finished_message(sequence, event))
-
-    def _start(self, request: SequenceRequest, error: RefusedError | None) -> None:
-        """Give the driver what is still wanted of a request, or end it with `error`."""
-        keys = [request.key, *(fork.key for fork in request.forks)]
-        wanted = [key for key in keys if key in self._living]  # the rest was cancelled meanwhile
-        if not wanted:
-            return
-        if error is None:
-            try:
-                self._driver.add(_for_keys(request, wanted))
-            except RefusedError as refused:
-                error = refused
-        if error is None and request.sampling.grammar is not None:
-            self.counters.grammars += 1
-        for key in wanted:
-            hosted = self._living[key]
-            if error is None:
-                hosted.is_parked = False
-            else:
-                self._end(hosted, refusal(key, error, len(request.prompt)))
-
-    def _end(self, hosted: Hosted, event: FinishedEvent, now_s: float = 0.0) -> None:
-        """Take a sequence off the books and tell its owner."""
-        del self._living[hosted.key]
-        self.counters.ended[event.reason.name.lower()] += 1
-        owner = hosted.owner
-        if isinstance(owner, Attachment):
-            owner.finish(hosted.id, finished_message(hosted.id, event), hosted.told)
-        else:
-            del self._probes[hosted.key]
-            owner.reply(self._probe_reply(owner, hosted, event, now_s))
-
     def _end_all(self, error: RefusedError) -> None:
-        for hosted in list(self._living.values()):
-            self._end(hosted, _cut(hosted, refusal(hosted.key, error)))
+        self.sequences.end_all(error)
         for attachment in self._attachments.values():
             self._post(attachment, EngineLoad(), attachment.told_at_s)
             attachment.outbox.close()
@@ -392,95 +263,3 @@ class HostCore:
             self._resident = load.adapters_resident
             counters.adapter_loads += len(now - before)
             counters.adapter_evictions += len(before - now)
-
-    def _distribute(self, events: StepEvents, now_s: float) -> None:
-        living = self._living
-        if events.keys:
-            self._file_tokens(events)
-        for part in events.prompt_logprobs:
-            hosted = living.get(part.key)
-            if hosted is not None and isinstance(hosted.owner, Attachment):
-                hosted.told.prompt_logprobs.append(part)
-                hosted.owner.news.add_prompt_logprobs(hosted.id, part)
-        for entry in events.logprobs:
-            hosted = living.get(entry.key)
-            if hosted is not None and isinstance(hosted.owner, Attachment):
-                hosted.told.logprobs.append(entry)
-                hosted.owner.news.add_logprobs(hosted.id, entry)
-        for fact in events.admitted:
-            hosted = living.get(fact.key)
-            if hosted is not None and isinstance(hosted.owner, Attachment):
-                hosted.told.admitted = wire.Admitted(
-                    sequence=hosted.id,
-                    queue_us=int(fact.queue_s * 1e6),
-                    cached_tokens=fact.cached_tokens,
-                )
-                hosted.owner.news.admitted.append(hosted.told.admitted)
-        for event in events.finished:
-            hosted = living.get(event.key)
-            if hosted is not None:
-                self._end(hosted, event, now_s)
-
-    def _file_tokens(self, events: StepEvents) -> None:
-        """File the new tokens; the host's one piece of work per token."""
-        keys, tokens = events.keys, events.tokens
-        if len(self._attachments) == 1 and not self._probes:  # nearly always: columns stay whole
-            try:
-                hosted = list(map(self._living.__getitem__, keys))
-            except KeyError:
-                pass  # of a sequence that was detached while the step ran
-            else:
-                for one, token in zip(hosted, tokens, strict=True):
-                    one.told.output.append(token)
-                (attachment,) = self._attachments.values()
-                attachment.news.has_runs |= events.has_runs
-                attachment.news.add_tokens([one.id for one in hosted], tokens)
-                return
-        columns: dict[Attachment, tuple[list[int], list[int]]] = {}
-        for key, token in zip(keys, tokens, strict=True):
-            one = self._living.get(key)
-            if one is None:
-                continue
-            one.told.output.append(token)
-            if isinstance(one.owner, Attachment):
-                ids, own = columns.setdefault(one.owner, ([], []))
-                ids.append(one.id)
-                own.append(token)
-        for attachment, (ids, own) in columns.items():
-            attachment.news.has_runs |= events.has_runs
-            attachment.news.add_tokens(ids, own)
-
-    def _probe_reply(
-        self, probe: Probe, hosted: Hosted, event: FinishedEvent, now_s: float
-    ) -> wire.HostFrame:
-        if event.reason not in (Finish.LENGTH, Finish.STOP):
-            code = event.code or ErrorCode.ENGINE_FAILED
-            return wire.HostFrame(refused=wire.Refused(code=code, message=event.message))
-        return wire.HostFrame(
-            probe=wire.ProbeReply(
-                tokens=hosted.told.output,
-                elapsed_us=int((now_s - probe.started_at_s) * 1e6),
-                engine=self._driver.name,
-                base_digest=self._base_digest,
-                active=len(self._living) - len(self._probes),
-            )
-        )
-
-
-def _for_keys(request: SequenceRequest, wanted: list[int]) -> SequenceRequest:
-    """Return what is left of a request when only some of its sequences are wanted."""
-    if len(wanted) == 1 + len(request.forks):
-        return request
-    seeds = {request.key: request.sampling.seed, **{f.key: f.seed for f in request.forks}}
-    first, *others = wanted
-    return replace(
-        request,
-        key=first,
-        sampling=replace(request.sampling, seed=seeds[first]),
-        forks=tuple(Fork(key, seeds[key]) for key in others),
-    )
-
-
-def _cut(hosted: Hosted, event: FinishedEvent) -> FinishedEvent:
-    """Return the end of a sequence that was running, with what it has brought."""
-    return replace(event, output_tokens=len(hosted.told.output))

@@ -279,8 +279,8 @@ class EngineHost:
     def _is_over(self) -> bool:
         if self._drain_until_s is None:
             return False
-        self._core.is_draining = True
-        return self._core.living == 0 or self._clock() >= self._drain_until_s
+        self._core.sequences.is_draining = True
+        return len(self._core.sequences) == 0 or self._clock() >= self._drain_until_s
 
     def _take_actions(self) -> list[Callable[[], None]]:
         """Return what arrived; when there is nothing to compute, wait for it or for a heartbeat."""
@@ -309,7 +309,7 @@ class EngineHost:
         if kind == "attach":
             self._attach(request.attach, answer)
         elif kind == "probe":
-            self._core.probe(request.probe, answer, seen_at_s)
+            self._core.sequences.probe(request.probe, answer, seen_at_s)
         elif kind == "adapters":
             control.adapters(request.adapters, answer)
         elif kind == "export_kv":

@@ -28,6 +28,8 @@ from replica.engine.types import (
     TokenLogprobs,
 )
 from replica.host import EngineHost
+from replica.host.core import HostCore
+from replica.host.frames import FrameEncoder
 from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS, block_hashes
 from sluice.wire.engine.v1 import engine_pb2 as wire
@@ -384,3 +386,101 @@ def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def wait_until() -> Callable[[Callable[[], bool]], None]:
     return until
+
+
+class ManualBackground:
+    """Jobs that end when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self.is_full = False
+
+    def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
+        if not self.is_full:
+            self.jobs.append((work, done))
+        return not self.is_full
+
+    def finish(self, index: int = 0) -> None:
+        work, done = self.jobs.pop(index)
+        try:
+            outcome = work()
+        except (RefusedError, ZeroDivisionError, OSError) as error:
+            outcome = error
+        done(outcome)
+
+
+class Bench:
+    """A host's core without threads, and one attached router that reads everything."""
+
+    def __init__(self, directory: Path | None, waiting_max: int = 1024, **options: Any) -> None:
+        self.driver = FakeDriver(**options)
+        self.background = ManualBackground()
+        self.seeds = iter(range(1000, 10**9))
+        self.core = HostCore(
+            self.driver,
+            "base",
+            waiting_max=waiting_max,
+            entropy=lambda: next(self.seeds),
+            background=self.background,
+            artifacts_dir=directory,
+        )
+        self.now_s = 0.0
+        self.attachment, self.attached = self.attach("r1", 1)
+        self.encoder = FrameEncoder(512)
+        self.finished: dict[int, wire.Finished] = {}
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.frames: list[wire.StepFrame] = []
+
+    def attach(self, name: str, epoch: int, *, credit: int = 10**6, resumed: int = 0):
+        message = wire.Attach(
+            router_id=name, epoch=epoch, credit_frames=credit, resumed_epoch=resumed
+        )
+        return self.core.attach(message, self.now_s)
+
+    def submit(self, *sequences: wire.Sequence, epoch: int = 1) -> None:
+        self.core.submit(epoch, sequences, self.now_s)
+
+    def step(self) -> wire.StepFrame | None:
+        """Let the core step and the router read; returns the frame, if there is one."""
+        events = self.core.step()
+        self.now_s += 0.001
+        self.core.publish(events, self.now_s)
+        news, _ = self.attachment.outbox.take(0)
+        if news is None:
+            return None
+        frame = wire.HostFrame.FromString(self.encoder.encode(news)).step
+        tokens = iter(frame.token)
+        for sequence, count in zip(frame.sequence, frame.count, strict=True):
+            assert sequence not in self.finished
+            self.tokens[sequence] += [next(tokens) for _ in range(count)]
+        for finished in frame.finished:
+            assert finished.sequence not in self.finished
+            self.finished[finished.sequence] = finished
+        self.frames.append(frame)
+        return frame
+
+    def run(self) -> None:
+        self.step()
+        while self.driver.has_work:
+            self.step()
+
+
+@pytest.fixture
+def make_bench(tmp_path: Path) -> Callable[..., Bench]:
+    def make(*, has_artifacts: bool = True, **options: Any) -> Bench:
+        return Bench(tmp_path if has_artifacts else None, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def bench_class() -> type[Bench]:
+    return Bench
+
+
+@pytest.fixture(scope="session")
+def expected_tokens() -> Callable[[int, int], list[int]]:
+    def expected(seed: int, count: int) -> list[int]:
+        return [token_at(seed, position) for position in range(count)]
+
+    return expected

@@ -265,7 +265,7 @@ def test_a_drain_lets_running_sequences_end_and_takes_no_more(
     router.attached.wait(lambda r: 1 in r.tokens)
     closing = threading.Thread(target=host.close, args=(WAIT_S,))
     closing.start()
-    wait_until(lambda: host._core.is_draining)
+    wait_until(lambda: host._core.sequences.is_draining)
     router.submit(2)
     finished = router.wait_finished(1, 2)
     closing.join(WAIT_S)

@@ -1,0 +1,293 @@
+"""The living sequences of an engine host, from Submit to their end; owned by its step loop.
+
+A sequence is registered as soon as it is taken, also while an adapter is read for it: from then on
+it can be cancelled, moves with its attachment, and ends exactly once.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+from replica.engine.driver import Driver
+from replica.engine.types import (
+    URGENT_PRIORITY,
+    Finish,
+    FinishedEvent,
+    Fork,
+    RefusedError,
+    SequenceRequest,
+    StepEvents,
+)
+from replica.host.adapters import AdapterDesk
+from replica.host.attachments import (
+    Attachment,
+    Hosted,
+    Probe,
+    Reply,
+    finished_message,
+    refusal,
+    refused_frame,
+)
+from replica.host.counters import HostCounters
+from replica.host.requests import decode_sequence
+from sluice.errors import ErrorCode
+from sluice.wire.engine.v1 import engine_pb2 as wire
+
+
+class SequenceBook:
+    """Knows whose each sequence is and what it has brought; gives them to the driver."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        base_digest: str,
+        adapters: AdapterDesk,
+        counters: HostCounters,
+        *,
+        living_max: int,
+        entropy: Callable[[], int],
+    ) -> None:
+        """Make an empty book; more than `living_max` sequences are BUSY."""
+        self._driver = driver
+        self._base_digest = base_digest
+        self._adapters = adapters
+        self._counters = counters
+        self._living_max = living_max
+        self._entropy = entropy
+        self._keys = itertools.count(1)
+        self._living: dict[int, Hosted] = {}
+        self._probes = 0
+        self.is_draining = False
+
+    def __len__(self) -> int:
+        return len(self._living)
+
+    def take(
+        self, attachment: Attachment, sequences: Iterable[wire.Sequence], seen_at_s: float
+    ) -> None:
+        """Take sequences; one that cannot be served ends alone.
+
+        An id that is alive is ignored, so that a submit can be repeated.
+        """
+        for message in sequences:
+            if message.id not in attachment.sequences:
+                try:
+                    self._take(attachment, message, seen_at_s)
+                except RefusedError as error:
+                    _refuse(attachment, message, error)
+
+    def probe(self, message: wire.Probe, reply: Reply, now_s: float) -> None:
+        """Start a canary inference."""
+        request = SequenceRequest(
+            key=next(self._keys),
+            prompt=list(message.prompt),
+            output_tokens_max=message.tokens,
+            priority=URGENT_PRIORITY,
+            ignore_eos=True,
+            submitted_at_s=now_s,
+        )
+        try:
+            self._driver.add(request)
+        except RefusedError as error:
+            reply(refused_frame(error))
+            return
+        self._probes += 1
+        self._living[request.key] = Hosted(request.key, 0, Probe(reply, now_s))
+
+    def cancel(self, hosted: Hosted) -> None:
+        """End a sequence: at once if the driver does not have it yet, else by its event."""
+        if hosted.is_parked:
+            self._end(hosted, FinishedEvent(hosted.key, Finish.CANCELLED))
+        else:
+            self._driver.cancel(hosted.key)
+
+    def cancel_all(self, attachment: Attachment) -> None:
+        """End the sequences of an attachment at once; what they still bring is ignored."""
+        for hosted in list(attachment.sequences.values()):
+            self._driver.cancel(hosted.key)
+            self._end(hosted, _cut(hosted, FinishedEvent(hosted.key, Finish.CANCELLED)))
+
+    def end_all(self, error: RefusedError) -> None:
+        """End everything at once."""
+        for hosted in list(self._living.values()):
+            self._end(hosted, _cut(hosted, refusal(hosted.key, error)))
+
+    def distribute(self, events: StepEvents, sole: Attachment | None, now_s: float) -> None:
+        """Put what a step brought into the news of the sequences' owners.
+
+        Args:
+            events: Of the step.
+            sole: The attachment that all sequences of routers belong to, if there is only one.
+            now_s: Monotonic seconds.
+        """
+        living = self._living
+        if events.keys:
+            is_filed = sole is not None and not self._probes and self._file_all(events, sole)
+            if not is_filed:
+                self._file_each(events)
+        if events.logprobs or events.prompt_logprobs:
+            self._file_logprobs(events)
+        for fact in events.admitted:
+            hosted = living.get(fact.key)
+            if hosted is not None and isinstance(hosted.owner, Attachment):
+                hosted.told.admitted = wire.Admitted(
+                    sequence=hosted.id,
+                    queue_us=int(fact.queue_s * 1e6),
+                    cached_tokens=fact.cached_tokens,
+                )
+                hosted.owner.news.admitted.append(hosted.told.admitted)
+        for event in events.finished:
+            hosted = living.get(event.key)
+            if hosted is not None:
+                self._end(hosted, event, now_s)
+
+    def _file_all(self, events: StepEvents, sole: Attachment) -> bool:
+        """File the tokens of a step as whole columns; False when some belong to nobody any more."""
+        try:
+            hosted = list(map(self._living.__getitem__, events.keys))
+        except KeyError:
+            return False
+        for one, token in zip(hosted, events.tokens, strict=True):
+            one.told.output.append(token)
+        sole.news.has_runs |= events.has_runs
+        sole.news.add_tokens([one.id for one in hosted], events.tokens)
+        return True
+
+    def _file_each(self, events: StepEvents) -> None:
+        """File the tokens of a step one by one."""
+        columns: dict[Attachment, tuple[list[int], list[int]]] = {}
+        for key, token in zip(events.keys, events.tokens, strict=True):
+            hosted = self._living.get(key)
+            if hosted is None:  # detached while the step ran
+                continue
+            hosted.told.output.append(token)
+            if isinstance(hosted.owner, Attachment):
+                ids, tokens = columns.setdefault(hosted.owner, ([], []))
+                ids.append(hosted.id)
+                tokens.append(token)
+        for attachment, (ids, tokens) in columns.items():
+            attachment.news.has_runs |= events.has_runs
+            attachment.news.add_tokens(ids, tokens)
+
+    def _file_logprobs(self, events: StepEvents) -> None:
+        for part in events.prompt_logprobs:
+            hosted = self._living.get(part.key)
+            if hosted is not None and isinstance(hosted.owner, Attachment):
+                hosted.told.prompt_logprobs.append(part)
+                hosted.owner.news.add_prompt_logprobs(hosted.id, part)
+        for entry in events.logprobs:
+            hosted = self._living.get(entry.key)
+            if hosted is not None and isinstance(hosted.owner, Attachment):
+                hosted.told.logprobs.append(entry)
+                hosted.owner.news.add_logprobs(hosted.id, entry)
+
+    def _take(self, attachment: Attachment, message: wire.Sequence, seen_at_s: float) -> None:
+        """Take a sequence and its forks; an adapter that is not here is read first."""
+        ids = [message.id, *(fork.id for fork in message.forks)]
+        self._check_room(attachment, ids)
+        keys = [next(self._keys) for _ in ids]
+        request = decode_sequence(
+            message,
+            keys,
+            base_digest=self._base_digest,
+            seen_at_s=seen_at_s,
+            entropy=self._entropy,
+        )
+        for key, sequence in zip(keys, ids, strict=True):
+            hosted = Hosted(key, sequence, attachment, is_parked=True)
+            self._living[key] = attachment.sequences[sequence] = hosted
+        if request.adapter_digest and self._driver.capabilities.adapter_slots:
+            self._adapters.fetch(request.adapter_digest, partial(self._start, request))
+        else:
+            self._start(request, None)
+
+    def _check_room(self, attachment: Attachment, ids: list[int]) -> None:
+        if self.is_draining:
+            raise RefusedError(ErrorCode.DRAINING, "the replica is draining")
+        most = self._driver.limits.sequences_max
+        if len(ids) > most:
+            message = f"{len(ids)} answers to one prompt; this engine runs {most} sequences"
+            raise RefusedError(ErrorCode.INVALID_REQUEST, message)
+        if len(self._living) + len(ids) > self._living_max:
+            message = f"{len(self._living)} sequences are here already; at most {self._living_max}"
+            raise RefusedError(ErrorCode.ENGINE_BUSY, message)
+        if len(ids) > 1 and (
+            len(set(ids)) < len(ids) or not attachment.sequences.keys().isdisjoint(ids)
+        ):
+            message = "a fork has the id of another sequence; give each an id of its own"
+            raise RefusedError(ErrorCode.INVALID_REQUEST, message)
+
+    def _start(self, request: SequenceRequest, error: RefusedError | None) -> None:
+        """Give the driver what is still wanted of a request, or end it with `error`."""
+        keys = [request.key, *(fork.key for fork in request.forks)]
+        wanted = [key for key in keys if key in self._living]  # the rest was cancelled meanwhile
+        if not wanted:
+            return
+        if error is None:
+            try:
+                self._driver.add(_for_keys(request, wanted))
+            except RefusedError as refused:
+                error = refused
+        if error is None and request.sampling.grammar is not None:
+            self._counters.grammars += 1
+        for key in wanted:
+            hosted = self._living[key]
+            if error is None:
+                hosted.is_parked = False
+            else:
+                self._end(hosted, refusal(key, error, len(request.prompt)))
+
+    def _end(self, hosted: Hosted, event: FinishedEvent, now_s: float = 0.0) -> None:
+        """Take a sequence off the books and tell its owner."""
+        del self._living[hosted.key]
+        self._counters.ended[event.reason.name.lower()] += 1
+        owner = hosted.owner
+        if isinstance(owner, Attachment):
+            owner.finish(hosted.id, finished_message(hosted.id, event), hosted.told)
+        else:
+            self._probes -= 1
+            owner.reply(self._probe_reply(owner, hosted, event, now_s))
+
+    def _probe_reply(
+        self, probe: Probe, hosted: Hosted, event: FinishedEvent, now_s: float
+    ) -> wire.HostFrame:
+        if event.reason not in (Finish.LENGTH, Finish.STOP):
+            code = event.code or ErrorCode.ENGINE_FAILED
+            return wire.HostFrame(refused=wire.Refused(code=code, message=event.message))
+        return wire.HostFrame(
+            probe=wire.ProbeReply(
+                tokens=hosted.told.output,
+                elapsed_us=int((now_s - probe.started_at_s) * 1e6),
+                engine=self._driver.name,
+                base_digest=self._base_digest,
+                active=len(self._living) - self._probes,
+            )
+        )
+
+
+def _refuse(attachment: Attachment, message: wire.Sequence, error: RefusedError) -> None:
+    """End a sequence that was not taken, and its forks."""
+    event = refusal(0, error, len(message.prompt))
+    for sequence in dict.fromkeys([message.id, *(fork.id for fork in message.forks)]):
+        if sequence not in attachment.sequences:
+            attachment.finish(sequence, finished_message(sequence, event))
+
+
+def _for_keys(request: SequenceRequest, wanted: list[int]) -> SequenceRequest:
+    """Return what is left of a request when only some of its sequences are wanted."""
+    if len(wanted) == 1 + len(request.forks):
+        return request
+    seeds = {request.key: request.sampling.seed, **{f.key: f.seed for f in request.forks}}
+    first, *others = wanted
+    return replace(
+        request,
+        key=first,
+        sampling=replace(request.sampling, seed=seeds[first]),
+        forks=tuple(Fork(key, seeds[key]) for key in others),
+    )
+
+
+def _cut(hosted: Hosted, event: FinishedEvent) -> FinishedEvent:
+    """Return the end of a sequence that was running, with what it has brought."""
+    return replace(event, output_tokens=len(hosted.told.output))

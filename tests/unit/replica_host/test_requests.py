@@ -1,0 +1,148 @@
+import itertools
+
+import pytest
+
+from replica.engine.types import (
+    URGENT_PRIORITY,
+    Fork,
+    Grammar,
+    GrammarKind,
+    RefusedError,
+    Sampling,
+    SequenceRequest,
+)
+from replica.host.requests import decode_hashes, decode_sequence
+from sluice.errors import ErrorCode
+from sluice.hashing import cache_root
+from sluice.wire.engine.v1 import engine_pb2 as wire
+
+
+def decode(message: wire.Sequence) -> SequenceRequest:
+    seeds = itertools.count(900)
+    return decode_sequence(
+        message,
+        list(range(10, 11 + len(message.forks))),
+        base_digest="base",
+        seen_at_s=2.5,
+        entropy=lambda: next(seeds),
+    )
+
+
+def test_an_absent_field_is_off() -> None:
+    request = decode(wire.Sequence(id=1, prompt=[1, 2], output_tokens_max=3))
+    assert request == SequenceRequest(
+        10, [1, 2], 3, sampling=Sampling(seed=900), submitted_at_s=2.5
+    )
+    sampling = wire.Sampling(top_p=0, repetition_penalty=0)
+    assert decode(wire.Sequence(prompt=[1], sampling=sampling)).sampling == Sampling(seed=900)
+
+
+def test_every_field_arrives() -> None:
+    sampling = wire.Sampling(
+        temperature=0.5,
+        top_p=0.25,
+        top_k=7,
+        seed=0,
+        min_p=0.125,
+        presence_penalty=1.5,
+        frequency_penalty=-1.5,
+        repetition_penalty=1.25,
+        bias_token=[4, 9],
+        logit_bias=[-100, 2.5],
+        tokens_min=3,
+        logprobs=0,
+        grammar=wire.Grammar(kind=wire.Grammar.KIND_REGEX, text="a+"),
+    )
+    message = wire.Sequence(
+        id=5,
+        prompt=[1, 2, 3],
+        output_tokens_max=9,
+        stop_token_ids=[8, 8, 6],
+        sampling=sampling,
+        cache_root=b"c" * 16,
+        adapter_digest="a" * 64,
+        priority=2**32 - 1,
+        ignore_eos=True,
+        resumed_tokens=2,
+        prompt_logprobs=0,
+        draft_tokens_max=4,
+    )
+    assert decode(message) == SequenceRequest(
+        key=10,
+        prompt=[1, 2, 3],
+        output_tokens_max=9,
+        stop_token_ids=frozenset({6, 8}),
+        sampling=Sampling(
+            temperature=0.5,
+            top_p=0.25,
+            top_k=7,
+            seed=0,
+            min_p=0.125,
+            presence_penalty=1.5,
+            frequency_penalty=-1.5,
+            repetition_penalty=1.25,
+            logit_bias=((4, -100.0), (9, 2.5)),
+            tokens_min=3,
+            logprobs=0,
+            grammar=Grammar(GrammarKind.REGEX, "a+"),
+        ),
+        cache_root=b"c" * 16,
+        adapter_digest="a" * 64,
+        priority=URGENT_PRIORITY - 1,
+        ignore_eos=True,
+        submitted_at_s=2.5,
+        resumed_tokens=2,
+        prompt_logprobs=0,
+        draft_tokens_max=4,
+    )
+
+
+def test_forks_get_keys_and_seeds() -> None:
+    forks = [wire.Fork(id=7, seed=0), wire.Fork(id=8)]
+    request = decode(wire.Sequence(id=6, prompt=[1], forks=forks))
+    assert request.forks == (Fork(11, 0), Fork(12, 900))
+    assert request.sampling.seed == 901
+
+
+def test_an_adapter_without_a_root_does_not_share_the_kv_values_of_its_base() -> None:
+    request = decode(wire.Sequence(prompt=[1], adapter_digest="a" * 64))
+    assert request.cache_root == cache_root("base", "a" * 64, b"")
+    assert decode(wire.Sequence(prompt=[1])).cache_root == b""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (wire.Grammar.KIND_JSON, GrammarKind.JSON),
+        (wire.Grammar.KIND_JSON_SCHEMA, GrammarKind.JSON_SCHEMA),
+        (wire.Grammar.KIND_REGEX, GrammarKind.REGEX),
+        (wire.Grammar.KIND_CHOICE, GrammarKind.CHOICE),
+        (wire.Grammar.KIND_EBNF, GrammarKind.EBNF),
+    ],
+)
+def test_every_kind_of_grammar_has_its_name(number: int, kind: GrammarKind) -> None:
+    sampling = wire.Sampling(grammar=wire.Grammar(kind=number, text="x"))
+    assert decode(wire.Sequence(sampling=sampling)).sampling.grammar == Grammar(kind, "x")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        (wire.Sampling(grammar=wire.Grammar(text="x")), "grammar kind 0"),
+        (wire.Sampling(grammar=wire.Grammar(kind=99)), "grammar kind 99"),
+        (wire.Sampling(bias_token=[1, 2], logit_bias=[1]), "2 tokens have a bias and 1 value"),
+        (wire.Sampling(logit_bias=[1]), "0 tokens have a bias and 1 value"),
+        (wire.Sampling(bias_token=[1, 1], logit_bias=[1, 2]), "more than one bias"),
+    ],
+)
+def test_garbage_is_refused_with_what_to_correct(sampling: wire.Sampling, message: str) -> None:
+    with pytest.raises(RefusedError, match=message) as caught:
+        decode(wire.Sequence(prompt=[1], sampling=sampling))
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_hashes_are_cut_apart_or_refused() -> None:
+    assert decode_hashes(b"a" * 16 + b"b" * 16, 16, 2) == [b"a" * 16, b"b" * 16]
+    for data in (b"a" * 17, b"a" * 48):
+        with pytest.raises(RefusedError, match=r"send up to 2 of 16 bytes"):
+            decode_hashes(data, 16, 2)

@@ -1,0 +1,177 @@
+import itertools
+
+from replica.engine.types import AdmittedEvent
+from sluice.wire.engine.v1 import engine_pb2 as wire
+
+
+def sequence(number: int, **options) -> wire.Sequence:
+    return wire.Sequence(id=number, **{"prompt": [5, 6, 7], "output_tokens_max": 4, **options})
+
+
+def test_forks_are_sequences_with_ends_and_tokens_of_their_own(make_bench, expected_tokens) -> None:
+    bench = make_bench()
+    forks = [wire.Fork(id=2, seed=77), wire.Fork(id=3)]
+    bench.submit(sequence(1, sampling=wire.Sampling(seed=5), forks=forks))
+    bench.run()
+    assert bench.finished.keys() == {1, 2, 3}
+    assert {f.reason for f in bench.finished.values()} == {wire.FINISH_REASON_LENGTH}
+    drawn = bench.driver.requests[0].forks[1].seed
+    wanted = {1: 5, 2: 77, 3: drawn}
+    assert bench.tokens == {key: expected_tokens(seed, 4) for key, seed in wanted.items()}
+
+
+def test_a_fork_can_be_cancelled_alone(make_bench) -> None:
+    bench = make_bench()
+    bench.submit(sequence(1, forks=[wire.Fork(id=2)]))
+    bench.step()
+    bench.core.cancel(1, [2])
+    bench.run()
+    assert bench.finished[2].reason == wire.FINISH_REASON_CANCELLED
+    assert bench.finished[1].reason == wire.FINISH_REASON_LENGTH
+
+
+def test_forks_without_ids_of_their_own_are_refused(make_bench) -> None:
+    bench = make_bench()
+    bench.submit(sequence(1))
+    bench.submit(sequence(2, forks=[wire.Fork(id=1), wire.Fork(id=3)]))
+    bench.submit(sequence(4, forks=[wire.Fork(id=4)]))
+    bench.submit(sequence(5, forks=[wire.Fork(id=6), wire.Fork(id=6)]))
+    bench.run()
+    assert {n for n, f in bench.finished.items() if f.code == "invalid_request"} == {2, 3, 4, 5, 6}
+    assert bench.finished[1].reason == wire.FINISH_REASON_LENGTH
+    assert bench.core.sequences.__len__() == 0
+
+
+def test_more_answers_than_the_engine_runs_are_refused_and_too_many_now_are_busy(
+    make_bench,
+) -> None:
+    bench = make_bench(sequences_max=3, waiting_max=1)
+    bench.submit(sequence(1, forks=[wire.Fork(id=number) for number in (2, 3, 4)]))
+    bench.submit(sequence(5, forks=[wire.Fork(id=6), wire.Fork(id=7)]))
+    bench.submit(sequence(8, forks=[wire.Fork(id=9)]))
+    bench.step()
+    assert {bench.finished[n].code for n in (1, 2, 3, 4)} == {"invalid_request"}
+    assert {bench.finished[n].code for n in (8, 9)} == {"engine_busy"}
+    assert {bench.finished[n].reason for n in (8, 9)} == {wire.FINISH_REASON_BUSY}
+    assert set(bench.tokens) == {5, 6, 7}
+
+
+def test_one_sequence_of_garbage_leaves_the_others_alone(make_bench) -> None:
+    bench = make_bench()
+    bad = [
+        sequence(1, prompt=[]),
+        sequence(2, sampling=wire.Sampling(grammar=wire.Grammar(kind=99))),
+        sequence(3, sampling=wire.Sampling(bias_token=[1])),
+        sequence(4, adapter_digest="../../etc"),
+    ]
+    bench.submit(*bad, sequence(9))
+    bench.run()
+    assert {bench.finished[n].code for n in (1, 2, 3, 4)} == {"invalid_request"}
+    assert all(bench.finished[n].message for n in (1, 2, 3, 4))
+    assert bench.finished[2].prompt_tokens == 3
+    assert bench.finished[9].reason == wire.FINISH_REASON_LENGTH
+
+
+def test_logprobs_of_tokens_and_prompt_come_for_those_who_asked(make_bench) -> None:
+    bench = make_bench()
+    asked = wire.Sampling(seed=4, logprobs=2)
+    bench.submit(
+        sequence(1, sampling=asked), sequence(2), sequence(3, prompt=[1, 2, 3], prompt_logprobs=1)
+    )
+    frame = bench.step()
+    assert list(frame.sequence) == [1, 2, 3]
+    assert list(frame.logprobs.sequence) == [1]
+    assert list(frame.logprobs.top_count) == [2]
+    assert frame.logprobs.top_token[0] == frame.token[0]
+    (prompt,) = frame.prompt_logprobs
+    assert (prompt.sequence, prompt.first, list(prompt.logprob)) == (3, 1, [-1.0, -2.0])
+
+
+def test_runs_of_tokens_stay_together(make_bench, expected_tokens) -> None:
+    bench = make_bench()
+    bench.submit(
+        sequence(1, output_tokens_max=7, draft_tokens_max=2, sampling=wire.Sampling(seed=1)),
+        sequence(2, output_tokens_max=3, sampling=wire.Sampling(seed=2, logprobs=0)),
+        sequence(
+            3, output_tokens_max=4, draft_tokens_max=1, sampling=wire.Sampling(seed=3, logprobs=1)
+        ),
+    )
+    frame = bench.step()
+    assert list(frame.count) == [3, 1, 2]
+    assert list(frame.logprobs.sequence) == [2, 3, 3]
+    bench.run()
+    assert bench.tokens == {
+        1: expected_tokens(1, 7),
+        2: expected_tokens(2, 3),
+        3: expected_tokens(3, 4),
+    }
+
+
+def test_routers_with_equal_ids_get_their_own_tokens(make_bench, expected_tokens) -> None:
+    bench = make_bench()
+    other, _ = bench.attach("r2", 7)
+    bench.submit(sequence(1, sampling=wire.Sampling(seed=1)))
+    bench.submit(sequence(1, sampling=wire.Sampling(seed=2), output_tokens_max=6), epoch=7)
+    bench.core.cancel(7, [99])
+    bench.run()
+    assert bench.tokens == {1: expected_tokens(1, 4)}
+    told = []
+    while (news := other.outbox.take(0)[0]) is not None:
+        told += [tokens for _, tokens in news.columns]
+    assert list(itertools.chain(*told)) == expected_tokens(2, 6)
+
+
+def test_a_probe_among_sequences_takes_nobodys_tokens(make_bench, expected_tokens) -> None:
+    bench = make_bench()
+    answers: list[wire.HostFrame] = []
+    bench.submit(sequence(1, sampling=wire.Sampling(seed=1), output_tokens_max=6))
+    bench.step()
+    bench.core.sequences.probe(wire.Probe(prompt=[1], tokens=3), answers.append, bench.now_s)
+    bench.run()
+    assert bench.tokens == {1: expected_tokens(1, 6)}
+    (answer,) = answers
+    assert (list(answer.probe.tokens), answer.probe.active) == (expected_tokens(0, 3), 1)
+
+
+def test_what_comes_for_a_detached_router_is_nobodys(make_bench) -> None:
+    """Drivers may report a sequence once more that was cancelled while a step ran."""
+    bench = make_bench()
+    other, _ = bench.attach("r2", 7)
+    bench.submit(sequence(1), epoch=7)
+    bench.submit(sequence(2, output_tokens_max=2))
+    bench.step()
+    events = bench.core.step()
+    key = next(key for key in events.keys if key == other.sequences[1].key)
+    bench.core.detach(7)
+    events.admitted.append(AdmittedEvent(key, 0.0, 0))
+    bench.core.publish(events, bench.now_s)
+    bench.step()
+    assert set(bench.tokens) == {2}
+    assert len(bench.core.sequences) == 0
+
+
+def test_the_adapters_of_the_engine_are_told_at_the_attach_and_when_they_change(make_bench) -> None:
+    bench = make_bench()
+    bench.driver.resident = ("a" * 64,)
+    attachment, attached = bench.attach("r2", 7)
+    assert attached.state.adapters_changed
+    assert list(attached.state.adapters_resident) == ["a" * 64]
+    assert attachment.adapters_told == ("a" * 64,)
+    assert bench.attached.state.adapters_changed
+    assert attached.limits.adapter_slots == 8
+    assert attached.limits.adapter_rank_max == 16
+    assert attached.limits.logprobs_max == 20
+    assert list(attached.limits.features) == [
+        "draft",
+        "grammar",
+        "kv_transfer",
+        "penalties",
+        "prompt_logprobs",
+    ]
+    bench.submit(sequence(1))
+    bench.step()
+    assert bench.frames[0].state.adapters_changed
+    assert bench.core.counters.adapter_loads == 1
+    bench.driver.resident = ()
+    assert bench.step().state.adapters_changed
+    assert bench.core.counters.adapter_evictions == 1
