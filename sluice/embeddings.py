@@ -58,7 +58,12 @@ class EmbeddingClient:
         await self._channel.close(0)
 
     async def embed(
-        self, tokens: Sequence[int], *, timeout_s: float, with_digest: bool = False
+        self,
+        tokens: Sequence[int],
+        *,
+        timeout_s: float,
+        with_digest: bool = False,
+        is_urgent: bool = False,
     ) -> Embedding:
         """Return the embedding of one text.
 
@@ -66,13 +71,14 @@ class EmbeddingClient:
             tokens: Its ids, special tokens included.
             timeout_s: Longest wait for the answer, connecting included.
             with_digest: Also ask which base it comes from.
+            is_urgent: Overtake what waits; for canaries.
 
         Raises:
             BadRequestError: The replica refuses the text; the code and the message say why.
             RejectedError: QUEUE_FULL, it has too much to do.
             FailedError: UNAVAILABLE, REPLICA_LOST (no answer in time) or ENGINE_FAILED.
         """
-        data = encode_request(self._model, tokens, with_digest=with_digest)
+        data = encode_request(self._model, tokens, with_digest=with_digest, is_urgent=is_urgent)
         try:
             answer = await self._infer(data, timeout=timeout_s)  # pyright: ignore[reportArgumentType] - bytes, as there is no serializer
         except grpc.aio.AioRpcError as error:
@@ -98,9 +104,13 @@ class EmbeddingClient:
         return FailedError(ErrorCode.ENGINE_FAILED, where)
 
 
-def encode_request(model: str, tokens: Sequence[int], *, with_digest: bool) -> bytes:
+def encode_request(
+    model: str, tokens: Sequence[int], *, with_digest: bool, is_urgent: bool
+) -> bytes:
     """Return the serialized `ModelInferRequest` for one text."""
     message = kserve.ModelInferRequest(model_name=model)
+    if is_urgent:
+        message.parameters["priority"].uint64_param = 1
     message.inputs.add(name="input_ids", datatype="INT32", shape=[1, len(tokens)])
     message.raw_input_contents.append(array("i", tokens).tobytes())
     message.outputs.add(name="embedding")

@@ -13,7 +13,6 @@ import asyncio
 import random
 import re
 import statistics
-import sys
 import tempfile
 import time
 import urllib.request
@@ -137,7 +136,8 @@ def main() -> None:
     """Measure and write the result."""
     package = find_package()
     if package is None:
-        sys.exit(f"the embedding model is not installed: {INSTALL}")
+        print(f"left out: the embedding model is not installed: {INSTALL}")
+        return
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         figures = asyncio.run(measure(Path(folder), package))
     operation = "one text as token ids through Triton to its vector; packaged MiniLM, one thread"

@@ -172,6 +172,18 @@ async def test_a_base_that_is_no_embedding_model_says_why(tmp_path: Path) -> Non
     assert "model_type 'roberta'" in child.spec.log_file.read_text()
 
 
+async def the_canary_overtakes(served: Served) -> None:
+    """A queue of seconds is no reason for the agent to take the engine for a dead one."""
+    async with EmbeddingClient(served.address) as client, asyncio.TaskGroup() as group:
+        texts = [[101, *([2773] * 254), 102]] * 96
+        waiting = [group.create_task(client.embed(ids, timeout_s=WAIT_S)) for ids in texts]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert await canary(served.address, served.spec, WAIT_S) == 0
+        assert sum(task.done() for task in waiting) <= 64
+        for task in waiting:
+            task.cancel()
+
+
 @pytest.mark.skipif(
     find_package() is None, reason=f"the embedding model is not installed: {INSTALL}"
 )
@@ -188,7 +200,9 @@ async def test_the_packaged_model_gives_the_golden_vectors(tmp_path: Path) -> No
         wanted = np.array([entry["first"] for entry in golden] * 8)
         assert np.abs(vectors[:, :8] - wanted).max() < 1e-5
         assert vectors[0] @ vectors[1] == pytest.approx(0.678, abs=1e-3)
+        await the_canary_overtakes(served)
         alone = await embed_all(served, [golden[3]["ids"]])
         assert np.abs(vectors[3] - np.array(alone[0].values)).max() < 1e-4
     finally:
         await child.stop()
+    assert await child.wait() == 0, child.log_tail(20)

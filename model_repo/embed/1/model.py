@@ -16,7 +16,7 @@ from replica.embedding.engine import EmbeddingBatch, load_embedding
 from sluice.embeddings import render_refusal
 from sluice.errors import BadRequestError, PlatformError
 
-_TEXTS_BUCKETS = [1, 2, 4, 8, 16, 32]
+_TEXTS_BUCKETS = [1, 2, 4, 8, 16]
 
 
 class TritonPythonModel:
