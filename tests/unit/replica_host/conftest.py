@@ -88,7 +88,7 @@ class FakeDriver:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.events.finished)
+        return bool(self.running or self.events.finished or self.events.kv)
 
     def add(self, request: SequenceRequest) -> None:
         if not request.prompt or max(request.prompt) >= VOCABULARY:
