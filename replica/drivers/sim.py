@@ -3,8 +3,8 @@
 Scheduling, KV blocks, prefix cache, adapters, preemption and limits are the real ones; only the
 values are missing. Token ids are ordinary words of the artifact's vocabulary: each is a hash of the
 adapter and of all ids before it, so a sequence that is resumed elsewhere goes on with the same ids,
-and a draft can be verified. Sampling parameters have no influence, except that siblings (forks)
-begin with a token that depends on their seed.
+and a draft can be verified. Of the sampling parameters, only the seed has an influence: unless the
+temperature is 0, the first token of an answer depends on it, and so do all that follow.
 """
 
 import logging
@@ -216,12 +216,12 @@ class SimBackend:
         words = self._words
         for sequence in plan.decode:
             sequence.scratch = crc32(words[sequence.tokens[-1]], sequence.scratch)
-        for sequence, count in plan.prefill:
-            if sequence.computed + count == len(sequence.tokens):
-                sequence.scratch = _state(sequence.tokens, sequence.request.adapter_digest)
-        output = StepOutput(self._tokens([sequence.scratch for sequence in plan.sampled]))
-        for index in plan.fork_of:
-            self._begin_fork(plan.sampled[index], index, output)
+        for sequence in plan.sampled[len(plan.decode) :]:
+            sequence.scratch = _state(sequence.tokens, sequence.request.adapter_digest)
+        states = [sequence.scratch for sequence in plan.sampled]
+        for index in range(len(plan.decode), len(states)):
+            states[index] = _seeded(states[index], plan.sampled[index])
+        output = StepOutput(self._tokens(states))
         for index, draft in plan.drafts.items():
             self._verify(plan.decode[index], index, draft, output)
         for index in range(min(self._corruptions, len(output.tokens))):
@@ -258,12 +258,6 @@ class SimBackend:
         ids = self._token_ids
         count = len(ids)
         return [ids[((state * _MIXER) & _MASK) * count >> 32] for state in states]
-
-    def _begin_fork(self, fork: ScheduledSequence, index: int, output: StepOutput) -> None:
-        """Let a sibling differ by its seed in the first token, and so in all that follow."""
-        seed = fork.request.sampling.seed & ((1 << 64) - 1)
-        state = crc32(seed.to_bytes(8, "little"), fork.scratch)
-        output.tokens[index] = self._tokens([state])[0]
 
     def _verify(
         self, sequence: ScheduledSequence, index: int, draft: list[int], output: StepOutput
@@ -327,6 +321,18 @@ class SimBackend:
 def _state(tokens: list[int], adapter_digest: str) -> int:
     """Return the hash of a sequence; the base's own starts at 0."""
     return crc32(array("i", tokens).tobytes(), crc32(adapter_digest.encode()))
+
+
+def _seeded(state: int, sequence: ScheduledSequence) -> int:
+    """Return the state that chooses the next token: another one for the first of a sampled answer.
+
+    The sequence's own state stays as it is, so that it is a function of the ids alone.
+    """
+    request = sequence.request
+    emitted = len(sequence.tokens) - sequence.prompt_tokens + request.resumed_tokens
+    if emitted or request.sampling.temperature == 0:
+        return state
+    return crc32(repr(request.sampling.seed).encode(), state)
 
 
 def _exit_at_once() -> None:

@@ -5,7 +5,7 @@ import pytest
 from replica.drivers.options import OptionsError, parse_options
 from replica.drivers.registry import load_driver
 from replica.drivers.sim import SimOptions, load_sim
-from replica.engine.types import SequenceRequest
+from replica.engine.types import Fork, Sampling, SequenceRequest
 
 
 @pytest.fixture
@@ -31,11 +31,30 @@ def test_output_is_ordinary_deterministic_and_goes_on_after_a_resume(make_sim, r
     assert not {0, 1, 2} & set(whole)
 
 
+def test_a_seed_makes_another_answer_that_goes_on_after_a_resume(make_sim, run_to_end) -> None:
+    def generate(prompt: list[int], count: int, seed: int, *, resumed: int = 0) -> list[int]:
+        engine = make_sim()
+        sampling = Sampling(temperature=1.0, seed=seed)
+        request = SequenceRequest(1, prompt, count, sampling=sampling, resumed_tokens=resumed)
+        engine.add(request)
+        return run_to_end(engine)[1]
+
+    whole = generate([5, 6], 30, seed=1)
+    assert whole == generate([5, 6], 30, seed=1)
+    other = generate([5, 6], 30, seed=2)
+    assert all(a != b for a, b in zip(whole[:3], other[:3], strict=True))
+    # Whoever resumes it need not know the seed.
+    assert generate([5, 6, *whole[:9]], 21, seed=7, resumed=9) == whole[9:]
+
+
 def test_preemption_does_not_change_the_output(make_sim, run_to_end) -> None:
     def generate(**options) -> tuple[dict[int, list[int]], int]:
         engine = make_sim(**options)
         for key in range(6):
-            engine.add(SequenceRequest(key, [key + 10] * 40, 100))
+            sampling = Sampling(temperature=key % 2, seed=key)
+            forks = (Fork(100 + key, 9),)
+            prompt = [key + 10] * 40
+            engine.add(SequenceRequest(key, prompt, 100, sampling=sampling, forks=forks))
         return run_to_end(engine), engine.load().preemptions
 
     free, _ = generate()
