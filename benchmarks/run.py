@@ -12,6 +12,7 @@ MODULES = {
     "router": "benchmarks.micro.router_core",
     "events": "benchmarks.micro.event_emit",
     "engine": "benchmarks.engine_alone",
+    "host": "benchmarks.micro.engine_host",
     "replica": "benchmarks.load.replica",
     "embed": "benchmarks.load.embed",
     "stack": "benchmarks.load.stack",

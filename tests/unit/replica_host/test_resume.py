@@ -85,7 +85,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(operations=OPERATIONS)
 def test_every_token_and_every_end_arrives_exactly_once(
     bench_class, expected_tokens, operations
