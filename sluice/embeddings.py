@@ -21,6 +21,8 @@ from sluice.wire.kserve.v2 import kserve_pb2 as kserve
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _RETRY_S = 1.0
+# How Triton says that a queue is full, or that a request has waited in it for too long.
+_TRITON_IS_BUSY = ("Exceeds maximum queue size", "Request timeout expired")
 
 assert sys.byteorder == "little", "tensors are little-endian, and so must be this machine"
 
@@ -75,7 +77,7 @@ class EmbeddingClient:
 
         Raises:
             BadRequestError: The replica refuses the text; the code and the message say why.
-            RejectedError: QUEUE_FULL, it has too much to do.
+            RejectedError: QUEUE_FULL, it has too much to do; nothing was computed.
             FailedError: UNAVAILABLE, REPLICA_LOST (no answer in time) or ENGINE_FAILED.
         """
         data = encode_request(self._model, tokens, with_digest=with_digest, is_urgent=is_urgent)
@@ -97,7 +99,7 @@ class EmbeddingClient:
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
             message = f"{self._address} has not answered within {timeout_s} s"
             return FailedError(ErrorCode.REPLICA_LOST, message)
-        if status is grpc.StatusCode.UNAVAILABLE and "queue" in text:
+        if status is grpc.StatusCode.UNAVAILABLE and text.endswith(_TRITON_IS_BUSY):
             return RejectedError(ErrorCode.QUEUE_FULL, where, retry_after_s=_RETRY_S)
         if status is grpc.StatusCode.UNAVAILABLE:
             return FailedError(ErrorCode.UNAVAILABLE, where)

@@ -1,0 +1,86 @@
+"""What a replica answers to an embedding request, and what is made of garbage."""
+
+from array import array
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import DecodeError
+
+from sluice.embeddings import (
+    EmbeddingClient,
+    decode_response,
+    encode_request,
+    parse_refusal,
+    render_refusal,
+)
+from sluice.errors import BadRequestError, ErrorCode, FailedError, RejectedError
+from sluice.wire.kserve.v2 import kserve_pb2 as kserve
+
+
+def reply(values: list[float], shape: list[int], datatype: str = "FP32") -> bytes:
+    message = kserve.ModelInferResponse()
+    message.outputs.add(name="embedding", datatype=datatype, shape=shape)
+    message.raw_output_contents.append(array("f", values).tobytes())
+    return message.SerializeToString()
+
+
+def test_a_request_carries_its_ids_and_asks_for_what_is_wanted() -> None:
+    data = encode_request("embed", [101, 7, 102], with_digest=True, is_urgent=True)
+    message = kserve.ModelInferRequest.FromString(data)
+    assert list(message.inputs[0].shape) == [1, 3]
+    assert array("i", message.raw_input_contents[0]).tolist() == [101, 7, 102]
+    assert [output.name for output in message.outputs] == ["embedding", "base_digest"]
+    assert message.parameters["priority"].uint64_param == 1
+    plain = encode_request("embed", [101], with_digest=False, is_urgent=False)
+    message = kserve.ModelInferRequest.FromString(plain)
+    assert [output.name for output in message.outputs] == ["embedding"]
+    assert not message.parameters
+
+
+def test_an_answer_is_read() -> None:
+    assert decode_response(reply([0.5, -1.0], [1, 2])).values.tolist() == [0.5, -1.0]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff",
+        b"",
+        reply([], [1, 0]),
+        reply([1.0], [1, 2]),
+        reply([1.0, 2.0], [2, 1]),
+        reply([1.0], [1, 1], "INT32"),
+        kserve.ModelInferResponse(outputs=[{"name": "embedding"}]).SerializeToString(),
+    ],
+)
+def test_garbage_is_no_answer(data: bytes) -> None:
+    with pytest.raises((DecodeError, ValueError)):
+        decode_response(data)
+
+
+def test_a_refusal_keeps_its_code() -> None:
+    error = BadRequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "300 tokens: too many")
+    assert parse_refusal(render_refusal(error)) == (error.code, error.message)
+    other = "unexpected datatype TYPE_INT64: expecting TYPE_INT32"
+    assert parse_refusal(other) == (ErrorCode.INVALID_REQUEST, other)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind", "code"),
+    [
+        ("INVALID_ARGUMENT", "invalid_request: no", BadRequestError, "invalid_request"),
+        ("DEADLINE_EXCEEDED", "", FailedError, "replica_lost"),
+        ("UNAVAILABLE", "[id] Exceeds maximum queue size", RejectedError, "queue_full"),
+        ("UNAVAILABLE", "Request timeout expired", RejectedError, "queue_full"),
+        ("UNAVAILABLE", "failed to connect", FailedError, "unavailable"),
+        ("INTERNAL", "engine_failed: out of memory", FailedError, "engine_failed"),
+    ],
+)
+async def test_what_goes_wrong_has_a_code(status, text, kind, code) -> None:
+    metadata = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode[status], metadata, metadata, details=text)
+    async with EmbeddingClient("127.0.0.1:1") as client:
+        translated = client._translated(error, 1.0)
+    assert type(translated) is kind
+    assert translated.code == code
