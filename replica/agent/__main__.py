@@ -1,4 +1,8 @@
-"""`python -m replica.agent` runs the node agent; with `preflight`, says whether Triton can run."""
+"""`python -m replica.agent` runs the node agent; with a word, it does less.
+
+`preflight` says whether Triton can run. `uncordon` puts accelerators back into service that the
+agent took out of it; the running agent notices within seconds.
+"""
 
 import asyncio
 import errno
@@ -7,6 +11,7 @@ import sys
 import uvloop
 
 from replica.agent.app import StateDirectoryInUseError, build_agent
+from replica.agent.hardware_watch import CordonFile
 from replica.agent.settings import AgentSettings
 from replica.agent.triton import preflight
 from sluice.lifecycle import stop_signals
@@ -32,8 +37,12 @@ def main() -> int:
         for problem in problems:
             sys.stdout.write(f"{problem}\n")
         return 1 if problems else 0
+    if sys.argv[1:] == ["uncordon"]:
+        lifted = CordonFile(AgentSettings.from_environment().state_dir).remove()
+        sys.stdout.write("\n".join(lifted or ["no accelerator is cordoned"]) + "\n")
+        return 0
     if sys.argv[1:]:
-        sys.stderr.write("usage: python -m replica.agent [preflight]\n")
+        sys.stderr.write("usage: python -m replica.agent [preflight | uncordon]\n")
         return 2
     settings = AgentSettings.from_environment()
     configure_logs("agent")

@@ -13,9 +13,12 @@ from prometheus_client import generate_latest
 from replica.agent.adoption import find_leftovers
 from replica.agent.control import ControlLink, DesiredFile
 from replica.agent.fleet import Fleet
+from replica.agent.hardware import HardwareReader
+from replica.agent.hardware_watch import CordonFile, HardwareWatch
 from replica.agent.metrics import AgentMetrics
 from replica.agent.model_kinds import Canary, canary
 from replica.agent.node import node_facts
+from replica.agent.nvml import NvmlReader
 from replica.agent.replica_state import Limits
 from replica.agent.runner import Leftover
 from replica.agent.settings import AgentSettings
@@ -37,13 +40,29 @@ class Agent:
     """Owns the Triton processes of a node, from start to end."""
 
     def __init__(
-        self, settings: AgentSettings, launcher: TritonLauncher, prober: Canary = canary
+        self,
+        settings: AgentSettings,
+        launcher: TritonLauncher,
+        prober: Canary = canary,
+        hardware: HardwareReader | None = None,
     ) -> None:
+        """Take the parts.
+
+        Args:
+            settings: Of the node.
+            launcher: Starts engines.
+            prober: Asks them for a sign of life.
+            hardware: Asks accelerators; None where there is nobody to ask.
+        """
         self._settings = settings
         self._launcher = launcher
         self._prober = prober
         self._facts = node_facts(settings.engine_names)
         self._metrics = AgentMetrics()
+        self._hardware = hardware
+        self._watch = HardwareWatch(
+            CordonFile(settings.state_dir), self._note_cordons, self._metrics.set_hardware
+        )
         self._desired_file = DesiredFile(settings.state_dir / "desired.json")
         self._link = ControlLink(settings.control_address, self._observe, self._on_desired)
         self._fleet: Fleet | None = None
@@ -83,6 +102,7 @@ class Agent:
                 limits_of(self._settings),
                 on_change=self._note_change,
                 observer=self._metrics,
+                why_cordoned=self._watch.why_cordoned,
             )
             fleet.adopt(leftovers)
             if (desired := self._desired_file.load()) is not None:
@@ -90,6 +110,8 @@ class Agent:
                 self._knows_desired = True
                 fleet.apply(desired)
             tasks = [group.create_task(self._report()), group.create_task(self._measure())]
+            if self._hardware is not None:
+                tasks.append(group.create_task(self._watch.run(self._hardware)))
             await stop.wait()
             on_stop = self._settings.on_stop
             log.info("agent_stopping", replicas=len(fleet.runners), engines=on_stop)
@@ -121,14 +143,27 @@ class Agent:
         if self._is_stopping or self._fleet is None:
             return
         self._knows_desired = True
+        self._watch.lift(desired.lifted_cordons)
         self._desired_file.save(desired)
         self._fleet.apply(desired)
 
     def _observe(self) -> agent.SyncRequest:
         replicas = self._fleet.observed() if self._fleet is not None else []
+        facts = agent.NodeFacts(accelerator_facts=self._watch.facts())
+        facts.MergeFrom(self._facts)
+        reason = self._watch.why_cordoned(())
         return agent.SyncRequest(
-            node_id=self._settings.node_id, replicas=replicas, facts=self._facts
+            node_id=self._settings.node_id,
+            replicas=replicas,
+            facts=facts,
+            is_cordoned=bool(reason),
+            cordon_reason=reason,
         )
+
+    def _note_cordons(self) -> None:
+        if self._fleet is not None:
+            self._fleet.apply_cordons()
+            self._note_change()
 
     def _note_change(self) -> None:
         self._link.note_change()
@@ -180,7 +215,7 @@ def build_agent(settings: AgentSettings) -> Agent:
         engines=settings.engine_names,
         host=settings.engine_host,
     )
-    return Agent(settings, launcher)
+    return Agent(settings, launcher, hardware=NvmlReader.open())
 
 
 @contextmanager

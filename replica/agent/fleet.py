@@ -1,12 +1,12 @@
 """The replicas of this node: desired state in, one runner each, observed state out."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import structlog
 
-from replica.agent.model_kinds import Canary
+from replica.agent.model_kinds import KINDS, Canary
 from replica.agent.replica_state import EngineSpec, Limits, Phase, ReplicaState
 from replica.agent.runner import Launcher, Leftover, Observer, ReplicaRunner
 from sluice.wire.agent.v1 import agent_pb2 as agent
@@ -53,7 +53,19 @@ class Fleet:
         *,
         on_change: Callable[[], None],
         observer: Observer,
+        why_cordoned: Callable[[Collection[int]], str],
     ) -> None:
+        """Take what replicas need.
+
+        Args:
+            group: Owns all tasks.
+            launcher: Starts engines.
+            prober: Asks them for a sign of life.
+            limits: Patience with them.
+            on_change: Told when anything changed that the control plane may want to know.
+            observer: Told what happens, for metrics.
+            why_cordoned: Says why one of some accelerators is out of service; empty: none is.
+        """
         self.runners: dict[str, ReplicaRunner] = {}
         self._group = group
         self._launcher = launcher
@@ -61,6 +73,8 @@ class Fleet:
         self._limits = limits
         self._on_change = on_change
         self._observer = observer
+        self._why_cordoned = why_cordoned
+        self._desired: agent.SyncResponse | None = None
         self._is_stopping = False
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -77,18 +91,31 @@ class Fleet:
             await runner.has_settled.wait()
 
     def apply(self, desired: agent.SyncResponse) -> None:
-        """Make the node have exactly the desired replicas, in the background."""
+        """Make the node have exactly the desired replicas, in the background.
+
+        Those whose accelerators are cordoned drain, whatever is desired.
+        """
         if self._is_stopping:
             return
+        self._desired = desired
         wanted = {wish.replica_id: wish for wish in desired.replicas}
         for replica_id, runner in self.runners.items():
             if replica_id not in wanted:
                 runner.want(None)
         for replica_id, wish in wanted.items():
             spec = EngineSpec(
-                wish.engine, wish.base_digest, tuple(sorted(wish.engine_options.items()))
+                wish.engine,
+                wish.base_digest,
+                tuple(sorted(wish.engine_options.items())),
+                tuple(sorted(wish.accelerators)),
             )
-            self._runner(replica_id).want(spec, is_draining=wish.is_draining)
+            is_draining = wish.is_draining or bool(self._cordon(spec))
+            self._runner(replica_id).want(spec, is_draining=is_draining)
+
+    def apply_cordons(self) -> None:
+        """Drain replicas whose accelerators were cordoned, and start those of lifted cordons."""
+        if self._desired is not None:
+            self.apply(self._desired)
 
     async def stop(self) -> None:
         """End all replicas, engines asked first, and wait until nothing is left of them."""
@@ -118,10 +145,18 @@ class Fleet:
     def observed(self) -> list[agent.ObservedReplica]:
         """Return the replicas of the node, sorted by id."""
         return [
-            _observed(self.runners[replica_id])
+            _observed(self.runners[replica_id], self._cordon(self.runners[replica_id].wanted))
             for replica_id in sorted(self.runners)
             if self.runners[replica_id].is_wanted
         ]
+
+    def _cordon(self, spec: EngineSpec | None) -> str:
+        """Return why the spec's accelerators are out of service; empty when nothing is wrong."""
+        if spec is None:
+            return ""
+        kind = KINDS.get(spec.engine)
+        uses_some = bool(spec.accelerators) or (kind is not None and kind.uses_accelerators)
+        return self._why_cordoned(spec.accelerators) if uses_some else ""
 
     def _runner(self, replica_id: str, leftover: Leftover | None = None) -> ReplicaRunner:
         runner = self.runners.get(replica_id)
@@ -155,7 +190,7 @@ class Fleet:
         self._on_change()
 
 
-def _observed(runner: ReplicaRunner) -> agent.ObservedReplica:
+def _observed(runner: ReplicaRunner, cordon: str) -> agent.ObservedReplica:
     state, launch = runner.state, runner.launch
     is_serving = state.has_engine and launch is not None
     return agent.ObservedReplica(
@@ -166,5 +201,5 @@ def _observed(runner: ReplicaRunner) -> agent.ObservedReplica:
         pid=state.pid,
         memory_bytes=runner.memory_bytes,
         restarts=state.restarts,
-        message=state.message,
+        message=f"cordoned: {cordon}" if cordon else state.message,
     )

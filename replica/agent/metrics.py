@@ -1,9 +1,22 @@
 """Metrics of the agent. Replica ids are no labels: they come and go."""
 
+from collections.abc import Collection
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from replica.agent.hardware import HardwareState, Xid
 from sluice.wire.control.v1 import control_pb2 as control
 
+# Field of a GpuReading -> name and text of its gauge.
+_GPU_GAUGES = {
+    "temperature_c": ("temperature_celsius", "Temperature of the chip"),
+    "power_w": ("power_watts", "Power drawn"),
+    "memory_used_bytes": ("memory_used_bytes", "Memory in use"),
+    "ecc_uncorrected": (
+        "uncorrected_errors",
+        "Uncorrected memory errors since the driver was loaded",
+    ),
+}
 _STATES = ("starting", "ready", "draining", "failed", "stopped")
 
 
@@ -48,6 +61,19 @@ class AgentMetrics:
             "Memory of all engine processes, shared pages counted once",
             registry=self.registry,
         )
+        self._cordons = Gauge(
+            "agent_accelerators_cordoned", "Accelerators out of service", registry=self.registry
+        )
+        self._xids = Counter(
+            "agent_xids_total",
+            "Errors that the driver of NVIDIA's GPUs reported, by their number",
+            ["xid"],
+            registry=self.registry,
+        )
+        self._gpu = {
+            field: Gauge(f"agent_accelerator_{name}", text, ["index"], registry=self.registry)
+            for field, (name, text) in _GPU_GAUGES.items()
+        }
         self._connected = Gauge(
             "agent_control_connected",
             "Whether the control plane has answered on the open stream",
@@ -78,6 +104,15 @@ class AgentMetrics:
         for state in _STATES:
             self._replicas.labels(state).set(names.count(f"REPLICA_STATE_{state.upper()}"))
         self._memory.set(memory_bytes)
+
+    def set_hardware(self, state: HardwareState, xids: Collection[Xid]) -> None:
+        """Set what accelerators say, and count the errors that their driver reported."""
+        self._cordons.set(len(state.cordons))
+        for xid in xids:
+            self._xids.labels(str(xid.number)).inc()
+        for gpu in state.gpus:
+            for field, gauge in self._gpu.items():
+                gauge.labels(str(gpu.index)).set(getattr(gpu, field))
 
     def set_connected(self, *, is_connected: bool) -> None:
         """Set whether there is a control plane."""

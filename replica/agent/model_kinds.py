@@ -24,10 +24,12 @@ class ModelKind:
     Attributes:
         model: Its name in Triton, and its folder in the model repository.
         canary: Asks it for a sign of life.
+        uses_accelerators: Whether it needs one. Then it drains when one of its own is cordoned.
     """
 
     model: str
     canary: Canary
+    uses_accelerators: bool = False
 
 
 LLM = ModelKind(FRAMES.triton_model, llm_canary)

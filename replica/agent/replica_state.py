@@ -21,11 +21,19 @@ _START_WORK_RATIO = 0.1
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What a replica runs. Two different specs never share an engine process."""
+    """What a replica runs. Two different specs never share an engine process.
+
+    Attributes:
+        engine: Name of the driver.
+        base_digest: Of the base artifact.
+        options: Of the driver, sorted by name.
+        accelerators: Indexes of those it may use; none: all of the node.
+    """
 
     engine: str
     base_digest: str
     options: tuple[tuple[str, str], ...] = ()
+    accelerators: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,11 @@ class ReplicaRunner:
             self._events.put_nowait(wish)  # stands for the latest wish when its turn comes
 
     @property
+    def wanted(self) -> EngineSpec | None:
+        """What the replica is to run; None when it is to go away."""
+        return self._wish.spec
+
+    @property
     def is_wanted(self) -> bool:
         """Whether the replica is to exist."""
         return self._wish.spec is not None

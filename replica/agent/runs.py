@@ -99,6 +99,6 @@ def _record_from(values: dict[str, Any]) -> RunRecord | None:
         return None
     spec = values.pop("spec")
     options = tuple((str(name), str(value)) for name, value in spec["options"])
-    return RunRecord(
-        spec=EngineSpec(str(spec["engine"]), str(spec["base_digest"]), options), **values
-    )
+    accelerators = tuple(int(index) for index in spec["accelerators"])
+    spec = EngineSpec(str(spec["engine"]), str(spec["base_digest"]), options, accelerators)
+    return RunRecord(spec=spec, **values)

@@ -263,13 +263,17 @@ class TritonLauncher:
 
     def _marks(self, replica_id: str, spec: EngineSpec) -> dict[str, str]:
         """Return the part of an engine's environment that says whose and what it is."""
-        return {
+        marks = {
             OWNER: self.owner,
             "SLUICE_REPLICA": replica_id,
             "SLUICE_ENGINE": spec.engine,
             "SLUICE_BASE_DIGEST": spec.base_digest,
             "SLUICE_ENGINE_OPTIONS": json.dumps(dict(spec.options)),
         }
+        if spec.accelerators:  # counted as NVML does, not as CUDA would by itself
+            marks["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            marks["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.accelerators))
+        return marks
 
     def _environment(
         self, found: Installation, replica_id: str, spec: EngineSpec, artifact: str

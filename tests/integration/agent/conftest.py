@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -57,10 +57,12 @@ class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
             self._news.notify_all()
         server.stop(grace=None).wait()
 
-    def want(self, *replicas: agent.DesiredReplica) -> None:
+    def want(self, *replicas: agent.DesiredReplica, lifted_cordons: Sequence[str] = ()) -> None:
         with self._news:
             version = self._desired.version + 1
-            self._desired = agent.SyncResponse(version=version, replicas=replicas)
+            self._desired = agent.SyncResponse(
+                version=version, replicas=replicas, lifted_cordons=lifted_cordons
+            )
             self._news.notify_all()
 
     def Sync(self, request_iterator, context) -> Iterator[agent.SyncResponse]:  # noqa: N802 - gRPC's name
@@ -196,6 +198,18 @@ class Node:
         child = await ChildProcess.start(self.spec(control_address, **settings))
         await child.wait_ready(WAIT_S)
         return child
+
+    async def command(self, word: str) -> tuple[int, str]:
+        """Run `python -m replica.agent WORD` and return its status and what it says."""
+        spec = replace(
+            self.spec(),
+            command=[sys.executable, "-m", "replica.agent", word],
+            log_file=self.directory / f"{new_id(word)}.log",
+        )
+        child = await ChildProcess.start(spec)
+        status = await child.wait()
+        await child.stop()
+        return status, spec.log_file.read_text()
 
     async def kill_agent(self, process: ChildProcess) -> None:
         """As a crash does: nothing of the agent has time to clean up."""

@@ -3,9 +3,7 @@
 import asyncio
 import os
 import signal
-import sys
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -151,11 +149,7 @@ async def test_a_taken_http_port_is_said_in_words(node) -> None:
 
 
 async def test_preflight_is_a_command(node) -> None:
-    spec = replace(node.spec(), command=[sys.executable, "-m", "replica.agent", "preflight"])
-    child = await ChildProcess.start(spec)
-    status = await child.wait()
-    await child.stop()
-    assert (status, spec.log_file.read_text()) == (0, "")
+    assert await node.command("preflight") == (0, "")
 
 
 async def test_launcher_keeps_its_ports_while_they_are_free(node) -> None:

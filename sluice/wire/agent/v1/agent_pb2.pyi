@@ -8,26 +8,62 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SyncRequest(_message.Message):
-    __slots__ = ("node_id", "replicas", "facts")
+    __slots__ = ("node_id", "replicas", "facts", "is_cordoned", "cordon_reason")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    IS_CORDONED_FIELD_NUMBER: _ClassVar[int]
+    CORDON_REASON_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     replicas: _containers.RepeatedCompositeFieldContainer[ObservedReplica]
     facts: NodeFacts
-    def __init__(self, node_id: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ObservedReplica, _Mapping]]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ...) -> None: ...
+    is_cordoned: bool
+    cordon_reason: str
+    def __init__(self, node_id: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ObservedReplica, _Mapping]]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ..., is_cordoned: _Optional[bool] = ..., cordon_reason: _Optional[str] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
-    __slots__ = ("cpu_count", "memory_bytes", "accelerators", "engines")
+    __slots__ = ("cpu_count", "memory_bytes", "accelerators", "engines", "accelerator_facts")
     CPU_COUNT_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ACCELERATORS_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
+    ACCELERATOR_FACTS_FIELD_NUMBER: _ClassVar[int]
     cpu_count: int
     memory_bytes: int
     accelerators: _containers.RepeatedScalarFieldContainer[str]
     engines: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., accelerators: _Optional[_Iterable[str]] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
+    accelerator_facts: _containers.RepeatedCompositeFieldContainer[Accelerator]
+    def __init__(self, cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., accelerators: _Optional[_Iterable[str]] = ..., engines: _Optional[_Iterable[str]] = ..., accelerator_facts: _Optional[_Iterable[_Union[Accelerator, _Mapping]]] = ...) -> None: ...
+
+class Accelerator(_message.Message):
+    __slots__ = ("index", "uuid", "name", "memory_bytes", "memory_used_bytes", "temperature_c", "power_w", "cordon")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
+    CORDON_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    memory_used_bytes: int
+    temperature_c: int
+    power_w: float
+    cordon: Cordon
+    def __init__(self, index: _Optional[int] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., temperature_c: _Optional[int] = ..., power_w: _Optional[float] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ...) -> None: ...
+
+class Cordon(_message.Message):
+    __slots__ = ("id", "reason", "since_unix_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    since_unix_ms: int
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_ms: _Optional[int] = ...) -> None: ...
 
 class ObservedReplica(_message.Message):
     __slots__ = ("replica_id", "state", "grpc_address", "metrics_address", "pid", "memory_bytes", "restarts", "message")
@@ -50,15 +86,17 @@ class ObservedReplica(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., state: _Optional[_Union[_control_pb2.ReplicaState, str]] = ..., grpc_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pid: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., restarts: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class SyncResponse(_message.Message):
-    __slots__ = ("version", "replicas")
+    __slots__ = ("version", "replicas", "lifted_cordons")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    LIFTED_CORDONS_FIELD_NUMBER: _ClassVar[int]
     version: int
     replicas: _containers.RepeatedCompositeFieldContainer[DesiredReplica]
-    def __init__(self, version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[DesiredReplica, _Mapping]]] = ...) -> None: ...
+    lifted_cordons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[DesiredReplica, _Mapping]]] = ..., lifted_cordons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DesiredReplica(_message.Message):
-    __slots__ = ("replica_id", "pool_id", "base_digest", "engine", "is_draining", "engine_options")
+    __slots__ = ("replica_id", "pool_id", "base_digest", "engine", "is_draining", "engine_options", "accelerators")
     class EngineOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,10 +110,12 @@ class DesiredReplica(_message.Message):
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     ENGINE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ACCELERATORS_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     pool_id: str
     base_digest: str
     engine: str
     is_draining: bool
     engine_options: _containers.ScalarMap[str, str]
-    def __init__(self, replica_id: _Optional[str] = ..., pool_id: _Optional[str] = ..., base_digest: _Optional[str] = ..., engine: _Optional[str] = ..., is_draining: _Optional[bool] = ..., engine_options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    accelerators: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replica_id: _Optional[str] = ..., pool_id: _Optional[str] = ..., base_digest: _Optional[str] = ..., engine: _Optional[str] = ..., is_draining: _Optional[bool] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., accelerators: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,0 +1,187 @@
+"""When an accelerator is taken out of service.
+
+Pure: `judge` maps (state, readings, now) to the next state. What an accelerator says about itself
+comes from a `HardwareReader`; what a cordon means for replicas is the fleet's business. A cordon
+stays until an operator lifts it, also over restarts of the agent: XIDs are told only once.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+# NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, read in
+# November 2026): those whose immediate action is to reset the GPU, restart the machine, check its
+# mechanics, or a workflow that ends in one of these; and 94, after which applications may go on
+# until the GPU is reset when that is convenient, which is what draining is for. Not here: what ends
+# only the application (13, 31, 43, 45, ...), what is to be ignored (63, 92), 155, which also tells
+# of links that were taken down on purpose, and 144-150, whose weight is in a sub-code that NVML
+# does not tell: the fatal ones come with 48.
+CORDON_XIDS: Mapping[int, str] = {
+    46: "the GPU stopped processing",
+    48: "uncorrectable ECC error",
+    54: "auxiliary power is not connected",
+    62: "internal micro-controller halt",
+    64: "row remapping failed",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    109: "context switch timeout",
+    110: "security fault",
+    119: "GSP RPC timeout",
+    120: "GSP error",
+    136: "link training failed",
+    140: "unrecovered ECC error",
+    143: "initialization error",
+    156: "resources were retired",
+    158: "fatal timeout",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """What one accelerator says about itself.
+
+    Attributes:
+        index: As its driver counts.
+        uuid: Never another's.
+        name: Its model.
+        memory_bytes: In total.
+        memory_used_bytes: Of it.
+        temperature_c: Of the chip; 0 when it does not tell.
+        power_w: Drawn now; 0 when it does not tell.
+        ecc_uncorrected: Uncorrected memory errors since its driver was loaded; 0 without ECC.
+        has_remap_failure: Whether a broken row of its memory could not be replaced.
+        is_lost: Whether its driver cannot reach it any more.
+    """
+
+    index: int
+    uuid: str
+    name: str = ""
+    memory_bytes: int = 0
+    memory_used_bytes: int = 0
+    temperature_c: int = 0
+    power_w: float = 0.0
+    ecc_uncorrected: int = 0
+    has_remap_failure: bool = False
+    is_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An error that NVIDIA's driver reported. No uuid: it could not say of which GPU."""
+
+    uuid: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """All accelerators, and the errors reported since the readings before."""
+
+    gpus: tuple[GpuReading, ...]
+    xids: tuple[Xid, ...] = ()
+
+
+class HardwareReader(Protocol):
+    """Asks the hardware; blocks, and may hang when its driver does."""
+
+    def read(self, wait_s: float) -> Readings:
+        """Return what is true now, after waiting up to `wait_s` for an error to be reported."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """An accelerator is out of service.
+
+    Attributes:
+        uuid: Which.
+        index: Its place when the cordon was set.
+        cause: Compared, never shown; the same cause does not come back after the cordon is lifted.
+        reason: In words.
+        since_unix_s: When it was set.
+    """
+
+    uuid: str
+    index: int
+    cause: str
+    reason: str
+    since_unix_s: float
+
+    @property
+    def id(self) -> str:
+        """Name this cordon, and no later one of the same accelerator."""
+        return f"{self.uuid}@{self.since_unix_s:.3f}"
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareState:
+    """What is known about the accelerators of a node.
+
+    Attributes:
+        gpus: Last readings; of one that is gone, the last that there were.
+        cordons: By uuid.
+        accepted: (uuid, cause) of cordons that an operator lifted: known, and not held against it.
+    """
+
+    gpus: tuple[GpuReading, ...] = ()
+    cordons: Mapping[str, Cordon] = field(default_factory=dict[str, Cordon])
+    accepted: frozenset[tuple[str, str]] = frozenset()
+
+    def cordon_of(self, indexes: Collection[int]) -> Cordon | None:
+        """Return the first cordon among accelerators; no indexes: among all."""
+        cordons = sorted(self.cordons.values(), key=lambda cordon: cordon.index)
+        return next((c for c in cordons if not indexes or c.index in indexes), None)
+
+
+def judge(state: HardwareState, readings: Readings, now_unix_s: float) -> HardwareState:
+    """Return the state after new readings: every broken accelerator has a cordon.
+
+    Args:
+        state: As returned last.
+        readings: What the accelerators say.
+        now_unix_s: Wall-clock time, for people to read.
+    """
+    seen = {gpu.uuid: gpu for gpu in readings.gpus}
+    gone = [replace(gpu, is_lost=True) for gpu in state.gpus if gpu.uuid not in seen]
+    gpus = sorted([*readings.gpus, *gone], key=lambda gpu: (gpu.index, gpu.uuid))
+    cordons = dict(state.cordons)
+    for gpu in gpus:
+        if gpu.uuid in cordons:
+            continue
+        for cause, reason in _faults(gpu, readings.xids):
+            if (gpu.uuid, cause) not in state.accepted:
+                cordons[gpu.uuid] = Cordon(gpu.uuid, gpu.index, cause, reason, now_unix_s)
+                break
+    return replace(state, gpus=tuple(gpus), cordons=cordons)
+
+
+def lift(state: HardwareState, ids: Collection[str]) -> HardwareState:
+    """Return the state without these cordons. What is broken still does not bring them back."""
+    uuids = {cordon.uuid for cordon in state.cordons.values() if cordon.id in ids}
+    if not uuids:
+        return state
+    faults = {(gpu.uuid, cause) for gpu in state.gpus for cause, _ in _faults(gpu, ())}
+    return replace(
+        state,
+        cordons={uuid: cordon for uuid, cordon in state.cordons.items() if uuid not in uuids},
+        accepted=state.accepted | {fault for fault in faults if fault[0] in uuids},
+    )
+
+
+def _faults(gpu: GpuReading, xids: Collection[Xid]) -> list[tuple[str, str]]:
+    """Return (cause, reason) of all that is wrong, the clearest first."""
+    faults = [
+        (f"xid {xid.number}", f"XID {xid.number}: {CORDON_XIDS[xid.number]}")
+        for xid in xids
+        if xid.uuid in ("", gpu.uuid) and xid.number in CORDON_XIDS
+    ]
+    if gpu.is_lost:
+        faults.append(("lost", "its driver cannot reach it any more"))
+    if gpu.has_remap_failure:
+        faults.append(("remap", "a broken row of its memory could not be replaced"))
+    if gpu.ecc_uncorrected:
+        count = gpu.ecc_uncorrected
+        faults.append((f"ecc {count}", f"{count} uncorrected ECC errors since its driver started"))
+    return faults

@@ -1,0 +1,180 @@
+"""Keeps the state of the node's accelerators: reads them, judges, remembers cordons on disk."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from replica.agent.hardware import (
+    Cordon,
+    GpuReading,
+    HardwareReader,
+    HardwareState,
+    Readings,
+    Xid,
+    judge,
+    lift,
+)
+from sluice.wire.agent.v1 import agent_pb2 as agent
+
+log = structlog.get_logger(__name__)
+
+READ_EVERY_S = 2.0
+_PAUSE_S = 0.2  # bounds what a GPU that reports without end can make of us
+_SILENCE_S = 30.0  # a driver that does not answer for so long hangs
+
+
+class CordonFile:
+    """Cordons on disk. An operator lifts all of them by removing the file."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.path = state_dir / "cordons.json"
+
+    def load(self) -> HardwareState:
+        """Return what was saved; nothing is cordoned when there is no file."""
+        try:
+            values = json.loads(self.path.read_text())
+            cordons = [Cordon(**cordon) for cordon in values["cordons"]]
+            accepted = frozenset((str(uuid), str(cause)) for uuid, cause in values["accepted"])
+        except FileNotFoundError:
+            return HardwareState()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("cordons_unreadable", path=str(self.path), error=str(error))
+            return HardwareState()
+        return HardwareState(cordons={c.uuid: c for c in cordons}, accepted=accepted)
+
+    def save(self, state: HardwareState) -> None:
+        """Write it, whole or not at all; an unwritable disk is logged, not raised."""
+        values: dict[str, Any] = {
+            "cordons": [asdict(cordon) for cordon in state.cordons.values()],
+            "accepted": sorted(state.accepted),
+        }
+        staging = self.path.with_suffix(".new")
+        try:
+            staging.write_text(json.dumps(values, indent=2))
+            staging.replace(self.path)
+        except OSError as error:
+            log.warning("cordons_not_saved", path=str(self.path), error=str(error))
+
+    def remove(self) -> list[str]:
+        """Lift all cordons, as an operator does; return their reasons."""
+        reasons = [cordon.reason for cordon in self.load().cordons.values()]
+        self.path.unlink(missing_ok=True)
+        return reasons
+
+
+class HardwareWatch:
+    """What is known about the accelerators, kept fresh by `run`."""
+
+    def __init__(
+        self,
+        file: CordonFile,
+        on_change: Callable[[], None],
+        on_readings: Callable[[HardwareState, Collection[Xid]], None],
+    ) -> None:
+        """Take up the cordons of an earlier agent.
+
+        Args:
+            file: Where cordons are kept.
+            on_change: Told when a cordon was set or lifted.
+            on_readings: Told about everything that was read, for metrics.
+        """
+        self._file = file
+        self._on_change = on_change
+        self._on_readings = on_readings
+        self.state = file.load()
+        for cordon in self.state.cordons.values():
+            log.warning("cordon_kept", gpu=cordon.uuid, reason=cordon.reason)
+
+    async def run(self, reader: HardwareReader) -> None:
+        """Read and judge until cancelled."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[Readings | Exception] = asyncio.Queue()
+        stopped = threading.Event()
+
+        def read_on() -> None:
+            # A thread of its own, and a daemon: one that hangs in a driver can never be joined.
+            while not stopped.is_set():
+                try:
+                    result: Readings | Exception = reader.read(READ_EVERY_S)
+                except Exception as error:  # noqa: BLE001 - raised where somebody sees it
+                    result = error
+                with suppress(RuntimeError):  # the loop is closed: we are too late
+                    loop.call_soon_threadsafe(arrived.put_nowait, result)
+                if isinstance(result, Exception):
+                    return
+                stopped.wait(_PAUSE_S)
+
+        threading.Thread(target=read_on, name="hardware", daemon=True).start()
+        try:
+            while True:
+                await self._take(arrived)
+        finally:
+            stopped.set()
+
+    async def _take(self, arrived: "asyncio.Queue[Readings | Exception]") -> None:
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                readings = await arrived.get()
+        except TimeoutError:
+            log.warning("gpus_do_not_answer", silent_s=_SILENCE_S)
+            return
+        if isinstance(readings, Exception):
+            raise readings
+        if self.state.cordons and not self._file.path.exists():
+            self.lift([cordon.id for cordon in self.state.cordons.values()])
+        self._change(judge(self.state, readings, time.time()))
+        self._on_readings(self.state, readings.xids)
+
+    def lift(self, ids: Collection[str]) -> None:
+        """Put accelerators back into service, by the ids of their cordons."""
+        self._change(lift(self.state, ids))
+
+    def why_cordoned(self, accelerators: Collection[int]) -> str:
+        """Return why one of these accelerators is out of service; none given: any at all."""
+        cordon = self.state.cordon_of(accelerators)
+        return f"GPU {cordon.index}: {cordon.reason}" if cordon else ""
+
+    def facts(self) -> list[agent.Accelerator]:
+        """Return the accelerators as the control plane is told."""
+        return [_facts(gpu, self.state.cordons.get(gpu.uuid)) for gpu in self.state.gpus]
+
+    def _change(self, state: HardwareState) -> None:
+        before, self.state = self.state, state
+        if (state.cordons, state.accepted) == (before.cordons, before.accepted):
+            return
+        for uuid, cordon in state.cordons.items():
+            if uuid not in before.cordons:
+                log.error("cordon_set", gpu=uuid, index=cordon.index, reason=cordon.reason)
+        for uuid in before.cordons.keys() - state.cordons.keys():
+            log.info("cordon_lifted", gpu=uuid)
+        self._file.save(state)
+        self._on_change()
+
+
+def _facts(gpu: GpuReading, cordon: Cordon | None) -> agent.Accelerator:
+    facts = agent.Accelerator(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        memory_bytes=gpu.memory_bytes,
+        memory_used_bytes=gpu.memory_used_bytes,
+        temperature_c=gpu.temperature_c,
+        power_w=gpu.power_w,
+    )
+    if cordon is not None:
+        facts.cordon.CopyFrom(
+            agent.Cordon(
+                id=cordon.id,
+                reason=cordon.reason,
+                since_unix_ms=round(cordon.since_unix_s * 1000),
+            )
+        )
+    return facts

@@ -1,0 +1,127 @@
+"""Asks NVIDIA's management library, through the optional package `nvidia-ml-py`.
+
+Written against the library's documentation and tested against a stand-in with its behaviour; not
+yet run on hardware. Errors that the driver reports while no agent runs are not seen: of those only
+the counters remain (ECC, failed remapping, a lost GPU).
+"""
+
+import importlib
+import time
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from replica.agent.hardware import GpuReading, Readings, Xid
+
+log = structlog.get_logger(__name__)
+
+_EVENTS_MAX = 64  # of one reading; a broken GPU can report thousands
+
+
+class NvmlReader:
+    """Reads all NVIDIA GPUs of the node. Use it in one thread: it blocks, and may hang."""
+
+    def __init__(self, nvml: Any) -> None:
+        """Take the initialized module `pynvml`, and ask it to tell of errors.
+
+        Raises:
+            NVMLError: The library does not work here.
+        """
+        self._nvml = nvml
+        self._events = nvml.nvmlEventSetCreate()
+        self._gpus: list[tuple[Any, GpuReading]] = []  # handle, and what never changes
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                self._gpus.append((handle, self._identity(index, handle)))
+            except nvml.NVMLError as error:
+                log.warning("gpu_unreadable", index=index, error=str(error))
+                continue
+            wanted = nvml.nvmlEventTypeXidCriticalError
+            if self._ask("nvmlDeviceGetSupportedEventTypes", handle, otherwise=0) & wanted:
+                self._ask("nvmlDeviceRegisterEvents", handle, wanted, self._events, otherwise=None)
+
+    @classmethod
+    def open(cls) -> "NvmlReader | None":
+        """Return a reader; None on a node without GPUs, which is said in the log."""
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            log.info("gpus_not_watched", reason="the package nvidia-ml-py is not installed")
+            return None
+        try:
+            nvml.nvmlInit()
+            return cls(nvml)
+        except nvml.NVMLError as error:
+            log.info("gpus_not_watched", reason=f"NVML: {error}")
+            return None
+
+    def read(self, wait_s: float) -> Readings:
+        """Return what all GPUs say, after waiting up to `wait_s` for an error to be reported."""
+        xids = self._xids(wait_s)
+        return Readings(tuple(self._reading(handle, known) for handle, known in self._gpus), xids)
+
+    def _identity(self, index: int, handle: Any) -> GpuReading:
+        name = _text(self._ask("nvmlDeviceGetName", handle, otherwise=""))
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
+        return GpuReading(index, uuid, name, int(memory.total))
+
+    def _reading(self, handle: Any, known: GpuReading) -> GpuReading:
+        nvml = self._nvml
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        except nvml.NVMLError as error:
+            return replace(known, is_lost=error.value == nvml.NVML_ERROR_GPU_IS_LOST)
+        celsius = self._ask(
+            "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU, otherwise=0
+        )
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle, otherwise=0)
+        uncorrected = self._ask(
+            "nvmlDeviceGetTotalEccErrors",
+            handle,
+            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            nvml.NVML_VOLATILE_ECC,
+            otherwise=0,
+        )
+        # (corrected, uncorrected, whether one is pending, whether one has failed)
+        remapped = self._ask("nvmlDeviceGetRemappedRows", handle, otherwise=(0, 0, 0, 0))
+        return replace(
+            known,
+            memory_used_bytes=int(memory.used),
+            temperature_c=int(celsius),
+            power_w=milliwatts / 1000,
+            ecc_uncorrected=int(uncorrected),
+            has_remap_failure=bool(remapped[3]),
+        )
+
+    def _xids(self, wait_s: float) -> tuple[Xid, ...]:
+        """Wait for the first error, and take those behind it."""
+        nvml = self._nvml
+        found: list[Xid] = []
+        timeout_ms = round(wait_s * 1000)
+        while len(found) < _EVENTS_MAX:
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, timeout_ms)
+            except nvml.NVMLError as error:
+                if error.value != nvml.NVML_ERROR_TIMEOUT:
+                    log.warning("gpu_errors_unreadable", error=str(error))
+                    time.sleep(timeout_ms / 1000)
+                break
+            # A GPU that has fallen off the bus may not even tell its name.
+            uuid = _text(self._ask("nvmlDeviceGetUUID", event.device, otherwise=""))
+            found.append(Xid(uuid, int(event.eventData)))
+            timeout_ms = 0
+        return tuple(found)
+
+    def _ask(self, function: str, *arguments: Any, otherwise: Any) -> Any:
+        """Return an answer, or something else where the GPU has none: consumer cards lack many."""
+        try:
+            return getattr(self._nvml, function)(*arguments)
+        except self._nvml.NVMLError:
+            return otherwise
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)  # bytes in old versions
