@@ -127,6 +127,7 @@ class Scheduler:
             draft_tokens=self._draft_tokens,
             accepted_tokens=self._accepted_tokens,
             adapters_resident=self.adapters.resident,
+            prefilling=len(self._prefilling),
         )
 
     def adapter_states(self) -> list[AdapterState]:

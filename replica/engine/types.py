@@ -295,6 +295,7 @@ class EngineLoad:
         draft_tokens: Tried since the start.
         accepted_tokens: Of these, right.
         adapters_resident: Digests in slots, sorted; the same object until they change.
+        prefilling: Of the running ones, those whose prompt is not computed yet.
     """
 
     running: int = 0
@@ -309,6 +310,7 @@ class EngineLoad:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     adapters_resident: tuple[str, ...] = ()
+    prefilling: int = 0
 
 
 @dataclass(frozen=True, slots=True)
