@@ -1,0 +1,148 @@
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replica.engine.speculation import NGRAM_TOKENS, PromptLookup
+from replica.engine.types import Grammar, GrammarKind, Sampling, SequenceRequest
+
+
+def naive_draft(tokens: list[int], count: int) -> list[int]:
+    """What followed the last n-gram where it stood the last time before, repeated if need be."""
+    tail = tokens[-NGRAM_TOKENS:]
+    for start in range(len(tokens) - NGRAM_TOKENS - 1, -1, -1):
+        if tokens[start : start + NGRAM_TOKENS] == tail:
+            draft = list(tokens)
+            while len(draft) < len(tokens) + count:
+                draft.append(draft[start + NGRAM_TOKENS + len(draft) - len(tokens)])
+            return draft[len(tokens) :]
+    return []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, 3), max_size=60),
+    chunks=st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    room=st.integers(1, 20),
+)
+def test_drafts_are_what_followed_the_last_tokens_before(tokens, chunks, room) -> None:
+    drafter = PromptLookup(16)
+    end = 0
+    for chunk in chunks:
+        end = min(end + chunk, len(tokens))
+        if end < NGRAM_TOKENS:
+            continue
+        known = tokens[:end]
+        assert drafter.propose(known, room) == naive_draft(known, min(room, drafter.width))
+
+
+def test_ids_that_look_alike_when_packed_are_told_apart() -> None:
+    drafter = PromptLookup(4)
+    assert drafter.propose([0, 1, 0, 9, 1, 0, 0], 4) == []
+    assert drafter.propose([0, 1, 0, 9, 1, 0, 0, 1 << 23, 1, 0, 0], 4) == [1 << 23, 1, 0, 0]
+
+
+def test_width_follows_what_was_right() -> None:
+    drafter = PromptLookup(16)
+    widths = []
+    for tried, right in ((4, 4), (8, 8), (16, 16), (16, 5), (5, 5), (10, 0)):
+        drafter.observe(tried, right)
+        widths.append(drafter.width)
+    assert widths == [8, 16, 16, 5, 10, 1]
+
+
+def test_after_wrong_drafts_it_pauses_longer_and_longer() -> None:
+    drafter = PromptLookup(8)
+    tokens = [1, 2, 3] * 5
+    tried_at = []
+    for chance in range(150):
+        if drafter.propose(tokens, 8):
+            tried_at.append(chance)
+            drafter.observe(1, 0)
+    gaps = [later - sooner for sooner, later in pairwise(tried_at)]
+    assert gaps == [3, 5, 9, 17, 33, 33, 33]
+    while not drafter.propose(tokens, 8):
+        pass
+    drafter.observe(1, 1)
+    assert drafter.propose(tokens, 8)
+
+
+def draft_request(key: int, prompt: list[int], count: int, **options) -> SequenceRequest:
+    return SequenceRequest(
+        key, prompt, count, **{"ignore_eos": True, "draft_tokens_max": 8, **options}
+    )
+
+
+def test_the_answer_is_the_same_in_fewer_steps(make_engine, run_to_end, expected_output) -> None:
+    prompt = [i % 11 for i in range(50)]
+    wanted = expected_output(prompt, 200, stop=frozenset())
+    steps = {}
+    for width in (0, 8):
+        engine = make_engine()
+        engine.add(draft_request(1, prompt, 200, draft_tokens_max=width))
+        runs = []
+        assert run_to_end(engine, lambda events, runs=runs: runs.append(events.has_runs)) == {
+            1: wanted
+        }
+        steps[width] = len(runs)
+        assert any(runs) == bool(width)
+    assert steps[0] == 200
+    assert steps[8] < 180
+    load = engine.load()
+    assert load.accepted_tokens == 200 - steps[8]
+    assert load.draft_tokens >= load.accepted_tokens
+
+
+def test_a_stop_token_inside_a_run_ends_it(make_engine, run_to_end, expected_output) -> None:
+    prompt = [i % 11 for i in range(50)]
+    free = expected_output(prompt, 200, stop=frozenset())
+    for stop in range(11):
+        engine = make_engine()
+        engine.add(
+            draft_request(1, prompt, 200, stop_token_ids=frozenset({stop}), ignore_eos=False)
+        )
+        wanted = expected_output(prompt, 200, stop=frozenset({stop, 7}))
+        finished = []
+        assert run_to_end(engine, lambda events, f=finished: f.extend(events.finished))[1] == wanted
+        assert finished[0].output_tokens == len(wanted)
+        assert wanted == free[: len(wanted)]
+
+
+def test_logprobs_of_a_run_stand_in_its_order(
+    make_engine, run_to_end, expected_output, expected_logprobs
+) -> None:
+    prompt = [i % 11 for i in range(50)]
+    engine = make_engine()
+    engine.add(draft_request(1, prompt, 61, sampling=Sampling(logprobs=2)))
+    engine.add(draft_request(2, [1, 2], 61, draft_tokens_max=0))
+    found = []
+    out = run_to_end(engine, lambda events: found.extend(events.logprobs))
+    assert {entry.key for entry in found} == {1}
+    assert [entry.logprob for entry in found] == expected_logprobs(prompt + out[1], len(prompt))
+
+
+def test_grammars_get_no_drafts(make_engine, run_to_end) -> None:
+    engine = make_engine()
+    grammar = Sampling(grammar=Grammar(GrammarKind.JSON))
+    engine.add(draft_request(1, [1, 2, 3] * 10, 100, sampling=grammar))
+    run_to_end(engine)
+    assert engine.load().draft_tokens == 0
+
+
+def test_drafts_take_only_what_the_step_and_the_pool_have_left(make_engine, run_to_end) -> None:
+    prompt = [1, 2, 3] * 10
+    narrow = make_engine(sequences=2, step_tokens=2)
+    for key, count in ((1, 10), (2, 60)):
+        narrow.add(draft_request(key, prompt, count))
+    run_to_end(narrow)
+    drafting = [plan for plan in narrow._backend.plans if plan.drafts]
+    assert drafting
+    assert {plan.tokens for plan in drafting} == {2}
+
+    small = make_engine(blocks=5, sequences=2)
+    for key in (1, 2):
+        small.add(draft_request(key, prompt[:20], 44, draft_tokens_max=16))
+    out = run_to_end(small)
+    assert [len(out[key]) for key in (1, 2)] == [44, 44]
+    assert small.load().preemptions == 0
+    assert small.load().draft_tokens > 0
