@@ -35,8 +35,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert",),
     "position_embedding_type": ("absolute",),
 }
-# The head that classifies sentence pairs, which no embedding uses, and an index of our own making.
-_LEFT_OVER = frozenset({"embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"})
+# The head that classifies pairs of sentences, which no embedding uses.
+UNUSED_WEIGHTS = frozenset({"pooler.dense.weight", "pooler.dense.bias"})
 _MODULES = ("Transformer", "Pooling", "Normalize")
 _POOLING = "pooling_mode_mean_tokens"
 
@@ -113,26 +113,6 @@ def read_bert_config(directory: Path) -> BertConfig:
         norm_epsilon=float(config["layer_norm_eps"]),
         tokens_max=min(int(sentence["max_seq_length"]), int(config["max_position_embeddings"])),
     )
-
-
-def check_tensors(config: BertConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ArtifactError unless the checkpoint holds the tensors of the config and no others.
-
-    Left-over tensors are parts of another architecture.
-    """
-    wanted = config.weight_shapes()
-    wrong = [
-        f"{name} of shape {shapes.get(name, 'absent')} instead of {shape}"
-        for name, shape in wanted.items()
-        if shapes.get(name) != shape
-    ]
-    wrong += [f"{name}, unknown here" for name in shapes.keys() - wanted.keys() - _LEFT_OVER]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ArtifactError(
-            f"model.safetensors holds {', '.join(sorted(wrong)[:3])}{more}: it does not fit to"
-            " config.json; import the base anew"
-        )
 
 
 def _config_problems(config: Mapping[str, Any]) -> list[str]:

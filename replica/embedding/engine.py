@@ -160,7 +160,6 @@ def load_embedding(directory: Path, options: Mapping[str, Any]) -> EmbeddingEngi
     Raises:
         OptionsError: An option is unknown, of the wrong type, or impossible.
         ArtifactError: Not a base that the graph computes rightly.
-        SafetensorsError: The weights cannot be read.
     """
     chosen = parse_options(EmbeddingOptions, options)
     config = read_bert_config(directory)

@@ -9,8 +9,8 @@ import openvino as ov
 from openvino import PartialShape, Type
 from openvino import opset15 as op
 
-from replica.embedding.bert import BertConfig, check_tensors
-from replica.engine.safetensors import Array, read_safetensors
+from replica.embedding.bert import UNUSED_WEIGHTS, BertConfig
+from replica.engine.checkpoint import Weight, check_shapes, join_scales, read_checkpoint
 
 Node = Any  # openvino's nodes have no usable types
 _HIDDEN_BY_MASK = -65504.0  # exp() of it is exactly 0, so padding changes nothing
@@ -24,11 +24,12 @@ def build_graph(directory: Path, config: BertConfig) -> ov.Model:
     tokens, scaled to length 1.
 
     Raises:
-        ArtifactError: The checkpoint does not fit to the config.
-        SafetensorsError: It cannot be read.
+        ArtifactError: The checkpoint cannot be read, or does not fit to the config.
     """
-    weights = read_safetensors(directory / "model.safetensors")
-    check_tensors(config, {name: tuple(array.shape) for name, array in weights.items()})
+    tensors = read_checkpoint(directory)
+    tensors.pop("embeddings.position_ids", None)  # just 0, 1, 2, ...
+    weights = join_scales(tensors)
+    check_shapes(weights, config.weight_shapes(), UNUSED_WEIGHTS)
     return _BertGraph(config, weights).build()
 
 
@@ -43,7 +44,7 @@ def _f32(value: Any) -> Node:
 class _BertGraph:
     """State of one build."""
 
-    def __init__(self, config: BertConfig, weights: Mapping[str, Array]) -> None:
+    def __init__(self, config: BertConfig, weights: Mapping[str, Weight]) -> None:
         self._config = config
         self._weights = weights
         self._swap = _i64([0, 2, 1, 3])  # [rows, tokens, heads, dim] <-> [rows, heads, tokens, dim]
@@ -66,10 +67,10 @@ class _BertGraph:
 
     def _weight(self, name: str) -> Node:
         """Return a weight as float32; half precision stays so in memory."""
-        array = self._weights[name]
-        if array.dtype == np.float16:
-            return op.convert(op.constant(array), Type.f32)
-        return op.constant(np.asarray(array, np.float32))
+        weight = self._weights[name]
+        if weight.values.dtype == np.float16:
+            return op.convert(op.constant(weight.values), Type.f32)
+        return op.constant(weight.as_float32())
 
     def _embedded(self, ids: Node) -> Node:
         tokens = op.gather(op.shape_of(ids), _i64(1), _i64(0))
