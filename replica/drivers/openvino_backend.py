@@ -28,7 +28,8 @@ from replica.engine.plan import (
     StepPlan,
 )
 from replica.engine.sampler import Sampler
-from replica.engine.types import Capabilities, SequenceRequest
+from replica.engine.types import Capabilities, RefusedError, SequenceRequest
+from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,10 @@ class OpenvinoBackend:
     def read_adapter(self, digest: str, directory: Path) -> Adapter:
         """Read and check an adapter, in any thread; the first one compiles its graph."""
         limit = self.capabilities.adapter_rank_max
+        if not limit:
+            raise RefusedError(
+                ErrorCode.UNSUPPORTED_PARAMETER, "this engine serves its base alone, no adapters"
+            )
         adapter = read_adapter(digest, directory, self._base.config, limit)
         with self._lora_lock:
             if self._lora_request is None:
