@@ -1,109 +1,371 @@
 """Turns the logits of a step into its new tokens; `replica.engine.sampling` has the order.
 
-A row that a draft leads to is chosen as if the draft were right: its history is known before the
-graph has run, and if the draft is wrong, the row is not looked at. So all rows of a step, drafted
-or not, are prepared and chosen together.
+Rows that want nothing but a draw go through one call together and pay for nothing else. A row that
+a draft leads to is chosen as if the draft were right: its history is known before the graph has
+run, and if the draft is wrong, the row is not looked at. So penalties and grammar masks of all
+rows, drafted or not, are prepared together while the graph runs.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from replica.engine.grammar import GrammarCompiler, Matcher, bit_mask
+from replica.engine.logprobs import token_logprobs
+from replica.engine.penalties import Changes, TokenCounts, has_penalties
 from replica.engine.plan import ScheduledSequence, StepOutput, StepPlan
 from replica.engine.sampling import NO_TOKEN, sample
-from replica.engine.types import SequenceRequest
+from replica.engine.types import PromptLogprobs, RefusedError, SequenceRequest
+from sluice.errors import ErrorCode
 
+Floats = npt.NDArray[np.float32]
+Words = npt.NDArray[np.int32]
 _NOT_FINITE = "the model's logits are not finite; the base, the adapter or the precision is broken"
+_DEAD_END = "the grammar allows no token of this model's vocabulary here"
+# What to add to eight logits for each byte of a bit mask.
+_BYTE_TO_LOGITS = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
+).astype(np.float32)
+
+
+class _State:
+    """What the sampler keeps of a sequence.
+
+    A function of its request and tokens, so it stays right when the sequence is preempted and
+    computed again.
+    """
+
+    __slots__ = (
+        "banned",
+        "bias",
+        "counts",
+        "is_changed",
+        "matcher",
+        "output_start",
+        "seen",
+        "stop_mask",
+    )
+
+    def __init__(
+        self,
+        sequence: ScheduledSequence,
+        eos_ids: frozenset[int],
+        vocabulary: int,
+        grammars: GrammarCompiler | None,
+    ) -> None:
+        sampling = sequence.request.sampling
+        stop_ids = np.array(sorted(eos_ids | sequence.request.stop_token_ids), np.intp)
+        stop_ids = stop_ids[stop_ids < vocabulary]
+        self.output_start = self.seen = sequence.prompt_tokens - sequence.request.resumed_tokens
+        self.counts: TokenCounts | None = None
+        if has_penalties(sampling):
+            prompt = sequence.tokens[: self.output_start]
+            self.counts = TokenCounts(prompt if sampling.repetition_penalty != 1 else [])
+        self.bias: tuple[npt.NDArray[np.intp], Floats] | None = None
+        if sampling.logit_bias:
+            ids, values = zip(*sampling.logit_bias, strict=True)
+            self.bias = np.array(ids, np.intp), np.array(values, np.float32)
+        self.banned = stop_ids if sampling.tokens_min else None
+        self.matcher: Matcher | None = None
+        self.stop_mask = np.zeros(0, np.int32)
+        if sampling.grammar is not None:
+            assert grammars is not None, "refused by check()"
+            self.matcher = grammars.matcher(sampling.grammar)
+            self.stop_mask = bit_mask(stop_ids, vocabulary)
+        parts = (self.counts, self.bias, self.banned, self.matcher)
+        self.is_changed = any(part is not None for part in parts)
+
+    def emitted(self, sequence: ScheduledSequence) -> int:
+        """Tokens of output so far, with those of an earlier attempt."""
+        return len(sequence.tokens) - self.output_start
+
+    def catch_up(self, tokens: Sequence[int]) -> None:
+        """Take the tokens that were emitted since the last call."""
+        if self.seen < len(tokens):
+            new = tokens[self.seen :]
+            self.seen = len(tokens)
+            if self.counts is not None:
+                self.counts.add(new)
+            if self.matcher is not None:
+                self.matcher.advance(new)
 
 
 @dataclass(slots=True)
-class _Picks:
-    """Tokens to choose in a step, one per sampled sequence and one per token of a draft.
+class _Prepared:
+    """What is known of a step before its logits.
+
+    A step has one pick per sampled sequence and one per token of a draft, each behind its
+    sequence's first. `changes` and `masked` name rows by their picks.
 
     Attributes:
-        owners: Index into `plan.sampled`.
-        rows: Row of the logits.
-        offsets: How many tokens of the draft come before it.
+        owners: Pick -> index into `plan.sampled`.
+        rows: Pick -> row of the logits.
+        offsets: Pick -> tokens of the draft before it.
+        changes: To the logits, but for grammars.
+        masked: Picks with a grammar.
+        masks: One per entry of `masked`.
+        failed: Index into `plan.sampled` -> why it cannot go on.
     """
 
+    plan: StepPlan
     owners: list[int]
     rows: list[int]
     offsets: list[int]
+    is_changed: bool = False
+    changes: Changes = field(default_factory=Changes)
+    masked: list[int] = field(default_factory=list[int])
+    masks: Words = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    failed: dict[int, str] = field(default_factory=dict[int, str])
+
+    def apply(self, logits: Floats) -> None:
+        """Change the logits of the picks, in place."""
+        self.changes.apply(logits)
+        vocabulary = logits.shape[1]
+        for pick, mask in zip(self.masked, self.masks, strict=True):
+            logits[pick] += _BYTE_TO_LOGITS[mask.view(np.uint8)].ravel()[:vocabulary]
 
 
 class Sampler:
-    """Chooses tokens for the plans of one engine; used by one thread, but for `check`."""
+    """Chooses the tokens of one engine; used by one thread, but for `check`."""
 
-    def __init__(self, vocabulary: int, eos_ids: frozenset[int]) -> None:
-        """Make a sampler for logits of `vocabulary` columns."""
+    def __init__(
+        self,
+        vocabulary: int,
+        eos_ids: frozenset[int],
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """Make a sampler for logits of `vocabulary` columns; without `grammars`, none are served.
+
+        Its sequences keep their state in `ScheduledSequence.sampler`.
+        """
         self._vocabulary = vocabulary
         self._eos_ids = eos_ids
+        self._grammars = grammars
+        self._prepared: _Prepared | None = None
 
     def check(self, request: SequenceRequest) -> None:
-        """Raise RefusedError when the request cannot be sampled here; from any thread."""
+        """Raise RefusedError when the request's grammar cannot be used; from any thread.
+
+        A new grammar is compiled here, which takes 1 to 2 ms if it is a usual one and up to a
+        second at worst, and kept for the sequence; a known one costs nothing.
+        """
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return
+        if self._grammars is None:
+            raise RefusedError(
+                ErrorCode.UNSUPPORTED_PARAMETER,
+                f"a grammar ({grammar.kind.value}): this engine cannot constrain answers",
+            )
+        self._grammars.check(grammar)
 
     def prepare(self, plan: StepPlan) -> None:
-        """Do what needs no logits; meant to be called while the graph computes them."""
+        """Do what needs no logits: meant to be called while the graph computes them."""
+        self._prepared = self._prepare(plan)
 
-    def sample(self, logits: npt.NDArray[np.float32], plan: StepPlan) -> StepOutput:
+    def sample(self, logits: Floats, plan: StepPlan) -> StepOutput:
         """Return the new tokens of a step.
 
         Args:
             logits: Shape (rows, vocabulary), in the order of `replica.engine.plan`; not changed.
-            plan: What was computed.
+            plan: What was computed; prepared now if it was not before.
         """
-        picks = _picks(plan)
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared.plan is not plan:
+            prepared = self._prepare(plan)
+        own = logits[: len(prepared.rows)] if not plan.fork_of else logits[prepared.rows]
+        values = own
+        if prepared.is_changed:
+            values = own.copy()
+            prepared.apply(values)
         sampled = plan.sampled
-        parameters = [
-            (sampled[owner].request.sampling, len(sampled[owner].tokens) + offset)
-            for owner, offset in zip(picks.owners, picks.offsets, strict=True)
-        ]
-        rows = logits[: len(sampled)] if len(logits) == len(sampled) else logits[picks.rows]
-        return _output(plan, sample(rows, parameters))
+        chosen = sample(
+            values,
+            [
+                (sampled[owner].request.sampling, len(sampled[owner].tokens) + offset)
+                for owner, offset in zip(prepared.owners, prepared.offsets, strict=True)
+            ],
+        )
+        output = StepOutput(failed=prepared.failed)
+        kept = _keep(prepared, chosen, output)
+        _add_logprobs(prepared, own, kept, chosen, output)
+        output.prompt_logprobs = _prompt_logprobs(logits, plan)
+        return output
+
+    def _prepare(self, plan: StepPlan) -> _Prepared:
+        prepared = _lay_out(plan)
+        changed: list[tuple[int, _State]] = []
+        for index, sequence in enumerate(plan.sampled):
+            state = sequence.sampler
+            if state is None:
+                try:
+                    state = _State(sequence, self._eos_ids, self._vocabulary, self._grammars)
+                except RefusedError as error:
+                    prepared.failed[index] = error.message
+                    continue
+                sequence.sampler = state
+            if state.is_changed:
+                state.catch_up(sequence.tokens)
+                changed.append((index, state))
+        if changed:
+            prepared.is_changed = True
+            self._collect(prepared, dict(changed))
+        return prepared
+
+    def _collect(self, prepared: _Prepared, states: dict[int, _State]) -> None:
+        """Fill in the changes and masks of sequences (by index) that have any."""
+        plan = prepared.plan
+        masked: list[tuple[Matcher, int, list[int]]] = []
+        for pick, (index, offset) in enumerate(zip(prepared.owners, prepared.offsets, strict=True)):
+            state = states.get(index)
+            if state is None:
+                continue
+            sequence = plan.sampled[index]
+            sampling = sequence.request.sampling
+            if state.counts is not None:
+                draft = plan.drafts.get(index, [])
+                prepared.changes.penalize(pick, sampling, state.counts.view(draft[:offset]))
+            if state.bias is not None:
+                prepared.changes.bias(pick, *state.bias)
+            if state.matcher is not None:
+                if offset == 0:
+                    entry = (state.matcher, len(prepared.masked), plan.drafts.get(index, []))
+                    masked.append(entry)
+                prepared.masked.append(pick)
+            elif (
+                state.banned is not None and state.emitted(sequence) + offset < sampling.tokens_min
+            ):
+                prepared.changes.ban(pick, state.banned)
+        if masked:
+            self._fill_masks(prepared, states, masked)
+
+    def _fill_masks(
+        self,
+        prepared: _Prepared,
+        states: dict[int, _State],
+        entries: list[tuple[Matcher, int, list[int]]],
+    ) -> None:
+        assert self._grammars is not None
+        masks = self._grammars.fill(entries, len(prepared.masked))
+        is_complete = (masks & self._grammars.eos_mask).any(axis=1)
+        masks &= self._grammars.text_mask
+        for row, pick in enumerate(prepared.masked):
+            index = prepared.owners[pick]
+            sequence, state = prepared.plan.sampled[index], states[index]
+            assert state.matcher is not None
+            masks[row] &= ~state.stop_mask
+            emitted = state.emitted(sequence) + prepared.offsets[pick]
+            # Whoever does not want an end yet gets it only where nothing else can follow.
+            is_early = emitted < sequence.request.sampling.tokens_min or not sequence.stop_ids
+            if is_complete[row] and not (is_early and masks[row].any()):
+                masks[row] |= state.stop_mask
+            if error := state.matcher.error:
+                prepared.failed[index] = f"the grammar cannot go on: {error}"
+            elif not prepared.offsets[pick] and not masks[row].any():
+                prepared.failed[index] = _DEAD_END
+        prepared.masks = masks
 
 
-def _picks(plan: StepPlan) -> _Picks:
-    """Return what to choose: sequences in order, a draft's tokens behind their sequence's first."""
+def _lay_out(plan: StepPlan) -> _Prepared:
     count = len(plan.sampled)
     if not plan.drafts and not plan.fork_of:
-        return _Picks(list(range(count)), list(range(count)), [0] * count)
-    picks = _Picks([], [], [])
-    row = 0
+        return _Prepared(plan, list(range(count)), list(range(count)), [0] * count)
+    prepared = _Prepared(plan, [], [], [])
     rows_of: dict[int, int] = {}
+    row = 0
     for index in range(count):
-        origin = plan.fork_of.get(index)
+        leader = plan.fork_of.get(index)
         length = 1 + len(plan.drafts.get(index, ()))
-        rows_of[index] = rows_of[origin] if origin is not None else row
-        picks.owners += [index] * length
-        picks.rows += range(rows_of[index], rows_of[index] + length)
-        picks.offsets += range(length)
-        if origin is None:
-            row += length
-    return picks
+        rows_of[index] = first = row if leader is None else rows_of[leader]
+        prepared.owners += [index] * length
+        prepared.rows += range(first, first + length)
+        prepared.offsets += range(length)
+        row += length if leader is None else 0
+    return prepared
 
 
-def _output(plan: StepPlan, chosen: list[int]) -> StepOutput:
-    """Keep of each draft what was right, and the token behind it."""
-    output = StepOutput()
+def _keep(prepared: _Prepared, chosen: list[int], output: StepOutput) -> list[int]:
+    """Fill in the tokens that count; returns their picks."""
+    plan = prepared.plan
+    if NO_TOKEN in chosen:
+        for pick, token in enumerate(chosen):
+            if token == NO_TOKEN and not prepared.offsets[pick]:
+                output.failed.setdefault(prepared.owners[pick], _NOT_FINITE)
+    if not plan.drafts:
+        output.tokens = chosen
+        return prepared.owners
+    kept: list[int] = []
     at = 0
     for index, sequence in enumerate(plan.sampled):
         draft = plan.drafts.get(index, [])
         run = _verified(chosen[at : at + 1 + len(draft)], draft, sequence)
-        at += 1 + len(draft)
         output.tokens.append(run[0])
         if len(run) > 1:
             output.more[index] = run[1:]
-        if NO_TOKEN in run:
-            output.failed[index] = _NOT_FINITE
-    return output
+        kept += range(at, at + len(run))
+        at += 1 + len(draft)
+    return kept
 
 
 def _verified(chosen: list[int], draft: list[int], sequence: ScheduledSequence) -> list[int]:
-    """Return the leading tokens that count: up to the first that is not the draft's, or a stop."""
+    """Return the leading tokens that count: up to the first that is not the draft's, or a stop.
+
+    A row that cannot be sampled ends the run before it; it comes again, as the next step's first.
+    """
     count = 1
     for token, tried in zip(chosen, draft, strict=False):
-        if token != tried or token in sequence.stop_ids:
+        if token != tried or token in sequence.stop_ids or chosen[count] == NO_TOKEN:
             break
         count += 1
     return chosen[:count]
+
+
+def _add_logprobs(
+    prepared: _Prepared, logits: Floats, kept: list[int], chosen: list[int], output: StepOutput
+) -> None:
+    """Fill in the logprobs of the tokens that count, where they were asked for."""
+    requests = [sequence.request for sequence in prepared.plan.sampled]
+    owners = prepared.owners
+    picks = [
+        pick
+        for pick in kept
+        if requests[owners[pick]].sampling.logprobs >= 0 and owners[pick] not in output.failed
+    ]
+    if not picks:
+        return
+    entries = token_logprobs(
+        logits[picks],
+        [chosen[pick] for pick in picks],
+        [requests[owners[pick]].sampling.logprobs for pick in picks],
+        [requests[owners[pick]].key for pick in picks],
+    )
+    for pick, entry in zip(picks, entries, strict=True):
+        output.logprobs.setdefault(owners[pick], []).append(entry)
+
+
+def _prompt_logprobs(logits: Floats, plan: StepPlan) -> list[PromptLogprobs]:
+    """Return the logprobs of prompt tokens; the row of a position is about the next one."""
+    parts: list[PromptLogprobs] = []
+    row = len(logits)
+    for sequence, count in reversed(plan.prefill):
+        request = sequence.request
+        if request.prompt_logprobs < 0:
+            continue
+        row -= count - (sequence.computed + count == len(sequence.tokens))
+        # Emitted tokens that are computed again are no prompt, and nothing is reported twice.
+        first = max(sequence.computed + 1, sequence.scored)
+        end = min(sequence.computed + count + 1, sequence.prompt_tokens)
+        if first >= end:
+            continue
+        begin = row + first - sequence.computed - 1
+        tokens = token_logprobs(
+            logits[begin : begin + end - first],
+            sequence.tokens[first:end],
+            [request.prompt_logprobs] * (end - first),
+            [request.key] * (end - first),
+        )
+        parts.append(PromptLogprobs(request.key, first, tuple(tokens)))
+    parts.reverse()
+    return parts

@@ -1,8 +1,25 @@
-"""Chooses next tokens for all rows of a step at once.
+"""Chooses next tokens for many rows at once, and states the order in which everything happens.
 
-Order: temperature, top_k, top_p, one draw. The draw is a hash of (seed, position), not a generator
-with state: the same seed gives the same token whatever else is in the batch, after a preemption,
-and on another replica that goes on with prompt and emitted ids.
+1. Logprobs are taken of the model's own distribution, before anything below.
+2. `repetition_penalty`: logits of tokens in the prompt or the output are divided by it where they
+   are positive, multiplied where they are negative.
+3. `frequency_penalty` times how often a token was emitted, and `presence_penalty` if it was, are
+   taken from its logit; the prompt does not count.
+4. `logit_bias` is added.
+5. Below `tokens_min` emitted tokens, the end-of-sequence and stop ids are forbidden; where a
+   grammar has come to its end, so that nothing else is left, it wins.
+6. The grammar forbids what cannot follow. End-of-sequence and stop ids are allowed where the text
+   so far is complete, and nowhere else.
+7. At `temperature` 0 the best token is chosen, the lowest id among equals; else logits are divided
+   by it.
+8. `top_k`, then `top_p` of what is left, then `min_p`; the best token always stays. SGLang and
+   Transformers have the same order (vLLM applies min_p first, which differs only where top_p is
+   used too, and the bias before the penalties).
+9. One draw. It is a hash of (seed, position), not a generator with state: the same seed gives the
+   same token whatever else is in the batch, after a preemption, and on another replica that goes on
+   with prompt and emitted ids.
+
+This module does 7 to 9; `replica.engine.sampler` calls it and the others.
 """
 
 from collections.abc import Sequence
@@ -10,6 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from replica.engine.logprobs import least_of_top
 from replica.engine.types import Sampling
 
 Floats = npt.NDArray[np.float32]
@@ -25,7 +43,7 @@ def sample(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
     """Return one token id per row, NO_TOKEN where the best logit is not finite.
 
     Args:
-        logits: Shape (rows, vocabulary).
+        logits: Shape (rows, vocabulary); forbidden tokens are at minus infinity.
         rows: Parameters, and the position of the token to choose, for each row.
     """
     drawn = [index for index, (sampling, _) in enumerate(rows) if sampling.temperature > 0]
@@ -37,14 +55,6 @@ def sample(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
         for index, token in zip(drawn, chosen, strict=True):
             tokens[index] = token
     return tokens
-
-
-def _best(logits: Floats) -> list[int]:
-    best = logits.argmax(axis=1)
-    is_finite = np.isfinite(logits[np.arange(len(logits)), best])
-    if not is_finite.all():
-        best[~is_finite] = NO_TOKEN
-    return best.tolist()
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> Doubles:
@@ -63,8 +73,15 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return state ^ (state >> np.uint64(31))
 
 
+def _best(logits: Floats) -> list[int]:
+    best = logits.argmax(axis=1)
+    values = logits[np.arange(len(logits)), best]
+    if not np.isfinite(values.sum()):  # cheaper than to look at each
+        best[~np.isfinite(values)] = NO_TOKEN
+    return best.tolist()
+
+
 def _draw(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
-    temperatures = np.array([sampling.temperature for sampling, _ in rows], np.float32)[:, None]
     best = logits.max(axis=1, keepdims=True)
     is_finite = np.isfinite(best)
     if not is_finite.all():
@@ -73,14 +90,13 @@ def _draw(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
         if len(good):
             tokens[good] = _draw(logits[good], [rows[index] for index in good])
         return tokens.tolist()
+    temperatures = np.array([sampling.temperature for sampling, _ in rows], np.float32)[:, None]
     scaled = logits - best
     scaled *= 1 / np.maximum(temperatures, _TEMPERATURE_MIN)
     weights = np.exp(scaled, out=scaled)
-    limited = [
-        index for index, (sampling, _) in enumerate(rows) if sampling.top_k or sampling.top_p < 1
-    ]
-    if limited:
-        weights[limited] = _truncated(weights[limited], [rows[index][0] for index in limited])
+    for row, (sampling, _) in zip(weights, rows, strict=True):
+        if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
+            _truncate(row, sampling)
     draws = uniforms([sampling.seed for sampling, _ in rows], [position for _, position in rows])
     return _inverse(weights, draws).tolist()
 
@@ -108,18 +124,31 @@ def _inverse(weights: Floats, draws: Doubles) -> npt.NDArray[np.intp]:
     return group * _GROUP + (inside <= targets[:, None]).sum(axis=1)
 
 
-def _truncated(weights: Floats, samplings: list[Sampling]) -> Floats:
-    """Return the weights with 0 for tokens outside top_k or top_p; the best one always stays."""
-    vocabulary = weights.shape[1]
-    order = np.argsort(-weights, axis=1, kind="stable")
-    ranked = np.take_along_axis(weights, order, axis=1)
-    top_k = np.array([min(sampling.top_k or vocabulary, vocabulary) for sampling in samplings])
-    ranked[np.arange(vocabulary)[None, :] >= top_k[:, None]] = 0.0
-    before = ranked.cumsum(axis=1, dtype=np.float64) - ranked  # of all that are more probable
-    top_p = np.array([sampling.top_p for sampling in samplings])[:, None]
-    is_outside = before >= top_p * ranked.sum(axis=1, keepdims=True)
-    is_outside[:, 0] = False
-    ranked[is_outside & (top_p < 1)] = 0.0
-    kept = np.zeros_like(weights)
-    np.put_along_axis(kept, order, ranked, axis=1)
-    return kept
+def _truncate(weights: Floats, sampling: Sampling) -> None:
+    """Set the weights of one row outside top_k, top_p or min_p to 0; the best weight is 1.
+
+    Only tokens that can stay are sorted, in most rows a handful: those below the mean of the mass
+    that top_p leaves out sum up to less than it.
+    """
+    vocabulary = len(weights)
+    top_k, top_p, min_p = sampling.top_k, sampling.top_p, np.float32(sampling.min_p)
+    has_top_k = 0 < top_k < vocabulary
+    total = 0.0
+    low = min_p
+    if has_top_k:
+        low = least_of_top(weights, top_k)
+    elif top_p < 1:
+        total = float(weights.sum(dtype=np.float64))
+        low = max(low, np.float32((1 - top_p) * total / vocabulary * (1 - 1e-6)))
+    ranked = np.sort(weights[weights >= low])[::-1]
+    if has_top_k:
+        ranked = ranked[:top_k]
+        total = float(ranked.sum(dtype=np.float64))
+    if top_p < 1:
+        before = ranked.cumsum(dtype=np.float64) - ranked  # of all that are more probable
+        ranked = ranked[: max(1, int(np.searchsorted(before, top_p * total)))]
+    least = max(ranked[-1], min_p)
+    weights *= weights >= least
+    equal = np.flatnonzero(weights == least)
+    kept = int((ranked == least).sum())
+    weights[equal[kept:]] = 0.0  # of equally probable tokens, the lowest ids stay
