@@ -20,6 +20,7 @@ import gateway.metrics
 import gateway.settings
 import replica.agent.metrics
 import replica.agent.settings
+import replica.host.metrics
 import router.metrics
 import router.settings
 import telemetry.metrics
@@ -58,6 +59,14 @@ _METRICS_HEAD = """# Metrics
 Each process answers `GET /metrics` on its HTTP address in Prometheus' text format. Labels come from
 closed sets: tenants, requests and replicas are never labels. With several gateway workers, each
 scrape reaches one of them.
+"""
+_METRICS_COLUMNS = ("metric", "type", "labels", "meaning")
+_ENGINE_HEAD = """
+## Engine
+
+On the metrics port of each replica's Triton, besides Triton's own, with the labels `model` and
+`version`. Those that begin with `nv_` bear TensorRT-LLM's names.
+
 """
 _GENERATED = "\nMade from the code by `make docs`; do not edit.\n"
 
@@ -101,7 +110,9 @@ def metrics_page() -> str:
     parts = [_METRICS_HEAD, _GENERATED]
     for service, registry in _registries().items():
         parts.append(f"\n## {service.capitalize()}\n\n")
-        parts.append(_table(("metric", "type", "labels", "meaning"), _metrics(registry)))
+        parts.append(_table(_METRICS_COLUMNS, _metrics(registry)))
+    parts.append(_ENGINE_HEAD)
+    parts.append(_table(_METRICS_COLUMNS, _engine_metrics()))
     return "".join(parts)
 
 
@@ -128,6 +139,19 @@ def _metrics(registry: CollectorRegistry) -> list[tuple[str, ...]]:
             names = ", ".join(f"`{label}`" for label in labels)
             rows.append((f"`{family.name}{suffix}`", family.type, names, family.documentation))
     return sorted(rows)
+
+
+def _engine_metrics() -> list[tuple[str, ...]]:
+    """Return the rows of the engine host's metrics, by name."""
+    return sorted(
+        (
+            f"`{family.name}`",
+            family.kind,
+            ", ".join(f"`{label}`" for label in family.labels),
+            family.text,
+        )
+        for family in replica.host.metrics.FAMILIES
+    )
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

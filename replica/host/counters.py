@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-_STEPS_KEPT = 4096  # between two looks; more are not told
+_KEPT = 1024  # steps, and ends, between two looks; the oldest of more are not told
 
 
 @dataclass(slots=True)
@@ -22,6 +22,7 @@ class HostCounters:
         kv_imported: Blocks that the cache took or had.
         kv_refused: Imports that were refused, by code.
         step_s: Durations of the last steps, for whoever takes them out.
+        lengths: (prompt tokens, output tokens) of sequences that ended of themselves, likewise.
     """
 
     steps: int = 0
@@ -34,4 +35,7 @@ class HostCounters:
     kv_exported: int = 0
     kv_imported: int = 0
     kv_refused: Counter[str] = field(default_factory=Counter[str])
-    step_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=_STEPS_KEPT))
+    step_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=_KEPT))
+    lengths: deque[tuple[int, int]] = field(
+        default_factory=lambda: deque[tuple[int, int]](maxlen=_KEPT)
+    )

@@ -242,6 +242,8 @@ class SequenceBook:
         """Take a sequence off the books and tell its owner."""
         del self._living[hosted.key]
         self._counters.ended[event.reason.name.lower()] += 1
+        if event.reason in (Finish.STOP, Finish.LENGTH):
+            self._counters.lengths.append((event.prompt_tokens, event.output_tokens))
         owner = hosted.owner
         if isinstance(owner, Attachment):
             owner.finish(hosted.id, finished_message(hosted.id, event), hosted.told)

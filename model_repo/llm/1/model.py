@@ -1,12 +1,14 @@
 """Triton model `llm`: the engine host of `replica.host` inside Triton's Python backend.
 
 Only what needs Triton's own module is here. Environment: SLUICE_ENGINE (a name of
-replica.drivers.registry), SLUICE_ARTIFACT_DIR, SLUICE_BASE_DIGEST, SLUICE_ENGINE_OPTIONS (JSON).
+replica.drivers.registry), SLUICE_ARTIFACT_DIR (of the base), SLUICE_ARTIFACTS_DIR (of adapters, by
+digest), SLUICE_BASE_DIGEST, SLUICE_ENGINE_OPTIONS (JSON).
 """
 
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import triton_python_backend_utils as pb  # pyright: ignore[reportMissingImports
 
 from replica.drivers.registry import load_driver
 from replica.host import EngineHost
-from sluice.hashing import BLOCK_TOKENS
+from replica.host.metrics import FAMILIES, EngineMetrics, Family, Kind, Look, Value
 
 DRAIN_S = 2.0  # below Triton's --exit-timeout-secs
 METRICS_S = 0.25
@@ -49,6 +51,51 @@ class TritonResponder:
         return self._sender.is_cancelled()
 
 
+class TritonMetrics:
+    """Writes values to Triton's metrics port."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        kinds = {
+            Kind.GAUGE: pb.MetricFamily.GAUGE,
+            Kind.COUNTER: pb.MetricFamily.COUNTER,
+            Kind.HISTOGRAM: pb.MetricFamily.HISTOGRAM,
+        }
+        # The families are kept: a collected family takes its metrics along.
+        self._families = {
+            family.name: pb.MetricFamily(
+                name=family.name, description=family.text, kind=kinds[family.kind]
+            )
+            for family in FAMILIES
+        }
+        self._labels = labels
+        self._series: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self._written: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    def write(self, values: list[Value]) -> None:
+        """Write what has changed: each write is a message to Triton's own process."""
+        for value in values:
+            family, series = value.family, (value.family.name, value.labels)
+            metric = self._series.get(series)
+            if metric is None:
+                metric = self._series[series] = self._make(family, value.labels)
+            before = self._written.get(series, 0.0)
+            if family.kind is Kind.HISTOGRAM:
+                metric.observe(value.value)
+            elif value.value != before:
+                self._written[series] = value.value
+                if family.kind is Kind.GAUGE:
+                    metric.set(value.value)
+                else:
+                    metric.increment(value.value - before)
+
+    def _make(self, family: Family, values: tuple[str, ...]) -> Any:
+        labels = {**self._labels, **dict(zip(family.labels, values, strict=True))}
+        family_of_triton = self._families[family.name]
+        if family.kind is Kind.HISTOGRAM:
+            return family_of_triton.Metric(labels=labels, buckets=list(family.buckets))
+        return family_of_triton.Metric(labels=labels)
+
+
 class TritonPythonModel:
     """What Triton calls."""
 
@@ -62,11 +109,13 @@ class TritonPythonModel:
         engine = os.environ["SLUICE_ENGINE"]
         digest = os.environ["SLUICE_BASE_DIGEST"]
         options = json.loads(os.environ.get("SLUICE_ENGINE_OPTIONS") or "{}")
-        artifact = os.environ.get("SLUICE_ARTIFACT_DIR")
-        directory = Path(artifact) if artifact else None
-        self._driver = load_driver(engine, directory, digest, options)
-        self._host = EngineHost(self._driver, digest)
-        self._make_metrics({"model": args["model_name"], "version": str(args["model_version"])})
+        self._driver = load_driver(engine, _directory("SLUICE_ARTIFACT_DIR"), digest, options)
+        self._host = EngineHost(
+            self._driver, digest, artifacts_dir=_directory("SLUICE_ARTIFACTS_DIR")
+        )
+        self._metrics = TritonMetrics(
+            {"model": args["model_name"], "version": str(args["model_version"])}
+        )
         self._stopping = threading.Event()
         self._reporter = threading.Thread(target=self._report, name="metrics", daemon=True)
         self._host.start()
@@ -86,51 +135,27 @@ class TritonPythonModel:
         self._stopping.set()
         self._reporter.join(METRICS_S)
 
-    def _make_metrics(self, labels: dict[str, str]) -> None:
-        """Declare metrics under TensorRT-LLM's names, so that one scraper reads both engines.
-
-        The families are kept: a collected family takes its metrics along.
-        """
-        gauge = pb.MetricFamily.GAUGE
-        counter = pb.MetricFamily.COUNTER
-        self._families = [
-            pb.MetricFamily(name=name, description=text, kind=kind)
-            for name, text, kind in (
-                ("nv_trt_llm_kv_cache_block_metrics", "KV cache blocks", gauge),
-                ("nv_trt_llm_request_metrics", "Requests", gauge),
-                ("llm_prefix_cache_tokens_total", "Prompt tokens by prefix cache result", counter),
-                ("llm_preemptions_total", "Sequences put back into the queue", counter),
-            )
-        ]
-        blocks, requests, prefix, preemptions = self._families
-
-        def named(family: Any, label: str, names: tuple[str, ...]) -> dict[str, Any]:
-            return {name: family.Metric(labels={**labels, label: name}) for name in names}
-
-        self._blocks = named(
-            blocks, "kv_cache_block_type", ("max", "free", "used", "tokens_per", "fraction")
-        )
-        self._requests = named(requests, "request_type", ("active", "scheduled", "waiting", "max"))
-        self._prefix = named(prefix, "result", ("hit", "miss"))
-        self._preemptions = preemptions.Metric(labels=labels)
-        limits = self._driver.limits
-        self._blocks["max"].set(limits.kv_blocks)
-        self._blocks["tokens_per"].set(BLOCK_TOKENS)
-        self._requests["max"].set(limits.sequences_max)
-
     def _report(self) -> None:
-        total = self._driver.limits.kv_blocks
-        last = self._host.load
+        """Write metrics now and then, also while the step loop stands still."""
+        metrics, host = EngineMetrics(), self._host
         while not self._stopping.wait(METRICS_S):
-            load = self._host.load
-            self._blocks["used"].set(load.kv_blocks_used)
-            self._blocks["free"].set(total - load.kv_blocks_used)
-            self._blocks["fraction"].set(load.kv_blocks_used / total)
-            self._requests["active"].set(load.running + load.waiting)
-            self._requests["scheduled"].set(load.running)
-            self._requests["waiting"].set(load.waiting)
-            hit = load.cached_tokens - last.cached_tokens
-            self._prefix["hit"].increment(hit)
-            self._prefix["miss"].increment(load.prompt_tokens - last.prompt_tokens - hit)
-            self._preemptions.increment(load.preemptions - last.preemptions)
-            last = load
+            look = Look(
+                load=host.load,
+                limits=self._driver.limits,
+                counters=host.counters,
+                adapters=host.adapters,
+                step_age_s=host.step_age_s,
+                memory_bytes=_resident_bytes(),
+                time_us=time.time_ns() // 1000,
+            )
+            self._metrics.write(metrics.values(look))
+
+
+def _directory(variable: str) -> Path | None:
+    path = os.environ.get(variable)
+    return Path(path) if path else None
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
