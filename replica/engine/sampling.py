@@ -46,6 +46,8 @@ def sample(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
         logits: Shape (rows, vocabulary); forbidden tokens are at minus infinity.
         rows: Parameters, and the position of the token to choose, for each row.
     """
+    if not rows:  # a step may compute rows for logprobs of a prompt alone
+        return []
     drawn = [index for index, (sampling, _) in enumerate(rows) if sampling.temperature > 0]
     if len(drawn) == len(rows):
         return _draw(logits, rows)
