@@ -65,12 +65,12 @@ class Limits:
     start_poll_s: float = 0.1
     start_probe_s: float = 5.0
     start_stall_s: float = 10.0
-    # Together at most 1.6 s from the first step that is missed to the decision.
-    probe_interval_s: float = 0.5
-    probe_s: float = 0.5
+    # At most 1.3 s from the first missed step to the decision; 1.7 s if one miss may be ours.
+    probe_interval_s: float = 0.4
+    probe_s: float = 0.4
     probe_retry_s: float = 0.05
     misses_max: int = 2
-    busy_misses_max: int = 20
+    busy_misses_max: int = 25
     stall_s: float = 0.15
     backoff_first_s: float = 0.1
     backoff_max_s: float = 30.0

@@ -339,7 +339,7 @@ class ReplicaRunner:
         problem, active = "", 0
         async with StallWatch() as stalls:
             try:
-                active = await self._prober(launch.grpc_address, spec, timeout_s)
+                active = await self._ask(launch, spec, timeout_s)
             except (PlatformError, OSError, TimeoutError) as error:
                 problem = str(error) or repr(error)
         if self.state.phase is Phase.READY:
@@ -348,6 +348,13 @@ class ReplicaRunner:
             await self._list_members()
         busy = self._activity.look(self._members, is_missing=bool(problem))
         return Probed(run, problem, active, busy, stalls.worst_s)
+
+    async def _ask(self, launch: Launch, spec: EngineSpec, timeout_s: float) -> int:
+        if self.state.phase is Phase.STARTING:
+            # Refused at once while nobody listens; gRPC would pause, and find out too late.
+            async with asyncio.timeout(timeout_s):
+                await launch.process.ready()
+        return await self._prober(launch.grpc_address, spec, timeout_s)
 
     def _note_change(self, before: ReplicaState) -> None:
         after = self.state

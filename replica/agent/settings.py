@@ -47,10 +47,10 @@ class AgentSettings(ServiceSettings):
     on_stop: Literal["stop", "leave"] = "stop"
     start_timeout_s: float = Field(default=120.0, gt=0)
     start_stall_s: float = Field(default=10.0, gt=0)
-    probe_interval_s: float = Field(default=0.5, gt=0)
-    probe_timeout_s: float = Field(default=0.5, gt=0)
+    probe_interval_s: float = Field(default=0.4, gt=0)
+    probe_timeout_s: float = Field(default=0.4, gt=0)
     probe_misses_max: int = Field(default=2, ge=1)
-    probe_busy_misses_max: int = Field(default=20, ge=1)
+    probe_busy_misses_max: int = Field(default=25, ge=1)
     drain_timeout_s: float = Field(default=600.0, ge=0)
     backoff_max_s: float = Field(default=30.0, gt=0)
 

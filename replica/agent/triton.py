@@ -319,6 +319,8 @@ def _command(
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         "--model-control-mode=explicit",
         f"--load-model={model}",
+        # Our configurations are complete; looking for more would start every stub twice.
+        "--disable-auto-complete-config",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         "--allow-http=false",
         f"--grpc-address={host}",
