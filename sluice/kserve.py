@@ -233,24 +233,40 @@ class HostStream:
             raise FailedError(ErrorCode.REPLICA_LOST, message) from error
 
 
+async def ask(
+    address: str, model: str, request: engine.HostRequest, *, timeout_s: float
+) -> engine.HostFrame:
+    """Return the host's only answer to `adapters`, `export_kv`, `import_kv`, `pin` or `probe`.
+
+    Raises:
+        FailedError: UNAVAILABLE or REPLICA_LOST: nobody answered in time; any other code: the host
+            refused, and says why.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    async with HostStream(address, model, send_timeout_s=timeout_s) as stream:
+        await stream.open(timeout_s=timeout_s)
+        await stream.send(request)
+        rest_s = max(0.0, deadline - asyncio.get_running_loop().time())
+        frame = await stream.receive(rest_s)
+    if frame is None:
+        message = f"{address} ended the stream without an answer"
+        raise FailedError(ErrorCode.REPLICA_LOST, message)
+    if frame.HasField("refused"):
+        try:
+            code = ErrorCode(frame.refused.code)
+        except ValueError:  # of a newer host
+            code = ErrorCode.ENGINE_FAILED
+        raise FailedError(code, f"{address} refused: {frame.refused.message}")
+    return frame
+
+
 async def probe(
     address: str, model: str, prompt: list[int], tokens: int, timeout_s: float
 ) -> engine.ProbeReply:
     """Run a real inference of `tokens` greedy tokens on the host and return its answer.
 
     Raises:
-        FailedError: UNAVAILABLE, REPLICA_LOST or ENGINE_FAILED: it is not healthy.
+        FailedError: It is not healthy.
     """
     request = engine.HostRequest(probe=engine.Probe(prompt=prompt, tokens=tokens))
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    async with HostStream(address, model, send_timeout_s=timeout_s) as stream:
-        await stream.open(timeout_s=timeout_s)
-        await stream.send(request)
-        rest_s = max(0.0, deadline - asyncio.get_running_loop().time())
-        while (frame := await stream.receive(rest_s)) is not None:
-            if frame.HasField("probe"):
-                return frame.probe
-            if frame.HasField("refused"):
-                message = f"{address} refused the probe: {frame.refused.message}"
-                raise FailedError(ErrorCode.ENGINE_FAILED, message)
-    raise FailedError(ErrorCode.REPLICA_LOST, f"{address} ended the stream without an answer")
+    return (await ask(address, model, request, timeout_s=timeout_s)).probe
