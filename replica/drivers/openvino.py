@@ -13,6 +13,7 @@ from replica.drivers.options import OptionsError, parse_options
 from replica.engine.adapter_table import AdapterTable
 from replica.engine.artifact import read_base_facts
 from replica.engine.core import ScheduledEngine
+from replica.engine.grammar import GrammarCompiler
 from replica.engine.graph import read_base
 from replica.engine.sampler import Sampler
 from replica.engine.scheduler import Scheduler
@@ -27,6 +28,7 @@ _KERNEL_CACHE = "64"
 _PARAMETERS_PER_THREAD = 25_000_000
 # Compiled graphs repack weights, each for itself: above this a second graph costs too much memory.
 _SECOND_GRAPH_BYTES_MAX = 256 << 20
+_LOGPROBS_MAX = 20  # alternatives per token, as in OpenAI's API
 _BASE_GRAPH = {"auto", "on", "off"}
 _PRECISIONS = {"auto", "f32", "bf16"}
 _KV_PRECISIONS = {"auto", "f32", "bf16", "u8"}
@@ -154,12 +156,16 @@ def load_openvino(
         # Else activations are rounded to 8 bits wherever weights are INT8: logits off by 0.1.
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
     }
+    tokenizer = directory / "tokenizer.json"
+    grammars: GrammarCompiler | None = None
+    if tokenizer.exists():
+        grammars = GrammarCompiler(tokenizer, facts.vocabulary, facts.eos_ids, threads=threads)
     backend = OpenvinoBackend(
         base,
-        Sampler(facts.vocabulary, facts.eos_ids),
+        Sampler(facts.vocabulary, facts.eos_ids, grammars),
         properties,
         blocks=chosen.blocks,
-        capabilities=_capabilities(chosen),
+        capabilities=_capabilities(chosen, has_grammars=grammars is not None),
         has_two_graphs=has_base_graph(chosen.base_graph, chosen.adapter_slots, base.weight_bytes),
     )
     scheduler = Scheduler(
@@ -173,10 +179,14 @@ def load_openvino(
     return ScheduledEngine("openvino", scheduler, backend, clock)
 
 
-def _capabilities(options: OpenvinoOptions) -> Capabilities:
+def _capabilities(options: OpenvinoOptions, *, has_grammars: bool) -> Capabilities:
     return Capabilities(
         adapter_slots=options.adapter_slots,
         adapter_rank_max=options.adapter_rank if options.adapter_slots else 0,
+        logprobs_max=_LOGPROBS_MAX,
+        has_prompt_logprobs=True,
+        has_penalties=True,
+        has_grammars=has_grammars,
         has_drafts=True,
         has_kv_transfer=True,
     )

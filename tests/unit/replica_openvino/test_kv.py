@@ -137,6 +137,6 @@ def test_drafts_do_not_change_the_answer(
     drafted = [replace(request, draft_tokens_max=5) for request in plain]
     assert run_all(engine, *drafted).tokens == wanted
     load_now = engine.load()
-    assert load_now.draft_tokens > 100
+    assert load_now.draft_tokens > 60
     assert (load_now.accepted_tokens > 50) == (mistakes < 1)
     engine.scheduler.pool.check()
