@@ -25,6 +25,8 @@ _SPECULATION: Mapping[str, tuple[str, ...]] = {
     "PARD": ("PARDDecodingConfig",),  # newer than 1.2
     "SA": ("SADecodingConfig",),  # newer than 1.2
 }
+# TensorRT-LLM lets nobody overtake, so a place is kept free for those who must not wait.
+PROBE_PLACES = 1
 _GRAMMAR_ENGINES = ("llguidance", "")
 
 
@@ -39,7 +41,7 @@ class TrtllmOptions:
         pipeline_parallel: GPUs over which the layers are spread.
         expert_parallel: Of mixture-of-experts layers; 0: TensorRT-LLM decides.
         dtype: Of the computation; auto: as the checkpoint.
-        sequences_max: In one batch (`max_batch_size`).
+        sequences_max: In one batch; `max_batch_size` is one more, for probes.
         step_tokens_max: Computed per iteration (`max_num_tokens`); longer prompts are chunked.
         context_tokens_max: 0: as the base says.
         kv_memory_share: Of the GPU memory that is free after loading.
@@ -143,7 +145,7 @@ def llm_arguments(
         "tensor_parallel_size": options.tensor_parallel,
         "pipeline_parallel_size": options.pipeline_parallel,
         "dtype": options.dtype,
-        "max_batch_size": options.sequences_max,
+        "max_batch_size": options.sequences_max + PROBE_PLACES,
         "max_num_tokens": options.step_tokens_max,
         "max_seq_len": context_tokens_max,
         "enable_chunked_prefill": True,

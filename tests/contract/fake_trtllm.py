@@ -22,6 +22,7 @@ The "model": each token is a hash of the adapter and of all ids before it, never
 """
 
 import asyncio
+import json
 import threading
 import time
 from collections import OrderedDict, deque
@@ -166,7 +167,9 @@ class RequestOutput:
         self.computed = 0
         self.hashes = []
         self.found = 0
-        self.state = crc32(repr((self.lora_id, prompt)).encode())
+        self.state = self.lora_id % (1 << 32)
+        for token in prompt:
+            self.state = crc32(token.to_bytes(4, "little"), self.state)
 
     @property
     def finished(self):
@@ -201,6 +204,10 @@ class RequestOutput:
         return self
 
 
+def _reserved(result):
+    return -(-(len(result.prompt_token_ids) + result.params.max_tokens) // BLOCK)
+
+
 class IterationResult:
     def __init__(self):
         self._queue = _AsyncQueue()
@@ -226,7 +233,6 @@ class IterationResult:
 class LLM:
     """Continuous batching, first come first served, over a radix cache of blocks."""
 
-    vocabulary = 512
     blocks = 256
     step_s = 0.0005
     # What a test makes go wrong: {number of the request: text or exception}.
@@ -242,6 +248,7 @@ class LLM:
         if arguments.keys() - known:
             raise ValueError(f"unexpected arguments {sorted(arguments.keys() - known)}")
         assert Path(model).is_dir()
+        self.vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
         self.arguments = arguments
         self.cache = arguments["kv_cache_config"]
         self._pending: deque = deque()
@@ -322,7 +329,12 @@ class LLM:
 
     def _iterate(self):
         with self._lock:
-            while self._pending and len(self._running) < self.arguments["max_batch_size"]:
+            # As the capacity policy GUARANTEED_NO_EVICT: who runs has blocks until its end.
+            while (
+                self._pending
+                and len(self._running) < self.arguments["max_batch_size"]
+                and sum(map(_reserved, [*self._running, self._pending[0]])) <= self.blocks
+            ):
                 self._running.append(self._pending.popleft())
         events: list[dict] = []
         budget = self.arguments["max_num_tokens"]
