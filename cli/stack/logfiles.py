@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cli.stack.home import Home
+from sluice.profiles import EMBED
 
 _POLL_S = 0.2
 
@@ -16,7 +17,7 @@ def log_names(home: Home) -> list[str]:
 
 
 def find_log(home: Home, name: str) -> Path | None:
-    """Return a process' log; `triton` is the newest of the Triton servers' logs."""
+    """Return a process' log; of several Triton servers of one kind the newest log."""
     return _files(home).get(name)
 
 
@@ -25,10 +26,13 @@ def _files(home: Home) -> dict[str, Path]:
     engines = sorted(
         home.service_state("agent").rglob("*.log"), key=lambda path: path.stat().st_mtime
     )
-    files |= {path.stem: path for path in engines}
-    if engines:
-        files["triton"] = engines[-1]
-    return files
+    return files | {_engine_name(path): path for path in engines}
+
+
+def _engine_name(log: Path) -> str:
+    """Return what `sluice status` calls the Triton server with this log."""
+    makes_embeddings = (log.parent / "models" / EMBED.triton_model).is_dir()
+    return f"{log.stem}-{EMBED.name}" if makes_embeddings else log.stem
 
 
 def last_lines(file: Path, count: int) -> list[str]:

@@ -1,4 +1,5 @@
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from cli.stack.home import (
     with_demo_key,
     write_atomic,
 )
+from cli.stack.logfiles import find_log, log_names
 from cli.stack.state import (
     READY,
     ProcessState,
@@ -140,3 +142,21 @@ def test_the_state_file_is_plain_json(tmp_path) -> None:
     write_state(home, state())
     shown = json.loads(home.state_file.read_text())
     assert shown["processes"][0]["name"] == "gateway"
+
+
+def test_logs_have_the_names_that_status_shows(tmp_path) -> None:
+    home = Home(tmp_path)
+    home.logs.mkdir(parents=True)
+    (home.logs / "gateway.log").touch()
+    for replica, model, changed_s in (("a", "llm", 2), ("b", "embed", 3), ("c", "llm", 1)):
+        directory = home.service_state("agent") / "replicas" / replica
+        (directory / "models" / model).mkdir(parents=True)
+        (directory / "triton.log").write_text(replica)
+        os.utime(directory / "triton.log", (changed_s, changed_s))
+    assert log_names(home) == ["gateway", "triton", "triton-embed"]
+    found = {name: find_log(home, name) for name in ("triton", "triton-embed", "nobody")}
+    assert {name: log and log.read_text() for name, log in found.items()} == {
+        "triton": "a",
+        "triton-embed": "b",
+        "nobody": None,
+    }
