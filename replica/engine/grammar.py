@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.numpy import (
     fill_next_token_bitmask_par,
     fill_next_token_bitmask_par_with_draft_tokens,
@@ -41,11 +41,15 @@ _STRING_CHARACTERS_MAX = 4_096  # of one string in a schema or a choice; as for 
 # 4,000 levels of a schema, and chains of 2,000 rules.
 _LEVELS_MAX = 1_000
 _RULES_MAX = 500
+# The parser gives up at about so many optional properties of one object, after a time that grows
+# with the square: 150 ms.
+_OPTIONAL_MAX = 500
 _MULTIPLE_MAX = 10_000  # the automaton of a multiple has so many states; 40 ms
 _DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
 _LARK_LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//.*|#.*')
 _UNQUOTABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
 _COMPACT: Any = {"whitespace_flexible": False}  # a weak model would babble spaces
+_PROBES = 3
 _CACHE_ENTRIES, _CACHE_TEXT_BYTES = 256, 1 << 20  # a compiled grammar takes 60 KB to 30 MB
 _MESSAGE_CHARACTERS = 300
 
@@ -100,6 +104,11 @@ class GrammarCompiler:
         # One bit per token: ends an answer; is text, and not special or beyond the tokenizer.
         self.eos_mask = self.text_mask = np.zeros(0, np.int32)
 
+    @property
+    def cached(self) -> int:
+        """Compiled grammars that are kept."""
+        return len(self._cache)
+
     def check(self, grammar: Grammar) -> None:
         """Compile a grammar, so that it is there when the sequence begins; RefusedError if not."""
         self._compiled(grammar)
@@ -150,14 +159,7 @@ class GrammarCompiler:
             if found is not None:
                 self._cache.move_to_end(grammar)
                 return found
-        source = _source(grammar)
-        compiled = LLMatcher(self._load(), source, log_level=0, limits=_limits())
-        # The first mask builds tables that the copies share, and finds what is too ambiguous.
-        compiled.compute_bitmask()
-        if compiled.is_error():
-            raise _refused(grammar, _shortened(compiled.get_error()))
-        if compiled.is_stopped() and not compiled.is_accepting():
-            raise _refused(grammar, "nothing matches it")
+        compiled = self._compile(grammar)
         with self._lock:
             if grammar not in self._cache:
                 self._cache[grammar] = compiled
@@ -167,12 +169,37 @@ class GrammarCompiler:
                 self._cache_text_bytes -= len(dropped.text)
         return compiled
 
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        source = _source(grammar)
+        compiled = LLMatcher(self._load(), source, log_level=0, limits=_limits())
+        # The first mask builds tables that the copies share. What is too ambiguous shows there or
+        # a little further on.
+        mask = np.frombuffer(compiled.compute_bitmask(), np.int32)
+        probe = compiled.deep_copy()
+        for _ in range(_PROBES):
+            possible = np.flatnonzero(_bits(mask[: len(self.text_mask)] & self.text_mask))
+            if not len(possible) or probe.is_error():
+                break
+            probe.consume_token(int(possible[0]))
+            mask = np.frombuffer(probe.compute_bitmask(), np.int32)
+        error = probe.get_error()
+        if error.startswith("NoExtension"):
+            raise _refused(grammar, "nothing matches it")
+        if error:
+            raise _refused(grammar, _shortened(error))
+        return compiled
+
 
 def bit_mask(ids: Iterable[int] | npt.NDArray[np.intp], vocabulary: int) -> Words:
     """Return a mask, shape (words,), in which the bits of `ids` are set."""
     bits = np.zeros(-(-vocabulary // 32) * 32, np.uint8)
     bits[np.array(list(ids), np.intp)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _bits(masks: Words) -> npt.NDArray[np.uint8]:
+    """Return one element per bit of the last axis, in the order of the tokens."""
+    return np.unpackbits(masks.view(np.uint8), axis=-1, bitorder="little")
 
 
 def _limits() -> LLParserLimits:
@@ -197,12 +224,15 @@ def _source(grammar: Grammar) -> str:
     """Return the grammar as llguidance takes it; RefusedError when it is not safe to compile."""
     kind, text = grammar.kind, grammar.text
     size, allowed = len(text.encode("utf-8", "replace")), _TEXT_BYTES_MAX[kind]
+    if not text and kind is not GrammarKind.JSON:
+        raise _refused(grammar, "it is empty")
     if size > allowed:
         raise _refused(grammar, f"it has {size} bytes; at most {allowed}")
     if kind is GrammarKind.JSON:
         return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=_COMPACT)
     if kind is GrammarKind.REGEX:
-        return LLMatcher.grammar_from_regex(text)
+        # Digits, letters and spaces of ASCII; nobody who writes \\d wants Devanagari.
+        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text, use_ascii='dws')}/")
     if kind is GrammarKind.EBNF:
         _check_lark(grammar)
         return LLMatcher.grammar_from_lark(text)
@@ -249,7 +279,7 @@ def _check_lark(grammar: Grammar) -> None:
 
 def _check_schema(grammar: Grammar, document: dict[str, Any]) -> None:
     """Bound what the compiler does on its stack and with its automata."""
-    depth = 0
+    depth = squares = 0
     multiples: list[Fraction] = []
     references: set[str] = set()
     level: list[Any] = [document]
@@ -265,9 +295,14 @@ def _check_schema(grammar: Grammar, document: dict[str, Any]) -> None:
                 below += (*node.keys(), *node.values())
                 references.update(r for r in (node.get("$ref"),) if isinstance(r, str))
                 multiples += _number(node.get("multipleOf"))
+                squares += _optional(node) ** 2
             elif isinstance(node, list):
                 below += node
         level = below
+    if squares > _OPTIONAL_MAX**2:
+        raise _refused(
+            grammar, f"it has more than {_OPTIONAL_MAX} optional properties; require or remove some"
+        )
     if _common_multiple(multiples) > _MULTIPLE_MAX:
         raise _refused(
             grammar,
@@ -279,6 +314,18 @@ def _check_schema(grammar: Grammar, document: dict[str, Any]) -> None:
             f"{depth} levels and {len(references)} different $ref may nest too deeply; levels times"
             f" references may be {_LEVELS_MAX}",
         )
+
+
+def _optional(schema: dict[str, Any]) -> int:
+    """Return how many properties an object may have or not."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return 0
+    return len(properties.keys() - _strings(required))
+
+
+def _strings(value: Any) -> set[str]:
+    return {item for item in value if isinstance(item, str)} if isinstance(value, list) else set()
 
 
 def _number(value: Any) -> list[Fraction]:
