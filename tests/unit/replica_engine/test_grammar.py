@@ -325,7 +325,7 @@ REFUSED: dict[str, tuple[GrammarKind, str, str]] = {
     ),
     "ambiguous": (
         GrammarKind.EBNF,
-        'start: "{" x\nx: ' + " | ".join(f'"v{i}"' for i in range(1500)),
+        'start: "{" x\nx: ' + "|".join(f'"v{i}"' for i in range(2100)),
         "max is",
     ),
     "no choices": (GrammarKind.CHOICE, "[]", "at least one"),
