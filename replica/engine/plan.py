@@ -1,13 +1,14 @@
 """What a scheduler asks of a backend in one step, and what it gets back.
 
 A backend computes; it knows nothing of queues and pools. The rows of logits of a step have one
-order, which backends and `replica.engine.sampling` share:
+order, which backends and `replica.engine.sampler` share:
 
 1. `plan.decode`, in order: 1 + len(draft) rows each, for the token after the last one and, if the
    draft is right so far, for the one after each of its tokens;
 2. of `plan.prefill`, in order, those whose last token is computed: one row, shared by their forks;
 3. of `plan.prefill`, in order, those that want logprobs of their prompt: one row per token computed
-   in this step except the last token of the prompt (its row is of the second kind).
+   in this step except the last of all its tokens (whose row is of the second kind). After a
+   preemption these may be tokens whose logprobs were reported; the rows are there all the same.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,3 +102,71 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     assert output.failed.keys() == {1, 4}
     assert "not finite" in output.failed[1]
     assert all(output.tokens[i] >= 0 for i in (0, 2, 3, 5))
+
+
+def test_a_row_of_a_draft_that_is_not_finite_ends_the_run_before_it() -> None:
+    logits = np.zeros((3, VOCABULARY), np.float32)
+    logits[range(2), [7, 8]] = 1.0
+    logits[2] = np.nan
+    plan = StepPlan([sequence([1])], [])
+    plan.drafts = {0: [7, 8]}
+    output = Sampler(VOCABULARY, EOS).sample(logits, plan)
+    assert (output.tokens, output.more, output.failed) == ([7], {0: [8]}, {})
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
+@pytest.mark.parametrize("alternatives", [0, 2])
+def test_prompt_logprobs_do_not_depend_on_the_chunks(chunk: int, alternatives: int) -> None:
+    prompt = [4, 9, 9, 1, 30, 7, 11]
+    rows = noise(len(prompt))  # row i is about the token behind position i
+    decoding, silent = sequence([3]), sequence([8] * 20)
+    scored = sequence(prompt, Sampling(logprobs=0), prompt_logprobs=alternatives)
+    sampler = Sampler(VOCABULARY, EOS)
+    parts = []
+    while scored.computed < len(prompt):
+        count = min(chunk, len(prompt) - scored.computed)
+        ends = scored.computed + count == len(prompt)
+        plan = StepPlan([decoding], [(silent, 2), (scored, count)])
+        own = rows[scored.computed : scored.computed + count]
+        logits = np.concatenate([noise(1, 5), own[-1:], own[:-1]] if ends else [noise(1, 5), own])
+        output = sampler.sample(logits, plan)
+        assert len(output.tokens) == 1 + ends
+        parts += output.prompt_logprobs
+        scored.computed += count
+    assert [part.first for part in parts] == [
+        first for first in range(1, len(prompt) + 1, chunk) if first < len(prompt)
+    ]
+    entries = [entry for part in parts for entry in part.tokens]
+    assert len(entries) == len(prompt) - 1
+    for position, entry in enumerate(entries, 1):
+        values = rows[position - 1].astype(np.float64)
+        logprobs = values - np.log(np.exp(values).sum())
+        assert entry.key == 1
+        assert np.isclose(entry.logprob, logprobs[prompt[position]], atol=1e-5)
+        assert [token for token, _ in entry.top] == np.argsort(-values)[:alternatives].tolist()
+
+
+def test_several_prompts_are_reported_in_one_step_and_each_position_once() -> None:
+    first = sequence([1, 2, 3, 4], prompt_logprobs=0)
+    again = sequence([5, 6, 7, 8], prompt_logprobs=0)
+    again.tokens += [9, 10]  # preempted after two tokens, and after the report of its prompt
+    again.scored = 4
+    half = sequence([5, 6, 7, 8, 9], prompt_logprobs=0)
+    half.scored = 3  # preempted inside its prompt
+    rows = noise(2 + 3 + 5 + 4)
+    plan = StepPlan([], [(first, 4), (again, 6), (half, 4)])
+    output = Sampler(VOCABULARY, EOS).sample(rows, plan)
+    assert output.tokens == rows[:2].argmax(axis=1).tolist()
+    assert [(part.first, len(part.tokens)) for part in output.prompt_logprobs] == [(1, 3), (3, 2)]
+    values = rows[2 + 3 + 5 + 3].astype(np.float64)
+    expected = values[9] - np.log(np.exp(values).sum())
+    assert np.isclose(output.prompt_logprobs[1].tokens[1].logprob, expected, atol=1e-5)
+
+
+def test_logprobs_of_equal_tokens_are_in_the_order_of_their_ids() -> None:
+    for vocabulary in (7, 40, 5000):
+        logits = np.zeros((1, vocabulary), np.float32)
+        logits[0, [5, 6]] = 1.0
+        one = sequence([1], Sampling(logprobs=4))
+        output = Sampler(vocabulary, frozenset()).sample(logits, StepPlan([one], []))
+        assert [token for token, _ in output.logprobs[0][0].top] == [5, 6, 0, 1]
