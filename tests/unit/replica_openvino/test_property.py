@@ -1,7 +1,7 @@
 """Random work under pressure must give the tokens of an engine without cache and without pressure.
 
 Shared prefixes, a pool that evicts and preempts, prompts in chunks, adapters that take turns in
-slots, forks, drafts with mistakes, cancels. SLUICE_PROPERTY_SEEDS=50 tries so many seeds.
+slots, forks, drafts with mistakes, cancels, one graph or two. SLUICE_PROPERTY_SEEDS=50 tries so many seeds.
 """
 
 import os
@@ -23,7 +23,7 @@ PRESSURE = {
     "sequences_max": 12,
     "adapter_slots": 3,
 }
-CALM = {"blocks": 400, "step_tokens_max": 2048, "sequences_max": 64, "prefix_cache": False}
+CALM = {"blocks": 4000, "step_tokens_max": 2048, "sequences_max": 512, "prefix_cache": False}
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,17 @@ def make_jobs(rnd: random.Random, adapters: list[str], make_request) -> list[Job
 
 
 def calm_answers(engine, jobs: list[Job], run_all) -> dict[int, list[int]]:
-    """Every sequence on its own: no forks, no drafts, nothing cached."""
-    answers = {}
+    """Every sequence for itself: no forks, no drafts, nothing cached or preempted."""
+    requests = []
     for job in jobs:
         request = replace(job.request, forks=(), draft_tokens_max=0, priority=0)
-        own = [request] + [
+        requests.append(request)
+        requests += [
             replace(request, key=fork.key, sampling=replace(request.sampling, seed=fork.seed))
             for fork in job.request.forks
         ]
-        answers |= run_all(engine, *own).tokens
+    answers = run_all(engine, *requests).tokens
+    assert engine.load().preemptions == engine.load().cached_tokens == 0
     return answers
 
 
@@ -87,16 +89,15 @@ def foresee(answers: dict[int, list[int]], jobs: list[Job], rnd: random.Random):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("base_graph", ["on", "off"])
 def test_pressure_does_not_change_any_answer(
-    load, adapter_dirs, make_request, run_all, monkeypatch, seed: int, base_graph: str
+    load, adapter_dirs, make_request, run_all, monkeypatch, seed: int
 ) -> None:
     rnd = random.Random(seed)
     jobs = make_jobs(rnd, list(adapter_dirs), make_request)
     wanted = calm_answers(load(*adapter_dirs, **CALM), jobs, run_all)
     monkeypatch.setattr(PromptLookup, "propose", foresee(wanted, jobs, rnd))
 
-    engine = load(*adapter_dirs, base_graph=base_graph, **PRESSURE)
+    engine = load(*adapter_dirs, base_graph="on" if seed % 2 else "off", **PRESSURE)
     scheduler = engine.scheduler
     todo = list(jobs)
     tokens: dict[int, list[int]] = {key: [] for key in wanted}
