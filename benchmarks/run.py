@@ -15,6 +15,7 @@ MODULES = {
     "host": "benchmarks.micro.engine_host",
     "replica": "benchmarks.load.replica",
     "embed": "benchmarks.load.embed",
+    "agent": "benchmarks.load.agent_faults",
     "stack": "benchmarks.load.stack",
 }
 

@@ -9,43 +9,44 @@ from typing import Self
 from sluice.procfs import cpu_s, wants_processor
 
 _TICK_S = 0.05
+_LOOK_SHARE = 0.75  # of the deadline
 _WINDOW_MIN_S = 0.01  # the kernel counts processor time in ticks of this length
 
 
 class Activity:
-    """What the processes of an engine did between two looks."""
+    """The processor time that the processes of an engine used between two looks."""
 
     def __init__(self) -> None:
         self._looked_at_s = time.monotonic()
         self._cpu_s = 0.0
 
-    def look(self, pids: Sequence[int], *, is_missing: bool) -> float:
-        """Return how many processors the engine used since the last look.
-
-        Args:
-            pids: Its processes.
-            is_missing: Whether it owes an answer. Then one that waits for a processor, or for a
-                disk, counts as one that has it.
-        """
+    def look(self, pids: Sequence[int]) -> float:
+        """Return how many processors these processes used since the last look, e.g. 0.3."""
         now_s, used_s = time.monotonic(), cpu_s(pids)
         window_s = max(_WINDOW_MIN_S, now_s - self._looked_at_s)
         busy = max(0.0, used_s - self._cpu_s) / window_s
         self._looked_at_s, self._cpu_s = now_s, used_s
-        return max(busy, 1.0) if is_missing and wants_processor(pids) else busy
+        return busy
 
 
-class StallWatch:
-    """Measures, as an async context, how long the event loop stands still.
+class ProbeWatch:
+    """Watches, as an async context, the two sides of a probe that waits for its answer.
 
     A process that gets no processor finds the answer and the deadline at the same time, and cannot
-    tell which came first.
+    tell which came first: `stalled_s` says how long our event loop stood still. An engine that gets
+    none cannot answer either: `wants_processor` says so. That is looked at well before the
+    deadline, because giving up makes even a frozen engine's server work for a moment.
     """
 
-    def __init__(self) -> None:
-        self.worst_s = 0.0
+    def __init__(self, pids: Sequence[int], timeout_s: float) -> None:
+        """Take the engine's processes, and the deadline of the probe."""
+        self.stalled_s = 0.0
+        self._pids = pids
+        self._wants_processor: bool | None = None
         self._loop = asyncio.get_running_loop()
+        self._look = self._loop.call_later(_LOOK_SHARE * timeout_s, self._look_now)
         self._due_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._tick: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         """Begin to watch."""
@@ -59,17 +60,27 @@ class StallWatch:
         traceback: TracebackType | None,
     ) -> None:
         """End, counting a tick that is late."""
-        self._note()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._note_tick()
+        self._look.cancel()
+        if self._tick is not None:
+            self._tick.cancel()
+
+    def wants_processor(self) -> bool:
+        """Return whether the engine worked, or waited for a processor or a disk."""
+        if self._wants_processor is None:  # the probe failed at once
+            self._look_now()
+        return bool(self._wants_processor)
+
+    def _look_now(self) -> None:
+        self._wants_processor = wants_processor(self._pids)
 
     def _schedule(self) -> None:
         self._due_s = time.monotonic() + _TICK_S
-        self._timer = self._loop.call_later(_TICK_S, self._tick)
+        self._tick = self._loop.call_later(_TICK_S, self._ticked)
 
-    def _tick(self) -> None:
-        self._note()
+    def _ticked(self) -> None:
+        self._note_tick()
         self._schedule()
 
-    def _note(self) -> None:
-        self.worst_s = max(self.worst_s, time.monotonic() - self._due_s)
+    def _note_tick(self) -> None:
+        self.stalled_s = max(self.stalled_s, time.monotonic() - self._due_s)

@@ -4,7 +4,7 @@ One table. An engine that is missing here cannot be offered by a node, whatever 
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replica.agent.canary import llm_canary
 from replica.agent.embed_canary import embed_canary
@@ -37,6 +37,7 @@ LLM = ModelKind(FRAMES.triton_model, llm_canary)
 KINDS: Mapping[str, ModelKind] = {
     "openvino": LLM,
     "sim": LLM,
+    "trtllm": replace(LLM, uses_accelerators=True),
     "embed": ModelKind(EMBED.triton_model, embed_canary),
 }
 

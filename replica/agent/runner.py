@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from replica.agent.activity import Activity, StallWatch
+from replica.agent.activity import Activity, ProbeWatch
 from replica.agent.model_kinds import Canary
 from replica.agent.replica_state import (
     Action,
@@ -244,6 +244,7 @@ class ReplicaRunner:
         """Make the leftover engine the replica's, as if it had been started just now."""
         record = leftover.record
         self.launch = leftover.launch
+        self._members = group_processes(record.pid)
         told = self._runs[record.run] = _Run()
         group.create_task(self._own_leftover(leftover, told))
         self._events.put_nowait(
@@ -337,7 +338,7 @@ class ReplicaRunner:
             return Probed(run, "the engine is gone")
         begin_s = time.monotonic()
         problem, active = "", 0
-        async with StallWatch() as stalls:
+        async with ProbeWatch(self._members, timeout_s) as watch:
             try:
                 active = await self._ask(launch, spec, timeout_s)
             except (PlatformError, OSError, TimeoutError) as error:
@@ -346,8 +347,10 @@ class ReplicaRunner:
             self._observer.probed(time.monotonic() - begin_s, is_good=not problem)
         if problem and time.monotonic() > self._members_at_s + _MEMBERS_EVERY_S:
             await self._list_members()
-        busy = self._activity.look(self._members, is_missing=bool(problem))
-        return Probed(run, problem, active, busy, stalls.worst_s)
+        busy = self._activity.look(self._members)
+        if problem and watch.wants_processor():
+            busy = max(busy, 1.0)
+        return Probed(run, problem, active, busy, watch.stalled_s)
 
     async def _ask(self, launch: Launch, spec: EngineSpec, timeout_s: float) -> int:
         if self.state.phase is Phase.STARTING:

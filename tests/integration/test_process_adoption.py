@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.agent.activity import Activity, StallWatch
+from replica.agent.activity import Activity, ProbeWatch
 from sluice.ids import new_id
 from sluice.process import MARKER, AdoptedProcess, ChildProcess, ProcessSpec
 from sluice.procfs import (
@@ -161,24 +161,29 @@ async def test_what_a_process_is_and_does_can_be_seen(leave) -> None:
     assert 0 < start_ticks(busy) <= start_ticks(idle)
     assert environment(idle)[MARKER] == environment(busy)[MARKER]
     worker, sleeper = Activity(), Activity()
-    worker.look([busy], is_missing=False)
-    sleeper.look([idle], is_missing=False)
-    await asyncio.sleep(0.3)
-    assert worker.look([busy], is_missing=True) >= 1.0, "it works, or waits for a processor"
-    assert sleeper.look([idle], is_missing=True) == 0.0
+    worker.look([busy])
+    sleeper.look([idle])
+    async with ProbeWatch([busy], 0.4) as of_worker, ProbeWatch([idle], 0.4) as of_sleeper:
+        await asyncio.sleep(0.4)
+    assert (of_worker.wants_processor(), of_sleeper.wants_processor()) == (True, False)
+    async with ProbeWatch([busy], 60.0) as at_once:
+        pass
+    assert at_once.wants_processor()
+    await until(lambda: worker.look([busy]) > 0)
+    assert sleeper.look([idle]) == 0.0
     os.kill(busy, signal.SIGSTOP)
     await until(lambda: not wants_processor([busy]))
-    worker.look([busy], is_missing=True)
+    worker.look([busy])
     await asyncio.sleep(0.1)
-    assert worker.look([busy], is_missing=True) == 0.0, "frozen"
+    assert worker.look([busy]) == 0.0, "frozen"
     assert (start_ticks(2**22 + 1), environment(2**22 + 1)) == (0, {})
 
 
 async def test_a_standstill_of_the_event_loop_is_measured() -> None:
-    async with StallWatch() as whole, StallWatch() as other:
+    async with ProbeWatch([], 1.0) as whole, ProbeWatch([], 1.0) as other:
         await asyncio.sleep(0.1)
         time.sleep(0.4)  # noqa: ASYNC251 - what is measured
         await asyncio.sleep(0)
-    async with StallWatch() as at_the_end:
+    async with ProbeWatch([], 1.0) as at_the_end:
         time.sleep(0.4)  # noqa: ASYNC251
-    assert min(whole.worst_s, other.worst_s, at_the_end.worst_s) >= 0.3
+    assert min(whole.stalled_s, other.stalled_s, at_the_end.stalled_s) >= 0.3
