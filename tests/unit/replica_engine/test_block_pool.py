@@ -8,7 +8,10 @@ BLOCKS = 6
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random holders against a naive model; what `drain_events` told rebuilds the index."""
+    """Random holders and pins against a naive model; what `drain_events` told rebuilds the index.
+
+    What is pinned stays cached.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -17,6 +20,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.told: set[bytes] = set()
         self.content: dict[int, int] = {}  # block -> what its holder wrote
         self.written = 0
+        self.now_s = 0.0
+        self.pins: dict[bytes, float] = {}
 
     @rule()
     def take(self) -> None:
@@ -51,6 +56,36 @@ class PoolMachine(RuleBasedStateMachine):
         if self.chains:
             self.pool.release(self.chains.pop(index % len(self.chains)))
 
+    @rule(keys=st.lists(st.integers(0, 8), max_size=4), ttl_s=st.integers(-1, 5))
+    def pin(self, keys: list[int], ttl_s: int) -> None:
+        names = [bytes([key]) * 16 for key in keys]
+        until_s = self.now_s + ttl_s
+        pinned = self.pool.pin(names, until_s, self.now_s)
+        self.expire()
+        cached = names[: self.pool.find(names)[0]]
+        if ttl_s > 0:
+            self.pins.update(dict.fromkeys(names[:pinned], until_s))
+            assert pinned == len(cached) or len(self.pins) == BLOCKS // 2
+        else:
+            assert pinned == 0
+            for name in cached:
+                self.pins.pop(name, None)
+
+    @rule(duration_s=st.integers(1, 3))
+    def wait(self, duration_s: int) -> None:
+        self.now_s += duration_s
+        self.pool.expire_pins(self.now_s)
+        self.expire()
+
+    def expire(self) -> None:
+        self.pins = {name: end_s for name, end_s in self.pins.items() if end_s > self.now_s}
+
+    @rule()
+    def drop_pins(self) -> None:
+        self.pool.drop_pins()
+        held = {self.pool._hash_of.get(block) for chain in self.chains for block in chain}
+        self.pins = {name: end_s for name, end_s in self.pins.items() if name in held}
+
     @rule()
     def drain(self) -> None:
         for key, is_cached in self.pool.drain_events().items():
@@ -65,6 +100,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.check()
         held = {block for chain in self.chains for block in chain}
         assert self.pool.used == len(held)
+        assert self.pool.pinned == len(self.pins) <= BLOCKS // 2
+        assert self.pins.keys() <= set(self.pool.cached())
 
     def teardown(self) -> None:
         for chain in self.chains:
