@@ -106,7 +106,8 @@ class SequenceRequest:
         priority: Higher goes first, and is preempted last.
         ignore_eos: Only `output_tokens_max` and a cancel end it; for benchmarks.
         submitted_at_s: When the host saw it, by the driver's clock.
-        forks: Siblings (n > 1). Each ends with an event of its own.
+        forks: Siblings (n > 1). Each is admitted and ends with events of its own; logprobs of the
+            prompt are reported once, under the key of the one that computes it.
         resumed_tokens: So many trailing tokens of the prompt were emitted by an earlier attempt:
             penalties, `tokens_min` and the grammar count them as output.
         prompt_logprobs: Alternatives to report per prompt token; -1 reports nothing. The prompt is
