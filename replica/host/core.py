@@ -22,7 +22,7 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 HEARTBEAT_S = 0.2  # routers expect a frame every 0.25 s
 # A router whose stream broke comes back within this, or its sequences are cancelled. It tries again
 # after 0.1, 0.2, 0.4 s and so on; what it does not come back for is computed in vain meanwhile.
-ORPHAN_GRACE_S = 5.0
+ORPHAN_GRACE_S = 3.0
 
 
 class HostCore:
