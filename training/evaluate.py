@@ -143,11 +143,14 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
         digest = sha256(arguments.adapter / "adapter_model.safetensors")
         facts |= {"adapter": arguments.adapter.name, "adapter_sha256": digest}
         return {**report(grades, **facts), "changed": style_report(style, plain, grades)}
-    rng = Random(f"long {arguments.seed}")
-    long = [after_long_chat(c, tokenizer, rng) for c in plain[: arguments.long_count]]
-    long_grades = grade(decode, tokenizer, long)
-    _log_wrong(long_grades, arguments.show)
-    return {**report(grades, **facts), "after_3500_tokens": report(long_grades)}
+    result = report(grades, **facts)
+    if arguments.long_count:
+        rng = Random(f"long {arguments.seed}")
+        long = [after_long_chat(c, tokenizer, rng) for c in plain[: arguments.long_count]]
+        long_grades = grade(decode, tokenizer, long)
+        _log_wrong(long_grades, arguments.show)
+        result["after_long_chat"] = report(long_grades, prompt_tokens_min=LONG_TOKENS)
+    return result
 
 
 def main() -> None:
