@@ -3,6 +3,7 @@
 The engine is loaded and asked for one token, so that what comes back from here works.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,8 +15,10 @@ from replica.drivers.trtllm_client import Ended, Statistics, TrtllmClient
 from replica.drivers.trtllm_driver import TrtllmDriver
 from replica.drivers.trtllm_options import TrtllmOptions, check_options, llm_arguments
 from replica.engine.artifact import BaseFacts, read_base_facts
-from replica.engine.types import Limits, SequenceRequest
+from replica.engine.types import Grammar, Limits, SequenceRequest
 from sluice.hashing import cache_root
+
+log = logging.getLogger(__name__)
 
 _STATISTICS_S = 10.0  # for the statistics of the first request
 
@@ -57,7 +60,29 @@ def load_trtllm(
         vocabulary=facts.vocabulary,
     )
     root = cache_root(base_digest, "", b"")
-    return TrtllmDriver(api, client, facts, limits, chosen, root=root, clock=clock)
+    return TrtllmDriver(
+        api,
+        client,
+        facts,
+        limits,
+        chosen,
+        root=root,
+        check_grammar=_grammar_check(directory, facts),
+        clock=clock,
+    )
+
+
+def _grammar_check(directory: Path, facts: BaseFacts) -> Callable[[Grammar], None] | None:
+    """Return the check that all our engines share; None where llguidance is too old for it.
+
+    TensorRT-LLM 1.2 pins a version of llguidance (0.7) that may not have what it needs.
+    """
+    try:
+        from replica.engine.grammar import GrammarCompiler
+    except ImportError as error:
+        log.warning("grammars_unchecked: %s", error)
+        return None
+    return GrammarCompiler(directory / "tokenizer.json", facts.vocabulary, facts.eos_ids).check
 
 
 def _first_token(

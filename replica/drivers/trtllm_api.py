@@ -113,6 +113,16 @@ class TrtllmApi:
         """Return a loaded `LLM`."""
         return self._llm(**arguments)
 
+    def poll_s(self, llm: Any) -> float:
+        """Return for how long an iterator over statistics or cache events should wait for more.
+
+        With the executor of 1.2 the iterator is one object that, once it ran dry, stays so until
+        another request is submitted: it should wait long. The executor over RPC, an option in 1.2
+        and the usual one later, asks the engine anew at each call, and the iterator then waits once
+        more: it should not (tensorrt_llm/executor/rpc_proxy.py).
+        """
+        return 0.1 if "Rpc" in type(getattr(llm, "_executor", None)).__name__ else 2.0
+
     def lora_request(self, digest: str, number: int, path: str) -> Any:
         """Name an adapter that lies in a directory of this machine."""
         return self._api.LoRARequest(digest, number, path)

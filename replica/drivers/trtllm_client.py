@@ -18,7 +18,6 @@ from replica.drivers.trtllm_api import TrtllmApi
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 2.0  # for which an iterator over events waits before it ends
 _IDLE_S = 0.05  # between two iterators over events
 # Tokens of one iteration of the engine arrive one by one; waiting this long makes them one frame.
 _GATHER_S = 0.0005
@@ -91,6 +90,7 @@ class TrtllmClient:
     ) -> None:
         """Load the engine, which takes minutes, and start the thread."""
         self._llm = api.start(arguments)
+        self._poll_s = api.poll_s(self._llm)
         self._outbox = _Outbox()
         self._results: dict[int, Any] = {}  # of the loop's thread
         self._has_cache_events = has_cache_events
@@ -139,9 +139,9 @@ class TrtllmClient:
         self._closing = asyncio.Event()
         self._submitted = asyncio.Event()
         async with asyncio.TaskGroup() as self._tasks:
-            self._tasks.create_task(self._poll(lambda: self._llm.get_stats_async(_POLL_S), _stats))
+            self._tasks.create_task(self._poll(self._llm.get_stats_async, _stats))
             if self._has_cache_events:
-                events = lambda: self._llm.get_kv_cache_events_async(_POLL_S)  # noqa: E731
+                events = self._llm.get_kv_cache_events_async
                 self._tasks.create_task(self._poll(events, _cache_events))
             self._started.set()
             await self._closing.wait()
@@ -186,19 +186,17 @@ class TrtllmClient:
 
     async def _poll(
         self,
-        iterate: Callable[[], AsyncIterable[Any]],
+        iterate: Callable[[float], AsyncIterable[Any]],
         convert: Callable[[Any], Message | None],
     ) -> None:
-        """Read one of the engine's own streams for ever.
-
-        In 1.2 an iterator that ran dry stays so until another request is submitted.
-        """
+        """Read one of the engine's own streams for ever; see `TrtllmApi.poll_s`."""
         while True:
             await self._submitted.wait()
             if not self._results:
                 self._submitted.clear()
             try:
-                async for item in iterate():
+                # In a thread: over RPC this call itself waits for events.
+                async for item in await asyncio.to_thread(iterate, self._poll_s):
                     message = convert(item)
                     if message is not None:
                         self._outbox.put(message)

@@ -38,6 +38,7 @@ from replica.engine.types import (
     EngineLoad,
     Finish,
     FinishedEvent,
+    Grammar,
     KvBlocks,
     Limits,
     RefusedError,
@@ -87,20 +88,35 @@ class TrtllmDriver:
         options: TrtllmOptions,
         *,
         root: bytes,
+        check_grammar: Callable[[Grammar], None] | None,
         clock: Callable[[], float],
     ) -> None:
+        """Take over a loaded engine.
+
+        Args:
+            api: That loaded it.
+            client: The engine.
+            facts: Of the base.
+            limits: Constant from here on.
+            options: With which it was loaded.
+            root: Hash chain root of sequences that name none.
+            check_grammar: RefusedError for one that cannot be served; None: there is no check.
+            clock: Seconds.
+        """
         self._api = api
         self._client = client
         self._facts = facts
         self._limits = limits
         self._options = options
         self._root = root
+        self._check_grammar = check_grammar
         self._clock = clock
         self._capabilities = Capabilities(
             adapter_slots=options.adapter_slots,
             adapter_rank_max=options.adapter_rank if options.adapter_slots else 0,
             logprobs_max=_LOGPROBS_MAX,
-            has_grammars=bool(options.grammars),
+            has_grammars=bool(options.grammars)
+            and (check_grammar is not None or options.grammars_unchecked),
         )
         self._adapters = AdapterTable(options.adapter_slots, options.adapter_memory_bytes)
         self._directories: dict[str, DirectoryAdapter] = {}
@@ -275,6 +291,8 @@ class TrtllmDriver:
                 f"a grammar cannot go on behind {request.resumed_tokens} emitted tokens here;"
                 " generate the answer anew",
             )
+        if self._check_grammar is not None:
+            self._check_grammar(grammar)
         try:
             guide(grammar)
         except ValueError as error:
@@ -316,6 +334,9 @@ class TrtllmDriver:
         try:
             lora = self._lora(request.adapter_digest)
             sampling = self._api.sampling(request, entry.stop_ids)
+        except FileNotFoundError as error:
+            self._finish(entry, Finish.FAILED, ErrorCode.ADAPTER_NOT_FOUND, str(error))
+            return
         except (TypeError, ValueError) as error:
             reason, code, text = classify(error, self._api.request_error)
             self._finish(entry, reason, code, text)
@@ -341,6 +362,8 @@ class TrtllmDriver:
         if not digest:
             return None
         directory = self._directories[digest].directory
+        if not directory.is_dir():
+            raise FileNotFoundError(f"adapter {digest[:12]}: {directory} is gone; load it again")
         return self._api.lora_request(digest, adapter_number(digest), str(directory))
 
     def _progress(self, message: Progress) -> None:

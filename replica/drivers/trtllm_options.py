@@ -51,6 +51,8 @@ class TrtllmOptions:
         kv_events_max: Events kept between two looks; 0: routers learn nothing of the cache.
         stream_interval: Tokens per sequence and message; more saves CPU and delays tokens.
         grammars: llguidance, or empty for none. xgrammar is left out: its EBNF is not Lark's.
+        grammars_unchecked: Serve them although the installed llguidance is too old for our check,
+            without which a hostile one can end the process.
         adapter_slots: LoRA adapters in one batch; 0: none are served.
         adapter_rank: Largest rank of an adapter.
         adapter_modules: TensorRT-LLM's names, by commas.
@@ -79,6 +81,7 @@ class TrtllmOptions:
     kv_events_max: int = 65_536
     stream_interval: int = 1
     grammars: str = "llguidance"
+    grammars_unchecked: bool = False
     adapter_slots: int = 0
     adapter_rank: int = 64
     adapter_modules: str = "attn_q,attn_k,attn_v,attn_dense,mlp_h_to_4h,mlp_4h_to_h,mlp_gate"

@@ -133,6 +133,15 @@ class Stepper:
             self.step()
             assert time.monotonic() < ends_at_s, f"stands still: {self.driver.load()}"
 
+    def cached(self, count: int) -> list[bytes]:
+        """Return the cached blocks when at least so many were told; that may come late."""
+        ends_at_s = time.monotonic() + STILL_S
+        while len(self._cached) < count:
+            self.step()
+            assert time.monotonic() < ends_at_s, self._cached
+            time.sleep(0.001)
+        return list(self._cached)
+
     def run(self, *requests: SequenceRequest) -> Outcome:
         """Add requests and step until all of them, and those before, have ended."""
         for request in requests:

@@ -171,8 +171,9 @@ def test_without_slots_adapters_are_refused(subject) -> None:
 
 def test_blocks_move_to_another_engine_or_are_refused(subject) -> None:
     source, target = subject.make(), subject.make()
-    first = Stepper(source).run(request(1))
-    hashes = source.cached_blocks()[:1]
+    stepper = Stepper(source)
+    first = stepper.run(request(1))
+    hashes = stepper.cached(1)[:1]
     if not source.capabilities.has_kv_transfer:
         for call in (
             lambda: source.export_blocks(hashes),
@@ -197,8 +198,9 @@ def test_blocks_move_to_another_engine_or_are_refused(subject) -> None:
 
 def test_pinned_blocks_stay(subject) -> None:
     driver = subject.make(blocks=8)
-    Stepper(driver).run(request(1))
-    (held,) = driver.cached_blocks()[:1]
+    stepper = Stepper(driver)
+    stepper.run(request(1))
+    held = stepper.cached(1)[0]
     pinned = driver.pin_blocks([held, b"unknown" + bytes(9)], subject.now() + 3600)
     assert pinned == driver.load().kv_blocks_pinned
     assert pinned == int(driver.capabilities.has_kv_transfer)

@@ -18,6 +18,7 @@ from replica.engine.types import (
     SequenceRequest,
 )
 from sluice.errors import ErrorCode
+from sluice.hashing import block_hashes
 
 _spec = importlib.util.spec_from_file_location(
     "contract_driver_subjects", Path(__file__).with_name("driver_subjects.py")
@@ -213,18 +214,20 @@ def test_time_in_the_queue_counts_from_the_submission(subject) -> None:
 
 
 def test_a_known_prompt_is_found_in_the_cache_by_its_own_root_only(subject) -> None:
-    stepper = subject.stepper()
+    driver = subject.make()
     prompt = list(range(40, 140))  # three full blocks
-    first = stepper.run(request(1, prompt, cache_root=ROOT_A))
+    first = subjects.Stepper(driver).run(request(1, prompt, cache_root=ROOT_A))
     assert first.admitted[1] == 0
-    again = subjects.Stepper(stepper.driver).run(request(1, prompt, cache_root=ROOT_A))
+    again = subjects.Stepper(driver).run(request(1, prompt, cache_root=ROOT_A))
     assert again.admitted[1] == 96
     assert again.tokens[1] == first.tokens[1]
-    foreign = subjects.Stepper(stepper.driver).run(request(1, prompt, cache_root=ROOT_B))
+    foreign = subjects.Stepper(driver).run(request(1, prompt, cache_root=ROOT_B))
     assert foreign.admitted[1] == 0
-    load = stepper.driver.load()
+    load = driver.load()
     assert (load.prompt_tokens, load.cached_tokens) == (300, 96)
-    assert len(stepper.driver.cached_blocks()) >= 6
+    cached = subjects.Stepper(driver).cached(6)
+    for root in (ROOT_A, ROOT_B):
+        assert set(block_hashes(prompt, root, 3)) <= set(cached)
 
 
 def test_without_a_prefix_cache_nothing_is_found_nor_told(subject) -> None:
