@@ -76,6 +76,10 @@ class ScheduledEngine:
         self._backend.check_request(request)
         self._scheduler.add(request)
 
+    def check_grammar(self, request: SequenceRequest) -> None:
+        """Compile the grammar of a request in any thread, for `add`."""
+        self._backend.check_request(request)
+
     def cancel(self, key: int) -> None:
         """End a sequence at the next step."""
         self._scheduler.cancel(key)

@@ -6,7 +6,7 @@ thread and never calls back. `tests/contract/test_drivers.py` is what every driv
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from replica.engine.types import (
     AdapterState,
@@ -127,5 +127,18 @@ class Driver(Protocol):
 
         Returns:
             How many, from the first on, are cached and pinned now.
+        """
+        ...
+
+
+@runtime_checkable
+class ChecksGrammars(Protocol):
+    """A driver that may look at a request's grammar early, so that `add` does not take long."""
+
+    def check_grammar(self, request: SequenceRequest) -> None:
+        """Compile the grammar of a request, which is added next; any thread may call.
+
+        Raises:
+            RefusedError: It cannot be used; the message says why.
         """
         ...

@@ -216,9 +216,9 @@ class Backend(Protocol):
     def check_request(self, request: SequenceRequest) -> None:
         """Look at what only the backend can judge, above all that a grammar compiles.
 
-        Called in the step thread before a sequence is taken, so that a bad one costs its sender an
-        error and nobody else a step; limits and capabilities were checked before. A compiled
-        grammar should be kept: the sequence comes next.
+        Called before a sequence is taken, so that a bad one costs its sender an error and nobody
+        else a step: in the step thread, and before that perhaps in another one, because a grammar
+        may take long. A compiled one should be kept: the sequence comes next.
 
         Raises:
             RefusedError: It cannot be computed; nothing was taken.

@@ -36,6 +36,7 @@ class HostCore:
         waiting_max: int,
         entropy: Callable[[], int],
         background: Background,
+        compilers: Background,
         artifacts_dir: Path | None = None,
     ) -> None:
         """Make an idle host.
@@ -46,6 +47,7 @@ class HostCore:
             waiting_max: Sequences beyond the running ones that are taken; more are BUSY.
             entropy: Seeds of sequences that name none.
             background: Reads files and checks bytes.
+            compilers: Compile grammars, which strangers write: no file waits for them.
             artifacts_dir: Where adapters lie, by digest.
         """
         self._driver = driver
@@ -61,6 +63,7 @@ class HostCore:
             base_digest,
             adapters,
             self.counters,
+            compilers=compilers,
             living_max=driver.limits.sequences_max + waiting_max,
             entropy=entropy,
         )
@@ -106,7 +109,7 @@ class HostCore:
         attachment.news.kv_reset = True
         attached = wire.Attached(epoch=message.epoch)
         for old in mine:
-            if old.epoch == message.resumed_epoch:
+            if message.resumed_epoch and old.epoch == message.resumed_epoch:
                 attached.resumed.extend(self._resume(old, attachment))
             else:
                 self.detach(old.epoch)

@@ -49,7 +49,12 @@ class Ended:
     @property
     def weight(self) -> int:
         """What keeping it costs, in tokens."""
-        return _ENDED_WEIGHT + (len(self.told.output) if self.told else 0)
+        told = self.told
+        if told is None:
+            return _ENDED_WEIGHT
+        parts = (told.logprobs, *(part.tokens for part in told.prompt_logprobs))
+        entries = sum(2 + len(entry.top) for part in parts for entry in part)
+        return _ENDED_WEIGHT + len(told.output) + entries
 
 
 @dataclass(slots=True)

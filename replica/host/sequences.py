@@ -1,7 +1,7 @@
 """The living sequences of an engine host, from Submit to their end; owned by its step loop.
 
-A sequence is registered as soon as it is taken, also while an adapter is read for it: from then on
-it can be cancelled, moves with its attachment, and ends exactly once.
+A sequence is registered as soon as it is taken, also while its grammar is compiled or its adapter
+is read: from then on it can be cancelled, moves with its attachment, and ends exactly once.
 """
 
 import itertools
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
-from replica.engine.driver import Driver
+from replica.engine.driver import ChecksGrammars, Driver
 from replica.engine.types import (
     URGENT_PRIORITY,
     Finish,
@@ -19,7 +19,7 @@ from replica.engine.types import (
     SequenceRequest,
     StepEvents,
 )
-from replica.host.adapters import AdapterDesk
+from replica.host.adapters import AdapterDesk, Background
 from replica.host.attachments import (
     Attachment,
     Hosted,
@@ -45,6 +45,7 @@ class SequenceBook:
         adapters: AdapterDesk,
         counters: HostCounters,
         *,
+        compilers: Background,
         living_max: int,
         entropy: Callable[[], int],
     ) -> None:
@@ -53,6 +54,7 @@ class SequenceBook:
         self._base_digest = base_digest
         self._adapters = adapters
         self._counters = counters
+        self._compilers = compilers
         self._living_max = living_max
         self._entropy = entropy
         self._keys = itertools.count(1)
@@ -183,7 +185,7 @@ class SequenceBook:
                 hosted.owner.news.add_logprobs(hosted.id, entry)
 
     def _take(self, attachment: Attachment, message: wire.Sequence, seen_at_s: float) -> None:
-        """Take a sequence and its forks; an adapter that is not here is read first."""
+        """Take a sequence and its forks; its grammar and its adapter may take a while."""
         ids = [message.id, *(fork.id for fork in message.forks)]
         self._check_room(attachment, ids)
         keys = [next(self._keys) for _ in ids]
@@ -197,6 +199,26 @@ class SequenceBook:
         for key, sequence in zip(keys, ids, strict=True):
             hosted = Hosted(key, sequence, attachment, is_parked=True)
             self._living[key] = attachment.sequences[sequence] = hosted
+        if request.sampling.grammar is None or not isinstance(self._driver, ChecksGrammars):
+            self._equip(request)
+            return
+        check = partial(self._driver.check_grammar, request)
+        if not self._compilers.run(check, partial(self._was_checked, request)):
+            text = "too many grammars are being compiled; try again"
+            self._start(request, RefusedError(ErrorCode.ENGINE_BUSY, text))
+
+    def _was_checked(self, request: SequenceRequest, outcome: object) -> None:
+        """Go on with a sequence whose grammar was compiled, or could not be."""
+        if isinstance(outcome, RefusedError):
+            self._start(request, outcome)
+        elif isinstance(outcome, Exception):
+            text = f"the grammar could not be compiled: {outcome!r}"
+            self._start(request, RefusedError(ErrorCode.ENGINE_FAILED, text))
+        else:
+            self._equip(request)
+
+    def _equip(self, request: SequenceRequest) -> None:
+        """Start a sequence, after its adapter was read if it is not here."""
         if request.adapter_digest and self._driver.capabilities.adapter_slots:
             self._adapters.fetch(request.adapter_digest, partial(self._start, request))
         else:

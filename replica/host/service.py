@@ -2,9 +2,9 @@
 
 Threads, each with one thing to own: the *step loop* owns driver and state, one *sender* per
 attachment owns its responder, one *replier* owns the responders of short answers. Beside them a few
-*workers* read adapters and check bytes, and a *watchdog* looks at the step loop, from which alone
-signs of life come. A responder is never touched after `finish`: in Triton that would end the whole
-server.
+*workers* read adapters, check bytes and compile grammars, and a *watchdog* looks at the step loop,
+from which alone signs of life come. A responder is never touched after `finish`: in Triton that
+would end the whole server.
 """
 
 import logging
@@ -104,12 +104,14 @@ class EngineHost:
             clock: Monotonic seconds, the driver's own clock.
         """
         self._workers = Workers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
+        self._compilers = Workers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
         self._core = HostCore(
             driver,
             base_digest,
             waiting_max=waiting_max,
             entropy=lambda: secrets.randbits(63),
             background=self._workers,
+            compilers=self._compilers,
             artifacts_dir=artifacts_dir,
         )
         self._clock = clock
@@ -154,6 +156,7 @@ class EngineHost:
     def start(self) -> None:
         """Start the step loop."""
         self._workers.start()
+        self._compilers.start()
         self._replier.start()
         self._loop.start()
         self._watchdog.start()
@@ -192,6 +195,7 @@ class EngineHost:
             sender.join(JOIN_S)
         self._watchdog.close(JOIN_S)
         self._workers.close(JOIN_S)
+        self._compilers.close(JOIN_S)
         self._replies.put(None)
         self._replier.join(JOIN_S)
 
@@ -247,16 +251,17 @@ class EngineHost:
         core = self._core
         try:
             while not self._is_over():
-                for action in self._take_actions():
-                    action()
+                actions = self._take_actions()
                 self._watch.begin(self._load)
+                for action in actions:
+                    action()
                 events = core.step()
-                self._watch.end()
                 self._load = core.load()
                 now_s = self._clock()
                 core.publish(events, now_s)
                 if now_s - self._adapters_at_s >= ADAPTERS_LOOK_S:
                     self._adapters, self._adapters_at_s = tuple(core.adapters()), now_s
+                self._watch.end()
             self._failure = "the engine host has stopped"
             core.drain_all()
         except Exception as error:
@@ -285,8 +290,12 @@ class EngineHost:
     def _take_actions(self) -> list[Callable[[], None]]:
         """Return what arrived; when there is nothing to compute, wait for it or for a heartbeat."""
         with self._arrived:
-            if not self._inbox and not self._core.has_work and self._drain_until_s is None:
-                self._arrived.wait(self._core.idle_s(self._clock()))
+            if not self._inbox and not self._core.has_work:
+                now_s = self._clock()
+                until_s = now_s + self._core.idle_s(now_s)
+                if self._drain_until_s is not None:
+                    until_s = min(until_s, self._drain_until_s)
+                self._arrived.wait(max(0.0, until_s - now_s))
             actions = list(self._inbox)
             self._inbox.clear()
             self._inbox_sequences = self._inbox_bytes = 0

@@ -13,18 +13,21 @@ LOOK_S = 1.0
 
 
 class StepWatch:
-    """Knows how long the present step takes. The step loop writes, anybody reads."""
+    """Knows how long the present turn of the step loop takes: commands, the step, its news.
+
+    The step loop writes, anybody reads.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began: tuple[float, EngineLoad] | None = None
 
     def begin(self, load: EngineLoad) -> None:
-        """Note that a step begins; `load` is the engine's state before it."""
+        """Note that a turn begins; `load` is the engine's state before it."""
         self._began = (self._clock(), load)
 
     def end(self) -> None:
-        """Note that the step has ended."""
+        """Note that it has ended."""
         self._began = None
 
     def look(self) -> tuple[float, EngineLoad]:

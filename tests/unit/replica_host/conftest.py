@@ -82,6 +82,7 @@ class FakeDriver:
         self.held: dict[str, AdapterState] = {}
         self.pins: list[tuple[tuple[bytes, ...], float]] = []
         self.reads: list[str] = []
+        self.compiled: list[Any] = []
         self.resident: tuple[str, ...] = ()
         self.steps = 0
         self.on_step: Callable[[], None] = lambda: None
@@ -101,6 +102,14 @@ class FakeDriver:
         for key, seed in seeds:
             assert key not in self.running
             self.running[key] = _Running(request, key, seed)
+
+    def check_grammar(self, request: SequenceRequest) -> None:
+        grammar = request.sampling.grammar
+        self.compiled.append(grammar)
+        if grammar.text == "bad":
+            raise RefusedError(ErrorCode.INVALID_REQUEST, "the grammar is bad")
+        if grammar.text == "bug":
+            raise ZeroDivisionError
 
     def cancel(self, key: int) -> None:
         if key in self.running:
@@ -345,7 +354,11 @@ def make_host(tmp_path: Path) -> Iterator[Callable[..., EngineHost]]:
         assert not host._loop.is_alive()
         assert not host._replier.is_alive()
         assert not any(sender.is_alive() for sender in host._senders)
-        assert not any(worker.is_alive() for worker in host._workers._threads)
+        assert not any(
+            worker.is_alive()
+            for pool in (host._workers, host._compilers)
+            for worker in pool._threads
+        )
 
 
 @pytest.fixture
@@ -414,7 +427,7 @@ class Bench:
 
     def __init__(self, directory: Path | None, waiting_max: int = 1024, **options: Any) -> None:
         self.driver = FakeDriver(**options)
-        self.background = ManualBackground()
+        self.background, self.compilers = ManualBackground(), ManualBackground()
         self.seeds = iter(range(1000, 10**9))
         self.core = HostCore(
             self.driver,
@@ -422,6 +435,7 @@ class Bench:
             waiting_max=waiting_max,
             entropy=lambda: next(self.seeds),
             background=self.background,
+            compilers=self.compilers,
             artifacts_dir=directory,
         )
         self.now_s = 0.0

@@ -117,6 +117,7 @@ def test_the_host_counts_what_it_does(make_bench) -> None:
         ),
         wire.Sequence(id=3, prompt=[], output_tokens_max=3),
     )
+    bench.compilers.finish()
     bench.step()
     bench.core.cancel(1, [2])
     bench.run()

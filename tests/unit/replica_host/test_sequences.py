@@ -175,3 +175,39 @@ def test_the_adapters_of_the_engine_are_told_at_the_attach_and_when_they_change(
     bench.driver.resident = ()
     assert bench.step().state.adapters_changed
     assert bench.core.counters.adapter_evictions == 1
+
+
+def bound(number: int, text: str, **options) -> wire.Sequence:
+    grammar = wire.Grammar(kind=wire.Grammar.KIND_REGEX, text=text)
+    return sequence(number, sampling=wire.Sampling(grammar=grammar), **options)
+
+
+def test_grammars_are_compiled_beside_the_steps_and_hold_up_only_their_own(make_bench) -> None:
+    bench = make_bench()
+    bench.submit(bound(1, "good"), bound(2, "bad"), bound(3, "bug"), sequence(4))
+    bench.submit(bound(5, "other", forks=[wire.Fork(id=6)]))
+    bench.run()
+    assert set(bench.finished) == {4}
+    bench.core.cancel(1, [5])
+    while bench.compilers.jobs:
+        bench.compilers.finish()
+    bench.run()
+    assert [grammar.text for grammar in bench.driver.compiled] == ["good", "bad", "bug", "other"]
+    reasons = {number: finished.reason for number, finished in bench.finished.items()}
+    assert reasons == {
+        1: wire.FINISH_REASON_LENGTH,
+        2: wire.FINISH_REASON_REFUSED,
+        3: wire.FINISH_REASON_FAILED,
+        4: wire.FINISH_REASON_LENGTH,
+        5: wire.FINISH_REASON_CANCELLED,
+        6: wire.FINISH_REASON_LENGTH,
+    }
+    assert bench.finished[2].message == "the grammar is bad"
+
+
+def test_too_many_grammars_at_once_are_busy(make_bench) -> None:
+    bench = make_bench()
+    bench.compilers.is_full = True
+    bench.submit(bound(1, "good"))
+    bench.step()
+    assert bench.finished[1].code == "engine_busy"
