@@ -297,7 +297,7 @@ class Traffic:
         """End at once, whatever runs."""
         if self._reader is not None:
             self._reader.cancel()
-            await asyncio.wait([self._reader])
+            await asyncio.gather(self._reader, return_exceptions=True)  # its engine may be gone
         await self._stream.close(timeout_s=0.0)
 
 

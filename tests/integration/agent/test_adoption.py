@@ -17,6 +17,13 @@ STOPPED = control.REPLICA_STATE_STOPPED
 SLOW = {"engine_options": {"speed": "0.2"}}
 
 
+def record_another_process(node) -> None:
+    """Make the record look as if the process id had been used again since."""
+    file = node.directory / "state" / "replicas" / "r-1" / "run.json"
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "start_ticks": record["start_ticks"] - 1}))
+
+
 async def test_a_killed_agent_finds_its_engine_again_and_traffic_goes_on(
     node, start_traffic
 ) -> None:
@@ -54,7 +61,9 @@ async def test_a_killed_agent_finds_its_engine_again_and_traffic_goes_on(
     assert (second.status, node.engines()) == (0, [])
 
 
-async def test_leftovers_that_are_dead_frozen_or_not_wanted_are_replaced(node) -> None:
+async def test_leftovers_that_are_dead_frozen_or_not_wanted_are_replaced(
+    node, start_traffic
+) -> None:
     node.control.want(node.replica())
     process = await node.start_agent(on_stop="leave")
     (replica,) = await node.control.until_ready("r-1")
@@ -86,6 +95,15 @@ async def test_leftovers_that_are_dead_frozen_or_not_wanted_are_replaced(node) -
         assert set(node.engines()) == set(group_processes(replica.pid))
 
         await leave()
+        record_another_process(node)
+        await restart()
+        stranger = replica
+        (replica,) = await node.control.until_ready("r-1")
+        assert set(node.events("leftovers_killed")[-1]["pids"]) >= {stranger.pid}
+        assert set(node.engines()) == set(group_processes(replica.pid))
+
+        await leave()
+        await start_traffic(replica.grpc_address, tokens=2000)
         node.control.want(node.replica(**SLOW))
         await restart(on_stop="stop")
         slow = await node.control.until(
@@ -96,26 +114,6 @@ async def test_leftovers_that_are_dead_frozen_or_not_wanted_are_replaced(node) -
     finally:
         await process.stop()
     assert (process.status, node.engines(), node.shared_memory()) == (0, [], [])
-
-
-async def test_a_process_that_is_not_the_recorded_one_is_not_adopted(node) -> None:
-    node.control.want(node.replica())
-    first = await node.start_agent()
-    (replica,) = await node.control.until_ready("r-1")
-    await node.kill_agent(first)
-    file = node.directory / "state" / "replicas" / "r-1" / "run.json"
-    record = json.loads(file.read_text())
-    assert record["pid"] == replica.pid
-    file.write_text(json.dumps({**record, "start_ticks": record["start_ticks"] - 1}))
-    second = await node.start_agent()
-    try:
-        (anew,) = await node.control.until_ready("r-1")
-        assert anew.pid != replica.pid
-        assert set(node.events("leftovers_killed")[0]["pids"]) >= {replica.pid}
-        assert set(node.engines()) == set(group_processes(anew.pid))
-    finally:
-        await second.stop()
-    assert (second.status, node.engines(), node.shared_memory()) == (0, [], [])
 
 
 async def test_an_engine_that_freezes_while_it_starts_is_replaced_and_one_that_starts_is_kept(
