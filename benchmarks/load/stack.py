@@ -26,6 +26,8 @@ import httpx
 from benchmarks.engine_alone import SHIPPED_BASE, closed_loop
 from benchmarks.load.sse_client import Load, run_load
 from benchmarks.results import write_result
+from cli.stack.home import Home
+from cli.stack.state import read_state
 from replica.drivers.openvino import load_openvino
 from sluice.process import free_port
 
@@ -33,8 +35,12 @@ from sluice.process import free_port
 class Stack:
     """A started stack."""
 
-    def __init__(self, home: Path, start_s: float) -> None:
-        self.home, self.start_s = home, start_s
+    def __init__(self, home: Path, began_unix_s: float) -> None:
+        self.home = home
+        self.start_s = time.time() - began_unix_s
+        state = read_state(Home(home))
+        assert state is not None
+        self.first_token_s = state.first_token_unix_s - began_unix_s
         lines = (home / "env").read_text().splitlines()
         self.env = dict(line.split("=", 1) for line in lines if "=" in line)
 
@@ -61,13 +67,13 @@ def _sluice(home: Path, *arguments: str, capture: bool = False) -> subprocess.Co
 
 
 @contextmanager
-def started(engine: str) -> Generator[Stack]:
+def started(engine: str, *options: str) -> Generator[Stack]:
     """Start a stack in a fresh folder and stop it again."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         home, ports = Path(folder) / "home", (str(free_port()), str(free_port()))
         home.mkdir()
         Path(folder).chmod(0o755)
-        started_at = time.perf_counter()
+        began_unix_s = time.time()
         try:
             _sluice(
                 home,
@@ -79,19 +85,21 @@ def started(engine: str) -> Generator[Stack]:
                 ports[0],
                 "--admin-port",
                 ports[1],
+                *options,
             )
-            yield Stack(home, time.perf_counter() - started_at)
+            yield Stack(home, began_unix_s)
         finally:
             _sluice(home, "down")
 
 
 def measure_start() -> None:
-    """One operation: `sluice up --detach` in an empty folder, until its canary token came back."""
+    """One operation: `sluice up --detach` in an empty folder, to the first token and to its end."""
     with started("openvino") as stack:
         status = stack.status()
         processes = {p["name"]: p["memory_mib"] for p in status["processes"]}
         figures = {
-            "seconds_to_first_token": round(stack.start_s, 1),
+            "seconds_to_first_token": round(stack.first_token_s, 1),
+            "seconds_to_return": round(stack.start_s, 1),
             "memory_mib": processes,
             "memory_total_mib": round(sum(processes.values())),
         }
@@ -103,7 +111,7 @@ def measure_proxy() -> None:
 
     The engine is the `sim` driver inside a real Triton; its CPU and the client's are not counted.
     """
-    with started("sim") as stack:
+    with started("sim", "--no-embeddings") as stack:
         pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
         groups = {name: pids[name] for name in ("gateway", "router")}
         asyncio.run(run_load(stack.load(100, 200), groups))  # warm up
@@ -132,7 +140,7 @@ def measure_engine() -> None:
     closed_loop(driver, 64, 64)
     through: list[dict[str, Any]] = []
     alone: list[int] = []
-    with started("openvino") as stack:
+    with started("openvino", "--no-embeddings") as stack:
         asyncio.run(run_load(stack.load(64, 64)))  # warm up
         for _ in range(5):
             alone.append(round(closed_loop(driver, 64, 320)))
@@ -153,7 +161,7 @@ def measure_cancel() -> None:
 
     Read from Triton's metrics, which the engine host refreshes every 0.25 s, polled every 5 ms.
     """
-    with started("sim") as stack:
+    with started("sim", "--no-embeddings") as stack:
         seconds = [round(asyncio.run(_hang_up(stack)), 3) for _ in range(10)]
         figures = {"seconds": seconds, "worst_s": max(seconds)}
     print(write_result("cancel", measure_cancel.__doc__ or "", figures), figures)

@@ -92,10 +92,9 @@ class Stack:
         await self.supervisor.ready[CONTROL].wait()
         async with Api(self._options.admin_url, self._secrets.admin_key) as api:
             await self._seed(api, base)
-            async with asyncio.TaskGroup() as group:
-                pool = group.create_task(self._start_embeddings(api))
-                await self._wait_token()
-            await self._wait_embeddings(api, pool.result())
+            await self._wait_token()
+            # Afterwards: on two cores another engine that starts would delay the first token.
+            await self._wait_embeddings(api, await self._start_embeddings(api))
 
     async def _seed(self, api: Api, base: ShippedBase) -> None:
         self._progress.update(_SEED_STEP, STARTING)
