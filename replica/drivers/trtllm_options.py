@@ -22,8 +22,6 @@ _SPECULATION: Mapping[str, tuple[str, ...]] = {
     "Eagle3": ("Eagle3DecodingConfig", "EagleDecodingConfig"),  # split after 1.2
     "MTP": ("MTPDecodingConfig",),
     "DraftTarget": ("DraftTargetDecodingConfig",),
-    "PARD": ("PARDDecodingConfig",),  # newer than 1.2
-    "SA": ("SADecodingConfig",),  # newer than 1.2
 }
 # TensorRT-LLM lets nobody overtake, so a place is kept free for those who must not wait.
 PROBE_PLACES = 1

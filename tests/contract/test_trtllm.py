@@ -153,7 +153,7 @@ def test_options_become_arguments(load) -> None:
         ({"speculation": "{"}, "speculation is not JSON"),
         ({"extra": "[]"}, "extra is not a JSON object"),
         ({"extra": '{"max_seq_len": 5}'}, "extra names max_seq_len"),
-        ({"speculation": '{"decoding_type": "PARD"}'}, "1.2.1 has no PARDDecodingConfig"),
+        ({"speculation": '{"decoding_type": "MTP"}'}, "1.2.1 has no MTPDecodingConfig"),
         ({"tensor_paralel": 2}, "unknown engine option tensor_paralel"),
     ],
 )
