@@ -57,8 +57,9 @@ _MESSAGE_CHARACTERS = 300
 class Matcher:
     """A grammar and how much of it one sequence has written."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int]) -> None:
         self._matcher = matcher
+        self._eos_ids = eos_ids
 
     @property
     def inner(self) -> LLMatcher:
@@ -66,9 +67,13 @@ class Matcher:
         return self._matcher
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Take emitted tokens; one that cannot follow leaves an `error`."""
-        if tokens and not self._matcher.is_error():
-            self._matcher.consume_tokens(list(tokens))
+        """Take emitted tokens; one that cannot follow leaves an `error`.
+
+        An end is no text: where it did not end the sequence, it may come again.
+        """
+        text = [token for token in tokens if token not in self._eos_ids]
+        if text and not self._matcher.is_error():
+            self._matcher.consume_tokens(text)
 
     @property
     def error(self) -> str:
@@ -94,7 +99,7 @@ class GrammarCompiler:
         """
         self._path = tokenizer_json
         self.vocabulary = vocabulary
-        self.eos_ids = sorted(eos_ids)
+        self.eos_ids = frozenset(eos_ids)
         self._threads = threads
         self._lock = Lock()
         self._tokenizer: LLTokenizer | None = None
@@ -115,7 +120,7 @@ class GrammarCompiler:
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """Return a matcher at the beginning; RefusedError as for `check`."""
-        return Matcher(self._compiled(grammar).deep_copy())
+        return Matcher(self._compiled(grammar).deep_copy(), self.eos_ids)
 
     def fill(self, entries: Sequence[tuple[Matcher, int, list[int]]], rows: int) -> Words:
         """Return what may follow, one bit per token; an end where the text may be complete.
@@ -135,6 +140,10 @@ class GrammarCompiler:
         if drafted:
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, masks)
         return np.ascontiguousarray(masks[:, : len(self.eos_mask)])
+
+    def load(self) -> None:
+        """Read the tokenizer now and not at the first grammar: 0.1 s, or 0.8 s with 128k tokens."""
+        self._load()
 
     def _load(self) -> LLTokenizer:
         with self._lock:
@@ -212,12 +221,12 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _read_tokenizer(path: Path, vocabulary: int, eos_ids: list[int]) -> LLTokenizer:
+def _read_tokenizer(path: Path, vocabulary: int, eos_ids: frozenset[int]) -> LLTokenizer:
     text = path.read_text(encoding="utf-8")
-    tokenizer = LLTokenizer(text, eos_token=eos_ids)
+    tokenizer = LLTokenizer(text, eos_token=sorted(eos_ids))
     if tokenizer.vocab_size >= vocabulary:
         return tokenizer
-    return LLTokenizer(text, n_vocab=vocabulary, eos_token=eos_ids)
+    return LLTokenizer(text, n_vocab=vocabulary, eos_token=sorted(eos_ids))
 
 
 def _source(grammar: Grammar) -> str:

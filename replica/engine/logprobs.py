@@ -26,42 +26,61 @@ def token_logprobs(
     entries: list[TokenLogprobs] = []
     size = max(1, _BLOCK_ELEMENTS // logits.shape[1])
     for begin in range(0, len(tokens), size):
-        block = logits[begin : begin + size]
+        part = slice(begin, begin + size)
+        block = logits[part]
         sums = _log_sums(block)
-        rows = np.arange(len(block))
-        own = (block[rows, tokens[begin : begin + size]] - sums).tolist()
-        for row, (logprob, total) in enumerate(zip(own, sums.tolist(), strict=True)):
-            values = block[row]
-            best = best_tokens(values, tops[begin + row]).tolist()
-            top = tuple((token, float(values[token]) - total) for token in best)
-            entries.append(TokenLogprobs(keys[begin + row], logprob, top))
+        own = (block[np.arange(len(block)), tokens[part]] - sums).tolist()
+        best = best_tokens(block, max(tops[part]))
+        values = (np.take_along_axis(block, best, axis=1) - sums[:, None]).tolist()
+        for key, logprob, ids, logprobs, top in zip(
+            keys[part], own, best.tolist(), values, tops[part], strict=True
+        ):
+            entries.append(
+                TokenLogprobs(key, logprob, tuple(zip(ids[:top], logprobs[:top], strict=True)))
+            )
     return entries
 
 
 def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
-    """Return the ids of the `count` greatest values, best first, equal ones by id."""
-    if count <= 0:
-        return np.empty(0, np.intp)
-    candidates = np.flatnonzero(values >= least_of_top(values, count))
-    return candidates[np.argsort(-values[candidates], kind="stable")[:count]]
+    """Return the ids of the greatest values of each row, best first, equal ones by id.
 
-
-def least_of_top(values: Floats, count: int) -> np.float32:
-    """Return a bound that the `count` greatest values reach, and few others.
-
-    The maxima of disjoint groups: as many values as there are maxima above the bound reach it.
-    Several times faster than to partition all values, which is exact.
+    Args:
+        values: Shape (rows, vocabulary).
+        count: At most; 0 for none.
     """
-    groups = len(values) // _GROUP
+    count = max(0, min(count, values.shape[1]))
+    if not count:
+        return np.zeros((len(values), 0), np.intp)
+    # NaN has no order; what is behind it must not change the shape.
+    is_candidate = ~(values < least_of_top(values, count)[:, None])
+    rows, ids = np.divmod(np.flatnonzero(is_candidate), values.shape[1])
+    order = np.lexsort((ids, -values[rows, ids], rows))
+    begins = np.searchsorted(rows, np.arange(len(values)))
+    return ids[order[begins[:, None] + np.arange(count)]]
+
+
+def least_of_top(values: Floats, count: int) -> Floats:
+    """Return per row a bound that the `count` greatest values reach, and few others.
+
+    It is one of the maxima of disjoint groups: as many values as there are maxima above it reach
+    it. Several times faster than to partition all values, which is exact.
+    """
+    rows, vocabulary = values.shape
+    groups = vocabulary // _GROUP
     if groups < 2 * count:
-        return np.float32(-np.inf) if count >= len(values) else np.partition(values, -count)[-count]
+        return np.partition(values, vocabulary - count, axis=1)[:, vocabulary - count]
     # Strided groups, so that the maxima are taken of whole vectors.
-    maxima = values[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
-    return np.partition(maxima, -count)[-count]
+    maxima = values[:, : groups * _GROUP].reshape(rows, _GROUP, groups).max(axis=1)
+    return np.partition(maxima, groups - count, axis=1)[:, groups - count]
 
 
 def _log_sums(logits: Floats) -> npt.NDArray[np.float64]:
     """Return per row the logarithm of the sum of exponentials, accumulated in float64."""
     best = logits.max(axis=1, keepdims=True)
-    sums = np.exp(logits - best).sum(axis=1, dtype=np.float64)
+    weights = np.exp(logits - best)
+    # Sums of a few in float32, which is much faster, and of those in float64.
+    vocabulary = weights.shape[1]
+    whole = vocabulary - vocabulary % _GROUP
+    parts = np.einsum("ijk->ij", weights[:, :whole].reshape(len(weights), -1, _GROUP))
+    sums = parts.sum(axis=1, dtype=np.float64) + weights[:, whole:].sum(axis=1, dtype=np.float64)
     return best[:, 0].astype(np.float64) + np.log(sums)

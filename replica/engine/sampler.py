@@ -114,6 +114,7 @@ class _Prepared:
     rows: list[int]
     offsets: list[int]
     is_changed: bool = False
+    has_logprobs: bool = False
     changes: Changes = field(default_factory=Changes)
     masked: list[int] = field(default_factory=list[int])
     masks: Words = field(default_factory=lambda: np.zeros((0, 0), np.int32))
@@ -180,17 +181,15 @@ class Sampler:
         if prepared.is_changed:
             values = own.copy()
             prepared.apply(values)
-        sampled = plan.sampled
-        chosen = sample(
-            values,
-            [
-                (sampled[owner].request.sampling, len(sampled[owner].tokens) + offset)
-                for owner, offset in zip(prepared.owners, prepared.offsets, strict=True)
-            ],
-        )
+        rows = [(sequence.request.sampling, len(sequence.tokens)) for sequence in plan.sampled]
+        if plan.drafts:
+            picks = zip(prepared.owners, prepared.offsets, strict=True)
+            rows = [(rows[owner][0], rows[owner][1] + offset) for owner, offset in picks]
+        chosen = sample(values, rows)
         output = StepOutput(failed=prepared.failed)
         kept = _keep(prepared, chosen, output)
-        _add_logprobs(prepared, own, kept, chosen, output)
+        if prepared.has_logprobs:
+            _add_logprobs(prepared, own, kept, chosen, output)
         output.prompt_logprobs = _prompt_logprobs(logits, plan)
         return output
 
@@ -206,6 +205,7 @@ class Sampler:
                     prepared.failed[index] = error.message
                     continue
                 sequence.sampler = state
+            prepared.has_logprobs |= sequence.request.sampling.logprobs >= 0
             if state.is_changed:
                 state.catch_up(sequence.tokens)
                 changed.append((index, state))
@@ -260,7 +260,7 @@ class Sampler:
             # Whoever does not want an end yet gets it only where nothing else can follow.
             is_early = emitted < sequence.request.sampling.tokens_min or not sequence.stop_ids
             if is_complete[row] and not (is_early and masks[row].any()):
-                masks[row] |= state.stop_mask
+                masks[row] |= state.stop_mask if sequence.stop_ids else self._grammars.eos_mask
             if error := state.matcher.error:
                 prepared.failed[index] = f"the grammar cannot go on: {error}"
             elif not prepared.offsets[pick] and not masks[row].any():

@@ -48,6 +48,8 @@ def sample(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
     """
     if not rows:  # a step may compute rows for logprobs of a prompt alone
         return []
+    if not rows:
+        return []
     drawn = [index for index, (sampling, _) in enumerate(rows) if sampling.temperature > 0]
     if len(drawn) == len(rows):
         return _draw(logits, rows)
@@ -135,10 +137,13 @@ def _truncate(weights: Floats, sampling: Sampling) -> None:
     vocabulary = len(weights)
     top_k, top_p, min_p = sampling.top_k, sampling.top_p, np.float32(sampling.min_p)
     has_top_k = 0 < top_k < vocabulary
+    if not has_top_k and top_p >= 1:
+        weights *= weights >= min_p
+        return
     total = 0.0
     low = min_p
     if has_top_k:
-        low = least_of_top(weights, top_k)
+        low = least_of_top(weights[None], top_k)[0]
     elif top_p < 1:
         total = float(weights.sum(dtype=np.float64))
         low = max(low, np.float32((1 - top_p) * total / vocabulary * (1 - 1e-6)))
@@ -150,7 +155,8 @@ def _truncate(weights: Floats, sampling: Sampling) -> None:
         before = ranked.cumsum(dtype=np.float64) - ranked  # of all that are more probable
         ranked = ranked[: max(1, int(np.searchsorted(before, top_p * total)))]
     least = max(ranked[-1], min_p)
-    weights *= weights >= least
-    equal = np.flatnonzero(weights == least)
-    kept = int((ranked == least).sum())
-    weights[equal[kept:]] = 0.0  # of equally probable tokens, the lowest ids stay
+    stays = weights >= least
+    extra = np.count_nonzero(stays) - np.count_nonzero(ranked >= least)
+    if extra:  # of equally probable tokens, the lowest ids stay
+        stays[np.flatnonzero(weights == least)[-extra:]] = False
+    weights *= stays

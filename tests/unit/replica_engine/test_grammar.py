@@ -186,8 +186,12 @@ def test_a_minimum_holds_until_nothing_else_is_left(
 def test_without_eos_an_answer_goes_on_while_it_can(
     sampler: Sampler, tokenizer: Tokenizer, vocabulary: int
 ) -> None:
-    one = sequence(Sampling(grammar=Grammar(GrammarKind.REGEX, "[0-9]{3,5}")), ignore_eos=True)
-    generate(sampler, [one], RandomModel(tokenizer, vocabulary), steps=8)
+    one = sequence(
+        Sampling(grammar=Grammar(GrammarKind.REGEX, "[0-9]{3,5}")),
+        ignore_eos=True,
+        stop_token_ids=frozenset({tokenizer.token_to_id("x")}),
+    )
+    assert generate(sampler, [one], RandomModel(tokenizer, vocabulary), steps=12) == [""]
     text = tokenizer.decode(one.tokens[2:], skip_special_tokens=True)
     assert re.fullmatch("[0-9]{5}", text)
     assert one.tokens[-1] in EOS
@@ -217,6 +221,27 @@ def test_drafts_are_verified_under_a_grammar(
         one.tokens += output.tokens + output.more.get(0, [])
         at = len(one.tokens) - 2
         assert sampler.sample(model(at, 1), StepPlan([one], [])).tokens == [answer[at]]
+
+
+def test_a_drafted_end_that_is_not_chosen_leaves_the_matcher_as_it_was(
+    sampler: Sampler, tokenizer: Tokenizer, vocabulary: int
+) -> None:
+    digit = tokenizer.token_to_id("7")
+    sampling = Sampling(grammar=Grammar(GrammarKind.REGEX, "[0-9]{1,3}"), tokens_min=3)
+    one = sequence(sampling)
+    logits = np.zeros((3, vocabulary), np.float32)
+    logits[:, digit] = 5.0
+    logits[:, 2] = 9.0
+    for draft in ([], [2, 2], [2, digit]):
+        plan = StepPlan([one], [])
+        plan.drafts = {0: draft} if draft else {}
+        output = sampler.sample(logits[: 1 + len(draft)], plan)
+        assert (output.tokens, output.more, output.failed) == ([digit], {}, {})
+        one.tokens.append(digit)
+    plan = StepPlan([one], [])
+    plan.drafts = {0: [2, 2]}
+    output = sampler.sample(logits, plan)
+    assert (output.tokens, output.more) == ([2], {}), "nothing behind the end"
 
 
 def test_forks_have_matchers_of_their_own(

@@ -170,3 +170,10 @@ def test_logprobs_of_equal_tokens_are_in_the_order_of_their_ids() -> None:
         one = sequence([1], Sampling(logprobs=4))
         output = Sampler(vocabulary, frozenset()).sample(logits, StepPlan([one], []))
         assert [token for token, _ in output.logprobs[0][0].top] == [5, 6, 0, 1]
+
+
+def test_a_step_of_prompt_rows_alone_reports_them() -> None:
+    one = sequence([1, 2, 3, 4], prompt_logprobs=1)
+    output = Sampler(VOCABULARY, EOS).sample(noise(2), StepPlan([], [(one, 2)]))
+    assert output.tokens == []
+    assert [(part.first, len(part.tokens)) for part in output.prompt_logprobs] == [(1, 2)]
