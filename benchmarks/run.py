@@ -11,6 +11,7 @@ MODULES = {
     "gateway": "benchmarks.micro.gateway_paths",
     "router": "benchmarks.micro.router_core",
     "events": "benchmarks.micro.event_emit",
+    "sampling": "benchmarks.micro.sampling",
     "engine": "benchmarks.engine_alone",
     "host": "benchmarks.micro.engine_host",
     "replica": "benchmarks.load.replica",
