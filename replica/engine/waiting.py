@@ -28,7 +28,10 @@ class WaitingQueue:
         self.count = 0
         self.tokens = 0  # of all sequences together
         self._adapters = adapters
-        self._heaps: dict[str, list[_Entry]] = {}
+        self._heaps: dict[str, list[_Entry]] = {}  # none is empty
+        self._heads: dict[str, _Entry] = {}  # the first of each
+        self._passed_over: ScheduledSequence | None = None  # None: look again
+        self._passed_over_by: tuple[str, ...] = ()  # the residents of that time
         self._dead = 0  # ended ones that are still in the heaps
         self._claimant: ScheduledSequence | None = None
         self._overtaken = 0
@@ -36,71 +39,85 @@ class WaitingQueue:
 
     def push(self, sequence: ScheduledSequence) -> None:
         """Queue a sequence at the place that its rank gives it."""
-        heap = self._heaps.setdefault(sequence.request.adapter_digest, [])
+        digest = sequence.request.adapter_digest
+        heap = self._heaps.setdefault(digest, [])
         heappush(heap, (sequence.rank(), sequence))
+        self._heads[digest] = heap[0]
+        self._passed_over = None
         self.count += 1
         self.tokens += len(sequence.tokens)
 
     def first(self) -> ScheduledSequence | None:
         """Return the first one that may have a slot for its adapter; it stays in the queue."""
-        heads = self._heads()
-        passed_over = min((entry for entry in heads if self._lacks_slot(entry)), default=None)
-        claimant = None if passed_over is None else passed_over[1]
-        if claimant is not self._claimant:
-            self._claimant = claimant
-            self._overtaken = 0
-            self._claimed_slot = None
-        elif claimant is not None and self._overtaken >= OVERTAKEN_MAX:
-            if self._claimed_slot is None:
-                self._claimed_slot = self._adapters.least_busy_slot()
-        allowed = (e for e in heads if not self._lacks_slot(e) and not self._is_held_back(e))
-        best = min(allowed, default=None)
-        return None if best is None else best[1]
+        heads = self._heads
+        if self._adapters.has_room or not heads:
+            self._note_claimant(None)
+            return min(heads.values())[1] if heads else None
+        resident = ("", *self._adapters.resident)
+        ready = [heads[digest] for digest in resident if digest in heads]
+        passed_over = None if len(ready) == len(heads) else self._first_without_slot()
+        self._note_claimant(passed_over)
+        if self._claimed_slot is not None:
+            ready = [entry for entry in ready if not self._is_held_back(entry)]
+        return min(ready)[1] if ready else None
 
     def pop(self, sequence: ScheduledSequence) -> None:
         """Take out what `first` returned, because it is admitted."""
         digest = sequence.request.adapter_digest
         _, popped = heappop(self._heaps[digest])
         assert popped is sequence, sequence.request.key
+        self._refresh(digest)
         self.count -= 1
         self.tokens -= len(sequence.tokens)
         if digest and self._claimant is not None and self._claimant.rank() < sequence.rank():
             self._overtaken += 1
 
     def discard(self, sequence: ScheduledSequence) -> None:
-        """Note that a sequence has ended while it waited; its `ended` is set by now or soon."""
+        """Take out a sequence that ends here and now."""
+        sequence.ended = True  # it stays in its heap for a while
         self.count -= 1
         self.tokens -= len(sequence.tokens)
         self._dead += 1
-
-    def _heads(self) -> list[_Entry]:
+        digest = sequence.request.adapter_digest
+        if self._heads[digest][1] is sequence:
+            self._refresh(digest)
         if self._dead > self.count + _DEAD_MAX:
-            self._clear_out()
-        heads: list[_Entry] = []
-        for digest in list(self._heaps):
-            heap = self._heaps[digest]
-            while heap and heap[0][1].ended:
-                heappop(heap)
-                self._dead -= 1
-            if heap:
-                heads.append(heap[0])
-            else:
-                del self._heaps[digest]
-        return heads
+            for digest, heap in self._heaps.items():
+                self._heaps[digest] = living = [entry for entry in heap if not entry[1].ended]
+                heapify(living)
+            self._dead = 0
 
-    def _lacks_slot(self, entry: _Entry) -> bool:
-        digest = entry[1].request.adapter_digest
-        adapters = self._adapters
-        return bool(digest) and not adapters.has_room and adapters.slot_of(digest) is None
+    def _refresh(self, digest: str) -> None:
+        """Find the head of an adapter's heap again."""
+        self._passed_over = None
+        heap = self._heaps[digest]
+        while heap and heap[0][1].ended:
+            heappop(heap)
+            self._dead -= 1
+        if heap:
+            self._heads[digest] = heap[0]
+        else:
+            del self._heaps[digest], self._heads[digest]
+
+    def _first_without_slot(self) -> ScheduledSequence:
+        """Return the first whose adapter is in no slot; looks again only when something changed."""
+        resident = self._adapters.resident
+        if self._passed_over is None or self._passed_over_by is not resident:
+            slot_of = self._adapters.slot_of
+            lacking = (e for digest, e in self._heads.items() if digest and slot_of(digest) is None)
+            self._passed_over = min(lacking)[1]
+            self._passed_over_by = resident
+        return self._passed_over
+
+    def _note_claimant(self, claimant: ScheduledSequence | None) -> None:
+        if claimant is not self._claimant:
+            self._claimant = claimant
+            self._overtaken = 0
+            self._claimed_slot = None
+        elif self._overtaken >= OVERTAKEN_MAX and self._claimed_slot is None:
+            self._claimed_slot = self._adapters.least_busy_slot()
 
     def _is_held_back(self, entry: _Entry) -> bool:
-        if self._claimed_slot is None or self._claimant is None:
-            return False
+        assert self._claimant is not None
         slot = self._adapters.slot_of(entry[1].request.adapter_digest)
         return slot == self._claimed_slot and self._claimant.rank() < entry[0]
-
-    def _clear_out(self) -> None:
-        for digest, heap in self._heaps.items():
-            self._heaps[digest] = living = [entry for entry in heap if not entry[1].ended]
-            heapify(living)
-        self._dead = 0
