@@ -309,6 +309,72 @@ def test_those_behind_join_other_slots_while_one_is_claimed() -> None:
     assert queue.count == 1
 
 
+class QueueMachine(RuleBasedStateMachine):
+    """Random arrivals, ends and admissions for two slots against a list that is searched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = AdapterTable(2, 1000)
+        self.queue = WaitingQueue(self.table)
+        self.waiting: list[ScheduledSequence] = []
+        self.running: list[ScheduledSequence] = []
+        self.arrivals = 0
+        for name in "abcd":
+            self.table.put(name, Weights())
+
+    @rule(digest=st.sampled_from(["", *"abcd"]), priority=st.integers(0, 1))
+    def push(self, digest: str, priority: int) -> None:
+        self.arrivals += 1
+        asked = SequenceRequest(self.arrivals, [1], 1, adapter_digest=digest, priority=priority)
+        sequence = ScheduledSequence(asked, self.arrivals, b"", frozenset())
+        if digest:
+            self.table.join(digest)
+        self.queue.push(sequence)
+        self.waiting.append(sequence)
+
+    @rule(index=st.integers(0, 50))
+    def end(self, index: int) -> None:
+        if self.waiting:
+            self.queue.discard(self.waiting.pop(index % len(self.waiting)))
+
+    @rule(index=st.integers(0, 50))
+    def preempt(self, index: int) -> None:
+        if self.running:
+            sequence = self.running.pop(index % len(self.running))
+            if sequence.request.adapter_digest:
+                self.table.release(sequence.request.adapter_digest)
+            self.queue.push(sequence)
+            self.waiting.append(sequence)
+
+    @rule()
+    def admit(self) -> None:
+        first = self.queue.first()
+        if first is not None:
+            self.queue.pop(first)
+            self.waiting.remove(first)
+            if first.request.adapter_digest:
+                self.table.acquire(first.request.adapter_digest)
+            self.running.append(first)
+
+    @invariant()
+    def the_first_is_the_most_important_that_may_run(self) -> None:
+        self.waiting.sort(key=ScheduledSequence.rank)
+        ready, passed_over = [], []
+        for sequence in self.waiting:
+            digest = sequence.request.adapter_digest
+            can_run = not digest or self.table.has_room or self.table.slot_of(digest) is not None
+            (ready if can_run else passed_over).append(sequence)
+        first = self.queue.first()
+        assert self.queue._claimant is (passed_over[0] if passed_over else None)
+        if self.queue._claimed_slot is None:
+            assert first is (ready[0] if ready else None)
+        assert self.queue.count == self.queue.tokens == len(self.waiting)
+
+
+TestQueue = QueueMachine.TestCase
+TestQueue.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+
 def test_ended_sequences_do_not_pile_up_in_the_queue() -> None:
     queue = WaitingQueue(AdapterTable(0, 0))
     head = ScheduledSequence(SequenceRequest(0, [1], 1), 0, b"", frozenset())
