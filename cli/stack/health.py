@@ -14,6 +14,7 @@ import psutil
 from cli.api import Api, ApiError
 from cli.stack.state import DONE, DOWN, READY, ProcessState, StackState
 from cli.stack.supervisor import Service
+from sluice.procfs import MARKER, environment, marked_processes, program_name, start_ticks
 from sluice.profiles import EMBED
 
 _TIMEOUT_S = 3.0
@@ -144,21 +145,17 @@ def replica_states(replicas: Iterable[dict[str, Any]]) -> dict[int, str]:
 
 
 def find_engines(agent_pid: int) -> list[psutil.Process]:
-    """Return the Triton servers below the agent, oldest first."""
-    with suppress(psutil.Error):
-        children = psutil.Process(agent_pid).children(recursive=True)
-        return sorted(
-            (child for child in children if _name(child) == "tritonserver"),
-            key=lambda child: child.create_time(),
-        )
-    return []
+    """Return the Triton servers of the agent's stack, oldest first.
 
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.Error:
-        return ""
+    They need not be its children: an agent adopts the engines of the one before it.
+    """
+    marker = environment(agent_pid).get(MARKER)
+    engines: list[psutil.Process] = []
+    for pid in marked_processes(marker) if marker else []:
+        if program_name(pid) == "tritonserver":
+            with suppress(psutil.Error):
+                engines.append(psutil.Process(pid))
+    return sorted(engines, key=lambda engine: start_ticks(engine.pid))
 
 
 def _engine_row(engine: psutil.Process, states: Mapping[int, str], now_s: float) -> Row:

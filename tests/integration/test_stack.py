@@ -301,6 +301,20 @@ def test_a_killed_process_is_restarted_and_that_is_said(running, name) -> None:
     assert f"{name} ended with status -9" in running.sluice("logs", "supervisor").stdout
 
 
+def test_an_agent_that_is_killed_leaves_the_engines_to_its_successor(running) -> None:
+    def engines() -> set[int]:
+        shown = status(running)["processes"]
+        return {process["pid"] for process in shown if process["name"].startswith("triton")}
+
+    eventually(lambda: status(running)["is_healthy"])
+    before, agent = engines(), read_state(running.home).process("agent")
+    assert before
+    os.kill(agent.pid, signal.SIGKILL)
+    eventually(lambda: read_state(running.home).process("agent").restarts == agent.restarts + 1)
+    eventually(lambda: status(running)["is_healthy"])
+    assert engines() == before
+
+
 def test_a_supervisor_killed_twice_leaves_work_for_up_and_for_down_and_the_key_survives() -> None:
     with place() as made:
         made.sluice(*made.up_arguments, "--detach")
