@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from replica.engine.types import Finish, FinishedEvent, RefusedError
+from replica.host.frames import micros
 from replica.host.news import Ended, Outbox, StepNews, Told
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
@@ -106,5 +107,5 @@ def finished_message(sequence: int, event: FinishedEvent) -> wire.Finished:
         message=event.message,
         prompt_tokens=event.prompt_tokens,
         output_tokens=event.output_tokens,
-        prefill_us=int(event.prefill_s * 1e6),
+        prefill_us=micros(event.prefill_s),
     )

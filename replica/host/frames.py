@@ -8,6 +8,8 @@ from replica.host.news import StepNews, Told
 from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
+_UINT32_MAX = (1 << 32) - 1
+
 
 class FrameEncoder:
     """Encodes the news of one attachment: numbers its KV events, tells adapters once."""
@@ -56,6 +58,11 @@ class FrameEncoder:
         events.reset = news.kv_reset
 
 
+def micros(duration_s: float) -> int:
+    """Return whole microseconds as the wire has them: from 0 up to 71 minutes."""
+    return max(0, min(int(duration_s * 1e6), _UINT32_MAX))
+
+
 def fill_state(state: wire.EngineState, load: EngineLoad, kv_blocks: int) -> None:
     """Copy the load into its message."""
     state.running = load.running
@@ -64,7 +71,7 @@ def fill_state(state: wire.EngineState, load: EngineLoad, kv_blocks: int) -> Non
     state.kv_blocks_total = kv_blocks
     state.kv_blocks_pinned = load.kv_blocks_pinned
     state.prefill_tokens_owed = load.prefill_tokens_owed
-    state.step_us = int(load.step_s * 1e6)
+    state.step_us = micros(load.step_s)
 
 
 def fill_adapters(state: wire.EngineState, resident: tuple[str, ...]) -> None:

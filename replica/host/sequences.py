@@ -30,6 +30,7 @@ from replica.host.attachments import (
     refused_frame,
 )
 from replica.host.counters import HostCounters
+from replica.host.frames import micros
 from replica.host.requests import decode_sequence
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
@@ -135,7 +136,7 @@ class SequenceBook:
             if hosted is not None and isinstance(hosted.owner, Attachment):
                 hosted.told.admitted = wire.Admitted(
                     sequence=hosted.id,
-                    queue_us=int(fact.queue_s * 1e6),
+                    queue_us=micros(fact.queue_s),
                     cached_tokens=fact.cached_tokens,
                 )
                 hosted.owner.news.admitted.append(hosted.told.admitted)
@@ -282,7 +283,7 @@ class SequenceBook:
         return wire.HostFrame(
             probe=wire.ProbeReply(
                 tokens=hosted.told.output,
-                elapsed_us=int((now_s - probe.started_at_s) * 1e6),
+                elapsed_us=micros(now_s - probe.started_at_s),
                 engine=self._driver.name,
                 base_digest=self._base_digest,
                 active=len(self._living) - self._probes,

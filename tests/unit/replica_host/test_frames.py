@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from replica.engine.types import EngineLoad, PromptLogprobs, TokenLogprobs
 from replica.host import news as news_module
-from replica.host.frames import FrameEncoder
+from replica.host.frames import FrameEncoder, micros
 from replica.host.news import Ended, Outbox, StepNews, Told
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
@@ -246,3 +246,8 @@ def test_resident_adapters_are_told_when_they_change() -> None:
     assert told("a", "b") == (True, ["a", "b"])
     assert told("a", "b") == (False, [])
     assert told() == (True, [])
+
+
+def test_a_wait_of_hours_fits_into_its_field() -> None:
+    assert micros(0.0015) == 1500
+    assert wire.Admitted(queue_us=micros(1e6)).queue_us == 2**32 - 1
