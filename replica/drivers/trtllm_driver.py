@@ -13,8 +13,7 @@ handed over, adapters as resident by the order of their use. docs/engines.md lis
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ from replica.drivers.trtllm_events import BlockTranslator
 from replica.drivers.trtllm_options import TrtllmOptions
 from replica.engine.adapter_table import AdapterTable
 from replica.engine.artifact import BaseFacts
+from replica.engine.plan import ScheduledSequence
 from replica.engine.types import (
-    URGENT_PRIORITY,
     AdapterState,
     AdmittedEvent,
     Capabilities,
@@ -47,6 +46,7 @@ from replica.engine.types import (
     TokenLogprobs,
 )
 from replica.engine.validation import check_request
+from replica.engine.waiting import WaitingQueue
 from sluice.errors import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -54,24 +54,6 @@ log = logging.getLogger(__name__)
 _WAIT_S = 0.002  # for news in a step: what a new request may be late by
 _LOGPROBS_MAX = 20  # as in OpenAI's API
 _REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH}
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A living sequence; `handle` once it is with the engine."""
-
-    request: SequenceRequest
-    stop_ids: frozenset[int]
-    arrival: int
-    handle: int | None = None
-    handed_at_s: float = 0.0
-    first_token_at_s: float | None = None
-    output_tokens: int = 0
-    forks: list["_Entry"] = field(default_factory=list["_Entry"])
-
-    def rank(self) -> tuple[int, int]:
-        """Order of importance, most important first."""
-        return (-self.request.priority, self.arrival)
 
 
 class TrtllmDriver:
@@ -122,10 +104,11 @@ class TrtllmDriver:
         self._directories: dict[str, DirectoryAdapter] = {}
         self._blocks = BlockTranslator()
         self._cached: dict[bytes, None] = {}
-        self._living: dict[int, _Entry] = {}  # by key
-        self._sent: dict[int, _Entry] = {}  # by handle
-        self._waiting: list[tuple[tuple[int, int], _Entry]] = []  # heap; may hold ended ones
-        self._owed = self._waiting_count = 0
+        self._living: dict[int, ScheduledSequence] = {}  # by key
+        self._sent: dict[int, ScheduledSequence] = {}  # by handle, which is its `scratch`
+        self._waiting = WaitingQueue(self._adapters)
+        self._following = 0  # siblings that wait for their leaders
+        self._owed = 0
         self._handles, self._arrivals = itertools.count(1), itertools.count(1)
         self._events = StepEvents()
         self._statistics: Mapping[str, Any] = {}
@@ -155,36 +138,24 @@ class TrtllmDriver:
         stop_ids = frozenset[int]()
         if not request.ignore_eos:
             stop_ids = request.stop_token_ids | self._facts.eos_ids
-        entry = _Entry(request, stop_ids, next(self._arrivals))
+        leader = self._enter(request, stop_ids)
         for fork in request.forks:
             # Sent when the prompt is computed, which is then found in the cache.
-            copy = SequenceRequest(
-                key=fork.key,
-                prompt=request.prompt,
-                output_tokens_max=request.output_tokens_max,
-                sampling=replace(request.sampling, seed=fork.seed),
-                cache_root=request.cache_root,
-                adapter_digest=request.adapter_digest,
-                priority=request.priority,
-                submitted_at_s=request.submitted_at_s,
-            )
-            entry.forks.append(_Entry(copy, stop_ids, next(self._arrivals)))
-        for each in (entry, *entry.forks):
-            assert each.request.key not in self._living, each.request.key
-            self._living[each.request.key] = each
-            self._owed += len(request.prompt)
-            self._waiting_count += 1
-            if request.adapter_digest:
-                self._adapters.join(request.adapter_digest)
-        self._wait(entry)
+            sampling = replace(request.sampling, seed=fork.seed)
+            own = replace(request, key=fork.key, sampling=sampling, forks=())
+            sibling = self._enter(own, stop_ids)
+            sibling.leader = leader
+            leader.forks.append(sibling)
+        self._following += len(leader.forks)
+        self._waiting.push(leader)
 
     def cancel(self, key: int) -> None:
         """End a sequence; its event comes with the next step."""
-        entry = self._living.get(key)
-        if entry is not None:
-            if entry.handle is not None:
-                self._client.abort(entry.handle)
-            self._finish(entry, Finish.CANCELLED)
+        sequence = self._living.get(key)
+        if sequence is not None:
+            if sequence.scratch:
+                self._client.abort(sequence.scratch)
+            self._finish(sequence, Finish.CANCELLED)
 
     def step(self) -> StepEvents:
         """Hand requests over and collect what the engine has done; waits for it only briefly."""
@@ -214,7 +185,7 @@ class TrtllmDriver:
         cache = self._statistics.get("kvCacheStats") or {}
         return EngineLoad(
             running=len(self._sent),
-            waiting=self._waiting_count,
+            waiting=self._waiting.count + self._following,
             # An idle engine reports nothing; the last figure is of its last iteration.
             kv_blocks_used=int(cache.get("usedNumBlocks") or 0) if self._sent else 0,
             prefill_tokens_owed=self._owed,
@@ -252,9 +223,9 @@ class TrtllmDriver:
     def adapters(self) -> list[AdapterState]:
         """Return the adapters; which are in slots is told by the order of their use."""
         emitted: dict[str, int] = {}
-        for entry in self._living.values():
-            digest = entry.request.adapter_digest
-            emitted[digest] = emitted.get(digest, 0) + entry.output_tokens
+        for sequence in self._living.values():
+            digest = sequence.request.adapter_digest
+            emitted[digest] = emitted.get(digest, 0) + _output_tokens(sequence)
         return self._adapters.states(emitted)
 
     def export_blocks(self, hashes: Sequence[bytes]) -> KvBlocks:
@@ -298,59 +269,51 @@ class TrtllmDriver:
         except ValueError as error:
             raise RefusedError(ErrorCode.INVALID_REQUEST, f"the grammar: {error}") from None
 
-    def _wait(self, entry: _Entry) -> None:
-        heappush(self._waiting, (entry.rank(), entry))
+    def _enter(self, request: SequenceRequest, stop_ids: frozenset[int]) -> ScheduledSequence:
+        assert request.key not in self._living, request.key
+        root = request.cache_root or self._root
+        sequence = ScheduledSequence(request, next(self._arrivals), root, stop_ids)
+        self._living[request.key] = sequence
+        self._owed += sequence.prompt_tokens
+        if request.adapter_digest:
+            self._adapters.join(request.adapter_digest)
+        return sequence
 
     def _hand_over(self) -> None:
         """Send waiting requests, most important first, as far as there is room."""
-        while self._waiting:
-            entry = self._waiting[0][1]
-            if self._living.get(entry.request.key) is not entry:
-                heappop(self._waiting)
-                continue
-            is_urgent = entry.request.priority >= URGENT_PRIORITY
+        while (sequence := self._waiting.first()) is not None:
             if self._failure:
-                heappop(self._waiting)
-                self._finish(entry, Finish.FAILED, ErrorCode.ENGINE_FAILED, self._failure)
-            elif (is_urgent or len(self._sent) < self._limits.sequences_max) and self._has_slot(
-                entry
-            ):
-                heappop(self._waiting)
-                self._send(entry)
+                self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, self._failure)
+            elif sequence.is_urgent or len(self._sent) < self._limits.sequences_max:
+                self._send(sequence)
             else:
                 return
 
-    def _has_slot(self, entry: _Entry) -> bool:
-        digest = entry.request.adapter_digest
-        if not digest:
-            return True
-        return self._adapters.slot_of(digest) is not None or self._adapters.has_room
-
-    def _send(self, entry: _Entry) -> None:
-        request = entry.request
-        now_s = self._clock()
-        if not self._sent:
-            self._heard_at_s = now_s
+    def _send(self, sequence: ScheduledSequence) -> None:
+        request = sequence.request
         try:
             lora = self._lora(request.adapter_digest)
-            sampling = self._api.sampling(request, entry.stop_ids)
+            sampling = self._api.sampling(request, sequence.stop_ids)
         except FileNotFoundError as error:
-            self._finish(entry, Finish.FAILED, ErrorCode.ADAPTER_NOT_FOUND, str(error))
+            self._finish(sequence, Finish.FAILED, ErrorCode.ADAPTER_NOT_FOUND, str(error))
             return
         except (TypeError, ValueError) as error:
             reason, code, text = classify(error, self._api.request_error)
-            self._finish(entry, reason, code, text)
+            self._finish(sequence, reason, code, text)
             return
+        self._waiting.pop(sequence)
         if request.adapter_digest:
             self._adapters.acquire(request.adapter_digest)
             self._adapters.take_loads()  # TensorRT-LLM loads by itself; the table only counts
-        entry.handle, entry.handed_at_s = next(self._handles), now_s
-        self._sent[entry.handle] = entry
-        self._waiting_count -= 1
-        self._blocks.expect(request.prompt, request.cache_root or self._root)
+        sequence.admitted_at_s = now_s = self._clock()
+        if not self._sent:
+            self._heard_at_s = now_s
+        sequence.scratch = handle = next(self._handles)
+        self._sent[handle] = sequence
+        self._blocks.expect(request.prompt, sequence.root)
         self._client.submit(
-            entry.handle,
-            list(request.prompt),
+            handle,
+            sequence.tokens.copy(),
             sampling,
             lora=lora,
             # The root names base, adapter and tenant: blocks are shared only where all are equal.
@@ -368,15 +331,15 @@ class TrtllmDriver:
 
     def _progress(self, message: Progress) -> None:
         self._heard_at_s = now_s = self._clock()
-        entry = self._sent.get(message.handle)
-        if entry is None:
+        sequence = self._sent.get(message.handle)
+        if sequence is None:
             return  # cancelled
-        request = entry.request
-        if entry.first_token_at_s is None:
-            entry.first_token_at_s = now_s
-            self._owed -= len(request.prompt)
-            self._admit(entry, message.cached_tokens)
-        entry.output_tokens += len(message.tokens)
+        request = sequence.request
+        if sequence.first_token_at_s is None:
+            sequence.first_token_at_s = now_s
+            self._owed -= sequence.prompt_tokens
+            self._admit(sequence, message.cached_tokens)
+        sequence.tokens += message.tokens
         events = self._events
         events.has_runs = True
         events.keys += [request.key] * len(message.tokens)
@@ -386,36 +349,39 @@ class TrtllmDriver:
             for token, found in zip(message.tokens, message.logprobs, strict=True):
                 events.logprobs.append(_logprobs(request.key, token, found, wanted))
 
-    def _admit(self, entry: _Entry, cached_tokens: int) -> None:
-        request = entry.request
-        queue_s = max(0.0, entry.handed_at_s - request.submitted_at_s)
+    def _admit(self, sequence: ScheduledSequence, cached_tokens: int) -> None:
+        request = sequence.request
+        assert sequence.admitted_at_s is not None, request.key
+        queue_s = max(0.0, sequence.admitted_at_s - request.submitted_at_s)
         self._events.admitted.append(AdmittedEvent(request.key, queue_s, cached_tokens))
-        self._prompt_tokens += len(request.prompt)
+        self._prompt_tokens += sequence.prompt_tokens
         self._cached_tokens += cached_tokens
         if request.adapter_digest:
-            self._adapters.count_prompt(request.adapter_digest, len(request.prompt))
-        self._release_forks(entry)
+            self._adapters.count_prompt(request.adapter_digest, sequence.prompt_tokens)
+        self._release_forks(sequence)
 
-    def _release_forks(self, entry: _Entry) -> None:
-        for fork in entry.forks:
-            self._wait(fork)
-        entry.forks = []
+    def _release_forks(self, leader: ScheduledSequence) -> None:
+        for sibling in leader.forks:
+            sibling.leader = None
+            self._waiting.push(sibling)
+        self._following -= len(leader.forks)
+        leader.forks = []
 
     def _ended(self, message: Ended) -> None:
         self._heard_at_s = self._clock()
-        entry = self._sent.get(message.handle)
+        sequence = self._sent.get(message.handle)
         if message.error is not None and not self._is_own(message.error):
             self._fail_all(f"TensorRT-LLM stopped: {message.error!r}")
-        elif entry is None:
+        elif sequence is None:
             return
         elif message.error is not None:
             reason, code, text = classify(message.error, self._api.request_error)
-            self._finish(entry, reason, code, text)
+            self._finish(sequence, reason, code, text)
         elif message.reason in _REASONS:
-            self._finish(entry, _REASONS[message.reason])
+            self._finish(sequence, _REASONS[message.reason])
         else:
             text = f"TensorRT-LLM ended the request: {message.reason}"
-            self._finish(entry, Finish.FAILED, ErrorCode.ENGINE_FAILED, text)
+            self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, text)
 
     def _is_own(self, error: Exception) -> bool:
         """Whether an error is of one request, and the engine goes on."""
@@ -425,8 +391,8 @@ class TrtllmDriver:
         """End everything, now and from now on: the process must be replaced."""
         log.error("trtllm_failed: %s", message)
         self._failure = message
-        for entry in list(self._living.values()):
-            self._finish(entry, Finish.FAILED, ErrorCode.ENGINE_FAILED, message)
+        for sequence in list(self._living.values()):
+            self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, message)
 
     def _watch(self) -> None:
         """Give an engine up that says nothing although it should."""
@@ -434,30 +400,36 @@ class TrtllmDriver:
         if self._sent and silent_s > self._options.silence_s_max:
             self._fail_all(f"TensorRT-LLM has said nothing for {silent_s:.0f} s")
 
-    def _finish(self, entry: _Entry, reason: Finish, code: str = "", message: str = "") -> None:
-        request = entry.request
+    def _finish(
+        self, sequence: ScheduledSequence, reason: Finish, code: str = "", message: str = ""
+    ) -> None:
+        request = sequence.request
         del self._living[request.key]
-        self._release_forks(entry)
-        if entry.first_token_at_s is None:
-            self._owed -= len(request.prompt)
-        if entry.handle is None:
-            self._waiting_count -= 1
+        begun, first = sequence.admitted_at_s, sequence.first_token_at_s
+        if first is None:
+            self._owed -= sequence.prompt_tokens
+        if sequence.scratch:
+            del self._sent[sequence.scratch]
+        elif sequence.leader is not None:
+            sequence.leader.forks.remove(sequence)
+            self._following -= 1
         else:
-            del self._sent[entry.handle]
+            self._waiting.discard(sequence)
+        self._release_forks(sequence)
+        output_tokens = _output_tokens(sequence)
         if request.adapter_digest:
-            if entry.handle is not None:
+            if sequence.scratch:
                 self._adapters.release(request.adapter_digest)
-            self._adapters.leave(request.adapter_digest, entry.output_tokens)
-        begun = entry.first_token_at_s
+            self._adapters.leave(request.adapter_digest, output_tokens)
         self._events.finished.append(
             FinishedEvent(
                 key=request.key,
                 reason=reason,
                 code=code,
                 message=message,
-                prompt_tokens=len(request.prompt),
-                output_tokens=entry.output_tokens,
-                prefill_s=0.0 if begun is None else begun - entry.handed_at_s,
+                prompt_tokens=sequence.prompt_tokens,
+                output_tokens=output_tokens,
+                prefill_s=0.0 if begun is None or first is None else first - begun,
             )
         )
 
@@ -466,6 +438,10 @@ class TrtllmDriver:
         drafts = values.get("specDecodingStats") or {}
         self._drafted += int(drafts.get("numDraftTokens") or 0)
         self._accepted += int(drafts.get("numAcceptedTokens") or 0)
+
+
+def _output_tokens(sequence: ScheduledSequence) -> int:
+    return len(sequence.tokens) - sequence.prompt_tokens
 
 
 def _logprobs(key: int, token: int, found: Mapping[int, Any], wanted: int) -> TokenLogprobs:

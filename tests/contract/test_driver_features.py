@@ -110,6 +110,21 @@ def test_more_adapters_than_slots_are_all_served(subject) -> None:
     assert len(driver.load().adapters_resident) == 2
 
 
+def test_who_waits_for_a_slot_blocks_nobody_behind(subject) -> None:
+    driver = subject.make(**{**subjects.ADAPTERS, "adapter_slots": 1})
+    put(subject, driver, ONE, TWO)
+    stepper = Stepper(driver)
+    driver.add(adapted(1, ONE, output=400))
+    stepper.until(lambda outcome: 1 in outcome.tokens)
+    driver.add(adapted(2, TWO))
+    driver.add(request(3))
+    driver.add(adapted(4, ONE))
+    stepper.until(lambda outcome: {3, 4} <= outcome.finished.keys())
+    assert stepper.outcome.admitted.keys() == {1, 3, 4}
+    driver.cancel(1)
+    assert stepper.run().reason(2) is Finish.LENGTH
+
+
 def test_a_dropped_adapter_serves_those_who_have_it_and_nobody_else(subject) -> None:
     driver = subject.make(**subjects.ADAPTERS)
     put(subject, driver, ONE)
