@@ -159,6 +159,19 @@ def test_residents_are_the_same_object_until_they_change() -> None:
     assert table.resident == ("a", "c")
 
 
+def test_the_longest_idle_adapter_leaves_its_slot_first() -> None:
+    table = AdapterTable(2, 300)
+    for name in "abc":
+        table.put(name, Weights())
+        table.join(name)
+    slots = {name: table.acquire(name) for name in "ab"}
+    assert not table.has_room
+    for name in "ab":
+        table.release(name)
+    assert table.acquire("c") == slots["a"]
+    assert table.resident == ("b", "c")
+
+
 def test_an_unknown_adapter_is_refused(make_engine) -> None:
     engine = make_engine()
     with pytest.raises(RefusedError, match="load it before") as caught:

@@ -1,6 +1,6 @@
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from replica.engine.blocks import BlockPool
 
@@ -23,6 +23,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.pins: dict[bytes, float] = {}
 
+    @initialize(idle=st.integers(0, 4))
+    def begin_with_cached_blocks(self, idle: int) -> None:
+        for key in range(4):
+            self.take()
+            self.pool.publish(self.chains[-1][0], bytes([key]) * 16)
+        for _ in range(idle):
+            self.release(0)
+
     @rule()
     def take(self) -> None:
         available = self.pool.available
@@ -34,16 +42,16 @@ class PoolMachine(RuleBasedStateMachine):
             self.content[block] = self.written
             self.chains.append([block])
 
-    @rule(index=st.integers(0, 20), key=st.integers(0, 8))
+    @rule(index=st.integers(0, 20), key=st.integers(0, 4))
     def publish(self, index: int, key: int) -> None:
         if self.chains:
             block = self.chains[index % len(self.chains)][0]
             if block not in self.pool._hash_of:
                 self.pool.publish(block, bytes([key]) * 16)
 
-    @rule(key=st.integers(0, 8))
-    def share(self, key: int) -> None:
-        name = bytes([key]) * 16
+    @rule(index=st.integers(0, 6))
+    def share(self, index: int) -> None:
+        name = self.some_name(index)
         hits, idle = self.pool.find([name])
         assert hits == (name in self.pool.cached())
         if hits:
@@ -51,14 +59,18 @@ class PoolMachine(RuleBasedStateMachine):
             self.chains.append([self.pool.share(name)])
             assert self.pool.available == before - idle
 
+    def some_name(self, index: int) -> bytes:
+        """Of a cached block, or of none."""
+        return [*self.pool.cached(), b"unknown........."][: index + 1][-1]
+
     @rule(index=st.integers(0, 20))
     def release(self, index: int) -> None:
         if self.chains:
             self.pool.release(self.chains.pop(index % len(self.chains)))
 
-    @rule(keys=st.lists(st.integers(0, 8), max_size=4), ttl_s=st.integers(-1, 5))
-    def pin(self, keys: list[int], ttl_s: int) -> None:
-        names = [bytes([key]) * 16 for key in keys]
+    @rule(indices=st.lists(st.integers(0, 6), min_size=1, max_size=4), ttl_s=st.integers(-1, 9))
+    def pin(self, indices: list[int], ttl_s: int) -> None:
+        names = [self.some_name(index) for index in indices]
         until_s = self.now_s + ttl_s
         pinned = self.pool.pin(names, until_s, self.now_s)
         self.expire()
@@ -137,3 +149,17 @@ def test_equal_content_is_published_once() -> None:
     pool.release([second])
     pool.release([first])
     assert pool.share(b"x" * 16) == first
+
+
+def test_room_is_not_counted_twice_for_a_pinned_block_that_is_shared() -> None:
+    pool = BlockPool(2)
+    block = pool.take()
+    assert block is not None
+    pool.publish(block, b"x" * 16)
+    pool.release([block])
+    assert pool.find([b"x" * 16]) == (1, 1)
+    pool.pin([b"x" * 16], 10.0, 0.0)
+    assert (pool.available, pool.used) == (1, 0)
+    assert pool.find([b"x" * 16]) == (1, 0)
+    pool.share(b"x" * 16)
+    assert (pool.available, pool.used) == (1, 1)

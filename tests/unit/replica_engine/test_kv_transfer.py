@@ -77,17 +77,24 @@ def test_an_import_takes_what_is_not_in_use_and_says_how_much(filled, make_engin
     assert target.load().running == 1
 
 
-def test_an_import_does_not_evict_its_own_blocks(filled, make_engine, run_to_end) -> None:
-    prompt = prompt_of(1, 3)
-    exported = filled().export_blocks(hashes_of(prompt))
-    target = make_engine(blocks=4)
-    target.add(request(1, prompt[:64]))
+def test_an_import_keeps_those_of_its_blocks_that_are_there(make_engine, run_to_end) -> None:
+    prompt = prompt_of(1, 4)
+    source, target = make_engine(), make_engine(blocks=4)
+    source.add(request(1, prompt))
+    run_to_end(source)
+    exported = source.export_blocks(hashes_of(prompt))
+    target.add(request(1, prompt[:64], 1))
     run_to_end(target)
-    target.add(request(2, prompt_of(2, 2)))
+    target.add(request(2, prompt_of(2, 1), 1))
     run_to_end(target)
-    tail = replace(exported, hashes=exported.hashes[::-1], data=exported.data[::-1])
-    assert target.import_blocks(tail) == 3
-    assert set(exported.hashes) <= set(target.cached_blocks())
+    # One block is free. The oldest idle one is the second of the import: it must not make way.
+    written = []
+    write = target._backend.write_blocks
+    target._backend.write_blocks = lambda blocks, data: (written.extend(data), write(blocks, data))
+    assert target.import_blocks(exported) == 4
+    assert written == list(exported.data[2:])
+    assert set(target.cached_blocks()) == set(exported.hashes)
+    assert target.export_blocks(exported.hashes) == exported
 
 
 def test_blocks_that_could_not_be_written_are_not_cached(filled, make_engine) -> None:

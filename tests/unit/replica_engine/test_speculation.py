@@ -139,10 +139,17 @@ def test_drafts_take_only_what_the_step_and_the_pool_have_left(make_engine, run_
     assert drafting
     assert {plan.tokens for plan in drafting} == {2}
 
-    small = make_engine(blocks=5, sequences=2)
-    for key in (1, 2):
-        small.add(draft_request(key, prompt[:20], 44, draft_tokens_max=16))
-    out = run_to_end(small)
-    assert [len(out[key]) for key in (1, 2)] == [44, 44]
-    assert small.load().preemptions == 0
-    assert small.load().draft_tokens > 0
+
+def test_drafts_leave_the_last_blocks_to_those_who_need_them(make_engine) -> None:
+    drafts = []
+    for seed in range(10):
+        engine = make_engine(blocks=3, sequences=2)
+        options = {"draft_tokens_max": 16, "sampling": Sampling(seed=seed)}
+        engine.add(draft_request(1, [1, 2, 3] * 9 + [1, 2], 30, **options))
+        engine.add(draft_request(2, [5] * 20, 10, draft_tokens_max=0))
+        engine.step()
+        engine.step()
+        assert engine.scheduler.pool.available == 1
+        drafts += engine._backend.plans[-1].drafts.values()
+    # The prompt of 29 tokens and the first new one leave room for two in their block.
+    assert {len(draft) for draft in drafts} == {2}
