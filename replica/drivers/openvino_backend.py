@@ -34,6 +34,8 @@ from sluice.hashing import BLOCK_TOKENS
 
 log = logging.getLogger(__name__)
 
+_WARM_UP_TOKENS = (1, 8, 32)  # a block holds no more
+
 
 class OpenvinoBackend:
     """The compiled graphs of a base, their KV pool and their adapter slots."""
@@ -74,7 +76,8 @@ class OpenvinoBackend:
         if has_lora:
             self._enable_lora(compiled)
         else:
-            self._base_request = self._new_request(compiled)
+            self._base_request = self._warm_request(compiled, None)
+            self._pool.attach(self._base_request)
 
     @property
     def block_layout(self) -> str:
@@ -113,7 +116,7 @@ class OpenvinoBackend:
             )
         adapter = read_adapter(digest, directory, self._base.config, limit)
         with self._lora_lock:
-            if self._lora_request is None:
+            if self._slots is None:
                 self._enable_lora(self._compile(has_lora=True))
         return adapter
 
@@ -134,16 +137,29 @@ class OpenvinoBackend:
         log.info("graph compiled for %s in %.1f s", kind, time.monotonic() - began_s)
         return compiled
 
-    def _new_request(self, compiled: Any) -> Any:
-        request = compiled.create_infer_request()
-        self._pool.attach(request)
-        return request
-
     def _enable_lora(self, compiled: Any) -> None:
         limits = self.capabilities
         slots = LoraSlots(self._base.config, limits.adapter_slots, limits.adapter_rank_max)
-        self._slots = slots
-        self._lora_request = self._new_request(compiled)
+        request = self._warm_request(compiled, slots)
+        self._pool.attach(request)
+        self._slots, self._lora_request = slots, request
+
+    def _warm_request(self, compiled: Any, slots: LoraSlots | None) -> Any:
+        """Return a request whose first steps have been made, on a pool of their own.
+
+        They pack the weights and compile kernels, which would stop the batch for a while.
+        """
+        request = compiled.create_infer_request()
+        KvPool(compiled.inputs, 1).attach(request)
+        for tokens in _WARM_UP_TOKENS:
+            sequence = ScheduledSequence(SequenceRequest(0, [0] * tokens, 1), 0, b"", frozenset())
+            sequence.blocks = [0]
+            batch = Batch(StepPlan([], [(sequence, tokens)]))
+            if slots is not None:
+                slots.attach(request, tokens, [(0, 0, tokens)])
+            batch.set(request)
+            request.infer()
+        return request
 
     def _load(self, plan: StepPlan) -> None:
         for slot, adapter in plan.loads:
@@ -158,8 +174,7 @@ class OpenvinoBackend:
             assert self._slots is not None, "adapters are read before sequences use them"
             request = self._lora_request
             self._slots.attach(request, len(batch.ids), batch.users())
-        for name, array in batch.inputs().items():
-            request.set_tensor(name, ov.Tensor(array))
+        batch.set(request)
         return request
 
 
@@ -205,8 +220,8 @@ class Batch:
         slots = (sequence.slot for sequence in self.sequences)
         return list(zip(slots, self.begins, self.begins[1:], strict=False))
 
-    def inputs(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the input arrays of the paged graph, but for the adapters' and the pool."""
+    def set(self, request: Any) -> None:
+        """Set the inputs of the paged graph, but for the pool and those of adapters."""
         blocks: list[int] = []
         block_begins = [0]
         longest = 0
@@ -217,7 +232,7 @@ class Batch:
             longest = max(longest, tokens)
             blocks += sequence.blocks[: -(-tokens // BLOCK_TOKENS)]
             block_begins.append(len(blocks))
-        return {
+        inputs = {
             "input_ids": np.array(self.ids, np.int64),
             "position_ids": np.array(self.positions, np.int64),
             "past_lens": np.array(self.past, np.int32),
@@ -227,3 +242,5 @@ class Batch:
             "max_context_len": np.array(longest, np.int32),
             SAMPLED_ROWS: np.array(self.sampled, np.int64),
         }
+        for name, array in inputs.items():
+            request.set_tensor(name, ov.Tensor(array))
