@@ -23,6 +23,7 @@ HEARTBEAT_S = 0.2  # routers expect a frame every 0.25 s
 # A router whose stream broke comes back within this, or its sequences are cancelled. It tries again
 # after 0.1, 0.2, 0.4 s and so on; what it does not come back for is computed in vain meanwhile.
 ORPHAN_GRACE_S = 3.0
+ATTACHMENTS_MAX = 64  # routers; each has a thread. A cell has one
 
 
 class HostCore:
@@ -90,7 +91,8 @@ class HostCore:
         """Open an attachment; an older one of the same router is resumed or closed.
 
         Raises:
-            RefusedError: The epoch is not newer, or belongs to another router.
+            RefusedError: The epoch is not newer, or belongs to another router; or there are too
+                many routers.
         """
         mine: list[Attachment] = []
         for known in self._attachments.values():
@@ -102,6 +104,9 @@ class HostCore:
                     f"epoch {message.epoch} of router {message.router_id}: router"
                     f" {known.router_id} is attached with epoch {known.epoch}; use a greater one",
                 )
+        if not mine and len(self._attachments) >= ATTACHMENTS_MAX:
+            text = f"{len(self._attachments)} routers are attached; detach one that is not needed"
+            raise RefusedError(ErrorCode.ENGINE_BUSY, text)
         attachment = Attachment(message.router_id, message.epoch, Outbox(message.credit_frames))
         attachment.told_step = self._step
         attachment.told_at_s = now_s

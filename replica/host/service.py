@@ -180,7 +180,8 @@ class EngineHost:
             known.add_credit(request.credit.frames)  # not worth waking the step loop
             responder.finish()
         elif not self._enqueue(kind, request, len(payload), responder):
-            _answer(responder, _refused(ErrorCode.ENGINE_BUSY, "the engine's inbox is full"))
+            text = f"too many requests wait for the step loop, or for a {kind}; try again"
+            _answer(responder, _refused(ErrorCode.ENGINE_BUSY, text))
         elif kind not in ANSWERED_MAX:
             responder.finish()
 
@@ -230,7 +231,11 @@ class EngineHost:
         core = self._core
         count = len(submit.sequences)
         if self._inbox_sequences + count > INBOX_SEQUENCES_MAX:
-            turned = [sequence.id for sequence in submit.sequences]
+            turned = dict.fromkeys(
+                number
+                for sequence in submit.sequences
+                for number in (sequence.id, *(fork.id for fork in sequence.forks))
+            )
             return lambda: core.busy(submit.epoch, turned)
         self._inbox_sequences += count
         return lambda: core.submit(submit.epoch, submit.sequences, seen_at_s)

@@ -251,8 +251,8 @@ def test_more_than_the_inbox_holds_is_busy(make_host, monkeypatch, attach_router
     monkeypatch.setattr("replica.host.service.INBOX_SEQUENCES_MAX", 10)
     assert INBOX_SEQUENCES_MAX > 10
     router = attach_router(make_host(), 1)
-    router.submit(*range(1, 12))
-    finished = router.wait_finished(*range(1, 12))
+    router.submit(*range(1, 12), forks=[wire.Fork(id=99)])
+    finished = router.wait_finished(*range(1, 12), 99)
     assert {f.code for f in finished.values()} == {"engine_busy"}
 
 

@@ -187,3 +187,22 @@ def test_ends_told_to_nobody_are_told_to_the_router_that_comes_back(make_bench) 
     bench.step()
     assert bench.finished.keys() == {1, 2}
     assert bench.core.outbox(1) is None
+
+
+def test_routers_are_bounded_but_may_come_back(make_bench, monkeypatch) -> None:
+    monkeypatch.setattr("replica.host.core.ATTACHMENTS_MAX", 2)
+    bench = make_bench()
+    bench.attach("r2", 2)
+    with pytest.raises(RefusedError, match="2 routers are attached") as caught:
+        bench.attach("r3", 3)
+    assert caught.value.code is ErrorCode.ENGINE_BUSY
+    bench.attach("r2", 4)
+
+
+def test_an_epoch_of_zero_resumes_nothing_by_accident(make_bench) -> None:
+    bench = make_bench()
+    bench.attach("r2", 0)
+    bench.submit(sequence(1), epoch=0)
+    _, attached = bench.attach("r2", 5)
+    assert list(attached.resumed) == []
+    assert len(bench.core.sequences) == 0
