@@ -99,6 +99,8 @@ class MemoryBackend:
             self.memory[block] = array("q", content).tolist()
 
     def _write(self, sequence: ScheduledSequence, ids: list[int]) -> None:
+        # The value of the last token is never needed, and beyond it may be no position.
+        assert sequence.computed + len(ids) < sequence.tokens_max
         number = 0
         if sequence.slot != NO_SLOT:
             adapter = self.slots[sequence.slot]
