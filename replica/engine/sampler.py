@@ -149,8 +149,8 @@ class Sampler:
     def check(self, request: SequenceRequest) -> None:
         """Raise RefusedError when the request's grammar cannot be used; from any thread.
 
-        A new grammar is compiled here, which takes 1 to 2 ms if it is a usual one and up to a
-        second at worst, and kept for the sequence; a known one costs nothing.
+        A new grammar is compiled here, in 1 to 2 ms if it is a usual one (`replica.engine.grammar`
+        has the worst), and kept for the sequence; a known one costs nothing.
         """
         grammar = request.sampling.grammar
         if grammar is None:

@@ -325,6 +325,9 @@ REFUSED: dict[str, tuple[GrammarKind, str, str]] = {
     "no schema": (SCHEMA, "[1]", "a schema is a JSON object"),
     "no json": (SCHEMA, '{"type":', "it is not JSON"),
     "nested json": (SCHEMA, "[" * 50_000, "it is not JSON"),
+    "not a number": (SCHEMA, '{"const": NaN}', "cannot be used"),
+    "surrogate": (SCHEMA, '{"const": "\\ud800"}', "cannot be used"),
+    "surrogate in a regex": (GrammarKind.REGEX, "\ud800", "half a surrogate pair"),
     "unknown type": (SCHEMA, '{"type": "strnig"}', "strnig"),
     "external reference": (SCHEMA, '{"$ref": "http://a.b/c"}', "not fetch"),
     "nothing matches": (SCHEMA, '{"$ref": "#"}', "nothing matches"),
@@ -337,6 +340,12 @@ REFUSED: dict[str, tuple[GrammarKind, str, str]] = {
         json.dumps({"allOf": [{"type": "integer", "multipleOf": k} for k in (97, 89, 83, 79)]}),
         "multipleOf",
     ),
+    "zero beside a multiple": (
+        SCHEMA,
+        '{"allOf": [{"type": "integer", "multipleOf": 99400891}, {"multipleOf": 0}]}',
+        "multipleOf",
+    ),
+    "huge multiple": (SCHEMA, '{"multipleOf": 1' + "0" * 400 + "}", "multipleOf"),
     "decimal multiple": (SCHEMA, '{"type": "integer", "multipleOf": 1.2345678}', "multipleOf"),
     "shifted multiples": (
         SCHEMA,
@@ -347,6 +356,11 @@ REFUSED: dict[str, tuple[GrammarKind, str, str]] = {
         SCHEMA,
         '{"type": "integer", "multipleOf": 99400891, "multipleOf": 7, "type": "frog"}',
         "frog",
+    ),
+    "patterns": (
+        SCHEMA,
+        json.dumps({"patternProperties": {f"^{c}.*{i}$": {} for c in "abcd" for i in range(6)}}),
+        "more than 20 patternProperties",
     ),
     "ambiguous": (
         GrammarKind.EBNF,

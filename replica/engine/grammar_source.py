@@ -1,0 +1,213 @@
+"""Reads the text of a grammar and refuses what is not safe to compile.
+
+A grammar is text from a stranger, and llguidance neither watches the clock nor its stack: a chain
+of a thousand references kills the process, a large `multipleOf` never ends. So the text is looked
+at first. What is let through compiles in one or two milliseconds typically, in 0.2 s where it is
+large, and in under two seconds at worst (a product of many `anyOf` in one `allOf`, which is then
+refused). The worst step takes 30 ms, and a few such steps end the answer with an error.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from llguidance import LLMatcher, regex_to_lark
+
+from replica.engine.types import Grammar, GrammarKind, RefusedError
+from sluice.errors import ErrorCode
+
+_TEXT_BYTES_MAX = {
+    GrammarKind.JSON: 0,
+    GrammarKind.JSON_SCHEMA: 65_536,
+    GrammarKind.CHOICE: 65_536,
+    GrammarKind.REGEX: 8_192,  # a step of a long one takes 0.3 ms per KiB
+    GrammarKind.EBNF: 16_384,
+}
+_STRING_CHARACTERS_MAX = 4_096  # of one string in a schema or a choice; as for a regex
+# The compiler descends through references and rules on the stack. With 8 MiB it survives 3,000 to
+# 4,000 levels of a schema, and chains of 2,000 rules.
+_LEVELS_MAX = 1_000
+_RULES_MAX = 500
+# The parser gives up at about so many optional properties of one object, after a time that grows
+# with the square: 150 ms.
+_OPTIONAL_MAX = 500
+_PATTERNS_MAX = 20  # each is compared with each; 400 took longer than anybody waited
+_MULTIPLE_MAX = 10_000  # the automaton of a multiple has so many states; 40 ms
+_DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
+_LARK_LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//.*|#.*')
+_UNQUOTABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
+_COMPACT: Any = {"whitespace_flexible": False}  # a weak model would babble spaces
+_MESSAGE_CHARACTERS = 300
+
+
+def grammar_source(grammar: Grammar) -> str:
+    """Return the grammar as llguidance takes it; RefusedError when it is not safe to compile."""
+    _check_size(grammar)
+    kind, text = grammar.kind, grammar.text
+    if kind is GrammarKind.JSON:
+        text = '{"type":"object"}'
+    if kind is GrammarKind.REGEX:
+        # Digits, letters and spaces of ASCII; nobody who writes \\d wants Devanagari.
+        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text, use_ascii='dws')}/")
+    if kind is GrammarKind.EBNF:
+        _check_lark(grammar)
+        return LLMatcher.grammar_from_lark(text)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refused(grammar, f"it is not JSON: {error}") from None
+    if kind is GrammarKind.CHOICE:
+        return LLMatcher.grammar_from_lark(_choice(grammar, document))
+    _check_schema(grammar, document)
+    try:
+        # Not the text itself: of two equal keys, what was checked is what is compiled.
+        return LLMatcher.grammar_from_json_schema(json.dumps(document), overrides=_COMPACT)
+    except ValueError as error:  # what Python takes for JSON and others do not: NaN, surrogates
+        raise refused(grammar, shortened(str(error))) from None
+
+
+def refused(grammar: Grammar, reason: str) -> RefusedError:
+    """Return the error that tells a client why."""
+    return RefusedError(
+        ErrorCode.INVALID_REQUEST, f"the grammar ({grammar.kind.value}) cannot be used: {reason}"
+    )
+
+
+def shortened(message: str) -> str:
+    """Return what is of use to a client of llguidance's messages, which end with its state."""
+    return message.split("\n<", 1)[0].strip()[:_MESSAGE_CHARACTERS]
+
+
+def _check_size(grammar: Grammar) -> None:
+    try:
+        size, allowed = len(grammar.text.encode()), _TEXT_BYTES_MAX[grammar.kind]
+    except UnicodeEncodeError:
+        raise refused(grammar, "it has half a surrogate pair") from None
+    if size > allowed:
+        raise refused(grammar, f"it has {size} bytes; at most {allowed}")
+    if not size and allowed:
+        raise refused(grammar, "it is empty")
+
+
+def _choice(grammar: Grammar, document: Any) -> str:
+    """Return a grammar of one terminal that is exactly one of the strings."""
+    if not isinstance(document, list) or not document:
+        raise refused(grammar, "it must be a JSON array of at least one string")
+    for choice in document:
+        if not isinstance(choice, str) or not 0 < len(choice) <= _STRING_CHARACTERS_MAX:
+            raise refused(
+                grammar, f"each choice must be a string of 1 to {_STRING_CHARACTERS_MAX} characters"
+            )
+        if _UNQUOTABLE.search(choice):
+            raise refused(grammar, "a choice has a control character or half a surrogate pair")
+    # Quoted as in JSON: Lark's strings have the same escapes.
+    return "start: CHOICE\nCHOICE: " + " | ".join(
+        json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(document)
+    )
+
+
+def _check_lark(grammar: Grammar) -> None:
+    bare = _LARK_LITERALS.sub("", grammar.text)
+    if "<" in bare:
+        raise refused(grammar, "special tokens (<...>) cannot be written by an answer")
+    if _DIRECTIVES.search(grammar.text):
+        raise refused(grammar, "%json, %regex, %lark and %llguidance are not supported")
+    # Every rule has a colon behind its name.
+    if grammar.text.count(":") > _RULES_MAX:
+        raise refused(grammar, f"it has more than {_RULES_MAX} rules (colons)")
+
+
+@dataclass(slots=True)
+class _Survey:
+    """What there is in a schema, as far as it decides what compiling it takes.
+
+    Attributes:
+        depth: Levels of objects and arrays.
+        optional: Sum of the squares of the optional properties of each object.
+        patterns: The same of `patternProperties`.
+        string: Longest one.
+    """
+
+    depth: int = 0
+    optional: int = 0
+    patterns: int = 0
+    string: int = 0
+    multiples: list[Fraction] = field(default_factory=list[Fraction])
+    references: set[str] = field(default_factory=set[str])
+
+    def add(self, node: Any) -> Iterable[Any]:
+        """Take one node; returns those below it."""
+        if isinstance(node, str):
+            self.string = max(self.string, len(node))
+        if isinstance(node, list):
+            return node
+        if not isinstance(node, dict):
+            return ()
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            self.references.add(reference)
+        self.multiples += _number(node.get("multipleOf"))
+        self.optional += _optional(node) ** 2
+        self.patterns += len(_mapping(node.get("patternProperties"))) ** 2
+        return (*node.keys(), *node.values())
+
+
+def _check_schema(grammar: Grammar, document: Any) -> None:
+    """Bound what the compiler does on its stack and with its automata."""
+    if not isinstance(document, dict):
+        raise refused(grammar, "a schema is a JSON object")
+    survey = _Survey()
+    level: list[Any] = [document]
+    while level:
+        survey.depth += 1
+        level = [below for node in level for below in survey.add(node)]
+    if survey.string > _STRING_CHARACTERS_MAX:
+        raise refused(grammar, f"a string has more than {_STRING_CHARACTERS_MAX} characters")
+    if survey.optional > _OPTIONAL_MAX**2:
+        raise refused(
+            grammar, f"it has more than {_OPTIONAL_MAX} optional properties; require or remove some"
+        )
+    if survey.patterns > _PATTERNS_MAX**2:
+        raise refused(grammar, f"it has more than {_PATTERNS_MAX} patternProperties")
+    if _common_multiple(survey.multiples) > _MULTIPLE_MAX:
+        raise refused(
+            grammar,
+            f"all its multipleOf, as whole numbers, have a common multiple above {_MULTIPLE_MAX}",
+        )
+    if survey.depth * (1 + len(survey.references)) > _LEVELS_MAX:
+        raise refused(
+            grammar,
+            f"{survey.depth} levels and {len(survey.references)} different $ref may nest too"
+            f" deeply; levels times references may be {_LEVELS_MAX}",
+        )
+
+
+def _optional(schema: dict[str, Any]) -> int:
+    """Return how many properties an object may have or not."""
+    properties, required = _mapping(schema.get("properties")), schema.get("required")
+    names = required if isinstance(required, list) else []
+    return len(properties.keys() - {name for name in names if isinstance(name, str)})
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> list[Fraction]:
+    """Return the exact value of what is written there; nothing if it is no number, or 0."""
+    if isinstance(value, float) and math.isfinite(value) and value:
+        return [Fraction(str(value))]
+    return [Fraction(value)] if type(value) is int and value else []
+
+
+def _common_multiple(values: list[Fraction]) -> int:
+    """Return the least one after a shift of the decimal point that makes all of them whole."""
+    for places in range(20):
+        shifted = [value * 10**places for value in values]
+        if all(value.denominator == 1 for value in shifted):
+            return math.lcm(*(value.numerator for value in shifted))
+    return _MULTIPLE_MAX + 1
