@@ -226,6 +226,12 @@ class ChildProcess(OwnedProcess):
         if self._ready_limit is not None and not self._ready_limit.expired():
             self._ready_limit.reschedule(self._loop.time())
 
+    def release(self) -> None:
+        """Answer for the group no longer; see `OwnedProcess`."""
+        super().release()
+        if self.is_running:
+            self._process.returncode = 0  # else it warns of a running child when it is collected
+
     @property
     def status(self) -> int | None:
         """Exit status (negative: the signal), or None while it runs."""

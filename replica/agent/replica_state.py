@@ -71,7 +71,7 @@ class Limits:
     probe_retry_s: float = 0.05
     misses_max: int = 2
     busy_misses_max: int = 25
-    stall_s: float = 0.15
+    stall_s: float = 0.2
     backoff_first_s: float = 0.1
     backoff_max_s: float = 30.0
     healthy_s: float = 30.0

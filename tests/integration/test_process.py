@@ -226,7 +226,7 @@ async def test_marked_processes_are_found_and_killed(make_spec) -> None:
     spec = make_spec(STUBBORN, env={"PATH": "/usr/bin:/bin", "SLUICE_STACK": marker})
     child = await ChildProcess.start(spec)
     await until(lambda: len(group_processes(child.pid)) >= 2)
-    assert set(marked_processes(marker)) >= set(group_processes(child.pid))
+    await until(lambda: set(marked_processes(marker)) >= set(group_processes(child.pid)))
     killed = await kill_marked(marker)
     assert child.pid in killed
     assert marked_processes(marker) == []

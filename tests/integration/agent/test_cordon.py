@@ -16,6 +16,7 @@ pytestmark = pytest.mark.real
 
 READY, DRAINING = control.REPLICA_STATE_READY, control.REPLICA_STATE_DRAINING
 STOPPED = control.REPLICA_STATE_STOPPED
+WAIT_S = 60.0
 GPUS = (
     GpuReading(0, "GPU-a", "H100", 80 << 30, 5 << 30, 41, 123.0),
     GpuReading(1, "GPU-b", "H100", 80 << 30),
@@ -23,9 +24,10 @@ GPUS = (
 
 
 class ScriptedHardware:
-    """Two healthy GPUs that report whatever errors a test adds."""
+    """Two healthy GPUs that report whatever errors a test adds, and a driver that may break."""
 
     def __init__(self) -> None:
+        self.is_broken = False
         self._news = threading.Condition()
         self._xids: list[Xid] = []
 
@@ -38,14 +40,13 @@ class ScriptedHardware:
         with self._news:
             if not self._xids:
                 self._news.wait(wait_s)
+            if self.is_broken:
+                raise RuntimeError("a bug in reading GPUs")
             xids, self._xids = tuple(self._xids), []
         return Readings(GPUS, xids)
 
 
-async def test_an_xid_drains_the_replicas_of_its_gpu_and_lifting_it_brings_them_back(
-    node, start_traffic
-) -> None:
-    hardware = ScriptedHardware()
+def make_agent(node, hardware: ScriptedHardware) -> Agent:
     settings = AgentSettings(
         node_id="node-1",
         control_address=node.control.address,
@@ -53,13 +54,39 @@ async def test_an_xid_drains_the_replicas_of_its_gpu_and_lifting_it_brings_them_
         artifacts_dir=node.directory / "artifacts",
         http_address=node.http,
     )
-    stop = asyncio.Event()
+    return Agent(settings, node.launcher, hardware=hardware)
+
+
+async def test_an_agent_that_fails_leaves_its_engines_to_the_next(node) -> None:
+    hardware, stop = ScriptedHardware(), asyncio.Event()
+    node.control.want(node.replica())
+    first = asyncio.get_running_loop().create_task(make_agent(node, hardware).run(stop))
+    (replica,) = await node.control.until_ready("r-1")
+    hardware.is_broken = True
+    with pytest.raises(ExceptionGroup) as failure:
+        await asyncio.wait_for(first, WAIT_S)
+    assert failure.group_contains(RuntimeError, match="a bug in reading GPUs")
+    assert replica.pid in node.engines()
+
+    node.control.request = None
+    async with asyncio.TaskGroup() as group:
+        group.create_task(make_agent(node, ScriptedHardware()).run(stop))
+        (again,) = await node.control.until_ready("r-1")
+        stop.set()
+    assert again.pid == replica.pid
+    assert (node.engines(), node.shared_memory()) == ([], [])
+
+
+async def test_an_xid_drains_the_replicas_of_its_gpu_and_lifting_it_brings_them_back(
+    node, start_traffic
+) -> None:
+    hardware, stop = ScriptedHardware(), asyncio.Event()
     node.control.want(
         node.replica("on-a", accelerators=[0]),
         node.replica("on-b", accelerators=[1]),
     )
     async with asyncio.TaskGroup() as group:
-        group.create_task(Agent(settings, node.launcher, hardware=hardware).run(stop))
+        group.create_task(make_agent(node, hardware).run(stop))
         try:
             on_a, on_b = await node.control.until_ready("on-a", "on-b")
             request = node.control.request
