@@ -13,7 +13,7 @@ from replica.engine.types import KvBlocks, RefusedError
 from replica.host.adapters import AdapterDesk, Background
 from replica.host.attachments import Reply, refused_frame
 from replica.host.counters import HostCounters
-from replica.host.kv_transfer import TRANSFER_BYTES_MAX, pack_blocks, unpack_blocks
+from replica.host.kv_transfer import EXPORT_BYTES_MAX, pack_blocks, unpack_blocks
 from replica.host.requests import decode_hashes
 from sluice.errors import ErrorCode
 from sluice.hashing import HASH_BYTES
@@ -122,7 +122,7 @@ class ControlDesk:
             if not first.data:
                 return first
             self._block_bytes = len(first.data[0])
-        fitting = max(1, TRANSFER_BYTES_MAX // self._block_bytes)
+        fitting = max(1, EXPORT_BYTES_MAX // self._block_bytes)
         return self._driver.export_blocks(hashes[:fitting])
 
     def _checked(self, reply: Reply, outcome: Any) -> None:

@@ -12,7 +12,10 @@ from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-TRANSFER_BYTES_MAX = 32 << 20  # of one message: some 20 ms of copying, and twice that in Triton
+# Of one message. Triton and Python's interpreter lock copy it several times, some 5 ms each, during
+# which no step begins; a block that is larger travels alone.
+EXPORT_BYTES_MAX = 16 << 20
+IMPORT_BYTES_MAX = 64 << 20
 CHECKSUM_BYTES = 16
 
 
@@ -53,10 +56,10 @@ def unpack_blocks(message: wire.KvBlocks, base_digest: str) -> KvBlocks:
             f"the blocks hold {message.block_tokens} tokens; here they hold {BLOCK_TOKENS}",
         )
     names, sums, data = message.hashes, message.checksums, message.data
-    if len(data) > TRANSFER_BYTES_MAX:
+    if len(data) > IMPORT_BYTES_MAX:
         raise RefusedError(
             ErrorCode.REQUEST_TOO_LARGE,
-            f"{len(data)} bytes of blocks; send at most {TRANSFER_BYTES_MAX} in one message",
+            f"{len(data)} bytes of blocks; send at most {IMPORT_BYTES_MAX} in one message",
         )
     hashes = [names[start : start + HASH_BYTES] for start in range(0, len(names), HASH_BYTES)]
     count, size = len(hashes), message.block_bytes

@@ -60,7 +60,7 @@ def test_damage_is_refused(
 
 
 def test_more_than_a_message_may_hold_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr("replica.host.kv_transfer.TRANSFER_BYTES_MAX", 23)
+    monkeypatch.setattr("replica.host.kv_transfer.IMPORT_BYTES_MAX", 23)
     with pytest.raises(RefusedError, match="at most 23"):
         unpack_blocks(pack_blocks(BLOCKS, "base"), "base")
 
@@ -106,7 +106,7 @@ def test_an_export_holds_what_is_cached_in_a_row_and_fits(make_bench, monkeypatc
         base_digest="base", layout="fake u8[8]", block_tokens=32
     )
     assert export(bench, [b"z" * 16]).exported.hashes == b""
-    monkeypatch.setattr(control_module, "TRANSFER_BYTES_MAX", 17)
+    monkeypatch.setattr(control_module, "EXPORT_BYTES_MAX", 17)
     assert export(bench, HASHES).exported.hashes == b"".join(HASHES[:2])
 
 
