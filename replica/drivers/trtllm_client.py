@@ -137,7 +137,7 @@ class TrtllmClient:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        self._submitted = asyncio.Event()
+        self._wakes: list[asyncio.Event] = []  # one per poll; set by each submission
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._poll(self._llm.get_stats_async, _stats))
             if self._has_cache_events:
@@ -157,7 +157,8 @@ class TrtllmClient:
             self._outbox.put(Ended(handle, error=error))
             return
         self._results[handle] = result
-        self._submitted.set()
+        for wake in self._wakes:
+            wake.set()
         self._tasks.create_task(self._follow(handle, result))
 
     def _abort(self, handle: int) -> None:
@@ -190,10 +191,12 @@ class TrtllmClient:
         convert: Callable[[Any], Message | None],
     ) -> None:
         """Read one of the engine's own streams for ever; see `TrtllmApi.poll_s`."""
+        wake = asyncio.Event()
+        self._wakes.append(wake)
         while True:
-            await self._submitted.wait()
+            await wake.wait()
             if not self._results:
-                self._submitted.clear()
+                wake.clear()  # once more, for what came last; then nothing comes
             try:
                 # In a thread: over RPC this call itself waits for events.
                 async for item in await asyncio.to_thread(iterate, self._poll_s):

@@ -213,6 +213,7 @@ class IterationResult:
         self._queue = _AsyncQueue()
         self._done = False
         self._timeout = 2.0
+        self.fetched = deque()  # over RPC: what the worker has and nobody asked for yet
 
     def mark_undone(self):
         self._done = False
@@ -230,6 +231,10 @@ class IterationResult:
             raise StopAsyncIteration from None
 
 
+class GenerationExecutorRpcProxy:
+    """Marks an `LLM` whose workers are asked over RPC: tensorrt_llm/executor/rpc_proxy.py."""
+
+
 class LLM:
     """Continuous batching, first come first served, over a radix cache of blocks."""
 
@@ -238,6 +243,7 @@ class LLM:
     # What a test makes go wrong: {number of the request: text or exception}.
     faults: dict = {}  # noqa: RUF012 - set per test on a subclass
     is_hung = False
+    _executor: object = None  # or a GenerationExecutorRpcProxy
 
     def __init__(self, model, **arguments):
         known = {"skip_tokenizer_init", "trust_remote_code", "tensor_parallel_size"}
@@ -303,13 +309,28 @@ class LLM:
         return result
 
     def get_stats_async(self, timeout=2):
-        self._stats._timeout = timeout
-        return self._stats
+        return self._iterator(self._stats, timeout)
 
     def get_kv_cache_events_async(self, timeout=2):
         assert self._events is not None, "KV Event IterationResult is not properly instantiated."
-        self._events._timeout = timeout
-        return self._events
+        return self._iterator(self._events, timeout)
+
+    def _iterator(self, result, timeout):
+        if self._executor is not None:  # over RPC: fetches first, and blocks while there is nothing
+            ends_at_s = time.monotonic() + timeout
+            while not result.fetched and time.monotonic() < ends_at_s:
+                time.sleep(0.001)
+            result.mark_undone()
+            while result.fetched:
+                result._queue.put(result.fetched.popleft())
+        result._timeout = timeout
+        return result
+
+    def _report(self, result, item):
+        if self._executor is not None:
+            result.fetched.append(item)
+        else:
+            result._queue.put(item)
 
     def shutdown(self):
         self._down = True
@@ -354,10 +375,11 @@ class LLM:
                 self._emit(result)
         self._event_id += 1
         if events and self.cache.event_buffer_max_size:
-            self._events._queue.put(events)
+            self._report(self._events, events)
         used = sum(-(-len(result.tokens) // BLOCK) for result in self._running)
         if self.arguments["enable_iter_perf_stats"]:
-            self._stats._queue.put(
+            self._report(
+                self._stats,
                 {
                     "iter": self._event_id,
                     "iterLatencyMS": self.step_s * 1e3,
@@ -368,7 +390,7 @@ class LLM:
                         "tokensPerBlock": BLOCK,
                     },
                     "specDecodingStats": {"numDraftTokens": 0, "numAcceptedTokens": 0},
-                }
+                },
             )
 
     def _hash(self, result, index):

@@ -274,8 +274,9 @@ def test_adapters_are_named_by_path_and_content(load, base: Path, tmp_path: Path
     assert "load it again" in end.message
 
 
-def test_cache_events_carry_our_hashes_and_evictions_follow(load) -> None:
-    driver = load(attributes={"blocks": 24})
+@pytest.mark.parametrize("executor", [None, fake.GenerationExecutorRpcProxy()], ids=["ipc", "rpc"])
+def test_cache_events_carry_our_hashes_and_evictions_follow(load, executor) -> None:
+    driver = load(attributes={"blocks": 24, "_executor": executor})
     prompt = list(range(30, 130))
     run(driver, SequenceRequest(1, prompt, 4, ignore_eos=True))
     own = block_hashes(prompt, cache_root("base", "", b""), 3)

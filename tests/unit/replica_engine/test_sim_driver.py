@@ -5,6 +5,7 @@ import pytest
 from replica.drivers.options import OptionsError, parse_options
 from replica.drivers.registry import load_driver
 from replica.drivers.sim import SimOptions, load_sim
+from replica.engine.plan import ScheduledSequence, StepPlan
 from replica.engine.types import Fork, Sampling, SequenceRequest
 
 
@@ -45,6 +46,48 @@ def test_a_seed_makes_another_answer_that_goes_on_after_a_resume(make_sim, run_t
     assert all(a != b for a, b in zip(whole[:3], other[:3], strict=True))
     # Whoever resumes it need not know the seed.
     assert generate([5, 6, *whole[:9]], 21, seed=7, resumed=9) == whole[9:]
+
+
+def test_adapters_take_their_time_from_disk_and_into_a_slot(make_sim, run_to_end, clock, tmp_path):
+    engine = make_sim(
+        cost_step_s=1.0,
+        cost_decode_row_s=0,
+        cost_prefill_token_s=0,
+        cost_context_token_s=0,
+        adapter_read_s=3.0,
+        adapter_load_s=0.25,
+    )
+    (tmp_path / "adapter_config.json").write_text('{"r": 16}')
+    began_s = clock.now_s
+    adapter = engine.read_adapter("one", tmp_path)
+    assert clock.now_s - began_s == 3.0
+    assert (adapter.rank, adapter.memory_bytes) == (16, 132_000_000)
+    engine.put_adapter("one", adapter)
+    for expected_s in (2.25, 2.0):  # it stays in its slot
+        began_s = clock.now_s
+        engine.add(SequenceRequest(1, [5], 2, adapter_digest="one"))
+        run_to_end(engine)
+        assert clock.now_s - began_s == expected_s
+
+
+def test_a_draft_is_accepted_as_far_as_it_is_right(make_sim, run_to_end) -> None:
+    engine = make_sim()
+    engine.add(SequenceRequest(1, [5, 6], 12))
+    coming = run_to_end(engine)[1]
+    backend = engine._backend
+    for right in range(5):
+        sequence = ScheduledSequence(SequenceRequest(2, [5, 6], 12), 1, b"", frozenset())
+        first = backend.run(StepPlan([], [(sequence, 2)])).tokens
+        sequence.computed, sequence.tokens = 2, [5, 6, *first]
+        plan = StepPlan([sequence], [])
+        wrong = (coming[1 + right] + 1) % 400
+        plan.drafts = {0: [*coming[1 : 1 + right], wrong, 9]}
+        output = backend.run(plan)
+        assert [*output.tokens, *output.more.get(0, [])] == coming[1 : 2 + right]
+        # What follows the accepted ones goes on from there.
+        sequence.tokens += coming[1 : 2 + right]
+        sequence.computed = len(sequence.tokens) - 1
+        assert backend.run(StepPlan([sequence], [])).tokens == [coming[2 + right]]
 
 
 def test_preemption_does_not_change_the_output(make_sim, run_to_end) -> None:
