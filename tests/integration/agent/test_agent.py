@@ -1,6 +1,7 @@
 """The agent with real Triton processes: it finds out what is wrong with them, and leaves nothing."""
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -59,6 +60,21 @@ async def test_faulty_engines_are_detected_replaced_and_leave_nothing(node) -> N
     assert node.shared_memory() == []
     assert marked_processes(node.marker) == []
     assert port_is_free("127.0.0.1", int(node.http.rpartition(":")[2]))
+
+
+async def test_an_engine_whose_steps_hang_is_replaced_although_its_processes_live(node) -> None:
+    hang = json.dumps([{"kind": "stall", "at_s": 2, "amount": 3600}])
+    process = await node.start_agent()
+    try:
+        node.control.want(node.replica(engine_options={"faults": hang}))
+        (replica,) = await node.control.until_ready("r-1")
+        found = await node.control.until(lambda found: found["r-1"].restarts == 1)
+        assert found["r-1"].pid != replica.pid
+        stopped = [e for e in node.events("replica_changed") if e["phase"] == "stopping"]
+        assert "probes missed" in str(stopped[0]["message"])
+    finally:
+        await process.stop()
+    assert (process.status, node.engines(), node.shared_memory()) == (0, [], [])
 
 
 async def test_desired_state_is_followed(node, start_traffic) -> None:
