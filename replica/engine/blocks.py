@@ -133,7 +133,7 @@ class BlockPool:
         self.expire_pins(now_s)
         blocks = [self._block_of[key] for key in hashes[: self.find(hashes)[0]]]
         if until_s <= now_s:
-            self._unpin([block for block in blocks if block in self._pinned_until_s])
+            self._unpin([b for b in dict.fromkeys(blocks) if b in self._pinned_until_s])
             return 0
         pinned_max = int(self.count * PINNED_RATIO_MAX)
         for index, block in enumerate(blocks):

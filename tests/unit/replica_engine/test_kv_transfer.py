@@ -159,7 +159,7 @@ def test_a_new_pin_replaces_the_old_one(filled, run_to_end, clock) -> None:
     assert engine.pin_blocks(hashes[:2], clock.now_s + 10) == 2
     clock.sleep(50)
     assert engine.load().kv_blocks_pinned == 1
-    assert engine.pin_blocks(hashes, clock.now_s) == 0
+    assert engine.pin_blocks([*hashes, *hashes], clock.now_s) == 0
     assert engine.load().kv_blocks_pinned == 0
     flood(engine, run_to_end)
     assert not set(hashes) & set(engine.cached_blocks())
