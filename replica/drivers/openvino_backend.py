@@ -7,7 +7,8 @@ is read, in the thread that reads it, so that the batch goes on meanwhile.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -91,16 +92,14 @@ class OpenvinoBackend:
     def run(self, plan: StepPlan) -> StepOutput:
         """Compute the plan; StepFailedError when the graph call fails."""
         batch = Batch(plan)
-        try:
-            self._load(plan)
-            request = self._prepare(batch)
+        with _graph_call():
+            request = self._set_inputs(plan, batch)
             request.start_async()
-            try:
-                self._sampler.prepare(plan)
-            finally:
+        try:
+            self._sampler.prepare(plan)
+        finally:
+            with _graph_call():
                 request.wait()
-        except RuntimeError as error:
-            raise StepFailedError(f"the graph call failed: {error}") from error
         self._pool.copy(plan.copies)
         if not batch.sampled:
             return StepOutput()
@@ -161,14 +160,12 @@ class OpenvinoBackend:
             request.infer()
         return request
 
-    def _load(self, plan: StepPlan) -> None:
+    def _set_inputs(self, plan: StepPlan, batch: "Batch") -> Any:
+        """Return the request that computes a batch, with its adapters in their slots."""
         for slot, adapter in plan.loads:
             assert self._slots is not None
             assert isinstance(adapter, LoraAdapter)
             self._slots.load(slot, adapter)
-
-    def _prepare(self, batch: "Batch") -> Any:
-        """Return the request that computes a batch, with its inputs set."""
         request = self._base_request
         if request is None or any(sequence.slot != NO_SLOT for sequence in batch.sequences):
             assert self._slots is not None, "adapters are read before sequences use them"
@@ -176,6 +173,15 @@ class OpenvinoBackend:
             self._slots.attach(request, len(batch.ids), batch.users())
         batch.set(request)
         return request
+
+
+@contextmanager
+def _graph_call() -> Generator[None]:
+    """Translate what the plugin raises."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise StepFailedError(f"the graph call failed: {error}") from error
 
 
 class Batch:

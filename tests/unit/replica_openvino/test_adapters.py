@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replica.engine.quantized import quantize_base
 from replica.engine.testing import write_random_adapter, write_random_model
 from replica.engine.types import RefusedError
 from sluice.errors import ErrorCode
@@ -51,13 +52,17 @@ def test_a_mixed_batch_answers_as_each_alone(
         assert request_tokens == alone[names[key % len(names)]], key
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "int8"])
 @pytest.mark.parametrize("changes", [{}, {"use_rslora": True, "lora_alpha": 3}], ids=str)
 def test_logits_are_those_of_merged_weights(
     tmp_path: Path, architecture, changes, load, make_request, record_logits, reference_logits
 ) -> None:
     base, adapter = tmp_path / "base", tmp_path / "adapter"
-    write_random_model(base, 1, architecture=architecture)
+    if architecture == "int8":
+        write_random_model(tmp_path / "f32", 1)
+        quantize_base(tmp_path / "f32", base)
+    else:
+        write_random_model(base, 1, architecture=architecture)
     write_random_adapter(adapter, base, 1, rank=6, changes=changes)
     engine = load(directory=base)
     engine.put_adapter("merged", engine.read_adapter("merged", adapter))

@@ -181,3 +181,28 @@ def test_large_bases_and_bases_alone_have_one_graph() -> None:
     assert has_base_graph("on", 8, 1 << 30)
     assert not has_base_graph("off", 8, 1 << 20)
     assert has_base_graph("off", 0, 1 << 20)  # without slots there is no other graph
+
+
+def test_a_failed_graph_call_ends_its_sequences_and_nothing_else(
+    load, make_request, run_all
+) -> None:
+    engine = load()
+    wanted = run_all(engine, make_request(1, [5, 6, 7], 4)).tokens[1]
+    backend = engine._backend
+    broken, backend._base_request = backend._base_request, BrokenRequest()
+    failed = run_all(engine, make_request(2, [5, 6, 7], 4))
+    assert failed.finished[2].reason is Finish.FAILED
+    assert failed.finished[2].code == "engine_failed"
+    assert "the graph call failed: out of order" in failed.finished[2].message
+    backend._base_request = broken
+    assert run_all(engine, make_request(3, [5, 6, 7], 4)).tokens[3] == wanted
+    engine.scheduler.pool.check()
+
+
+class BrokenRequest:
+    def set_tensor(self, name: str, tensor: ov.Tensor) -> None:
+        assert name
+        assert tensor.size
+
+    def start_async(self) -> None:
+        raise RuntimeError("out of order")
