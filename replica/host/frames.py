@@ -29,9 +29,9 @@ class FrameEncoder:
         if news.columns:
             _fill_columns(frame, news)
         if news.logprobs:
-            _fill_logprobs(frame.logprobs, news.logprobs)
-        for sequence, part in news.prompt_logprobs:
-            _fill_prompt_logprobs(frame.prompt_logprobs.add(), sequence, part)
+            fill_logprobs(frame.logprobs, news.logprobs)
+        if news.prompt_logprobs:
+            frame.prompt_logprobs.extend(news.prompt_logprobs)
         if news.admitted:
             frame.admitted.extend(news.admitted)
         if news.ended:
@@ -108,12 +108,25 @@ def encode_limits(
 
 def encode_resumed(sequence: int, told: Told) -> wire.Resumed:
     """Return all that a sequence has emitted."""
-    resumed = wire.Resumed(sequence=sequence, output=told.output)
-    if told.logprobs:
-        _fill_logprobs(resumed.logprobs, [(sequence, entry) for entry in told.logprobs])
-    for part in told.prompt_logprobs:
-        _fill_prompt_logprobs(resumed.prompt_logprobs.add(), sequence, part)
-    return resumed
+    return wire.Resumed(
+        sequence=sequence,
+        output=told.output,
+        logprobs=told.logprobs,
+        prompt_logprobs=told.prompt_logprobs,
+    )
+
+
+def fill_logprobs(message: wire.Logprobs, entries: list[tuple[int, TokenLogprobs]]) -> None:
+    """Add the logprobs of tokens, as (sequence, entry)."""
+    message.sequence.extend([sequence for sequence, _ in entries])
+    _fill_entries(message, [entry for _, entry in entries])
+
+
+def encode_prompt_logprobs(sequence: int, part: PromptLogprobs) -> wire.PromptLogprobs:
+    """Return the message for the logprobs of a part of a prompt."""
+    message = wire.PromptLogprobs(sequence=sequence, first=part.first)
+    _fill_entries(message, part.tokens)
+    return message
 
 
 def _fill_columns(frame: wire.StepFrame, news: StepNews) -> None:
@@ -141,19 +154,6 @@ def _fill_columns(frame: wire.StepFrame, news: StepNews) -> None:
     frame.count.extend(map(len, grouped.values()))
     for own in grouped.values():
         frame.token.extend(own)
-
-
-def _fill_logprobs(message: wire.Logprobs, entries: list[tuple[int, TokenLogprobs]]) -> None:
-    message.sequence.extend([sequence for sequence, _ in entries])
-    _fill_entries(message, [entry for _, entry in entries])
-
-
-def _fill_prompt_logprobs(
-    message: wire.PromptLogprobs, sequence: int, part: PromptLogprobs
-) -> None:
-    message.sequence = sequence
-    message.first = part.first
-    _fill_entries(message, part.tokens)
 
 
 def _fill_entries(

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
-from replica.engine.types import EngineLoad, PromptLogprobs, TokenLogprobs
+from replica.engine.types import EngineLoad, TokenLogprobs
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 _IDLE = EngineLoad()
@@ -29,14 +29,14 @@ class Told:
     Attributes:
         output: Tokens emitted.
         admitted: The fact, once there is one.
-        logprobs: Of each output token, if the sequence asked.
+        logprobs: Of each output token, if the sequence asked; 8 bytes per alternative.
         prompt_logprobs: Likewise.
     """
 
     output: list[int] = field(default_factory=list[int])
     admitted: wire.Admitted | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
+    logprobs: wire.Logprobs | None = None
+    prompt_logprobs: list[wire.PromptLogprobs] = field(default_factory=list[wire.PromptLogprobs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Ended:
         told = self.told
         if told is None:
             return _ENDED_WEIGHT
-        parts = (told.logprobs, *(part.tokens for part in told.prompt_logprobs))
-        entries = sum(2 + len(entry.top) for part in parts for entry in part)
+        parts = [*told.prompt_logprobs, *(() if told.logprobs is None else (told.logprobs,))]
+        entries = sum(len(part.logprob) + len(part.top_token) for part in parts)
         return _ENDED_WEIGHT + len(told.output) + entries
 
 
@@ -68,7 +68,7 @@ class StepNews:
         has_runs: Whether a sequence may appear more than once in one of the columns.
         entries: Weight of columns and logprobs, in tokens.
         logprobs: (sequence, entry), in the order of the tokens.
-        prompt_logprobs: (sequence, part of its prompt).
+        prompt_logprobs: Of parts of prompts.
         admitted: Facts, once per sequence.
         ended: Facts, once per sequence.
         kv: Block hash -> whether it is cached now.
@@ -86,9 +86,7 @@ class StepNews:
     logprobs: list[tuple[int, TokenLogprobs]] = field(
         default_factory=list[tuple[int, TokenLogprobs]]
     )
-    prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(
-        default_factory=list[tuple[int, PromptLogprobs]]
-    )
+    prompt_logprobs: list[wire.PromptLogprobs] = field(default_factory=list[wire.PromptLogprobs])
     admitted: list[wire.Admitted] = field(default_factory=list[wire.Admitted])
     ended: list[Ended] = field(default_factory=list[Ended])
     kv: dict[bytes, bool] = field(default_factory=dict[bytes, bool])
@@ -117,10 +115,10 @@ class StepNews:
         self.logprobs.append((sequence, entry))
         self.entries += 1 + len(entry.top)
 
-    def add_prompt_logprobs(self, sequence: int, part: PromptLogprobs) -> None:
+    def add_prompt_logprobs(self, part: wire.PromptLogprobs) -> None:
         """Add the logprobs of some prompt tokens."""
-        self.prompt_logprobs.append((sequence, part))
-        self.entries += sum(1 + len(entry.top) for entry in part.tokens)
+        self.prompt_logprobs.append(part)
+        self.entries += len(part.logprob) + len(part.top_token)
 
     def merge(self, later: "StepNews") -> None:
         """Add what a later step brought."""

@@ -30,7 +30,7 @@ from replica.host.attachments import (
     refused_frame,
 )
 from replica.host.counters import HostCounters
-from replica.host.frames import micros
+from replica.host.frames import encode_prompt_logprobs, fill_logprobs, micros
 from replica.host.requests import decode_sequence
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
@@ -177,12 +177,16 @@ class SequenceBook:
         for part in events.prompt_logprobs:
             hosted = self._living.get(part.key)
             if hosted is not None and isinstance(hosted.owner, Attachment):
-                hosted.told.prompt_logprobs.append(part)
-                hosted.owner.news.add_prompt_logprobs(hosted.id, part)
+                message = encode_prompt_logprobs(hosted.id, part)
+                hosted.told.prompt_logprobs.append(message)
+                hosted.owner.news.add_prompt_logprobs(message)
         for entry in events.logprobs:
             hosted = self._living.get(entry.key)
             if hosted is not None and isinstance(hosted.owner, Attachment):
-                hosted.told.logprobs.append(entry)
+                told = hosted.told
+                if told.logprobs is None:
+                    told.logprobs = wire.Logprobs()
+                fill_logprobs(told.logprobs, [(hosted.id, entry)])
                 hosted.owner.news.add_logprobs(hosted.id, entry)
 
     def _take(self, attachment: Attachment, message: wire.Sequence, seen_at_s: float) -> None:

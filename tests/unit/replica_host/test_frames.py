@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from replica.engine.types import EngineLoad, PromptLogprobs, TokenLogprobs
 from replica.host import news as news_module
-from replica.host.frames import FrameEncoder, micros
+from replica.host.frames import FrameEncoder, encode_prompt_logprobs, micros
 from replica.host.news import Ended, Outbox, StepNews, Told
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
@@ -122,7 +122,7 @@ def test_whatever_is_merged_every_token_and_logprob_arrives_once_in_order(
 def test_prompt_logprobs_come_with_the_position_of_their_first_token() -> None:
     part = PromptLogprobs(9, 3, (TokenLogprobs(9, -1.5, ((7, -0.5),)), TokenLogprobs(9, -2.0)))
     news = StepNews()
-    news.add_prompt_logprobs(4, part)
+    news.add_prompt_logprobs(encode_prompt_logprobs(4, part))
     assert not news.is_heartbeat
     assert news.entries == 3
     (told,) = decode(FrameEncoder(1).encode(news)).prompt_logprobs

@@ -25,6 +25,7 @@ class LossyRouter:
         self.on_wire: deque[bytes] = deque()
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[float]] = {}
+        self.prompts: dict[int, int] = {}  # prompt tokens with logprobs
         self.admitted: set[int] = set()
         self.finished: dict[int, wire.Finished] = {}
         self.attach(0)
@@ -44,13 +45,21 @@ class LossyRouter:
             if resumed_.sequence % 2:
                 assert len(resumed_.logprobs.logprob) == len(resumed_.output)
                 self.logprobs[resumed_.sequence] = list(resumed_.logprobs.logprob)
+                parts = resumed_.prompt_logprobs
+                self.prompts[resumed_.sequence] = sum(len(part.logprob) for part in parts)
         listed = {resumed_.sequence for resumed_ in attached.resumed}
         assert listed | self.finished.keys() == self.tokens.keys()
 
     def submit(self, number: int, count: int) -> None:
         sampling = wire.Sampling(seed=number, logprobs=0 if number % 2 else None)
-        self.tokens[number], self.logprobs[number] = [], []
-        message = wire.Sequence(id=number, prompt=[1], output_tokens_max=count, sampling=sampling)
+        self.tokens[number], self.logprobs[number], self.prompts[number] = [], [], 0
+        message = wire.Sequence(
+            id=number,
+            prompt=[1, 2, 3],
+            output_tokens_max=count,
+            sampling=sampling,
+            prompt_logprobs=1 if number % 2 else None,
+        )
         self.bench.submit(message, epoch=self.epoch)
 
     def send(self) -> None:
@@ -69,6 +78,8 @@ class LossyRouter:
             self.tokens[sequence] += [next(tokens) for _ in range(count)]
         for sequence, logprob in zip(frame.logprobs.sequence, frame.logprobs.logprob, strict=True):
             self.logprobs[sequence].append(logprob)
+        for part in frame.prompt_logprobs:
+            self.prompts[part.sequence] += len(part.logprob)
         self.admitted.update(fact.sequence for fact in frame.admitted)
         for finished in frame.finished:
             known = self.finished.setdefault(finished.sequence, finished)
@@ -117,7 +128,7 @@ def test_every_token_and_every_end_arrives_exactly_once(
             break
     assert router.tokens == {key: expected_tokens(key, count) for key, count in counts.items()}
     assert router.finished.keys() == counts.keys() == router.admitted
-    assert {len(values) for key, values in router.logprobs.items() if not key % 2} <= {0}
+    assert router.prompts == {key: 2 if key % 2 else 0 for key in counts}
     for key, values in router.logprobs.items():
         assert len(values) == (counts[key] if key % 2 else 0)
     assert len(bench.core.sequences) == 0
