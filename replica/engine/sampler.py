@@ -42,6 +42,7 @@ class _State:
         "bias",
         "counts",
         "is_changed",
+        "is_plain",
         "matcher",
         "output_start",
         "seen",
@@ -76,6 +77,7 @@ class _State:
             self.stop_mask = bit_mask(stop_ids, vocabulary)
         parts = (self.counts, self.bias, self.banned, self.matcher)
         self.is_changed = any(part is not None for part in parts)
+        self.is_plain = not self.is_changed and sampling.logprobs < 0
 
     def emitted(self, sequence: ScheduledSequence) -> int:
         """Tokens of output so far, with those of an earlier attempt."""
@@ -205,6 +207,8 @@ class Sampler:
                     prepared.failed[index] = error.message
                     continue
                 sequence.sampler = state
+            if state.is_plain:
+                continue
             prepared.has_logprobs |= sequence.request.sampling.logprobs >= 0
             if state.is_changed:
                 state.catch_up(sequence.tokens)
