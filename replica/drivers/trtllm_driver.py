@@ -107,6 +107,7 @@ class TrtllmDriver:
         self._living: dict[int, ScheduledSequence] = {}  # by key
         self._sent: dict[int, ScheduledSequence] = {}  # by handle, which is its `scratch`
         self._waiting = WaitingQueue(self._adapters)
+        self._prefilling = 0  # of those sent, without a token yet
         self._following = 0  # siblings that wait for their leaders
         self._owed = 0
         self._handles, self._arrivals = itertools.count(1), itertools.count(1)
@@ -149,6 +150,24 @@ class TrtllmDriver:
         self._following += len(leader.forks)
         self._waiting.push(leader)
 
+    def check_grammar(self, request: SequenceRequest) -> None:
+        """Look at a request's grammar; may be slow the first time, and in any thread."""
+        grammar = request.sampling.grammar
+        if grammar is None or not self._capabilities.has_grammars:
+            return
+        if request.resumed_tokens:
+            raise RefusedError(
+                ErrorCode.UNSUPPORTED_PARAMETER,
+                f"a grammar cannot go on behind {request.resumed_tokens} emitted tokens here;"
+                " generate the answer anew",
+            )
+        if self._check_grammar is not None:
+            self._check_grammar(grammar)
+        try:
+            guide(grammar)
+        except ValueError as error:
+            raise RefusedError(ErrorCode.INVALID_REQUEST, f"the grammar: {error}") from None
+
     def cancel(self, key: int) -> None:
         """End a sequence; its event comes with the next step."""
         sequence = self._living.get(key)
@@ -185,6 +204,7 @@ class TrtllmDriver:
         cache = self._statistics.get("kvCacheStats") or {}
         return EngineLoad(
             running=len(self._sent),
+            prefilling=self._prefilling,
             waiting=self._waiting.count + self._following,
             # An idle engine reports nothing; the last figure is of its last iteration.
             kv_blocks_used=int(cache.get("usedNumBlocks") or 0) if self._sent else 0,
@@ -253,21 +273,7 @@ class TrtllmDriver:
                 ErrorCode.ADAPTER_NOT_FOUND,
                 f"adapter {digest[:12]} is not in this engine; load it before its sequences",
             )
-        grammar = request.sampling.grammar
-        if grammar is None:
-            return
-        if request.resumed_tokens:
-            raise RefusedError(
-                ErrorCode.UNSUPPORTED_PARAMETER,
-                f"a grammar cannot go on behind {request.resumed_tokens} emitted tokens here;"
-                " generate the answer anew",
-            )
-        if self._check_grammar is not None:
-            self._check_grammar(grammar)
-        try:
-            guide(grammar)
-        except ValueError as error:
-            raise RefusedError(ErrorCode.INVALID_REQUEST, f"the grammar: {error}") from None
+        self.check_grammar(request)
 
     def _enter(self, request: SequenceRequest, stop_ids: frozenset[int]) -> ScheduledSequence:
         assert request.key not in self._living, request.key
@@ -310,6 +316,7 @@ class TrtllmDriver:
             self._heard_at_s = now_s
         sequence.scratch = handle = next(self._handles)
         self._sent[handle] = sequence
+        self._prefilling += 1
         self._blocks.expect(request.prompt, sequence.root)
         self._client.submit(
             handle,
@@ -337,6 +344,7 @@ class TrtllmDriver:
         request = sequence.request
         if sequence.first_token_at_s is None:
             sequence.first_token_at_s = now_s
+            self._prefilling -= 1
             self._owed -= sequence.prompt_tokens
             self._admit(sequence, message.cached_tokens)
         sequence.tokens += message.tokens
@@ -410,6 +418,7 @@ class TrtllmDriver:
             self._owed -= sequence.prompt_tokens
         if sequence.scratch:
             del self._sent[sequence.scratch]
+            self._prefilling -= first is None
         elif sequence.leader is not None:
             sequence.leader.forks.remove(sequence)
             self._following -= 1

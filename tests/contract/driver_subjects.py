@@ -124,6 +124,7 @@ class Stepper:
         assert 0 <= load.kv_blocks_used <= self.driver.limits.kv_blocks
         assert min(load.running, load.waiting, load.prefill_tokens_owed) >= 0
         assert load.cached_tokens <= load.prompt_tokens
+        assert 0 <= load.prefilling <= load.running
         return events
 
     def until(self, condition: Callable[[Outcome], bool]) -> None:

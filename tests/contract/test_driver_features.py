@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from replica.engine.driver import ChecksGrammars
 from replica.engine.types import (
     Finish,
     Fork,
@@ -336,7 +337,13 @@ def test_a_grammar_that_is_none_costs_only_its_sender(subject) -> None:
     code = ErrorCode.INVALID_REQUEST
     if not driver.capabilities.has_grammars:
         code = ErrorCode.UNSUPPORTED_PARAMETER
-    is_refused(driver, request(1, sampling=Sampling(grammar=broken)), code)
+    wanted = request(1, sampling=Sampling(grammar=broken))
+    is_refused(driver, wanted, code)
+    if isinstance(driver, ChecksGrammars):
+        driver.check_grammar(request(2))
+        if driver.capabilities.has_grammars:
+            with pytest.raises(RefusedError, match="grammar"):
+                driver.check_grammar(wanted)
 
 
 def test_drafts_do_not_change_an_answer_or_are_refused(subject) -> None:
