@@ -49,10 +49,8 @@ def logprob_at(seed: int, position: int) -> float:
 
 
 def top_of(count: int, seed: int, position: int) -> tuple[tuple[int, float], ...]:
-    return tuple(
-        (token_at(seed, position) + index, logprob_at(seed, position) - index)
-        for index in range(count)
-    )
+    token, logprob = token_at(seed, position), logprob_at(seed, position)
+    return tuple((token + index, logprob - index) for index in range(count))
 
 
 class _Running:
@@ -380,24 +378,18 @@ def attach_router() -> Callable[..., Router]:
 
 
 @pytest.fixture
-def fake_driver() -> type[FakeDriver]:
-    return FakeDriver
-
-
-@pytest.fixture
 def make_responder() -> type[FakeResponder]:
     return FakeResponder
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.fixture
 def wait_until() -> Callable[[Callable[[], bool]], None]:
+    def until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
     return until
 
 
