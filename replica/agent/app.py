@@ -3,7 +3,7 @@
 import asyncio
 import fcntl
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +36,11 @@ class StateDirectoryInUseError(RuntimeError):
     """Another agent uses the state directory."""
 
 
+def no_hardware() -> HardwareReader | None:
+    """Return None: there are no accelerators, or nobody who can be asked about them."""
+    return None
+
+
 class Agent:
     """Owns the Triton processes of a node, from start to end."""
 
@@ -44,7 +49,7 @@ class Agent:
         settings: AgentSettings,
         launcher: TritonLauncher,
         prober: Canary = canary,
-        hardware: HardwareReader | None = None,
+        open_hardware: Callable[[], HardwareReader | None] = no_hardware,
     ) -> None:
         """Take the parts.
 
@@ -52,14 +57,14 @@ class Agent:
             settings: Of the node.
             launcher: Starts engines.
             prober: Asks them for a sign of life.
-            hardware: Asks accelerators; None where there is nobody to ask.
+            open_hardware: Returns who can be asked about accelerators; called in a thread.
         """
         self._settings = settings
         self._launcher = launcher
         self._prober = prober
         self._facts = node_facts(settings.engine_names)
         self._metrics = AgentMetrics()
-        self._hardware = hardware
+        self._open_hardware = open_hardware
         self._watch = HardwareWatch(
             CordonFile(settings.state_dir), self._note_cordons, self._metrics.set_hardware
         )
@@ -109,9 +114,11 @@ class Agent:
                 log.info("desired_state_loaded", replicas=len(desired.replicas))
                 self._knows_desired = True
                 fleet.apply(desired)
-            tasks = [group.create_task(self._report()), group.create_task(self._measure())]
-            if self._hardware is not None:
-                tasks.append(group.create_task(self._watch.run(self._hardware)))
+            tasks = [
+                group.create_task(self._report()),
+                group.create_task(self._measure()),
+                group.create_task(self._watch.run(self._open_hardware)),
+            ]
             await stop.wait()
             on_stop = self._settings.on_stop
             log.info("agent_stopping", replicas=len(fleet.runners), engines=on_stop)
@@ -215,7 +222,7 @@ def build_agent(settings: AgentSettings) -> Agent:
         engines=settings.engine_names,
         host=settings.engine_host,
     )
-    return Agent(settings, launcher, hardware=NvmlReader.open())
+    return Agent(settings, launcher, open_hardware=NvmlReader.open)
 
 
 @contextmanager

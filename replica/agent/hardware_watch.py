@@ -30,6 +30,8 @@ READ_EVERY_S = 2.0
 _PAUSE_S = 0.2  # bounds what a GPU that reports without end can make of us
 _SILENCE_S = 30.0  # a driver that does not answer for so long hangs
 
+_Result = Readings | Exception | None  # None: there is nothing to read
+
 
 class CordonFile:
     """Cordons on disk. An operator lifts all of them by removing the file."""
@@ -93,41 +95,52 @@ class HardwareWatch:
         for cordon in self.state.cordons.values():
             log.warning("cordon_kept", gpu=cordon.uuid, reason=cordon.reason)
 
-    async def run(self, reader: HardwareReader) -> None:
-        """Read and judge until cancelled."""
+    async def run(self, open_reader: Callable[[], HardwareReader | None]) -> None:
+        """Read and judge until cancelled, or at once to the end when there is nothing to read.
+
+        Args:
+            open_reader: Returns the reader, None without accelerators. May hang as readers do.
+        """
         loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[Readings | Exception] = asyncio.Queue()
+        arrived: asyncio.Queue[_Result] = asyncio.Queue()
         stopped = threading.Event()
 
-        def read_on() -> None:
-            # A thread of its own, and a daemon: one that hangs in a driver can never be joined.
-            while not stopped.is_set():
-                try:
-                    result: Readings | Exception = reader.read(READ_EVERY_S)
-                except Exception as error:  # noqa: BLE001 - raised where somebody sees it
-                    result = error
-                with suppress(RuntimeError):  # the loop is closed: we are too late
-                    loop.call_soon_threadsafe(arrived.put_nowait, result)
-                if isinstance(result, Exception):
-                    return
-                stopped.wait(_PAUSE_S)
+        def post(result: _Result) -> None:
+            with suppress(RuntimeError):  # the loop is closed: we are too late
+                loop.call_soon_threadsafe(arrived.put_nowait, result)
 
+        def read_on() -> None:
+            try:
+                reader = open_reader()
+                while reader is not None and not stopped.is_set():
+                    post(reader.read(READ_EVERY_S))
+                    stopped.wait(_PAUSE_S)
+            except Exception as error:  # noqa: BLE001 - raised where somebody sees it
+                post(error)
+            else:
+                post(None)
+
+        # A thread of its own, and a daemon: one that hangs in a driver can never be joined.
         threading.Thread(target=read_on, name="hardware", daemon=True).start()
         try:
-            while True:
-                await self._take(arrived)
+            while (result := await self._next(arrived)) is not None:
+                self._take(result)
         finally:
             stopped.set()
 
-    async def _take(self, arrived: "asyncio.Queue[Readings | Exception]") -> None:
-        try:
-            async with asyncio.timeout(_SILENCE_S):
-                readings = await arrived.get()
-        except TimeoutError:
-            log.warning("gpus_do_not_answer", silent_s=_SILENCE_S)
-            return
-        if isinstance(readings, Exception):
-            raise readings
+    async def _next(self, arrived: "asyncio.Queue[_Result]") -> Readings | None:
+        while True:
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    result = await arrived.get()
+            except TimeoutError:
+                log.warning("gpus_do_not_answer", silent_s=_SILENCE_S)
+                continue
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+    def _take(self, readings: Readings) -> None:
         if self.state.cordons and not self._file.path.exists():
             self.lift([cordon.id for cordon in self.state.cordons.values()])
         self._change(judge(self.state, readings, time.time()))

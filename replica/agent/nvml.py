@@ -52,10 +52,12 @@ class NvmlReader:
             return None
         try:
             nvml.nvmlInit()
-            return cls(nvml)
+            if nvml.nvmlDeviceGetCount():
+                return cls(nvml)
+            log.info("gpus_not_watched", reason="NVML finds none")
         except nvml.NVMLError as error:
             log.info("gpus_not_watched", reason=f"NVML: {error}")
-            return None
+        return None
 
     def read(self, wait_s: float) -> Readings:
         """Return what all GPUs say, after waiting up to `wait_s` for an error to be reported."""

@@ -54,7 +54,7 @@ def make_agent(node, hardware: ScriptedHardware) -> Agent:
         artifacts_dir=node.directory / "artifacts",
         http_address=node.http,
     )
-    return Agent(settings, node.launcher, hardware=hardware)
+    return Agent(settings, node.launcher, open_hardware=lambda: hardware)
 
 
 async def test_an_agent_that_fails_leaves_its_engines_to_the_next(node) -> None:

@@ -150,5 +150,7 @@ def test_nodes_without_gpus_have_no_reader(monkeypatch: pytest.MonkeyPatch) -> N
     assert NvmlReader.open() is None
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=NOT_FOUND))  # type: ignore[arg-type]
     assert NvmlReader.open() is None
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())  # type: ignore[arg-type]
+    assert NvmlReader.open() is None
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(datacenter_card()))  # type: ignore[arg-type]
     assert NvmlReader.open() is not None
