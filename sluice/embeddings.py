@@ -21,8 +21,6 @@ from sluice.wire.kserve.v2 import kserve_pb2 as kserve
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _RETRY_S = 1.0
-# How Triton says that a queue is full, or that a request has waited in it for too long.
-_TRITON_IS_BUSY = ("Exceeds maximum queue size", "Request timeout expired")
 
 assert sys.byteorder == "little", "tensors are little-endian, and so must be this machine"
 
@@ -36,11 +34,16 @@ class Embedding:
 
 
 class EmbeddingClient:
-    """A connection to one replica; any number of calls at a time."""
+    """A connection to one replica.
 
-    def __init__(self, address: str, model: str = "embed") -> None:
+    The replica's queue has no bound of its own, so each sender has one: `in_flight_max` calls. A
+    call that is cancelled, or whose deadline passes, leaves the queue.
+    """
+
+    def __init__(self, address: str, model: str = "embed", *, in_flight_max: int = 256) -> None:
         """Prepare a connection to the Triton at `address` (host:port)."""
         self._address = address
+        self._in_flight, self._in_flight_max = 0, in_flight_max
         self._model = model
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         # Without (de)serializers messages are plain bytes.
@@ -65,7 +68,6 @@ class EmbeddingClient:
         *,
         timeout_s: float,
         with_digest: bool = False,
-        is_urgent: bool = False,
     ) -> Embedding:
         """Return the embedding of one text.
 
@@ -73,18 +75,23 @@ class EmbeddingClient:
             tokens: Its ids, special tokens included.
             timeout_s: Longest wait for the answer, connecting included.
             with_digest: Also ask which base it comes from.
-            is_urgent: Overtake what waits; for canaries.
 
         Raises:
             BadRequestError: The replica refuses the text; the code and the message say why.
-            RejectedError: QUEUE_FULL, it has too much to do; nothing was computed.
+            RejectedError: QUEUE_FULL, `in_flight_max` calls are under way; nothing was sent.
             FailedError: UNAVAILABLE, REPLICA_LOST (no answer in time) or ENGINE_FAILED.
         """
-        data = encode_request(self._model, tokens, with_digest=with_digest, is_urgent=is_urgent)
+        data = encode_request(self._model, tokens, with_digest=with_digest)
+        if self._in_flight >= self._in_flight_max:
+            message = f"{self._in_flight} embeddings are under way at {self._address}"
+            raise RejectedError(ErrorCode.QUEUE_FULL, message, retry_after_s=_RETRY_S)
+        self._in_flight += 1
         try:
             answer = await self._infer(data, timeout=timeout_s)  # pyright: ignore[reportArgumentType] - bytes, as there is no serializer
         except grpc.aio.AioRpcError as error:
             raise self._translated(error, timeout_s) from error
+        finally:
+            self._in_flight -= 1
         try:
             return decode_response(cast("bytes", answer))
         except (DecodeError, ValueError) as error:
@@ -99,20 +106,14 @@ class EmbeddingClient:
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
             message = f"{self._address} has not answered within {timeout_s} s"
             return FailedError(ErrorCode.REPLICA_LOST, message)
-        if status is grpc.StatusCode.UNAVAILABLE and text.endswith(_TRITON_IS_BUSY):
-            return RejectedError(ErrorCode.QUEUE_FULL, where, retry_after_s=_RETRY_S)
         if status is grpc.StatusCode.UNAVAILABLE:
             return FailedError(ErrorCode.UNAVAILABLE, where)
         return FailedError(ErrorCode.ENGINE_FAILED, where)
 
 
-def encode_request(
-    model: str, tokens: Sequence[int], *, with_digest: bool, is_urgent: bool
-) -> bytes:
+def encode_request(model: str, tokens: Sequence[int], *, with_digest: bool) -> bytes:
     """Return the serialized `ModelInferRequest` for one text."""
     message = kserve.ModelInferRequest(model_name=model)
-    if is_urgent:
-        message.parameters["priority"].uint64_param = 1
     message.inputs.add(name="input_ids", datatype="INT32", shape=[1, len(tokens)])
     message.raw_input_contents.append(array("i", tokens).tobytes())
     message.outputs.add(name="embedding")

@@ -9,25 +9,25 @@ from sluice.profiles import EMBED
 
 _TEXT = (1, 2, 3, 4)  # in the vocabulary of every model
 _LENGTH_ERROR_MAX = 1e-3
-# It waits for the batch that runs and for its own, 16 texts of 256 tokens each: 0.9 s each on an
-# idle core. No stream hangs on an embedding engine, so finding a frozen one may take seconds.
-_PATIENCE_S = 3.0
+# It waits in the queue like everybody, e.g. behind 190 texts of 256 tokens on one core. A dead stub
+# is noticed otherwise, and no stream hangs on a frozen one, so finding that may take seconds.
+_PATIENCE_S = 10.0
 
 
 async def embed_canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
     """Let the engine at `address` embed four tokens, and check that it is the engine we mean.
 
-    Waits for 3 s, if `timeout_s` is less: an engine that is busy with a long batch is not dead.
+    Waits for 10 s, if `timeout_s` is less: an engine with a long queue is not dead.
 
     Returns:
-        0: nothing of a router's is ever held there.
+        0: nothing of a router's is ever held there, and what came before the canary is done.
 
     Raises:
         PlatformError: No answer in time, an error, a vector that is none, or another base's.
     """
     async with EmbeddingClient(address, EMBED.triton_model) as client:
         embedding = await client.embed(
-            _TEXT, timeout_s=max(timeout_s, _PATIENCE_S), with_digest=True, is_urgent=True
+            _TEXT, timeout_s=max(timeout_s, _PATIENCE_S), with_digest=True
         )
     length = math.hypot(*embedding.values)
     if not abs(length - 1.0) <= _LENGTH_ERROR_MAX:  # also true of nan

@@ -1,5 +1,6 @@
 """What a replica answers to an embedding request, and what is made of garbage."""
 
+import asyncio
 from array import array
 
 import grpc
@@ -26,16 +27,14 @@ def reply(values: list[float], shape: list[int], datatype: str = "FP32") -> byte
 
 
 def test_a_request_carries_its_ids_and_asks_for_what_is_wanted() -> None:
-    data = encode_request("embed", [101, 7, 102], with_digest=True, is_urgent=True)
+    data = encode_request("embed", [101, 7, 102], with_digest=True)
     message = kserve.ModelInferRequest.FromString(data)
     assert list(message.inputs[0].shape) == [1, 3]
     assert array("i", message.raw_input_contents[0]).tolist() == [101, 7, 102]
     assert [output.name for output in message.outputs] == ["embedding", "base_digest"]
-    assert message.parameters["priority"].uint64_param == 1
-    plain = encode_request("embed", [101], with_digest=False, is_urgent=False)
+    plain = encode_request("embed", [101], with_digest=False)
     message = kserve.ModelInferRequest.FromString(plain)
     assert [output.name for output in message.outputs] == ["embedding"]
-    assert not message.parameters
 
 
 def test_an_answer_is_read() -> None:
@@ -71,8 +70,6 @@ def test_a_refusal_keeps_its_code() -> None:
     [
         ("INVALID_ARGUMENT", "invalid_request: no", BadRequestError, "invalid_request"),
         ("DEADLINE_EXCEEDED", "", FailedError, "replica_lost"),
-        ("UNAVAILABLE", "[id] Exceeds maximum queue size", RejectedError, "queue_full"),
-        ("UNAVAILABLE", "Request timeout expired", RejectedError, "queue_full"),
         ("UNAVAILABLE", "failed to connect", FailedError, "unavailable"),
         ("INTERNAL", "engine_failed: out of memory", FailedError, "engine_failed"),
     ],
@@ -84,3 +81,28 @@ async def test_what_goes_wrong_has_a_code(status, text, kind, code) -> None:
         translated = client._translated(error, 1.0)
     assert type(translated) is kind
     assert translated.code == code
+
+
+async def test_a_sender_has_a_bound_on_what_is_under_way() -> None:
+    async with (
+        EmbeddingClient("127.0.0.1:1", in_flight_max=2) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        answer = asyncio.Event()
+
+        async def infer(data: bytes, timeout: float) -> bytes:
+            await answer.wait()
+            return reply([1.0], [1, 1])
+
+        client._infer = infer
+        calls = [group.create_task(client.embed([1], timeout_s=1)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(RejectedError) as caught:
+            await client.embed([1], timeout_s=1)
+        assert caught.value.code is ErrorCode.QUEUE_FULL
+        assert caught.value.retry_after_s
+        calls.pop().cancel()
+        await asyncio.sleep(0)
+        calls.append(group.create_task(client.embed([1], timeout_s=1)))
+        answer.set()
+    assert [call.result().values.tolist() for call in calls] == [[1.0], [1.0]]
