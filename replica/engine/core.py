@@ -37,6 +37,7 @@ class ScheduledEngine:
         self._backend = backend
         self._clock = clock
         self._step_s = 0.0
+        self._step_prompt_tokens = 0
         self._ended_at_s: float | None = None  # of the step before, if more work followed at once
 
     @property
@@ -97,6 +98,7 @@ class ScheduledEngine:
                 now_s = self._clock()
                 self._scheduler.commit(plan, output, now_s)
                 self._step_s = now_s - (self._ended_at_s or started_at_s)
+                self._step_prompt_tokens = sum([count for _, count in plan.prefill])
                 self._ended_at_s = now_s if self._scheduler.has_work else None
         return self._scheduler.take_events()
 
@@ -105,7 +107,7 @@ class ScheduledEngine:
         pool = self._scheduler.pool
         if pool.pinned:
             pool.expire_pins(self._clock())
-        return self._scheduler.load(self._step_s)
+        return self._scheduler.load(self._step_s, self._step_prompt_tokens)
 
     def cached_blocks(self) -> list[bytes]:
         """Return the hashes of all cached blocks."""

@@ -111,8 +111,8 @@ class Scheduler:
             self._remove(sequence)
             self._finish(sequence, Finish.CANCELLED)
 
-    def load(self, step_s: float) -> EngineLoad:
-        """Return the present state."""
+    def load(self, step_s: float, step_prompt_tokens: int) -> EngineLoad:
+        """Return the present state; how long the last step took is for others to know."""
         return EngineLoad(
             running=self._running,
             waiting=self._waiting.count + self._following,
@@ -128,6 +128,7 @@ class Scheduler:
             accepted_tokens=self._accepted_tokens,
             adapters_resident=self.adapters.resident,
             prefilling=len(self._prefilling),
+            step_prompt_tokens=step_prompt_tokens,
         )
 
     def adapter_states(self) -> list[AdapterState]:

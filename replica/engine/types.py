@@ -297,6 +297,7 @@ class EngineLoad:
         accepted_tokens: Of these, right.
         adapters_resident: Digests in slots, sorted; the same object until they change.
         prefilling: Of the running ones, those whose prompt is not computed yet.
+        step_prompt_tokens: Prompt tokens computed in the last step.
     """
 
     running: int = 0
@@ -312,6 +313,7 @@ class EngineLoad:
     accepted_tokens: int = 0
     adapters_resident: tuple[str, ...] = ()
     prefilling: int = 0
+    step_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What an engine host shows on Triton's metrics port: names, and values from a look at the host.
 
 Families that TensorRT-LLM's own backend has bear its names and label values, so that one dashboard
-reads both; of those, values that only it knows (its memory on the GPU, micro-batches) are absent.
+reads both; of those, values that only it has (memory on the GPU, micro-batches, paused requests)
+are absent.
 Pure: `model_repo/llm/1/model.py` writes the values to Triton.
 """
 
@@ -78,7 +79,8 @@ BLOCKS = Family(
 BATCHER = Family(
     "nv_trt_llm_inflight_batcher_metrics",
     Kind.GAUGE,
-    "Running sequences that generate",
+    "generation_requests: running sequences that generate; total_context_tokens: prompt tokens"
+    " computed in the last step",
     ("inflight_batcher_specific_metric",),
 )
 GENERAL = Family(
@@ -245,6 +247,7 @@ def _load_values(look: Look) -> Iterator[Value]:
     yield from (Value(REQUESTS, (name,), value) for name, value in requests.items())
     yield from (Value(BLOCKS, (name,), value) for name, value in cache.items())
     yield Value(BATCHER, ("generation_requests",), load.running - load.prefilling)
+    yield Value(BATCHER, ("total_context_tokens",), load.step_prompt_tokens)
     yield Value(MEMORY, ("cpu",), look.memory_bytes)
     yield Value(GENERAL, ("timestamp",), look.time_us)
     yield Value(GENERAL, ("iteration_counter",), look.counters.steps)

@@ -139,3 +139,14 @@ def test_stop_ids_end_a_sequence_besides_the_models_own(
 def test_limits_under_which_an_engine_could_stand_still_are_refused() -> None:
     with pytest.raises(ValueError, match="step_tokens_max"):
         Limits(100, 8, 4, 10, 100)
+
+
+def test_the_load_tells_what_the_last_step_computed_of_prompts(make_engine) -> None:
+    engine = make_engine(step_tokens=64)
+    engine.add(SequenceRequest(1, [5] * 80, 8))
+    engine.step()
+    assert (engine.load().prefilling, engine.load().step_prompt_tokens) == (1, 64)
+    engine.step()
+    assert (engine.load().prefilling, engine.load().step_prompt_tokens) == (0, 16)
+    engine.step()
+    assert engine.load().step_prompt_tokens == 0

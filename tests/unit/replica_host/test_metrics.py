@@ -46,7 +46,13 @@ def test_every_value_is_declared_and_every_declared_family_has_values() -> None:
 
 def test_the_state_of_the_engine_under_the_names_of_tensorrt_llm() -> None:
     load = EngineLoad(
-        running=10, waiting=5, kv_blocks_used=50, cached_tokens=96, prompt_tokens=100, prefilling=4
+        running=10,
+        waiting=5,
+        kv_blocks_used=50,
+        cached_tokens=96,
+        prompt_tokens=100,
+        prefilling=4,
+        step_prompt_tokens=12,
     )
     series = by_series(EngineMetrics().values(look(load=load)))
     request, cache = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
@@ -55,6 +61,7 @@ def test_the_state_of_the_engine_under_the_names_of_tensorrt_llm() -> None:
     names = ("max", "used", "free", "fraction", "tokens_per", "reused")
     assert [series[cache, name] for name in names] == [200, 50, 150, 0.25, 32, 3]
     assert series["nv_trt_llm_inflight_batcher_metrics", "generation_requests"] == 6
+    assert series["nv_trt_llm_inflight_batcher_metrics", "total_context_tokens"] == 12
     assert series["nv_trt_llm_runtime_memory_metrics", "cpu"] == 7
     assert series["llm_prefix_cache_tokens_total", "hit"] == 96
     assert series["llm_prefix_cache_tokens_total", "miss"] == 4
