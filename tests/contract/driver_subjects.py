@@ -7,6 +7,7 @@ random base in f32, sim in virtual time, trtllm over `fake_trtllm.py`.
 import importlib.util
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ SIZE = {"sequences_max": 8, "step_tokens_max": 64, "context_tokens_max": 512}
 ADAPTERS = {"adapter_slots": 2, "adapter_rank": 8}
 BLOCKS = 96
 ADAPTER_COUNT = 4
-STILL_S = 20.0  # a driver that has work and says nothing for so long stands still
+STILL_S = 60.0  # a driver that has work and says nothing for so long stands still
 
 
 def load_beside(name: str):
@@ -243,7 +244,11 @@ def _trtllm(base: Path, adapters: dict[str, Path], opened: list) -> Subject:
     fake = load_beside("fake_trtllm")
 
     def make(*, blocks: int = BLOCKS, faults=None, **options) -> Driver:
-        llm = type("LLM", (fake.LLM,), {"blocks": blocks, "faults": faults or {}})
+        # A few iterations for loading; then one for each step of the driver, however busy this
+        # machine is.
+        permits = threading.Semaphore(20)
+        attributes = {"blocks": blocks, "faults": faults or {}, "permits": permits}
+        llm = type("LLM", (fake.LLM,), attributes)
         driver = load_trtllm(
             base,
             "base",
@@ -251,6 +256,13 @@ def _trtllm(base: Path, adapters: dict[str, Path], opened: list) -> Subject:
             make_api=lambda: TrtllmApi(fake.importer(llm=llm)),
         )
         opened.append(driver)
+        step = driver.step
+
+        def paced_step() -> StepEvents:
+            permits.release()
+            return step()
+
+        driver.step = paced_step
         return driver
 
     def make_failing() -> Driver:

@@ -50,7 +50,6 @@ class GuidedDecodingParams:
     regex: str | None = None
     grammar: str | None = None
     json_object: bool = False
-    structural_tag: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +78,6 @@ class LoRARequest:
     lora_name: str
     lora_int_id: int
     lora_path: str = ""
-    lora_ckpt_source: str = "hf"
 
     def __post_init__(self):
         if not Path(self.lora_path).exists():
@@ -119,7 +117,6 @@ class EagleDecodingConfig:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    index: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     finish_reason: str | None = None
@@ -243,6 +240,8 @@ class LLM:
     # What a test makes go wrong: {number of the request: text or exception}.
     faults: dict = {}  # noqa: RUF012 - set per test on a subclass
     is_hung = False
+    # One permit per iteration, so that a test's speed decides the engine's; None: it runs freely.
+    permits: threading.Semaphore | None = None
     _executor: object = None  # or a GenerationExecutorRpcProxy
 
     def __init__(self, model, **arguments):
@@ -345,6 +344,8 @@ class LLM:
             if self.is_hung:
                 time.sleep(0.01)
                 continue
+            if self.permits is not None and not self.permits.acquire(timeout=0.05):
+                continue
             time.sleep(self.step_s)
             self._iterate()
 
@@ -381,12 +382,10 @@ class LLM:
             self._report(
                 self._stats,
                 {
-                    "iter": self._event_id,
                     "iterLatencyMS": self.step_s * 1e3,
                     "kvCacheStats": {
                         "maxNumBlocks": self.blocks,
                         "usedNumBlocks": used,
-                        "freeNumBlocks": self.blocks - used,
                         "tokensPerBlock": BLOCK,
                     },
                     "specDecodingStats": {"numDraftTokens": 0, "numAcceptedTokens": 0},

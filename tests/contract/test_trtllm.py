@@ -67,7 +67,7 @@ def run(driver, *requests: SequenceRequest) -> dict:
 
 def until(driver, condition: Callable[[], bool]) -> None:
     """Step an idle driver until late events have made something true."""
-    ends_at_s = time.monotonic() + 20
+    ends_at_s = time.monotonic() + 60
     while not condition():
         driver.step()
         assert time.monotonic() < ends_at_s
@@ -138,6 +138,12 @@ def test_options_become_arguments(load) -> None:
     assert given["speculative_config"] == fake.NGramDecodingConfig(max_draft_len=4)
     assert driver.limits.context_tokens_max == 1000
     assert driver.limits.kv_blocks == fake.LLM.blocks
+
+
+def test_a_kind_of_speculation_has_the_class_that_the_version_has(load) -> None:
+    text = '{"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model_dir": "draft"}'
+    given = engine_of(load(speculation=text)).arguments["speculative_config"]
+    assert given == fake.EagleDecodingConfig(max_draft_len=3, speculative_model_dir="draft")
 
 
 @pytest.mark.parametrize(
