@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from replica.drivers import trtllm
 from replica.drivers.options import OptionsError
 from replica.drivers.registry import load_driver
-from replica.drivers.trtllm import load_trtllm
 from replica.drivers.trtllm_api import IMAGE, TrtllmApi
 from replica.engine.testing import write_random_adapter, write_random_model
 from replica.engine.types import Finish, Grammar, GrammarKind, Sampling, SequenceRequest
@@ -42,7 +42,7 @@ def load(base: Path) -> Iterator[Callable]:
     def load_with(*, version: str = "1.2.1", attributes: dict | None = None, **options):
         llm = type("LLM", (fake.LLM,), attributes or {})
         importer = fake.importer(version, llm)
-        driver = load_trtllm(base, "base", options, make_api=lambda: TrtllmApi(importer))
+        driver = trtllm.load_trtllm(base, "base", options, make_api=lambda: TrtllmApi(importer))
         opened.append(driver)
         return driver
 
@@ -211,6 +211,13 @@ def test_grammars_are_handed_on(load, grammar, expected) -> None:
     )
     with pytest.raises(ValueError, match="a grammar cannot go on behind 2 emitted tokens"):
         driver.add(request(2, sampling=Sampling(grammar=grammar), resumed_tokens=2))
+
+
+def test_grammars_that_nobody_can_check_need_an_explicit_wish(load, monkeypatch) -> None:
+    monkeypatch.setattr(trtllm, "_grammar_check", lambda directory, facts: None)
+    assert not load().capabilities.has_grammars
+    assert load(grammars_unchecked="true").capabilities.has_grammars
+    assert not load(grammars="", grammars_unchecked=True).capabilities.has_grammars
 
 
 ENGINE = RuntimeError("Background error: the worker process died")
