@@ -446,3 +446,13 @@ def test_without_grammars_they_are_refused(vocabulary: int) -> None:
     sampler.check(sequence(Sampling()).request)
     with pytest.raises(RefusedError, match="cannot constrain"):
         sampler.check(sequence(Sampling(grammar=GRAMMARS["json"])).request)
+
+
+def test_special_tokens_are_masked_even_where_a_grammar_names_one(
+    sampler: Sampler, tokenizer: Tokenizer, vocabulary: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replica.engine.grammar_source._check_lark", lambda _: None)
+    grammar = Grammar(GrammarKind.EBNF, 'start: "a" | <|im_start|> "b"')
+    one = sequence(Sampling(grammar=grammar, logit_bias=((1, 100.0),)))
+    assert generate(sampler, [one], RandomModel(tokenizer, vocabulary)) == [""]
+    assert text_of(tokenizer, one) == "a"

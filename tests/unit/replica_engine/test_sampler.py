@@ -177,3 +177,23 @@ def test_a_step_of_prompt_rows_alone_reports_them() -> None:
     output = Sampler(VOCABULARY, EOS).sample(noise(2), StepPlan([], [(one, 2)]))
     assert output.tokens == []
     assert [(part.first, len(part.tokens)) for part in output.prompt_logprobs] == [(1, 2)]
+
+
+def test_penalties_count_the_draft_before_each_row() -> None:
+    logits = np.zeros((4, VOCABULARY), np.float32)
+    logits[:, 7], logits[:, 8], logits[:, 9] = 3.0, 2.5, 2.0
+    one = sequence([1, 7], Sampling(frequency_penalty=1.0))
+    plan = StepPlan([one], [])
+    for draft, expected in (([7, 8, 9], [7, 8, 7]), ([7, 7, 7], [7, 8]), ([8, 8, 8], [7])):
+        plan.drafts = {0: draft}
+        output = Sampler(VOCABULARY, EOS).sample(logits, plan)
+        assert output.tokens + output.more.get(0, []) == expected
+
+
+def test_the_minimum_length_counts_the_draft_before_each_row() -> None:
+    logits = np.zeros((3, VOCABULARY), np.float32)
+    logits[:, 2], logits[:, 5] = 2.0, 1.0
+    plan = StepPlan([sequence([1], Sampling(tokens_min=2))], [])
+    plan.drafts = {0: [5, 5]}
+    output = Sampler(VOCABULARY, EOS).sample(logits, plan)
+    assert output.tokens + output.more[0] == [5, 5, 2]
