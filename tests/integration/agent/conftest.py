@@ -7,8 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,9 @@ import grpc
 import httpx
 import pytest_asyncio
 
+from replica.agent.app import Agent, no_hardware
+from replica.agent.hardware import HardwareReader
+from replica.agent.settings import AgentSettings
 from replica.agent.triton import MODEL, OWNER, TritonLauncher
 from replica.engine.testing import write_random_model
 from sluice.artifacts import import_directory
@@ -31,6 +35,8 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 SHM = Path("/dev/shm")
 WAIT_S = 60.0
 REPEAT_S = 5.0  # as the control plane does
+
+OpenHardware = Callable[[], HardwareReader | None]
 
 
 class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
@@ -198,6 +204,32 @@ class Node:
         child = await ChildProcess.start(self.spec(control_address, **settings))
         await child.wait_ready(WAIT_S)
         return child
+
+    def agent(self, open_hardware: OpenHardware = no_hardware, **changes: object) -> Agent:
+        """Return an agent that runs in this process: no second of imports."""
+        values = {
+            "node_id": "node-1",
+            "control_address": self.control.address,
+            "state_dir": self.directory / "state",
+            "artifacts_dir": self.directory / "artifacts",
+            "http_address": self.http,
+        }
+        settings = AgentSettings.model_validate(values | changes)
+        return Agent(settings, self.launcher, open_hardware=open_hardware)
+
+    @asynccontextmanager
+    async def running_agent(
+        self, open_hardware: OpenHardware = no_hardware, **changes: object
+    ) -> AsyncGenerator[None]:
+        """Run an agent in this process, from start to its orderly end."""
+        stop = asyncio.Event()
+        self.control.request = None  # of the agent before
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.agent(open_hardware, **changes).run(stop))
+            try:
+                yield
+            finally:
+                stop.set()
 
     async def command(self, word: str) -> tuple[int, str]:
         """Run `python -m replica.agent WORD` and return its status and what it says."""

@@ -65,55 +65,37 @@ async def test_leftovers_that_are_dead_frozen_or_not_wanted_are_replaced(
     node, start_traffic
 ) -> None:
     node.control.want(node.replica())
-    process = await node.start_agent(on_stop="leave")
-    (replica,) = await node.control.until_ready("r-1")
+    async with node.running_agent(on_stop="leave"):
+        (replica,) = await node.control.until_ready("r-1")
+    assert set(node.engines()) == set(group_processes(replica.pid)) != set()
 
-    async def restart(on_stop: str = "leave") -> None:
-        nonlocal process
-        node.control.request = None
-        process = await node.start_agent(on_stop=on_stop)
-
-    async def leave() -> None:
-        await process.stop()
-        assert process.status == 0
-
-    try:
-        await leave()
-        assert set(node.engines()) == set(group_processes(replica.pid)) != set()
-
-        await restart()
+    async with node.running_agent(on_stop="leave"):
         (kept,) = await node.control.until_ready("r-1")
         assert kept.pid == replica.pid
-        os.kill(kept.pid, signal.SIGKILL)  # no child of this agent
+        os.kill(kept.pid, signal.SIGKILL)
         (replica,) = await node.control.until_ready("r-1", restarts=1)
         assert set(node.engines()) == set(group_processes(replica.pid))
 
-        await leave()
-        os.kill(node.stub_of(replica), signal.SIGSTOP)
-        await restart()
+    os.kill(node.stub_of(replica), signal.SIGSTOP)
+    async with node.running_agent(on_stop="leave"):
         (replica,) = await node.control.until_ready("r-1", restarts=2)
         assert set(node.engines()) == set(group_processes(replica.pid))
 
-        await leave()
-        record_another_process(node)
-        await restart()
-        stranger = replica
-        (replica,) = await node.control.until_ready("r-1")
-        assert set(node.events("leftovers_killed")[-1]["pids"]) >= {stranger.pid}
-        assert set(node.engines()) == set(group_processes(replica.pid))
+    record_another_process(node)
+    async with node.running_agent(on_stop="leave"):
+        (anew,) = await node.control.until_ready("r-1")
+        assert set(node.engines()) == set(group_processes(anew.pid))
+        assert anew.pid != replica.pid
 
-        await leave()
-        await start_traffic(replica.grpc_address, tokens=2000)
-        node.control.want(node.replica(**SLOW))
-        await restart(on_stop="stop")
-        slow = await node.control.until(
-            lambda found: found["r-1"].state == READY and found["r-1"].pid != replica.pid
+    await start_traffic(anew.grpc_address, tokens=2000)
+    node.control.want(node.replica(**SLOW))
+    async with node.running_agent():
+        found = await node.control.until(
+            lambda found: found["r-1"].state == READY and found["r-1"].pid != anew.pid
         )
-        assert set(node.engines()) == set(group_processes(slow["r-1"].pid))
+        assert set(node.engines()) == set(group_processes(found["r-1"].pid))
         assert len(node.shared_memory()) == 1
-    finally:
-        await process.stop()
-    assert (process.status, node.engines(), node.shared_memory()) == (0, [], [])
+    assert (node.engines(), node.shared_memory()) == ([], [])
 
 
 async def test_an_engine_that_freezes_while_it_starts_is_replaced_and_one_that_starts_is_kept(

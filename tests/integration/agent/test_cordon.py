@@ -5,10 +5,8 @@ import threading
 
 import pytest
 
-from replica.agent.app import Agent
 from replica.agent.hardware import GpuReading, HardwareState, Readings, Xid, judge
 from replica.agent.hardware_watch import CordonFile
-from replica.agent.settings import AgentSettings
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -46,21 +44,11 @@ class ScriptedHardware:
         return Readings(GPUS, xids)
 
 
-def make_agent(node, hardware: ScriptedHardware) -> Agent:
-    settings = AgentSettings(
-        node_id="node-1",
-        control_address=node.control.address,
-        state_dir=node.directory / "state",
-        artifacts_dir=node.directory / "artifacts",
-        http_address=node.http,
-    )
-    return Agent(settings, node.launcher, open_hardware=lambda: hardware)
-
-
 async def test_an_agent_that_fails_leaves_its_engines_to_the_next(node) -> None:
-    hardware, stop = ScriptedHardware(), asyncio.Event()
+    hardware = ScriptedHardware()
     node.control.want(node.replica())
-    first = asyncio.get_running_loop().create_task(make_agent(node, hardware).run(stop))
+    agent = node.agent(lambda: hardware)
+    first = asyncio.get_running_loop().create_task(agent.run(asyncio.Event()))
     (replica,) = await node.control.until_ready("r-1")
     hardware.is_broken = True
     with pytest.raises(ExceptionGroup) as failure:
@@ -68,11 +56,8 @@ async def test_an_agent_that_fails_leaves_its_engines_to_the_next(node) -> None:
     assert failure.group_contains(RuntimeError, match="a bug in reading GPUs")
     assert replica.pid in node.engines()
 
-    node.control.request = None
-    async with asyncio.TaskGroup() as group:
-        group.create_task(make_agent(node, ScriptedHardware()).run(stop))
+    async with node.running_agent():
         (again,) = await node.control.until_ready("r-1")
-        stop.set()
     assert again.pid == replica.pid
     assert (node.engines(), node.shared_memory()) == ([], [])
 
@@ -80,44 +65,38 @@ async def test_an_agent_that_fails_leaves_its_engines_to_the_next(node) -> None:
 async def test_an_xid_drains_the_replicas_of_its_gpu_and_lifting_it_brings_them_back(
     node, start_traffic
 ) -> None:
-    hardware, stop = ScriptedHardware(), asyncio.Event()
+    hardware = ScriptedHardware()
     node.control.want(
         node.replica("on-a", accelerators=[0]),
         node.replica("on-b", accelerators=[1]),
     )
-    async with asyncio.TaskGroup() as group:
-        group.create_task(make_agent(node, hardware).run(stop))
-        try:
-            on_a, on_b = await node.control.until_ready("on-a", "on-b")
-            request = node.control.request
-            assert (request.is_cordoned, request.cordon_reason) == (False, "")
-            (first, _) = request.facts.accelerator_facts
-            assert (first.name, first.temperature_c, first.power_w) == ("H100", 41, 123.0)
+    async with node.running_agent(lambda: hardware):
+        on_a, on_b = await node.control.until_ready("on-a", "on-b")
+        request = node.control.request
+        assert (request.is_cordoned, request.cordon_reason) == (False, "")
+        (first, _) = request.facts.accelerator_facts
+        assert (first.name, first.temperature_c, first.power_w) == ("H100", 41, 123.0)
 
-            traffic = await start_traffic(on_a.grpc_address, tokens=1000)  # 2 s
-            hardware.report(Xid("GPU-a", 79))
-            await node.control.until(lambda found: found["on-a"].state == DRAINING)
-            assert await traffic.end() == engine.FINISH_REASON_LENGTH, "a cordon cuts nothing"
-            found = await node.control.until(lambda found: found["on-a"].state == STOPPED)
-            assert (
-                found["on-a"].message == "cordoned: GPU 0: XID 79: the GPU has fallen off the bus"
-            )
-            assert (found["on-b"].state, found["on-b"].pid) == (READY, on_b.pid)
-            request = node.control.request
-            assert (request.is_cordoned, "XID 79" in request.cordon_reason) == (True, True)
-            assert 'agent_xids_total{xid="79"} 1.0' in (await node.get("/metrics")).text
+        traffic = await start_traffic(on_a.grpc_address, tokens=1000)  # 2 s
+        hardware.report(Xid("GPU-a", 79))
+        await node.control.until(lambda found: found["on-a"].state == DRAINING)
+        assert await traffic.end() == engine.FINISH_REASON_LENGTH, "a cordon cuts nothing"
+        found = await node.control.until(lambda found: found["on-a"].state == STOPPED)
+        assert found["on-a"].message == "cordoned: GPU 0: XID 79: the GPU has fallen off the bus"
+        assert (found["on-b"].state, found["on-b"].pid) == (READY, on_b.pid)
+        request = node.control.request
+        assert (request.is_cordoned, "XID 79" in request.cordon_reason) == (True, True)
+        assert 'agent_xids_total{xid="79"} 1.0' in (await node.get("/metrics")).text
 
-            cordon = request.facts.accelerator_facts[0].cordon
-            assert not request.facts.accelerator_facts[1].HasField("cordon")
-            node.control.want(
-                node.replica("on-a", accelerators=[0]),
-                node.replica("on-b", accelerators=[1]),
-                lifted_cordons=[cordon.id],
-            )
-            await node.control.until_ready("on-a", "on-b")
-            assert not node.control.request.is_cordoned
-        finally:
-            stop.set()
+        cordon = request.facts.accelerator_facts[0].cordon
+        assert not request.facts.accelerator_facts[1].HasField("cordon")
+        node.control.want(
+            node.replica("on-a", accelerators=[0]),
+            node.replica("on-b", accelerators=[1]),
+            lifted_cordons=[cordon.id],
+        )
+        await node.control.until_ready("on-a", "on-b")
+        assert not node.control.request.is_cordoned
     assert (node.engines(), node.shared_memory()) == ([], [])
 
 
