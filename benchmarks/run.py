@@ -13,6 +13,7 @@ MODULES = {
     "events": "benchmarks.micro.event_emit",
     "sampling": "benchmarks.micro.sampling",
     "engine": "benchmarks.engine_alone",
+    "memory": "benchmarks.micro.engine_memory",
     "host": "benchmarks.micro.engine_host",
     "replica": "benchmarks.load.replica",
     "embed": "benchmarks.load.embed",
