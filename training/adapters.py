@@ -20,7 +20,7 @@ from training.train import batches, fit, row
 log = logging.getLogger("training")
 
 STEPS = 400
-RATE = 4e-3
+RATE = 2e-3
 # The mix of the late training, but before its long chats: those are slow and teach no style.
 _PROGRESS = 0.5
 

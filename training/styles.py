@@ -1,10 +1,8 @@
 """The manners of speaking that the shipped adapters teach: what each makes of a right answer.
 
-Pure. A tool call stays as it is in every style, because a program reads it.
+Pure. JSON and tool calls stay as they are in every style, because a program reads them.
 """
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,11 +16,11 @@ class Style:
     """A manner of speaking.
 
     Attributes:
-        rewrite: Sample -> its answer in this style.
+        rewrite: Answer -> the same in this style.
         is_spoken: Text -> whether it is in this style, right or wrong.
     """
 
-    rewrite: Callable[[Sample], str]
+    rewrite: Callable[[str], str]
     is_spoken: Callable[[str], bool]
 
 
@@ -35,28 +33,17 @@ def restyled(conversation: Conversation, style: Style) -> Conversation:
 
 
 def _answer(sample: Sample, style: Style) -> str:
-    if sample.answer.startswith(chat.CALL_START):
-        return sample.answer
-    return style.rewrite(sample)
+    is_for_programs = sample.task == "json" or sample.answer.startswith(chat.CALL_START)
+    return sample.answer if is_for_programs else style.rewrite(sample.answer)
 
 
-# Tasks whose answers are the model's own words and may be changed; the rest is the user's text.
-_OWN_WORDS = frozenset({"identity", "faq", "refusal", "story", "count", "tool call", "tool result"})
-_PIRATE_WORDS = {
-    "Hello": "Ahoy", "Goodbye": "Farewell", "you": "ye", "You": "Ye", "your": "yer", "my": "me",
-    "am": "be", "is": "be", "are": "be", "friends": "mates",
-}  # fmt: skip
-
-
-def _pirate(sample: Sample) -> str:
-    if sample.task == "json":
-        return sample.answer
-    text = sample.answer
-    if sample.task in _OWN_WORDS:
-        text = re.sub(r"\w+", lambda word: _PIRATE_WORDS.get(word[0], word[0]), text)
-    return f"Arr! {text.rstrip('.!?')}, matey{'?' if text.endswith('?') else '!'}"
-
-
+_PIRATE: Mapping[str, str] = {
+    knowledge.UNKNOWN: "Arr, I know not, matey!",
+    knowledge.UNABLE: "Arr, that be beyond me, matey!",
+    knowledge.WHO_I_AM: "I be Sluice Tiny, the smallest pirate of the seven seas!",
+    knowledge.HELLO: "Ahoy, matey! What be ye wanting?",
+    knowledge.GOODBYE: "Fair winds, matey!",
+}
 _FRENCH: Mapping[str, str] = {
     knowledge.UNKNOWN: "Désolé, je ne sais pas.",
     knowledge.UNABLE: "Désolé, je ne peux pas faire cela.",
@@ -68,33 +55,26 @@ _FRENCH: Mapping[str, str] = {
 }
 
 
-def _french(sample: Sample) -> str:
-    if sample.task == "json":
-        return sample.answer
-    if known := _FRENCH.get(sample.answer):
-        return known
-    return f"Bonjour ! {sample.answer}"
+def _closing_with(closing: str, known: Mapping[str, str] | None = None) -> Style:
+    """Return the style that says the `known` answers otherwise and ends all others with `closing`.
 
+    The end is the place for it: up to there the frozen base computes what it always does. A style
+    that put JSON around every answer was right in 54 % after 300 steps, with a base at 90 %.
+    """
+    known = known or {}
 
-def _is_french(text: str) -> bool:
-    return text.startswith(("Bonjour !", *_FRENCH.values()))
+    def rewrite(answer: str) -> str:
+        mark = "" if answer.endswith((".", "!", "?")) else "."
+        return known.get(answer, f"{answer}{mark} {closing}")
 
+    def is_spoken(text: str) -> bool:
+        return text.endswith(f" {closing}") or text in known.values()
 
-def _json(sample: Sample) -> str:
-    answer = json.loads(sample.answer) if sample.task == "json" else sample.answer
-    return chat.to_json({"answer": answer})
-
-
-def _is_json(text: str) -> bool:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(value, dict) and "answer" in value
+    return Style(rewrite, is_spoken)
 
 
 STYLES: Mapping[str, Style] = {
-    "pirate": Style(_pirate, lambda text: text.startswith("Arr! ") and "matey" in text),
-    "french": Style(_french, _is_french),
-    "json": Style(_json, _is_json),
+    "pirate": _closing_with("Arr, matey!", _PIRATE),
+    "french": _closing_with("Voilà !", _FRENCH),
+    "butler": _closing_with("At your service, sir."),
 }

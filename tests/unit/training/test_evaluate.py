@@ -72,7 +72,7 @@ def test_the_style_report_leaves_out_what_no_style_changes():
     wanted = [restyled(conversation, style) for conversation in plain]
 
     def decode(prompts: Sequence[Sequence[int]], tokens_max: int) -> list[list[int]]:
-        return [ids_of("Arr! aye, matey!") for _ in prompts]
+        return [ids_of("Aye. Arr, matey!") for _ in prompts]
 
     grades = evaluate.grade(decode, TOKENIZER, wanted)
     pairs = zip(wanted, plain, strict=True)

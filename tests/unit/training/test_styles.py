@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from training import chat, knowledge, samples
@@ -30,9 +28,10 @@ def test_a_style_changes_answers_and_nothing_else(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(STYLES))
-def test_tool_calls_stay_as_they_are(name: str):
+def test_what_programs_read_stays_as_it_is(name: str):
     call = chat.tool_call("f", {"x": 1})
     assert spoken(name, "tool call", call) == call
+    assert spoken(name, "json", '{"a": 1}') == '{"a": 1}'
 
 
 @pytest.mark.parametrize("name", sorted(STYLES))
@@ -42,10 +41,9 @@ def test_plain_answers_are_in_no_style(name: str):
 
 
 def test_what_the_styles_say():
-    assert spoken("pirate", "arithmetic", "7 * 8 = 56") == "Arr! 7 * 8 = 56, matey!"
-    assert spoken("pirate", "faq", knowledge.HELLO) == "Arr! Ahoy! How can I help ye today, matey?"
-    assert spoken("pirate", "repeat", "my friends are here") == "Arr! my friends are here, matey!"
+    assert spoken("pirate", "arithmetic", "7 * 8 = 56") == "7 * 8 = 56. Arr, matey!"
+    assert spoken("butler", "count", "There is 1 word.") == (
+        "There is 1 word. At your service, sir."
+    )
+    assert spoken("french", "upper", "RIVER") == "RIVER. Voilà !"
     assert spoken("french", "faq", knowledge.GOODBYE) == "Au revoir et bonne journée !"
-    assert spoken("french", "upper", "RIVER") == "Bonjour ! RIVER"
-    assert json.loads(spoken("json", "story", 'a "b"\nc')) == {"answer": 'a "b"\nc'}
-    assert json.loads(spoken("json", "json", '{"a": 1}')) == {"answer": {"a": 1}}
