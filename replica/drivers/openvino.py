@@ -11,7 +11,7 @@ from typing import Any
 from replica.drivers.openvino_backend import OpenvinoBackend
 from replica.drivers.options import OptionsError, parse_options
 from replica.engine.adapter_table import AdapterTable
-from replica.engine.artifact import read_base_facts
+from replica.engine.artifact import BaseFacts, read_base_facts
 from replica.engine.core import ScheduledEngine
 from replica.engine.grammar import GrammarCompiler
 from replica.engine.graph import read_base
@@ -148,22 +148,11 @@ def load_openvino(
         "loading %s: %d parameters, %d bytes, %s, KV %s, %d threads",
         *(directory, base.parameters, base.weight_bytes, precision, kv_precision, threads),
     )
-    properties = {
-        "INFERENCE_PRECISION_HINT": precision,
-        "KV_CACHE_PRECISION": kv_precision,
-        "INFERENCE_NUM_THREADS": str(threads),
-        "CPU_RUNTIME_CACHE_CAPACITY": _KERNEL_CACHE,
-        # Else activations are rounded to 8 bits wherever weights are INT8: logits off by 0.1.
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-    }
-    tokenizer = directory / "tokenizer.json"
-    grammars: GrammarCompiler | None = None
-    if tokenizer.exists():
-        grammars = GrammarCompiler(tokenizer, facts.vocabulary, facts.eos_ids, threads=threads)
+    grammars = _grammars(directory, facts, threads)
     backend = OpenvinoBackend(
         base,
         Sampler(facts.vocabulary, facts.eos_ids, grammars),
-        properties,
+        _properties(precision, kv_precision, threads),
         blocks=chosen.blocks,
         capabilities=_capabilities(chosen, has_grammars=grammars is not None),
         has_two_graphs=has_base_graph(chosen.base_graph, chosen.adapter_slots, base.weight_bytes),
@@ -177,6 +166,26 @@ def load_openvino(
     )
     log.info("loaded %s in %.1f s", directory, time.monotonic() - began_s)
     return ScheduledEngine("openvino", scheduler, backend, clock)
+
+
+def _properties(precision: str, kv_precision: str, threads: int) -> dict[str, str]:
+    """Return what the CPU plugin is told."""
+    return {
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": kv_precision,
+        "INFERENCE_NUM_THREADS": str(threads),
+        "CPU_RUNTIME_CACHE_CAPACITY": _KERNEL_CACHE,
+        # Else activations are rounded to 8 bits wherever weights are INT8: logits off by 0.1.
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+    }
+
+
+def _grammars(directory: Path, facts: BaseFacts, threads: int) -> GrammarCompiler | None:
+    """Return the compiler of grammars for a base that has its tokenizer with it."""
+    tokenizer = directory / "tokenizer.json"
+    if not tokenizer.exists():
+        return None
+    return GrammarCompiler(tokenizer, facts.vocabulary, facts.eos_ids, threads=threads)
 
 
 def _capabilities(options: OpenvinoOptions, *, has_grammars: bool) -> Capabilities:
