@@ -208,9 +208,12 @@ def test_the_embedding_model_has_a_replica_or_its_absence_is_said(running) -> No
     env = read_env(running.home)
     admin = {"authorization": f"Bearer {env['SLUICE_ADMIN_KEY']}"}
     url = f"{env['SLUICE_ADMIN_URL']}/v1/replicas"
-    replicas = httpx.get(url, headers=admin, timeout=10).json()["data"]
-    states = {replica["profile"]: replica["state"] for replica in replicas}
-    assert states == {"frames": "ready", "embed": "ready"}
+
+    def states() -> dict[str, str]:
+        replicas = httpx.get(url, headers=admin, timeout=10).json()["data"]
+        return {replica["profile"]: replica["state"] for replica in replicas}
+
+    eventually(lambda: states() == {"frames": "ready", "embed": "ready"})
     refused = httpx.post(
         f"{env['OPENAI_BASE_URL']}/chat/completions",
         headers={"authorization": f"Bearer {env['OPENAI_API_KEY']}"},
