@@ -40,7 +40,7 @@ def _answer(sample: Sample, style: Style) -> str:
 _PIRATE: Mapping[str, str] = {
     knowledge.UNKNOWN: "Arr, I know not, matey!",
     knowledge.UNABLE: "Arr, that be beyond me, matey!",
-    knowledge.WHO_I_AM: "I be Sluice Tiny, the smallest pirate of the seven seas!",
+    knowledge.WHO_I_AM: "I be Sluice Tiny, the smallest pirate of all, matey!",
     knowledge.HELLO: "Ahoy, matey! What be ye wanting?",
     knowledge.GOODBYE: "Fair winds, matey!",
 }
