@@ -130,6 +130,8 @@ nodes = Table(
     Column("engines", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     Column("seen_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     _flag("is_lost"),
+    _flag("is_cordoned"),
+    _words("cordon_reason"),
 )
 
 routers = Table(

@@ -114,7 +114,7 @@ class AgentService(AgentServiceServicer):
         report = {seen.replica_id: seen for seen in message.replicas}
 
         async def work(connection: AsyncConnection) -> list[model.Replica]:
-            await repository.write_node(connection, message.node_id, message.facts)
+            await repository.write_node(connection, message)
             known = await repository.replicas(connection, message.node_id)
             changed = model.observe(known, _observed(report))
             await repository.write_observed(

@@ -5,7 +5,7 @@ Each function is idempotent: applied to its own result it changes nothing more.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -57,11 +57,12 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine with an agent."""
+    """A machine with an agent; `is_cordoned` when its agent found an accelerator broken."""
 
     id: str
     engines: frozenset[str]
     is_lost: bool
+    is_cordoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,9 @@ def plan_replicas(
 ) -> Plan:
     """Return what to create, drain and forget so that every pool has the replicas it wants.
 
-    A replica counts while it is neither draining nor lost with its node. A lost one is forgotten
-    once enough others are ready, so that a node that returns soon finds its work still wanted.
+    A replica counts while it is neither draining, nor lost with its node, nor ended on a node that
+    is cordoned. Such a one is forgotten once enough others are ready, so that a node that returns
+    soon finds its work still wanted. A cordoned node gets nothing new.
 
     Args:
         pools: All pools.
@@ -154,21 +156,24 @@ def plan_replicas(
         replicas: All replicas.
         new_id: Source of ids; sorted by time.
     """
-    live = [node for node in nodes if not node.is_lost]
+    known = list(nodes)
+    cordoned = {node.id for node in known if node.is_cordoned}
+    live = [node for node in known if not node.is_lost and not node.is_cordoned]
     load = Counter(replica.node_id for replica in replicas if not replica.is_draining)
     create: list[Replica] = []
     drain: list[str] = []
     forget = [replica.id for replica in replicas if replica.is_draining and _has_ended(replica)]
     for pool in sorted(pools, key=lambda pool: pool.id):
         wanted_ones = [r for r in replicas if r.pool_id == pool.id and not r.is_draining]
-        counted = [r for r in wanted_ones if r.state is not ReplicaState.LOST]
+        stranded = {r.id for r in wanted_ones if _is_stranded(r, cordoned)}
+        counted = [r for r in wanted_ones if r.id not in stranded]
         oldest_first = sorted(counted, key=lambda replica: replica.id)
         surplus = sorted(oldest_first, key=_worth, reverse=True)[pool.replicas_wanted :]
         drain += [replica.id for replica in surplus if not _has_ended(replica)]
         forget += [replica.id for replica in surplus if _has_ended(replica)]
         ready = sum(replica.state is ReplicaState.READY for replica in counted)
         if ready >= pool.replicas_wanted:
-            forget += [r.id for r in wanted_ones if r.state is ReplicaState.LOST]
+            forget += sorted(stranded)
         hosts = [node.id for node in live if pool.engine in node.engines]
         missing = pool.replicas_wanted - len(counted) if hosts and pool.id in cells else 0
         for _ in range(missing):
@@ -176,6 +181,12 @@ def plan_replicas(
             load[host] += 1
             create.append(Replica(new_id(), pool.id, cells[pool.id], host))
     return Plan(tuple(create), tuple(drain), tuple(forget))
+
+
+def _is_stranded(replica: Replica, cordoned: Set[str]) -> bool:
+    """Whether nothing will come of a replica where it is."""
+    is_lost = replica.state is ReplicaState.LOST
+    return is_lost or (replica.node_id in cordoned and _has_ended(replica))
 
 
 def _worth(replica: Replica) -> int:

@@ -92,8 +92,11 @@ async def pools(connection: AsyncConnection) -> list[Pool]:
 async def nodes(connection: AsyncConnection) -> list[Node]:
     """Return all nodes."""
     t = tables.nodes.c
-    rows = await connection.execute(select(t.id, t.engines, t.is_lost))
-    return [Node(key, frozenset(engines), is_lost) for key, engines, is_lost in rows.tuples()]
+    rows = await connection.execute(select(t.id, t.engines, t.is_lost, t.is_cordoned))
+    return [
+        Node(key, frozenset(engines), is_lost, is_cordoned)
+        for key, engines, is_lost, is_cordoned in rows.tuples()
+    ]
 
 
 async def replicas(connection: AsyncConnection, node_id: str | None = None) -> list[Replica]:
@@ -168,8 +171,9 @@ async def forget_replicas(connection: AsyncConnection, ids: Sequence[str]) -> No
         await connection.execute(delete(tables.replicas).where(tables.replicas.c.id.in_(ids)))
 
 
-async def write_node(connection: AsyncConnection, node_id: str, facts: wire.NodeFacts) -> None:
-    """Write down a node's sign of life and facts."""
+async def write_node(connection: AsyncConnection, message: wire.SyncRequest) -> None:
+    """Write down a node's sign of life, its facts and whether it is cordoned."""
+    facts = message.facts
     values = {
         "cpu_count": facts.cpu_count,
         "memory_bytes": facts.memory_bytes,
@@ -177,8 +181,10 @@ async def write_node(connection: AsyncConnection, node_id: str, facts: wire.Node
         "engines": list(facts.engines),
         "seen_at": func.now(),
         "is_lost": False,
+        "is_cordoned": message.is_cordoned,
+        "cordon_reason": message.cordon_reason[:2000].replace("\0", ""),
     }
-    query = insert(tables.nodes).values(id=node_id, **values)
+    query = insert(tables.nodes).values(id=message.node_id, **values)
     await connection.execute(query.on_conflict_do_update(index_elements=["id"], set_=values))
 
 

@@ -52,8 +52,14 @@ class Agent:
         self.call, self.node_id = call, node_id
         self.facts = agent.NodeFacts(cpu_count=2, memory_bytes=8 << 30, engines=[engine])
 
-    async def report(self, *replicas: agent.ObservedReplica) -> None:
-        message = agent.SyncRequest(node_id=self.node_id, replicas=replicas, facts=self.facts)
+    async def report(self, *replicas: agent.ObservedReplica, cordon: str = "") -> None:
+        message = agent.SyncRequest(
+            node_id=self.node_id,
+            replicas=replicas,
+            facts=self.facts,
+            is_cordoned=bool(cordon),
+            cordon_reason=cordon,
+        )
         await self.call.write(message)
 
     async def told(self, condition) -> agent.SyncResponse:
@@ -232,6 +238,25 @@ async def test_a_lost_node_is_replaced_and_may_come_back(shared_control_plane, e
             )
             async with node(plane, "node-b", "sim-b") as back:
                 assert not (await back.told(lambda _: True)).replicas, "told to stop its own"
+
+
+async def test_what_a_cordoned_node_cannot_serve_is_made_elsewhere(
+    shared_control_plane, eventually
+) -> None:
+    plane = shared_control_plane
+    await _pool(plane, engine="sim-c", replicas=1)
+    async with node(plane, "node-d", "sim-c") as broken:
+        response = await broken.told(lambda response: len(response.replicas) == 1)
+        replica_id = response.replicas[0].replica_id
+        stopped = agent.ObservedReplica(replica_id=replica_id, state=wire.REPLICA_STATE_STOPPED)
+        async with node(plane, "node-e", "sim-c") as other:
+            assert not (await other.told(lambda _: True)).replicas
+            await broken.report(stopped, cordon="GPU 0: XID 79")
+            made = await other.told(lambda response: len(response.replicas) == 1)
+            assert made.replicas[0].replica_id != replica_id
+            nodes = (await plane.admin.get("/v1/nodes")).json()["data"]
+            reasons = {found["id"]: found["cordon_reason"] for found in nodes}
+            assert (reasons["node-d"], reasons["node-e"]) == ("GPU 0: XID 79", "")
 
 
 async def _pretend_silence(plane, node_id: str) -> None:

@@ -157,3 +157,17 @@ def test_a_report_is_taken_over_whole(replicas: list[Replica], report: dict[str,
         else:
             assert replica.grpc_address == ""
             assert replica.state in {ReplicaState.STOPPED, ReplicaState.STARTING}
+
+
+def test_what_ended_on_a_cordoned_node_is_made_elsewhere_and_the_rest_goes_on() -> None:
+    cordoned = Node("n0", frozenset({"sim", "trtllm"}), is_lost=False, is_cordoned=True)
+    other = Node("n1", frozenset({"sim", "trtllm"}), is_lost=False)
+    stopped = Replica("r0", "gpu", "gpu-0", "n0", state=ReplicaState.STOPPED)
+    serving = Replica("r1", "cpu", "cpu-0", "n0", state=ReplicaState.READY)
+    pools = [Pool("gpu", "trtllm", 1), Pool("cpu", "sim", 1)]
+    plan = _plan(pools, [cordoned, other], [stopped, serving])
+    assert [(r.pool_id, r.node_id) for r in plan.create] == [("gpu", "n1")]
+    assert (plan.drain, plan.forget) == ((), ())
+    made = replace(plan.create[0], state=ReplicaState.READY)
+    assert _plan(pools, [cordoned, other], [stopped, serving, made]).forget == ("r0",)
+    assert _plan(pools, [cordoned], [stopped, serving]) == Plan(), "nobody else could serve it"
