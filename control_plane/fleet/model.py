@@ -5,7 +5,8 @@ Each function is idempotent: applied to its own result it changes nothing more.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -183,7 +184,7 @@ def plan_replicas(
     return Plan(tuple(create), tuple(drain), tuple(forget))
 
 
-def _is_stranded(replica: Replica, cordoned: Set[str]) -> bool:
+def _is_stranded(replica: Replica, cordoned: AbstractSet[str]) -> bool:
     """Whether nothing will come of a replica where it is."""
     is_lost = replica.state is ReplicaState.LOST
     return is_lost or (replica.node_id in cordoned and _has_ended(replica))
