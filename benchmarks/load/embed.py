@@ -24,11 +24,10 @@ from typing import Any
 from benchmarks.results import write_result
 from replica.agent.model_kinds import canary
 from replica.agent.replica_state import EngineSpec
-from replica.agent.triton import Launch, TritonLauncher
+from replica.agent.testing import running_triton
 from replica.embedding.package import INSTALL, find_package
 from sluice.artifacts import import_directory
 from sluice.embeddings import EmbeddingClient
-from sluice.process import ChildProcess
 from sluice.procfs import cpu_s, group_processes, memory_bytes
 
 _IN_FLIGHT = 64
@@ -49,13 +48,12 @@ def texts(count: int, tokens_min: int, tokens_max: int) -> list[Text]:
 class Server:
     """A running Triton."""
 
-    launch: Launch
+    metrics_url: str
     pid: int
 
     def batches(self) -> tuple[float, float]:
         """Return how many batches were computed, and how many texts they held."""
-        url = f"http://{self.launch.metrics_address}/metrics"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(self.metrics_url, timeout=5) as answer:
             text = answer.read().decode()
         return _metric(text, "embed_batch_texts_count"), _metric(text, "embed_batch_texts_sum")
 
@@ -102,19 +100,15 @@ async def at_once(client: EmbeddingClient, server: Server, work: Sequence[Text])
 async def measure(home: Path, package: Path) -> dict[str, Any]:
     """Start Triton, measure, stop it."""
     digest = import_directory(package, home / "artifacts")
-    launcher = TritonLauncher(state_dir=home / "state", artifacts_dir=home / "artifacts")
     spec = EngineSpec("embed", digest)
-    launch = launcher.prepare("benchmark", spec)
     began_s = time.perf_counter()
-    child = await ChildProcess.start(launch.process)
-    try:
-        await child.wait_ready(60)
-        await canary(launch.grpc_address, spec, 10)
+    async with running_triton(home, spec) as triton:
+        await canary(triton.address, spec, 10)
         start_s = round(time.perf_counter() - began_s, 1)
-        server = Server(launch, child.pid)
+        server = Server(triton.metrics_url, triton.child.pid)
         figures: dict[str, Any] = {"start_to_canary_s": start_s, "memory_mib": {}}
-        figures["memory_mib"]["after_start"] = _memory_mib(child.pid)
-        async with EmbeddingClient(launch.grpc_address) as client:
+        figures["memory_mib"]["after_start"] = _memory_mib(server.pid)
+        async with EmbeddingClient(triton.address) as client:
             for name, (count, tokens_min, tokens_max) in _TEXTS.items():
                 work = texts(count, tokens_min, tokens_max)
                 await at_once(client, server, work[: count // 4])  # warm up
@@ -122,10 +116,8 @@ async def measure(home: Path, package: Path) -> dict[str, Any]:
                     "one_at_a_time_ms": await one_at_a_time(client, work[: count // 2]),
                     "at_once": await at_once(client, server, work),
                 }
-        figures["memory_mib"]["after_all"] = _memory_mib(child.pid)
+        figures["memory_mib"]["after_all"] = _memory_mib(server.pid)
         return figures
-    finally:
-        await child.stop()
 
 
 def _memory_mib(pid: int) -> int:

@@ -29,14 +29,14 @@ import openvino as ov
 from benchmarks.engine_alone import SHIPPED_BASE, prompt, run
 from benchmarks.results import RESULTS, write_result
 from replica.agent.replica_state import EngineSpec
-from replica.agent.triton import MODEL, TritonLauncher
+from replica.agent.testing import running_triton
+from replica.agent.triton import MODEL
 from replica.drivers.openvino import load_openvino
 from replica.drivers.registry import load_driver
 from replica.engine.driver import Driver
 from replica.engine.types import SequenceRequest
 from sluice.artifacts import import_directory
 from sluice.kserve import HostStream
-from sluice.process import ChildProcess
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 _BATCHES = (1, 8, 32, 64, 256)
@@ -113,19 +113,15 @@ async def served(
         home = Path(folder)
         digest = import_directory(SHIPPED_BASE, home / "artifacts")
         digests = [import_directory(path, home / "artifacts") for path in others]
-        launcher = TritonLauncher(state_dir=home / "state", artifacts_dir=home / "artifacts")
         spec = EngineSpec(engine, digest, tuple(sorted(options.items())))
-        launch = launcher.prepare("r1", spec)
-        child = await ChildProcess.start(launch.process)
-        try:
-            await child.wait_ready(_DEADLINE_S)
-            async with HostStream(launch.grpc_address, MODEL, silence_s=_DEADLINE_S) as stream:
-                await stream.open(timeout_s=_DEADLINE_S)
-                attached = Attached(stream)
-                await attached.attach()
-                yield attached, digests
-        finally:
-            await child.stop()
+        async with (
+            running_triton(home, spec) as triton,
+            HostStream(triton.address, MODEL, silence_s=_DEADLINE_S) as stream,
+        ):
+            await stream.open(timeout_s=_DEADLINE_S)
+            attached = Attached(stream)
+            await attached.attach()
+            yield attached, digests
 
 
 def prompts(count: int, tokens: int = _PROMPT_TOKENS) -> list[list[int]]:

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest_asyncio
 
 from replica.agent.model_kinds import KINDS, canary
 from replica.agent.replica_state import EngineSpec
+from replica.agent.testing import running_triton
 from replica.agent.triton import TritonLauncher, model_repository
 from replica.embedding.engine import load_embedding
 from replica.embedding.package import INSTALL, find_package
@@ -50,33 +52,24 @@ class Served:
         return float(found[1])
 
 
-async def start(home: Path, base: Path) -> tuple[ChildProcess, Served]:
+@asynccontextmanager
+async def running(home: Path, base: Path) -> AsyncGenerator[Served]:
+    """Serve a base; Triton must live until the end, and end well."""
     digest = import_directory(base, home / "artifacts")
-    launcher = TritonLauncher(state_dir=home / "state", artifacts_dir=home / "artifacts")
     spec = EngineSpec("embed", digest)
-    launch = launcher.prepare("r1", spec)
-    child = await ChildProcess.start(launch.process)
-    try:
-        await child.wait_ready(60)
-    except BaseException:
-        await child.stop()
-        raise
-    directory = artifact_path(home / "artifacts", digest)
-    url = f"http://{launch.metrics_address}/metrics"
-    return child, Served(spec, directory, launch.grpc_address, url)
+    async with running_triton(home, spec) as triton:
+        directory = artifact_path(home / "artifacts", digest)
+        yield Served(spec, directory, triton.address, triton.metrics_url)
+        assert triton.child.is_running
+    assert await triton.child.wait() == 0, triton.child.log_tail(20)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     home = tmp_path_factory.mktemp("triton")
     write_random_bert(home / "base")
-    child, served = await start(home, home / "base")
-    try:
+    async with running(home, home / "base") as served:
         yield served
-        assert child.is_running
-    finally:
-        await child.stop()
-    assert await child.wait() == 0
 
 
 def direct(served: Served, texts: list[list[int]]) -> np.ndarray:
@@ -186,8 +179,7 @@ async def test_the_packaged_model_gives_the_golden_vectors(tmp_path: Path) -> No
     package = find_package()
     assert package is not None
     golden = json.loads(GOLDEN.read_text())
-    child, served = await start(tmp_path, package)
-    try:
+    async with running(tmp_path, package) as served:
         assert await canary(served.address, served.spec, WAIT_S) == 0
         found = await embed_all(served, [entry["ids"] for entry in golden] * 8)
         vectors = np.array([embedding.values for embedding in found])
@@ -197,6 +189,3 @@ async def test_the_packaged_model_gives_the_golden_vectors(tmp_path: Path) -> No
         assert vectors[0] @ vectors[1] == pytest.approx(0.678, abs=1e-3)
         alone = await embed_all(served, [golden[3]["ids"]])
         assert np.abs(vectors[3] - np.array(alone[0].values)).max() < 1e-4
-    finally:
-        await child.stop()
-    assert await child.wait() == 0, child.log_tail(20)

@@ -1,8 +1,8 @@
 """Real Tritons with the model `llm`, and routers that keep what they are told."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from replica.agent.replica_state import EngineSpec
-from replica.agent.triton import MODEL, TritonLauncher
+from replica.agent.testing import running_triton
+from replica.agent.triton import MODEL
 from replica.engine.testing import write_random_model
 from sluice.artifacts import artifact_path, import_directory
 from sluice.kserve import HostStream
@@ -39,33 +40,28 @@ class Served:
     blocks: int
 
 
-async def start(home: Path, engine: str) -> Served:
+@asynccontextmanager
+async def running(home: Path, engine: str) -> AsyncGenerator[Served]:
     write_random_model(home / "base")
     digest = import_directory(home / "base", home / "artifacts")
-    launcher = TritonLauncher(state_dir=home / "state", artifacts_dir=home / "artifacts")
-    launch = launcher.prepare("r1", EngineSpec(engine, digest, ENGINES[engine]))
-    child = await ChildProcess.start(launch.process)
-    try:
-        await child.wait_ready(60)
-    except BaseException:
-        await child.stop()
-        raise
-    return Served(
-        child,
-        engine,
-        digest,
-        artifact_path(home / "artifacts", digest),
-        home / "artifacts",
-        launch.grpc_address,
-        f"http://{launch.metrics_address}/metrics",
-        int(dict(ENGINES[engine])["blocks"]),
-    )
+    spec = EngineSpec(engine, digest, ENGINES[engine])
+    async with running_triton(home, spec) as triton:
+        yield Served(
+            triton.child,
+            engine,
+            digest,
+            artifact_path(home / "artifacts", digest),
+            home / "artifacts",
+            triton.address,
+            triton.metrics_url,
+            int(dict(ENGINES[engine])["blocks"]),
+        )
 
 
 @pytest.fixture(scope="session")
-def launch_triton() -> Callable[[Path, str], Awaitable[Served]]:
-    """Start a Triton in a folder; the test stops it."""
-    return start
+def run_triton() -> Callable[[Path, str], AbstractAsyncContextManager[Served]]:
+    """Run a Triton in a folder, with an engine."""
+    return running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -76,9 +72,8 @@ async def start_triton(
     async with AsyncExitStack() as stack:
 
         async def start_one(engine: str) -> Served:
-            served = await start(tmp_path_factory.mktemp("triton"), engine)
-            stack.push_async_callback(served.child.stop)
-            return served
+            home = tmp_path_factory.mktemp("triton")
+            return await stack.enter_async_context(running(home, engine))
 
         yield start_one
 

@@ -1,14 +1,11 @@
 """Faults on command, in a real Triton: the file is written while the engine runs."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from replica.agent.replica_state import EngineSpec
-from replica.agent.triton import TritonLauncher
+from replica.agent.testing import running_triton
 from replica.engine.testing import write_random_model
 from sluice.artifacts import import_directory
-from sluice.process import ChildProcess
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 pytestmark = pytest.mark.real
@@ -20,32 +17,25 @@ async def test_a_file_stalls_fails_and_corrupts_a_running_engine(
 ) -> None:
     faults = tmp_path / "faults.json"
     options = (("blocks", "256"), ("cost_step_s", "0.002"), ("faults_file", str(faults)))
-    launcher = TritonLauncher(state_dir=tmp_path / "state", artifacts_dir=tmp_path / "artifacts")
     write_random_model(tmp_path / "base")
     digest = import_directory(tmp_path / "base", tmp_path / "artifacts")
-    launch = launcher.prepare("r1", EngineSpec("sim", digest, options))
-    child = await ChildProcess.start(launch.process)
-    try:
-        await child.wait_ready(60)
-        async with router_of(SimpleNamespace(address=launch.grpc_address)) as router:
-            await router.finish(make_sequence(1, [5, 6], 20))
-            assert max(step.state.step_us for step in router.steps) < STALL_S * 1e6
+    spec = EngineSpec("sim", digest, options)
+    async with running_triton(tmp_path, spec) as triton, router_of(triton) as router:
+        await router.finish(make_sequence(1, [5, 6], 20))
 
-            faults.write_text(f'[{{"kind": "stall", "amount": {STALL_S}}}]')
-            await router.finish(make_sequence(2, [5, 6], 20))
-            assert max(step.state.step_us for step in router.steps) >= STALL_S * 1e6
-            assert router.tokens[2] == router.tokens[1]
+        faults.write_text(f'[{{"kind": "stall", "amount": {STALL_S}}}]')
+        await router.finish(make_sequence(2, [5, 6], 20))
+        assert max(step.state.step_us for step in router.steps) >= STALL_S * 1e6
+        assert router.tokens[2] == router.tokens[1]
 
-            faults.write_text('[{"kind": "corrupt", "at_step": 5}]')
-            await router.finish(make_sequence(3, [5, 6], 20))
-            assert router.tokens[3][:4] == router.tokens[1][:4]
-            assert router.tokens[3] != router.tokens[1]
+        faults.write_text('[{"kind": "corrupt", "at_step": 5}]')
+        await router.finish(make_sequence(3, [5, 6], 20))
+        assert router.tokens[3][:4] == router.tokens[1][:4]
+        assert router.tokens[3] != router.tokens[1]
 
-            faults.write_text('[{"kind": "fail"}]')
-            await router.finish(make_sequence(4, [5, 6], 20))
-            assert router.finished[4].reason == wire.FINISH_REASON_FAILED
-            assert "on command" in router.finished[4].message
-            await router.finish(make_sequence(5, [5, 6], 20))
-            assert router.tokens[5] == router.tokens[1]
-    finally:
-        await child.stop()
+        faults.write_text('[{"kind": "fail"}]')
+        await router.finish(make_sequence(4, [5, 6], 20))
+        assert router.finished[4].reason == wire.FINISH_REASON_FAILED
+        assert "on command" in router.finished[4].message
+        await router.finish(make_sequence(5, [5, 6], 20))
+        assert router.tokens[5] == router.tokens[1]

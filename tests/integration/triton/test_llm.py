@@ -166,16 +166,13 @@ async def test_metrics_have_the_names_of_tensorrt_llm(served) -> None:
 
 
 async def test_a_drained_server_stops_in_order(
-    tmp_path: Path, launch_triton, router_of, make_sequence
+    tmp_path: Path, run_triton, router_of, make_sequence
 ) -> None:
-    served = await launch_triton(tmp_path, "sim")
-    try:
+    async with run_triton(tmp_path, "sim") as served:
         for _ in range(3):
             async with router_of(served) as router:
                 await router.submit(*(make_sequence(n, [n + 3], 5) for n in range(64)))
                 await router.read_until(lambda r: len(r.finished) == 64)
-    finally:
-        await served.child.stop()
     assert await served.child.wait() == 0, served.child.log_tail(20)
 
 
