@@ -74,14 +74,14 @@ class ScheduledSequence:
         arrival: int,
         root: bytes,
         stop_ids: frozenset[int],
-        tokens: list[int] | None = None,
+        leader: "ScheduledSequence | None" = None,
     ) -> None:
-        """Make a waiting sequence; `tokens`, if given, are those of its leader, shared."""
+        """Make a waiting sequence; with a leader it shares all that comes of the prompt."""
         self.request = request
         self.arrival = arrival
         self.root = root
         self.stop_ids = stop_ids
-        self.tokens = list(request.prompt) if tokens is None else tokens
+        self.tokens = list(request.prompt) if leader is None else leader.tokens
         self.prompt_tokens = len(self.tokens)
         self.tokens_max = self.prompt_tokens + request.output_tokens_max
         self.computed = 0
@@ -100,7 +100,8 @@ class ScheduledSequence:
         self.drafter: PromptLookup | None = None
         if request.draft_tokens_max and request.sampling.grammar is None:
             # A grammar's matcher would have to be rolled back after each wrong draft.
-            self.drafter = PromptLookup(request.draft_tokens_max)
+            sibling = None if leader is None else leader.drafter
+            self.drafter = PromptLookup(request.draft_tokens_max, self.prompt_tokens, sibling)
 
     @property
     def is_urgent(self) -> bool:

@@ -204,8 +204,7 @@ class Scheduler:
         assert request.key not in self._living, request.key
         self._arrivals += 1
         root = request.cache_root or self._root
-        tokens = None if leader is None else leader.tokens
-        sequence = ScheduledSequence(request, self._arrivals, root, stop_ids, tokens)
+        sequence = ScheduledSequence(request, self._arrivals, root, stop_ids, leader)
         self._living[request.key] = sequence
         if request.adapter_digest:
             self.adapters.join(request.adapter_digest)

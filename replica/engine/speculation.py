@@ -9,38 +9,75 @@ from collections.abc import Sequence
 
 # Tokens that must agree: two agree by chance too often, four find little in short prompts.
 NGRAM_TOKENS = 3
+# Of a prompt that is looked at per step: about a millisecond. A long one all at once would hold up
+# everybody's step.
+READ_TOKENS_MAX = 2048
 _ID_BITS = 24  # more than any vocabulary has
 _NGRAM_MASK = (1 << NGRAM_TOKENS * _ID_BITS) - 1
 _WIDTH_FIRST = 4
 _PAUSE_MAX = 32
 
 
+class _NgramIndex:
+    """Where each n-gram stood last, of the tokens up to `seen`."""
+
+    __slots__ = ("_older", "follower", "match", "ngram", "seen")
+
+    def __init__(self, older: "_NgramIndex | None" = None) -> None:
+        """Begin with the first token, or where `older` ends, which is not read any further."""
+        self.follower: dict[int, int] = {}  # n-gram -> position behind its last occurrence
+        self._older: dict[int, int] = {} if older is None else older.follower
+        # The last tokens, packed; the position behind the occurrence before, 0: none.
+        self.ngram, self.match, self.seen = 0, 0, 0
+        if older is not None:
+            self.ngram, self.match, self.seen = older.ngram, older.match, older.seen
+
+    def read(self, tokens: Sequence[int], end: int) -> None:
+        """Look at `tokens` before `end`, each once."""
+        ngram, follower, older = self.ngram, self.follower, self._older
+        for position in range(self.seen, end):
+            ngram = (ngram << _ID_BITS | tokens[position]) & _NGRAM_MASK
+            if position >= NGRAM_TOKENS - 1:
+                self.match = follower.get(ngram) or older.get(ngram, 0)
+                follower[ngram] = position + 1
+        self.ngram = ngram
+        self.seen = max(self.seen, end)
+
+
 class PromptLookup:
     """Drafts for one sequence; each token is looked at once, in constant time.
+
+    A long prompt is looked at in parts, once for all siblings; until then there are no drafts.
 
     The width doubles when a whole draft was right and falls to what was right otherwise. After
     drafts with nothing right it pauses for 2, 4, ... 32 chances.
     """
 
     __slots__ = (
-        "_follower",
-        "_match",
+        "_index",
         "_misses",
-        "_ngram",
         "_pause",
-        "_seen",
+        "_prompt_tokens",
         "_width_max",
+        "prompt",
         "width",
     )
 
-    def __init__(self, width_max: int) -> None:
-        """Make an empty index for drafts of at most `width_max` tokens."""
+    def __init__(
+        self, width_max: int, prompt_tokens: int = 0, sibling: "PromptLookup | None" = None
+    ) -> None:
+        """Make a drafter that has seen nothing.
+
+        Args:
+            width_max: Tokens of a draft.
+            prompt_tokens: Leading tokens that are equal for all siblings.
+            sibling: Has the same prompt, and shares what it knows of it.
+        """
         self.width = min(_WIDTH_FIRST, width_max)
         self._width_max = width_max
-        self._follower: dict[int, int] = {}  # n-gram -> position behind its last occurrence
-        self._ngram = 0  # the last tokens, packed
-        self._match = 0  # position behind the occurrence before; 0: none
-        self._seen = 0
+        self.prompt = _NgramIndex() if sibling is None else sibling.prompt
+        self._prompt_tokens = prompt_tokens
+        self._index: _NgramIndex | None = None  # None: the prompt was not read to its end
         self._misses = 0
         self._pause = 0
 
@@ -51,14 +88,14 @@ class PromptLookup:
             tokens: The whole sequence; it only ever grows.
             count_max: What there is room for.
         """
-        self._read(tokens)
-        if not self._match:
+        match = self._read(tokens)
+        if not match:
             return []
         if self._pause:
             self._pause -= 1
             return []
         count = min(self.width, count_max)
-        draft = list(tokens[self._match : self._match + count])
+        draft = list(tokens[match : match + count])
         # An occurrence that overlaps the end repeats itself: so does its continuation.
         period = len(draft)
         while len(draft) < count:
@@ -75,12 +112,13 @@ class PromptLookup:
         if self._misses:
             self._pause = min(1 << self._misses, _PAUSE_MAX)
 
-    def _read(self, tokens: Sequence[int]) -> None:
-        ngram, follower = self._ngram, self._follower
-        for position in range(self._seen, len(tokens)):
-            ngram = (ngram << _ID_BITS | tokens[position]) & _NGRAM_MASK
-            if position >= NGRAM_TOKENS - 1:
-                self._match = follower.get(ngram, 0)
-                follower[ngram] = position + 1
-        self._ngram = ngram
-        self._seen = len(tokens)
+    def _read(self, tokens: Sequence[int]) -> int:
+        """Return the position behind the last occurrence of the last tokens; 0: none is known."""
+        if self._index is None:
+            end = min(self._prompt_tokens, self.prompt.seen + READ_TOKENS_MAX)
+            self.prompt.read(tokens, end)
+            if self.prompt.seen < self._prompt_tokens:
+                return 0
+            self._index = _NgramIndex(self.prompt)
+        self._index.read(tokens, len(tokens))
+        return self._index.match

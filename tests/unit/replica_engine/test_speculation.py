@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.engine.speculation import NGRAM_TOKENS, PromptLookup
+from replica.engine.speculation import NGRAM_TOKENS, READ_TOKENS_MAX, PromptLookup
 from replica.engine.types import Grammar, GrammarKind, Sampling, SequenceRequest
 
 
@@ -24,16 +24,56 @@ def naive_draft(tokens: list[int], count: int) -> list[int]:
     tokens=st.lists(st.integers(0, 3), max_size=60),
     chunks=st.lists(st.integers(1, 20), min_size=1, max_size=8),
     room=st.integers(1, 20),
+    prompt_tokens=st.integers(0, 30),
 )
-def test_drafts_are_what_followed_the_last_tokens_before(tokens, chunks, room) -> None:
-    drafter = PromptLookup(16)
-    end = 0
+def test_drafts_are_what_followed_the_last_tokens_before(
+    tokens, chunks, room, prompt_tokens
+) -> None:
+    end = min(prompt_tokens, len(tokens))
+    drafter = PromptLookup(16, end)
     for chunk in chunks:
         end = min(end + chunk, len(tokens))
         if end < NGRAM_TOKENS:
             continue
         known = tokens[:end]
         assert drafter.propose(known, room) == naive_draft(known, min(room, drafter.width))
+
+
+class CountingList(list):
+    """Tokens that know how often they were looked at."""
+
+    def __init__(self, tokens) -> None:
+        super().__init__(tokens)
+        self.looks = 0
+
+    def __getitem__(self, at):
+        self.looks += isinstance(at, int)
+        return super().__getitem__(at)
+
+
+def test_a_long_prompt_is_read_in_parts_and_once_for_all_siblings() -> None:
+    prompt = [*range(3 * READ_TOKENS_MAX), 5, 6, 7]
+    drafters = [PromptLookup(4, len(prompt))]
+    drafters += [PromptLookup(4, len(prompt), drafters[0]) for _ in range(3)]
+    sequences = [CountingList([*prompt, 8 + i, 9 + i]) for i in range(4)]
+    looks = [0]
+    drafts = []
+    for _ in range(2):
+        for drafter, tokens in zip(drafters, sequences, strict=True):
+            drafts.append(drafter.propose(tokens, 4))
+            looks.append(sum(sequence.looks for sequence in sequences))
+    assert max(after - before for before, after in pairwise(looks)) <= READ_TOKENS_MAX + 2
+    assert looks[-1] == len(prompt) + 4 * 2
+    # 7 8 9 stands in the prompt; what siblings wrote is not mixed: 7 9 10 stands nowhere.
+    assert drafts[4] == [10, 11, 12, 13]
+    assert drafts[5:] == [[], [], []]
+
+
+def test_what_a_sequence_wrote_last_counts_for_more_than_its_prompt() -> None:
+    prompt = [1, 2, 3, 4, 5, 6]
+    drafter = PromptLookup(1, len(prompt))
+    assert drafter.propose([*prompt, 1, 2, 3], 1) == [4]
+    assert drafter.propose([*prompt, 1, 2, 3, 9, 1, 2, 3], 1) == [9]
 
 
 def test_ids_that_look_alike_when_packed_are_told_apart() -> None:
