@@ -37,6 +37,10 @@ class Matcher:
         """For the executor."""
         return self._matcher
 
+    def copy(self) -> "Matcher":
+        """Return another one that has written the same."""
+        return Matcher(self._matcher.deep_copy(), self._eos_ids)
+
     def advance(self, tokens: Sequence[int]) -> None:
         """Take emitted tokens; one that cannot follow leaves an `error`.
 

@@ -26,18 +26,29 @@ class TokenCounts:
 
     def __init__(self, prompt: Sequence[int]) -> None:
         """Begin with the prompt's tokens, emitted 0 times; empty where the prompt is of no use."""
-        ids = np.unique(np.array(prompt, np.intp))
-        self._size = len(ids)
+        self._prompt_index = {token: at for at, token in enumerate(dict.fromkeys(prompt))}
+        self._index: dict[int, int] = {}  # of tokens that are not in the prompt
+        self._size = len(self._prompt_index)
         self._ids = np.zeros(max(64, 2 * self._size), np.intp)
-        self._ids[: self._size] = ids
+        self._ids[: self._size] = list(self._prompt_index)
         self._counts = np.zeros(len(self._ids), np.float32)
-        self._index = {token: at for at, token in enumerate(ids.tolist())}
+
+    def copy(self) -> "TokenCounts":
+        """Return counts for a sibling; what is as large as the prompt is quick to copy."""
+        other = TokenCounts(())
+        other._prompt_index = self._prompt_index
+        other._index = self._index.copy()
+        other._size = self._size
+        other._ids = self._ids.copy()
+        other._counts = self._counts.copy()
+        return other
 
     def add(self, tokens: Sequence[int]) -> None:
         """Count emitted tokens."""
         for token in tokens:
-            at = self._index.setdefault(token, self._size)
-            if at == self._size:
+            at = self._at(token)
+            if at is None:
+                at = self._index[token] = self._size
                 if at == len(self._ids):
                     self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
                     self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
@@ -50,13 +61,17 @@ class TokenCounts:
         ids, counts = self._ids[: self._size], self._counts[: self._size]
         if not ahead:
             return ids, counts
-        fresh = [token for token in dict.fromkeys(ahead) if token not in self._index]
-        at = self._index | {token: self._size + i for i, token in enumerate(fresh)}
+        fresh = [token for token in dict.fromkeys(ahead) if self._at(token) is None]
+        at = {token: self._size + i for i, token in enumerate(fresh)}
         ids = np.concatenate([ids, np.array(fresh, np.intp)])
         counts = np.concatenate([counts, np.zeros(len(fresh), np.float32)])
         for token in ahead:
-            counts[at[token]] += 1
+            counts[at.get(token, self._at(token))] += 1
         return ids, counts
+
+    def _at(self, token: int) -> int | None:
+        at = self._prompt_index.get(token)
+        return self._index.get(token) if at is None else at
 
 
 class Changes:

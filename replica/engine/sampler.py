@@ -55,13 +55,18 @@ class _State:
         eos_ids: frozenset[int],
         vocabulary: int,
         grammars: GrammarCompiler | None,
+        leader: "_State | None",
     ) -> None:
         sampling = sequence.request.sampling
         stop_ids = np.array(sorted(eos_ids | sequence.request.stop_token_ids), np.intp)
         stop_ids = stop_ids[stop_ids < vocabulary]
-        self.output_start = self.seen = sequence.prompt_tokens - sequence.request.resumed_tokens
+        self.output_start = sequence.prompt_tokens - sequence.request.resumed_tokens
+        # A leader has read the prompt, and what of it was emitted before, but nothing of its own.
+        self.seen = self.output_start if leader is None else leader.seen
         self.counts: TokenCounts | None = None
-        if has_penalties(sampling):
+        if leader is not None:
+            self.counts = leader.counts and leader.counts.copy()
+        elif has_penalties(sampling):
             prompt = sequence.tokens[: self.output_start]
             self.counts = TokenCounts(prompt if sampling.repetition_penalty != 1 else [])
         self.bias: tuple[npt.NDArray[np.intp], Floats] | None = None
@@ -73,7 +78,8 @@ class _State:
         self.stop_mask = np.zeros(0, np.int32)
         if sampling.grammar is not None:
             assert grammars is not None, "refused by check()"
-            self.matcher = grammars.matcher(sampling.grammar)
+            known = None if leader is None else leader.matcher
+            self.matcher = grammars.matcher(sampling.grammar) if known is None else known.copy()
             self.stop_mask = bit_mask(stop_ids, vocabulary)
         parts = (self.counts, self.bias, self.banned, self.matcher)
         self.is_changed = any(part is not None for part in parts)
@@ -201,12 +207,14 @@ class Sampler:
         for index, sequence in enumerate(plan.sampled):
             state = sequence.sampler
             if state is None:
+                leader = plan.fork_of.get(index)
                 try:
-                    state = _State(sequence, self._eos_ids, self._vocabulary, self._grammars)
+                    state = self._begin(
+                        sequence, None if leader is None else plan.sampled[leader].sampler
+                    )
                 except RefusedError as error:
                     prepared.failed[index] = error.message
                     continue
-                sequence.sampler = state
             if state.is_plain:
                 continue
             prepared.has_logprobs |= sequence.request.sampling.logprobs >= 0
@@ -217,6 +225,12 @@ class Sampler:
             prepared.is_changed = True
             self._collect(prepared, dict(changed))
         return prepared
+
+    def _begin(self, sequence: ScheduledSequence, leader: _State | None) -> _State:
+        """Return the state of a sequence that gets its first token now."""
+        state = _State(sequence, self._eos_ids, self._vocabulary, self._grammars, leader)
+        sequence.sampler = state
+        return state
 
     def _collect(self, prepared: _Prepared, states: dict[int, _State]) -> None:
         """Fill in the changes and masks of sequences (by index) that have any."""

@@ -3,6 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replica.engine import sampler as sampler_module
+from replica.engine.penalties import TokenCounts
 from replica.engine.plan import ScheduledSequence, StepPlan
 from replica.engine.sampler import Sampler
 from replica.engine.sampling import sample
@@ -208,3 +210,19 @@ def test_repetition_makes_seen_tokens_less_likely_whatever_their_sign(
     one = sequence([7], Sampling(repetition_penalty=2.0))
     output = Sampler(VOCABULARY, EOS).sample(logits, StepPlan([one], []))
     assert output.tokens == [expected]
+
+
+def test_siblings_count_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+
+    class Counting(TokenCounts):
+        def __init__(self, prompt) -> None:
+            counted.append(len(prompt))
+            super().__init__(prompt)
+
+    monkeypatch.setattr(sampler_module, "TokenCounts", Counting)
+    family = [sequence([5] * 30, Sampling(repetition_penalty=1.5)) for _ in range(4)]
+    plan = StepPlan([], [(family[0], 30)], family)
+    plan.fork_of = dict.fromkeys(range(1, 4), 0)
+    assert len(set(Sampler(VOCABULARY, EOS).sample(noise(1), plan).tokens)) == 1
+    assert counted == [30]

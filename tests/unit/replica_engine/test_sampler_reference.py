@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -192,6 +193,32 @@ def test_drafts_of_every_kind_change_nothing_but_the_number_of_steps(
     accepted = min(right, length, *stops)
     assert output.tokens + output.more.get(0, []) == truth[: accepted + 1]
     assert output.logprobs.get(0, []) == entries[: accepted + 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(leader=sequences(), seeds=st.lists(st.integers(0, 9), min_size=1, max_size=3))
+def test_siblings_are_sequences_of_their_own(leader: ScheduledSequence, seeds: list[int]) -> None:
+    """The model is a table here: a row depends on the position alone."""
+    table = np.random.default_rng(7).normal(0, 2, (40, VOCABULARY)).astype(np.float32)
+    request, prompt = leader.request, leader.tokens.copy()
+    alone, together = Sampler(VOCABULARY, EOS), Sampler(VOCABULARY, EOS)
+    forks, wanted = [], []
+    for seed in seeds:
+        own = replace(request, sampling=replace(request.sampling, seed=seed))
+        forks.append(ScheduledSequence(own, 0, b"", leader.stop_ids))
+        single = ScheduledSequence(own, 0, b"", leader.stop_ids)
+        for at in range(len(prompt), len(prompt) + 4):
+            single.tokens += alone.sample(table[at : at + 1], StepPlan([single], [])).tokens
+        wanted.append(single.tokens)
+    family = [leader, *forks]
+    plan = StepPlan([], [(leader, len(prompt))], family)
+    plan.fork_of = dict.fromkeys(range(1, len(family)), 0)
+    for at in range(len(prompt), len(prompt) + 4):
+        tokens = together.sample(table[[at] * (1 if plan.fork_of else len(family))], plan).tokens
+        for sequence, token in zip(family, tokens, strict=True):
+            sequence.tokens.append(token)
+        plan = StepPlan(family, [])
+    assert [fork.tokens for fork in forks] == wanted
 
 
 @settings(max_examples=30, deadline=None)
