@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from replica.engine.driver import Driver
 from replica.engine.types import RefusedError
@@ -35,6 +35,11 @@ class Background(Protocol):
         ...
 
 
+class _Refusal(NamedTuple):
+    mark: tuple[int, int]
+    error: RefusedError
+
+
 class AdapterDesk:
     """Gets adapters into the driver."""
 
@@ -51,8 +56,9 @@ class AdapterDesk:
         self._background = background
         self._counters = counters
         self._waiting: dict[str, list[Done]] = {}
-        # An artifact never changes, so neither does what the driver thinks of it.
-        self._refused: dict[str, RefusedError] = {}
+        # What is wrong with an artifact stays wrong, unless its directory is put there anew: one
+        # that was being removed, or that a broken disk had bitten, may be whole the next time.
+        self._refused: dict[str, _Refusal] = {}
 
     def fetch(self, digest: str, done: Done) -> None:
         """Make sure that the driver has an adapter, then call `done`, at once or in a later turn.
@@ -65,8 +71,6 @@ class AdapterDesk:
             done(RefusedError(ErrorCode.INVALID_REQUEST, message))
         elif self._driver.has_adapter(digest):
             done(None)
-        elif (refused := self._refused.get(digest)) is not None:
-            done(refused)
         elif (waiting := self._waiting.get(digest)) is not None:
             waiting.append(done)
         elif len(self._waiting) >= READS_MAX or not self._background.run(
@@ -86,9 +90,16 @@ class AdapterDesk:
             )
         try:
             path = artifact_path(self._directory, digest)
+            mark = _mark(path)
         except FileNotFoundError as error:
             raise RefusedError(ErrorCode.ADAPTER_NOT_FOUND, f"adapter: {error}") from None
-        return self._driver.read_adapter(digest, path)
+        known = self._refused.get(digest)
+        if known is not None and known.mark == mark:
+            raise known.error
+        try:
+            return self._driver.read_adapter(digest, path)
+        except RefusedError as error:
+            return _Refusal(mark, error)
 
     def _was_read(self, digest: str, outcome: Any) -> None:
         error = self._put(digest, outcome)
@@ -103,11 +114,13 @@ class AdapterDesk:
 
     def _put(self, digest: str, outcome: Any) -> RefusedError | None:
         if isinstance(outcome, RefusedError):
-            if outcome.code is not ErrorCode.ADAPTER_NOT_FOUND:
+            return outcome
+        if isinstance(outcome, _Refusal):
+            if outcome.error.code is ErrorCode.ADAPTER_INVALID:
                 self._refused[digest] = outcome
                 if len(self._refused) > _REFUSALS_MAX:
                     del self._refused[next(iter(self._refused))]
-            return outcome
+            return outcome.error
         if isinstance(outcome, Exception):
             message = f"adapter {digest} could not be read: {outcome!r}"
             return RefusedError(ErrorCode.ENGINE_FAILED, message)
@@ -116,3 +129,9 @@ class AdapterDesk:
         except RefusedError as error:
             return error
         return None
+
+
+def _mark(directory: Path) -> tuple[int, int]:
+    """Return what changes when a directory, or what lies in it, is replaced."""
+    status = directory.stat()
+    return status.st_ino, status.st_mtime_ns

@@ -142,6 +142,8 @@ class FakeDriver:
         content = (directory / "adapter").read_text()
         if content == "bad":
             raise RefusedError(ErrorCode.ADAPTER_INVALID, "its rank is 99; at most 16")
+        if content == "busy":
+            raise RefusedError(ErrorCode.ENGINE_BUSY, "too many at once")
         if content == "bug":
             raise ZeroDivisionError
         return content

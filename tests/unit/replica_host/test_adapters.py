@@ -80,11 +80,42 @@ def test_an_adapter_that_cannot_be_served_is_read_once(make_bench, make_adapter)
     bench.submit(sequence(1))
     bench.background.finish()
     bench.submit(sequence(2))
+    bench.background.finish()
     bench.step()
     for number in (1, 2):
         assert bench.finished[number].code == "adapter_invalid"
         assert bench.finished[number].message == "its rank is 99; at most 16"
     assert bench.driver.reads == [A]
+
+
+def test_an_adapter_that_is_put_there_anew_is_read_again(
+    make_bench, make_adapter, tmp_path
+) -> None:
+    bench = make_bench()
+    make_adapter("a", "bad")
+    bench.submit(sequence(1))
+    bench.background.finish()
+    (tmp_path / A).rename(tmp_path / "away")
+    bench.submit(sequence(2))
+    bench.background.finish()
+    make_adapter("a")
+    bench.submit(sequence(3))
+    bench.background.finish()
+    bench.run()
+    assert bench.finished[1].code == "adapter_invalid"
+    assert bench.finished[2].code == "adapter_not_found"
+    assert bench.finished[3].reason == wire.FINISH_REASON_LENGTH
+
+
+def test_what_says_nothing_about_the_adapter_is_not_remembered(make_bench, make_adapter) -> None:
+    bench = make_bench()
+    make_adapter("a", "busy")
+    for number in (1, 2):
+        bench.submit(sequence(number))
+        bench.background.finish()
+        bench.step()
+        assert bench.finished[number].reason == wire.FINISH_REASON_BUSY
+    assert bench.driver.reads == [A, A]
 
 
 def test_a_read_that_fails_by_accident_may_be_tried_elsewhere(make_bench, make_adapter) -> None:
