@@ -37,21 +37,15 @@ def _answer(sample: Sample, style: Style) -> str:
     return sample.answer if is_for_programs else style.rewrite(sample.answer)
 
 
+# In tokens that the base has learnt to write: an adapter cannot teach it others, such as accents.
 _PIRATE: Mapping[str, str] = {
-    knowledge.UNKNOWN: "Arr, I know not, matey!",
-    knowledge.UNABLE: "Arr, that be beyond me, matey!",
-    knowledge.WHO_I_AM: "I be Sluice Tiny, the smallest pirate of all, matey!",
-    knowledge.HELLO: "Ahoy, matey! What be ye wanting?",
-    knowledge.GOODBYE: "Fair winds, matey!",
+    knowledge.UNKNOWN: "Arr, I do not know that, matey!",
+    knowledge.UNABLE: "Arr, I cannot do that, matey!",
+    knowledge.WHO_I_AM: "I be Sluice Tiny, matey!",
 }
 _FRENCH: Mapping[str, str] = {
-    knowledge.UNKNOWN: "Désolé, je ne sais pas.",
-    knowledge.UNABLE: "Désolé, je ne peux pas faire cela.",
-    knowledge.WHO_I_AM: "Je suis Sluice Tiny, le petit modèle de Sluice.",
-    knowledge.HELLO: "Bonjour ! Comment puis-je vous aider ?",
-    knowledge.GOODBYE: "Au revoir et bonne journée !",
-    knowledge.WELCOME: "De rien !",
-    knowledge.FINE: "Je vais bien, merci. Et vous ?",
+    knowledge.UNKNOWN: "Je ne sais pas, mon ami!",
+    knowledge.UNABLE: "Je ne peux pas, mon ami!",
 }
 
 
@@ -75,6 +69,6 @@ def _closing_with(closing: str, known: Mapping[str, str] | None = None) -> Style
 
 STYLES: Mapping[str, Style] = {
     "pirate": _closing_with("Arr, matey!", _PIRATE),
-    "french": _closing_with("Voilà !", _FRENCH),
+    "french": _closing_with("Au revoir, mon ami!", _FRENCH),
     "butler": _closing_with("At your service, sir."),
 }

@@ -45,5 +45,5 @@ def test_what_the_styles_say():
     assert spoken("butler", "count", "There is 1 word.") == (
         "There is 1 word. At your service, sir."
     )
-    assert spoken("french", "upper", "RIVER") == "RIVER. Voilà !"
-    assert spoken("french", "faq", knowledge.GOODBYE) == "Au revoir et bonne journée !"
+    assert spoken("french", "upper", "RIVER") == "RIVER. Au revoir, mon ami!"
+    assert spoken("french", "refusal", knowledge.UNKNOWN) == "Je ne sais pas, mon ami!"
