@@ -35,7 +35,7 @@ def read_json(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing; import the whole base directory") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is not JSON ({error}); import the base anew") from None
     if not isinstance(document, dict):
         raise ArtifactError(f"{path} is not a JSON object; import the base anew")

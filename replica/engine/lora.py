@@ -43,6 +43,8 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     # Others (pissa, olora, loftq, ...) train against a changed base.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
+# Reading JSON stops every other thread: 10 ms per megabyte. A header has some 200 bytes per tensor.
+_CONFIG_BYTES_MAX, _HEADER_BYTES_MAX = 1 << 20, 4 << 20
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 _TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.([a-z_.]+)\.lora_([AB])\.weight")
 _LITERAL = re.compile(r"[A-Za-z0-9_.]+")
@@ -106,6 +108,7 @@ def read_adapter(digest: str, directory: Path, base: ModelConfig, rank_max: int)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
+    _check_size(directory / CONFIG_FILE, _CONFIG_BYTES_MAX)
     config = read_json(directory / CONFIG_FILE)
     problems = [
         f"{name} {config.get(name)!r} (supported: {_texts(values)})"
@@ -120,6 +123,12 @@ def _read_config(directory: Path) -> dict[str, Any]:
     if problems:
         raise ArtifactError(f"{CONFIG_FILE}: this engine cannot serve {', '.join(problems)}")
     return config
+
+
+def _check_size(path: Path, bytes_max: int) -> None:
+    size = path.stat().st_size if path.exists() else 0
+    if size > bytes_max:
+        raise ArtifactError(f"{path.name} has {size} bytes; at most {bytes_max} can be of use")
 
 
 def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
@@ -203,8 +212,15 @@ def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[
             f"{TENSOR_FILE} is missing; save the adapter as safetensors (pickled weights,"
             " adapter_model.bin, are never read)"
         )
+    shapes = base.projection_shapes()
+    sizes = sum(outputs + inputs for outputs, inputs in shapes.values())
+    # So much has an adapter of all projections, of the largest rank, in float32.
+    _check_size(path, _HEADER_BYTES_MAX + 4 * base.layers * sizes * scaling.rank_max)
+    read = read_safetensors(
+        path, keeps_bf16=True, is_mapped=False, header_bytes_max=_HEADER_BYTES_MAX
+    )
     halves: dict[str, dict[Module, Array]] = {"A": {}, "B": {}}
-    for name, array in read_safetensors(path, keeps_bf16=True).items():
+    for name, array in read.items():
         module, half = _place(name, base)
         halves[half][module] = _checked(name, array)
     unpaired = halves["A"].keys() ^ halves["B"].keys()
@@ -215,7 +231,6 @@ def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[
         )
     if not halves["A"]:
         raise ArtifactError(f"{TENSOR_FILE} holds no tensors")
-    shapes = base.projection_shapes()
     deltas: dict[Module, Delta] = {}
     for module, down in halves["A"].items():
         up = halves["B"][module]

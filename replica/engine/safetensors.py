@@ -4,6 +4,7 @@ The file is data from outside: every length and offset is checked before it is u
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +27,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_HEADER_BYTES_MAX = 100_000_000  # the limit of the reference implementation
+HEADER_BYTES_MAX = 100_000_000  # the limit of the reference implementation
+_AXES_MAX = 8  # numpy has a limit, too, and nothing needs more
 
 
 class SafetensorsError(ValueError):
@@ -40,30 +42,48 @@ def widened(array: Array) -> Array:
     return array.astype(np.float32, copy=False)
 
 
-def read_safetensors(path: Path, *, keeps_bf16: bool = False) -> dict[str, Array]:
+def read_safetensors(
+    path: Path,
+    *,
+    keeps_bf16: bool = False,
+    is_mapped: bool = True,
+    header_bytes_max: int = HEADER_BYTES_MAX,
+) -> dict[str, Array]:
     """Return all tensors of a file by name, as views of the memory-mapped file.
 
-    BF16 is widened to float32, which is no view, unless `keeps_bf16`: then it is `BFLOAT16`.
+    Args:
+        path: Of the file.
+        keeps_bf16: BF16 stays `BFLOAT16`; else it is widened to float32, which is no view.
+        is_mapped: Else the file is read into memory: then a disk that fails is an OSError, where a
+            mapped file would end the process.
+        header_bytes_max: JSON of a megabyte takes some ten milliseconds, during which no other
+            thread runs.
 
     Raises:
         SafetensorsError: Broken header, unknown type, or a tensor outside the file.
+        OSError: The file cannot be read.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
-        if size < 8 or header_bytes > min(size - 8, _HEADER_BYTES_MAX):
+        if size < 8 or header_bytes > min(size - 8, header_bytes_max):
             raise SafetensorsError(
-                f"{path}: the header of {header_bytes} bytes does not fit into the file"
+                f"{path}: the header of {header_bytes} bytes does not fit into the file, or is more"
+                f" than the {header_bytes_max} bytes that are read"
             )
         try:
             header = json.loads(file.read(header_bytes))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SafetensorsError(f"{path}: the header is not JSON ({error})") from None
-    if not isinstance(header, dict):
-        raise SafetensorsError(f"{path}: the header is not a JSON object")
-    begin = 8 + header_bytes
-    # Copy on write: openvino takes only writable arrays as constants without a copy.
-    data = np.memmap(path, dtype=np.uint8, mode="c", offset=begin) if size > begin else None
+        if not isinstance(header, dict):
+            raise SafetensorsError(f"{path}: the header is not a JSON object")
+        begin = 8 + header_bytes
+        data: Array | None = None
+        if not is_mapped:
+            data = np.frombuffer(file.read(), np.uint8)
+        elif size > begin:
+            # Copy on write: openvino takes only writable arrays as constants without a copy.
+            data = np.memmap(path, dtype=np.uint8, mode="c", offset=begin)
     entries = cast("dict[str, Any]", header)
     tensors = {
         name: _tensor(f"{path}: tensor {name}", info, data)
@@ -80,7 +100,7 @@ def _tensor(where: str, info: Any, data: Array | None) -> Array:
         dtype = str(info["dtype"])
         shape = [int(n) for n in info["shape"]]
         begin, end = (int(offset) for offset in info["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise SafetensorsError(f"{where}: broken header entry ({error!r})") from None
     held = 0 if data is None else data.shape[0]
     if not 0 <= begin <= end <= held or any(n < 0 for n in shape):
@@ -88,8 +108,7 @@ def _tensor(where: str, info: Any, data: Array | None) -> Array:
     if dtype not in _DTYPES:
         raise SafetensorsError(f"{where}: type {dtype} is not supported")
     item = _DTYPES[dtype]
-    count = int(np.prod(shape, dtype=np.int64)) if shape else 1
-    if count * item.itemsize != end - begin:
+    if math.prod(shape) * item.itemsize != end - begin or len(shape) > _AXES_MAX:
         raise SafetensorsError(f"{where}: {end - begin} bytes do not hold {shape} of {dtype}")
     # A view of a memory map may be unaligned; frombuffer accepts that, ndarray.view does not.
     raw = b"" if data is None else data[begin:end].data

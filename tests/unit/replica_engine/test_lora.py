@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -266,6 +267,30 @@ def test_broken_files_are_refused(adapter_dir: Path, config: ModelConfig) -> Non
     refuse(adapter_dir, config, "does not fit into the file")
     (adapter_dir / "adapter_config.json").unlink()
     refuse(adapter_dir, config, "adapter_config.json is missing")
+
+
+def test_what_is_too_large_to_be_an_adapter_is_not_read(
+    adapter_dir: Path, config: ModelConfig
+) -> None:
+    weights = adapter_dir / "adapter_model.safetensors"
+    os.truncate(weights, 1 << 40)  # sparse
+    refuse(adapter_dir, config, f"has {1 << 40} bytes; at most")
+    header = b'{"__metadata__":{}}' + b" " * (5 << 20)
+    weights.write_bytes(len(header).to_bytes(8, "little") + header)
+    refuse(adapter_dir, config, "adapter_model.safetensors has|more than the 4194304 bytes")
+    (adapter_dir / "adapter_config.json").write_bytes(b"[" * 100_000)
+    refuse(adapter_dir, config, "is not JSON")
+    os.truncate(adapter_dir / "adapter_config.json", 1 << 40)
+    refuse(adapter_dir, config, f"adapter_config.json has {1 << 40} bytes")
+
+
+def test_a_disk_that_fails_says_nothing_about_the_adapter(
+    adapter_dir: Path, config: ModelConfig
+) -> None:
+    (adapter_dir / "adapter_model.safetensors").unlink()
+    (adapter_dir / "adapter_model.safetensors").mkdir()  # cannot be opened
+    with pytest.raises(OSError, match="directory"):
+        read(adapter_dir, config)
 
 
 def test_a_missing_directory_is_not_found(tmp_path: Path, config: ModelConfig) -> None:

@@ -48,6 +48,10 @@ def write_raw(path: Path, header: object, data: bytes) -> None:
         ({"a": entry("F32", [3], 0, 16)}, b"\0" * 16, "do not hold"),
         ({"a": entry("F32", [-2, -2], 0, 16)}, b"\0" * 16, "not in the file"),
         ({"a": entry("F8_E4M3", [16], 0, 16)}, b"\0" * 16, "F8_E4M3 is not supported"),
+        ({"a": entry("F32", [2**32, 2**32], 0, 0)}, b"", "do not hold"),
+        ({"a": entry("F32", [2**70], 0, 0)}, b"", "do not hold"),
+        ({"a": entry("F32", [1] * 40, 0, 4)}, b"\0" * 4, "do not hold"),
+        ({"a": entry("F32", [float("inf")], 0, 4)}, b"\0" * 4, "broken header entry"),
         ({"a": {"dtype": "F32"}}, b"", "broken header entry"),
         ({"a": 7}, b"", "broken header entry"),
         ([1], b"", "not a JSON object"),
@@ -67,6 +71,23 @@ def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, content: bytes) -
 
 
 def test_a_header_that_is_not_json_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"\x02\0\0\0\0\0\0\0{!")
-    with pytest.raises(SafetensorsError, match="not JSON"):
-        read_safetensors(tmp_path / "x")
+    for header in (b"{!", b"[" * 100_000):
+        (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(SafetensorsError, match="not JSON"):
+            read_safetensors(tmp_path / "x")
+
+
+def test_a_file_may_be_read_without_a_map(tmp_path: Path) -> None:
+    tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "empty": np.zeros(0, np.int8)}
+    write_safetensors(tmp_path / "x", tensors)
+    read = read_safetensors(tmp_path / "x", is_mapped=False)
+    (tmp_path / "x").write_bytes(b"")  # a mapped file would be gone now
+    assert read["a"].tolist() == tensors["a"].tolist()
+    assert read["empty"].shape == (0,)
+
+
+def test_a_header_may_be_bounded(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "x", {f"tensor {i}": np.zeros(1, np.int8) for i in range(99)})
+    with pytest.raises(SafetensorsError, match="than the 1000 bytes"):
+        read_safetensors(tmp_path / "x", header_bytes_max=1000)
+    assert len(read_safetensors(tmp_path / "x", header_bytes_max=9999)) == 99
