@@ -269,7 +269,7 @@ class EngineHost:
                 self._watch.end()
             self._failure = "the engine host has stopped"
             core.drain_all()
-        except Exception as error:
+        except BaseException as error:
             # A bug, or an engine beyond repair. Everybody is told, and the host answers nothing
             # any more; the agent's probe fails and the process is replaced.
             log.exception("step_loop_failed")

@@ -4,6 +4,8 @@ comes at all."""
 import threading
 import time
 
+import pytest
+
 from replica.host.service import ANSWERED_MAX, INBOX_SEQUENCES_MAX
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
@@ -287,19 +289,27 @@ def test_a_drain_that_takes_too_long_hands_sequences_back(make_host, attach_rout
     assert (finished.reason, finished.code) == (wire.FINISH_REASON_BUSY, "draining")
 
 
+class Panic(BaseException):
+    """As llguidance raises it: no `Exception`."""
+
+
+@pytest.mark.parametrize("bug", [ZeroDivisionError, MemoryError, Panic])
 def test_a_bug_in_the_step_loop_ends_everything_audibly(
-    make_host, monkeypatch, attach_router
+    make_host, monkeypatch, attach_router, bug: type[BaseException]
 ) -> None:
+    def fail() -> None:
+        raise bug
+
     host = make_host()
     router = attach_router(host, 1)
     router.submit(1, count=2000)
     router.attached.wait(lambda r: 1 in r.tokens)
-    monkeypatch.setattr(host._core, "step", lambda: 1 / 0)
+    monkeypatch.setattr(host._core, "step", fail)
     router.attached.wait(lambda r: r.is_finished)
     assert router.attached.finished[1].reason == wire.FINISH_REASON_FAILED
     answer = router.send(probe=wire.Probe(prompt=[5], tokens=1))
     answer.wait(lambda r: r.is_finished)
-    assert "ZeroDivisionError" in answer.frames[0].refused.message
+    assert bug.__name__ in answer.frames[0].refused.message
 
 
 def test_a_router_that_reads_nothing_is_detached(

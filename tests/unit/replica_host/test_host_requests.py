@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from queue import SimpleQueue
 
 import pytest
 
@@ -242,6 +243,27 @@ def test_workers_deliver_results_and_errors_and_refuse_too_much() -> None:
     assert delivered[1] == 5
     workers.close(WAIT_S)
     assert not any(thread.is_alive() for thread in workers._threads)
+
+
+class Panic(BaseException):
+    """As llguidance raises it: no `Exception`."""
+
+
+def panic() -> None:
+    raise Panic("index out of bounds")
+
+
+def test_a_panic_ends_a_job_and_not_its_worker() -> None:
+    delivered: SimpleQueue[object] = SimpleQueue()
+    workers = Workers(lambda action: action(), threads=1, jobs_max=4)
+    workers.start()
+    assert workers.run(panic, delivered.put)
+    assert workers.run(lambda: 5, delivered.put)
+    outcome = delivered.get(timeout=WAIT_S)
+    assert isinstance(outcome, Exception)
+    assert "Panic: index out of bounds" in str(outcome)
+    assert delivered.get(timeout=WAIT_S) == 5
+    workers.close(WAIT_S)
 
 
 @pytest.mark.parametrize("kind", ["credit", "cancel", "detach"])
