@@ -180,8 +180,8 @@ class Llama(nn.Module):
     def hidden_states(self, ids: Tensor, wanted: Tensor) -> Tensor:
         """Return the normed states, shape (wanted tokens, hidden), of ids of (rows, tokens).
 
-        `wanted` is a mask of (rows, tokens): the last layer computes nothing for the others, which
-        saves a tenth of the training time.
+        `wanted` is a mask of (rows, tokens): for the others the last layer computes only what the
+        wanted ones attend to. In training those are two thirds.
         """
         cos, sin = self._rope(ids.shape[1])
         x = self.model.embed_tokens(ids)
