@@ -94,6 +94,9 @@ class ScheduledEngine:
                 output = self._backend.run(plan)
             except StepFailedError as error:
                 self._scheduler.fail(plan, str(error))
+            except MemoryError as error:
+                # No bug, and perhaps no trouble for a smaller batch, or when others have ended.
+                self._scheduler.fail(plan, f"no memory for a step of {plan.tokens} tokens: {error}")
             else:
                 now_s = self._clock()
                 self._scheduler.commit(plan, output, now_s)

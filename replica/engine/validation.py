@@ -15,7 +15,7 @@ STOP_IDS_MAX = 64
 TEMPERATURE_MAX = 100.0
 FORKS_MAX = 127  # n = 128, as in OpenAI's API; so are the limits on penalties and biases
 PENALTY_MAX = 2.0
-REPETITION_PENALTY_MAX = 10.0
+REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX = 0.01, 10.0  # near 0, logits would overflow
 BIASES_MAX = 300
 BIAS_MAX = 100.0
 DRAFT_TOKENS_MAX = 16
@@ -117,10 +117,10 @@ def _check_logits(request: SequenceRequest, limits: Limits, capabilities: Capabi
     ):
         if not -PENALTY_MAX <= penalty <= PENALTY_MAX:
             raise _invalid(f"{name} {penalty} is not in {-PENALTY_MAX:g}..{PENALTY_MAX:g}")
-    if not 0 < sampling.repetition_penalty <= REPETITION_PENALTY_MAX:
+    if not REPETITION_PENALTY_MIN <= sampling.repetition_penalty <= REPETITION_PENALTY_MAX:
         raise _invalid(
             f"repetition_penalty {sampling.repetition_penalty} is not in"
-            f" (0, {REPETITION_PENALTY_MAX:g}]"
+            f" {REPETITION_PENALTY_MIN:g}..{REPETITION_PENALTY_MAX:g}"
         )
     tokens_max = request.resumed_tokens + request.output_tokens_max
     if not 0 <= sampling.tokens_min <= tokens_max:

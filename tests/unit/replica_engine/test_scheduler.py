@@ -121,6 +121,24 @@ def test_a_failed_step_fails_its_sequences_and_no_others(make_engine, run_to_end
     assert engine.load().kv_blocks_used == 0
 
 
+def test_a_step_for_which_there_is_no_memory_fails_alone(
+    make_engine, run_to_end, monkeypatch
+) -> None:
+    engine = make_engine()
+    engine.add(request(1, [1, 2, 3]))
+
+    def run(plan) -> None:
+        raise MemoryError("Unable to allocate 2 GiB")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._backend, "run", run)
+        (event,) = engine.step().finished
+    assert (event.key, event.reason, event.code) == (1, Finish.FAILED, "engine_failed")
+    assert "a step of 3 tokens: Unable to allocate 2 GiB" in event.message
+    engine.add(request(2, [1, 2, 3]))
+    assert set(run_to_end(engine)) == {2}
+
+
 def test_stop_ids_end_a_sequence_besides_the_models_own(
     make_engine, expected_output, run_to_end
 ) -> None:
