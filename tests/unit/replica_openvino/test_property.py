@@ -15,10 +15,10 @@ from replica.engine.speculation import PromptLookup
 from replica.engine.types import Finish, Fork, Sampling, SequenceRequest
 
 SEEDS = range(1, 1 + int(os.environ.get("SLUICE_PROPERTY_SEEDS", "2")))
-JOBS = 150
+JOBS = 80
 FORK_KEYS = 1000  # the forks of request k have the keys 1000 * k + 1, ...
 PRESSURE = {
-    "blocks": 40,
+    "blocks": 32,
     "step_tokens_max": 48,
     "sequences_max": 12,
     "adapter_slots": 3,
