@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 
 from replica.agent.replica_state import EngineSpec
-from replica.agent.triton import MODEL, Launch, TritonLauncher
+from replica.agent.testing import Triton, running_tritons
+from replica.agent.triton import MODEL
 from replica.engine.testing import write_random_model
 from sluice.artifacts import import_directory
 from sluice.ids import new_id
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
-from sluice.procfs import group_processes
 from sluice.watch import write_snapshot
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
@@ -36,42 +36,15 @@ WAIT_S = 60.0
 FINISHED = (wire.OUTCOME_KIND_LENGTH, wire.OUTCOME_KIND_STOP)
 
 
-@dataclass
-class Triton:
-    """One replica that a test may break and start again at its address."""
-
-    name: str
-    launch: Launch
-    child: ChildProcess
-
-    async def restart(self) -> None:
-        await self.child.stop()
-        self.child = await ChildProcess.start(self.launch.process)
-        await self.child.wait_ready(WAIT_S)
-
-    def signal(self, number: signal.Signals) -> None:
-        for process in group_processes(self.child.pid):
-            os.kill(process, number)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def tritons(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Triton]]:
     home = tmp_path_factory.mktemp("replicas")
     write_random_model(home / "base")
     digest = import_directory(home / "base", home / "artifacts")
-    launcher = TritonLauncher(state_dir=home / "state", artifacts_dir=home / "artifacts")
     options = (("blocks", "4096"), ("cost_step_s", "0.02"), ("context_tokens_max", "4096"))
-    started: list[Triton] = []
-    try:
-        for name in ("replica-1", "replica-2"):
-            launch = launcher.prepare(name, EngineSpec("sim", digest, options))
-            started.append(Triton(name, launch, await ChildProcess.start(launch.process)))
-        for triton in started:
-            await triton.child.wait_ready(WAIT_S)
-        yield started
-    finally:
-        for triton in started:
-            await triton.child.stop()
+    spec = EngineSpec("sim", digest, options)
+    async with running_tritons(home, {"replica-1": spec, "replica-2": spec}) as running:
+        yield running
 
 
 class Gateway:
@@ -194,7 +167,7 @@ async def router(tritons: list[Triton], tmp_path: Path) -> AsyncIterator[Router]
         cells=[control.Cell(id=CELL, pool_id="pool", router_id=ROUTER, epoch=1)],
         replicas=[
             control.Replica(
-                id=triton.name,
+                id=triton.replica_id,
                 cell_id=CELL,
                 grpc_address=triton.launch.grpc_address,
                 triton_model=MODEL,

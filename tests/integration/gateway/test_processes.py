@@ -20,10 +20,10 @@ import pytest_asyncio
 from confluent_kafka import Consumer
 
 from replica.agent.replica_state import EngineSpec
-from replica.agent.triton import MODEL, Launch, TritonLauncher
+from replica.agent.testing import Triton, running_tritons
+from replica.agent.triton import MODEL
 from sluice.events import REQUESTS_TOPIC
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
-from sluice.procfs import group_processes
 from sluice.watch import write_snapshot
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
@@ -36,32 +36,18 @@ WAIT_S = 60.0
 NOBODY = "127.0.0.1:1"
 
 
-@dataclass
-class Triton:
-    name: str
-    launch: Launch
-    child: ChildProcess
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tritons(
     tmp_path_factory: pytest.TempPathFactory, artifacts
 ) -> AsyncIterator[list[Triton]]:
     root, digest, _ = artifacts
-    home = tmp_path_factory.mktemp("replicas")
-    launcher = TritonLauncher(state_dir=home, artifacts_dir=root)
-    options = (("blocks", "4096"), ("cost_step_s", "0.01"))
-    started: list[Triton] = []
-    try:
-        for name in ("replica-1", "replica-2"):
-            launch = launcher.prepare(name, EngineSpec("sim", digest, options))
-            started.append(Triton(name, launch, await ChildProcess.start(launch.process)))
-        for triton in started:
-            await triton.child.wait_ready(WAIT_S)
-        yield started
-    finally:
-        for triton in started:
-            await triton.child.stop()
+    spec = EngineSpec("sim", digest, (("blocks", "4096"), ("cost_step_s", "0.01")))
+    async with running_tritons(
+        tmp_path_factory.mktemp("replicas"),
+        {"replica-1": spec, "replica-2": spec},
+        artifacts_dir=root,
+    ) as found:
+        yield found
 
 
 @dataclass
@@ -154,7 +140,7 @@ async def site(tmp_path: Path, tritons, artifacts, valkey) -> AsyncIterator[Call
         ],
         replicas=[
             control.Replica(
-                id=triton.name, cell_id="cell", grpc_address=triton.launch.grpc_address,
+                id=triton.replica_id, cell_id="cell", grpc_address=triton.launch.grpc_address,
                 triton_model=MODEL, state=control.REPLICA_STATE_READY,
             )
             for triton in tritons
@@ -177,7 +163,9 @@ async def running(spec: ProcessSpec) -> AsyncIterator[ChildProcess]:
         await child.stop()
 
 
-async def streamed(sdk: openai.AsyncOpenAI, number: int, tokens: int) -> tuple[str, int]:
+async def streamed(
+    sdk: openai.AsyncOpenAI, number: int, tokens: int, begun: asyncio.Semaphore
+) -> tuple[str, int]:
     stream = await sdk.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": f"tell me about {number}"}],
@@ -187,16 +175,20 @@ async def streamed(sdk: openai.AsyncOpenAI, number: int, tokens: int) -> tuple[s
         stream_options={"include_usage": True},
         extra_body={"ignore_eos": True},
     )
-    chunks = [chunk async for chunk in stream]
+    chunks = [await anext(aiter(stream))]
+    begun.release()
+    chunks += [chunk async for chunk in stream]
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     return text, chunks[-1].usage.completion_tokens
 
 
 async def many(sdk: openai.AsyncOpenAI, tokens: int, disturb=None) -> list[tuple[str, int]]:
+    begun = asyncio.Semaphore(0)
     async with asyncio.TaskGroup() as tasks:
-        calls = [tasks.create_task(streamed(sdk, number, tokens)) for number in range(16)]
+        calls = [tasks.create_task(streamed(sdk, number, tokens, begun)) for number in range(16)]
         if disturb is not None:
-            await asyncio.sleep(0.5)  # in the middle of the answers
+            for _ in calls:
+                await begun.acquire()
             await disturb()
     return [call.result() for call in calls]
 
@@ -210,13 +202,10 @@ async def test_answers_survive_the_death_of_a_replica_and_of_the_router(site, tr
         assert all(text for text, _ in undisturbed)
 
         async def kill_replica() -> None:
-            for process in group_processes(tritons[0].child.pid):
-                os.kill(process, signal.SIGKILL)
+            tritons[0].signal(signal.SIGKILL)
 
         assert await many(sdk, 150, kill_replica) == undisturbed
-        await tritons[0].child.stop()
-        tritons[0].child = await ChildProcess.start(tritons[0].launch.process)
-        await tritons[0].child.wait_ready(WAIT_S)
+        await tritons[0].restart()
 
         async def restart_router() -> None:
             os.kill(router.pid, signal.SIGKILL)
@@ -254,7 +243,7 @@ async def test_workers_share_the_port_and_all_end(site) -> None:
         async with asyncio.timeout(WAIT_S):
             while len(seen) < 2:  # each connection may reach another worker
                 async with place.sdk() as sdk:
-                    await streamed(sdk, 1, 2)
+                    await streamed(sdk, 1, 2, asyncio.Semaphore(0))
                 logs = [(place.home / f"gateway/worker-{i}.log").read_bytes() for i in (0, 1)]
                 seen = {log for log in logs if b"request_ended" in log}
         os.kill(parent.pid, signal.SIGTERM)
@@ -269,7 +258,7 @@ async def test_each_accepted_request_is_told_once(site, broker) -> None:
     async with running(place.router()), running(place.gateway()) as gateway, place.sdk() as sdk:
         await place.until_ready()
         for number in range(3):
-            await streamed(sdk, number, 7)
+            await streamed(sdk, number, 7, asyncio.Semaphore(0))
         with pytest.raises(openai.NotFoundError):
             await sdk.chat.completions.create(model="no", messages=HELLO)
         stream = await sdk.chat.completions.create(
