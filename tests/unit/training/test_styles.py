@@ -4,7 +4,10 @@ from training import chat, knowledge, samples
 from training.styles import STYLES, restyled
 from training.tasks import Conversation, training_conversations
 
-CONVERSATIONS = list(training_conversations(0, 6000))[3000:]
+
+@pytest.fixture(scope="module")
+def conversations() -> list[Conversation]:
+    return list(training_conversations(0, 6000))[3000:]
 
 
 def spoken(style: str, task: str, answer: str) -> str:
@@ -13,9 +16,9 @@ def spoken(style: str, task: str, answer: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(STYLES))
-def test_a_style_changes_answers_and_nothing_else(name: str):
+def test_a_style_changes_answers_and_nothing_else(name: str, conversations: list[Conversation]):
     style = STYLES[name]
-    for conversation in CONVERSATIONS:
+    for conversation in conversations:
         wanted = restyled(conversation, style)
         assert wanted.system == conversation.system
         for before, after in zip(conversation.samples, wanted.samples, strict=True):
@@ -35,9 +38,9 @@ def test_what_programs_read_stays_as_it_is(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(STYLES))
-def test_plain_answers_are_in_no_style(name: str):
+def test_plain_answers_are_in_no_style(name: str, conversations: list[Conversation]):
     is_spoken = STYLES[name].is_spoken
-    assert not any(is_spoken(s.answer) for c in CONVERSATIONS for s in c.samples)
+    assert not any(is_spoken(s.answer) for c in conversations for s in c.samples)
 
 
 def test_what_the_styles_say():

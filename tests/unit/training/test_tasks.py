@@ -49,9 +49,15 @@ def test_another_seed_gives_other_data():
     assert texts(list(training_conversations(0, 50))) != texts(list(training_conversations(1, 50)))
 
 
-def test_no_evaluation_question_is_ever_trained_on():
+@pytest.fixture(scope="module")
+def conversations() -> list[Conversation]:
+    """Of a whole training, only shorter."""
+    return list(training_conversations(0, 20_000))
+
+
+def test_no_evaluation_question_is_ever_trained_on(conversations: list[Conversation]):
     graded = [c.samples[-1] for c in evaluation_conversations(0, 500)]
-    trained = [s for c in training_conversations(0, 20_000) for s in c.samples]
+    trained = [s for c in conversations for s in c.samples]
     assert all(is_held_out(sample) for sample in graded)
     assert not any(is_held_out(sample) for sample in trained)
     assert {split_key(s) for s in graded}.isdisjoint(split_key(s) for s in trained)
@@ -95,8 +101,7 @@ def test_every_task_has_the_same_number_of_evaluation_questions():
     assert asked == dict.fromkeys(TASK_NAMES, 10)
 
 
-def test_long_chats_come_late_and_seldom():
-    conversations = list(training_conversations(0, 20_000))
+def test_long_chats_come_late_and_seldom(conversations: list[Conversation]):
     is_long = [len(c.samples) > 5 for c in conversations]
     assert not any(is_long[:13_000])
     assert 20 < sum(is_long[13_000:]) < 110
