@@ -103,6 +103,8 @@ def test_data_are_found_in_the_wheel(installed: Path, probe: dict) -> None:
         ("triton", "llm/1/model.py"),
         ("triton", "embed/config.pbtxt"),
         ("triton", "embed/1/model.py"),
+        ("triton", "profiles/trtllm/llama-8b-bf16.json"),
+        ("triton", "adapters/butler/adapter_config.json"),
         ("postgres", "versions/0001_initial.py"),
         ("clickhouse", "0001_requests.sql"),
     ):
