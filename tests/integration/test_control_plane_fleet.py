@@ -245,18 +245,18 @@ async def test_what_a_cordoned_node_cannot_serve_is_made_elsewhere(
 ) -> None:
     plane = shared_control_plane
     await _pool(plane, engine="sim-c", replicas=1)
-    async with node(plane, "node-d", "sim-c") as broken:
+    async with node(plane, "node-x", "sim-c") as broken:
         response = await broken.told(lambda response: len(response.replicas) == 1)
         replica_id = response.replicas[0].replica_id
         stopped = agent.ObservedReplica(replica_id=replica_id, state=wire.REPLICA_STATE_STOPPED)
-        async with node(plane, "node-e", "sim-c") as other:
+        async with node(plane, "node-y", "sim-c") as other:
             assert not (await other.told(lambda _: True)).replicas
             await broken.report(stopped, cordon="GPU 0: XID 79")
             made = await other.told(lambda response: len(response.replicas) == 1)
             assert made.replicas[0].replica_id != replica_id
             nodes = (await plane.admin.get("/v1/nodes")).json()["data"]
             reasons = {found["id"]: found["cordon_reason"] for found in nodes}
-            assert (reasons["node-d"], reasons["node-e"]) == ("GPU 0: XID 79", "")
+            assert (reasons["node-x"], reasons["node-y"]) == ("GPU 0: XID 79", "")
 
 
 async def _pretend_silence(plane, node_id: str) -> None:
