@@ -42,7 +42,9 @@ def test_the_statuses_are_right():
 
 
 def test_every_code_is_used_by_somebody():
-    used = set().union(*(named_in(package) for package in (*SENDERS, "control_plane", "telemetry", "replica")))
+    used = set().union(
+        *(named_in(package) for package in (*SENDERS, "control_plane", "telemetry", "replica"))
+    )
     assert used == set(ErrorCode)
     assert STATUS.keys() == used
 
