@@ -118,8 +118,12 @@ def test_nonsense_ends_alone(driver, directory: Path, nonsense: list[wire.Sequen
     good = wire.Sequence(id=99, prompt=[5, 6, 7], output_tokens_max=3, ignore_eos=True)
     core.submit(1, nonsense, 0.0)
     core.submit(1, [good], 0.0)
+    named = [message.id for message in nonsense]
+    named += [fork.id for message in nonsense for fork in message.forks]
     owed = {message.id for message in nonsense} | {99}
-    owed |= {fork.id for message in nonsense for fork in message.forks}
+    # A message with the id of a living sequence is taken for its repetition, forks and all.
+    unrepeated = (message for message in nonsense if named.count(message.id) == 1)
+    owed |= {fork.id for message in unrepeated for fork in message.forks}
     finished: dict[int, wire.Finished] = {}
     brought: dict[int, int] = {}
     for number in range(5000):
@@ -133,7 +137,7 @@ def test_nonsense_ends_alone(driver, directory: Path, nonsense: list[wire.Sequen
             finished |= {end.sequence: end for end in frame.finished}
         if not len(core.sequences):
             break
-    assert finished.keys() == owed
+    assert owed <= finished.keys() <= {*named, 99}
     assert finished[99].reason == wire.FINISH_REASON_LENGTH
     assert brought[99] == 3
     for end in finished.values():
