@@ -1,4 +1,4 @@
-"""One local stack on the simulated engine for all end-to-end tests of a run."""
+"""One local stack on the simulated engine for most end-to-end tests of a run, and a real one."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,19 @@ def run_sluice(
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
+    with started_stack("sim") as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def real_stack() -> Iterator[Stack]:
+    """A stack on the CPU engine, whose answers mean something."""
+    with started_stack("openvino") as stack:
+        yield stack
+
+
+@contextmanager
+def started_stack(engine: str) -> Iterator[Stack]:
     # Not pytest's folder: that is closed to the user as whom PostgreSQL runs under root, and a
     # socket's path must stay short.
     home = Path(tempfile.mkdtemp(prefix="sluice-e2e-"))
@@ -65,7 +79,7 @@ def stack() -> Iterator[Stack]:
         home,
         "up",
         "--detach",
-        "--engine=sim",
+        f"--engine={engine}",
         "--no-embeddings",
         f"--port={free_port()}",
         f"--admin-port={free_port()}",
