@@ -35,6 +35,10 @@ from replica.host.requests import decode_sequence
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
+# Of a sequence's message beyond its prompt: a grammar has 64 KiB, the rest is a few thousand bytes.
+_EXTRAS_BYTES_MAX = 1 << 18
+_TOKEN_BYTES_MAX = 5  # as a varint
+
 
 class SequenceBook:
     """Knows whose each sequence is and what it has brought; gives them to the driver."""
@@ -191,6 +195,7 @@ class SequenceBook:
 
     def _take(self, attachment: Attachment, message: wire.Sequence, seen_at_s: float) -> None:
         """Take a sequence and its forks; its grammar and its adapter may take a while."""
+        self._check_size(message)
         ids = [message.id, *(fork.id for fork in message.forks)]
         self._check_room(attachment, ids)
         keys = [next(self._keys) for _ in ids]
@@ -228,6 +233,14 @@ class SequenceBook:
             self._adapters.fetch(request.adapter_digest, partial(self._start, request))
         else:
             self._start(request, None)
+
+    def _check_size(self, message: wire.Sequence) -> None:
+        """Refuse what would hold up the step loop while it is decoded, only to be refused then."""
+        limit = self._driver.limits.context_tokens_max * _TOKEN_BYTES_MAX + _EXTRAS_BYTES_MAX
+        size = message.ByteSize()
+        if size > limit:
+            text = f"a sequence of {size} bytes; this engine's context fits into {limit}"
+            raise RefusedError(ErrorCode.REQUEST_TOO_LARGE, text)
 
     def _check_room(self, attachment: Attachment, ids: list[int]) -> None:
         if self.is_draining:

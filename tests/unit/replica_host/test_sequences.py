@@ -1,6 +1,7 @@
 import itertools
 
 from replica.engine.types import AdmittedEvent
+from replica.host import sequences as sequences_module
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 
@@ -211,3 +212,30 @@ def test_too_many_grammars_at_once_are_busy(make_bench) -> None:
     bench.submit(bound(1, "good"))
     bench.step()
     assert bench.finished[1].code == "engine_busy"
+
+
+def test_what_is_larger_than_any_sequence_is_refused_before_it_is_decoded(
+    make_bench, monkeypatch
+) -> None:
+    decoded = []
+    decode = sequences_module.decode_sequence
+
+    def note(message: wire.Sequence, *args, **options):
+        decoded.append(message.id)
+        return decode(message, *args, **options)
+
+    monkeypatch.setattr(sequences_module, "decode_sequence", note)
+    bench = make_bench()
+    many = [300] * 200_000
+    bench.submit(
+        sequence(1, prompt=many),
+        sequence(2, stop_token_ids=many, forks=[wire.Fork(id=3)]),
+        sequence(4, sampling=wire.Sampling(logit_bias=[1.0] * 200_000)),
+        sequence(5, sampling=wire.Sampling(grammar=wire.Grammar(text="x" * 300_000))),
+        sequence(6, prompt=[400] * 4000),
+    )
+    bench.run()
+    assert decoded == [6]
+    assert bench.finished.keys() == {1, 2, 3, 4, 5, 6}
+    assert {bench.finished[n].code for n in range(1, 6)} == {"request_too_large"}
+    assert bench.finished[6].reason == wire.FINISH_REASON_LENGTH
