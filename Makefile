@@ -28,8 +28,8 @@ up: setup ## Start the whole platform on this machine (ARGS=--detach, ARGS='--en
 down: setup ## Stop what `make up` started
 	@$(BIN)/sluice down
 
-test: setup ## All tests, on real servers from pip wheels
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup ## All tests, on real servers from pip wheels, on up to four cores
+	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 test-unit: setup ## Unit and simulation tests only (seconds)
 	@$(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
