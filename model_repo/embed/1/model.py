@@ -13,6 +13,7 @@ import numpy as np
 import triton_python_backend_utils as pb  # pyright: ignore[reportMissingImports]
 
 from replica.embedding.engine import EmbeddingBatch, load_embedding
+from replica.interpreter import check_interpreter
 from sluice.embeddings import render_refusal
 from sluice.errors import BadRequestError, PlatformError
 
@@ -24,11 +25,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the engine; an exception here is the error that Triton reports for the model."""
-        if int(np.__version__.split(".")[0]) >= 2:
-            raise RuntimeError(
-                f"numpy {np.__version__} corrupts tensors in Triton's Python backend; install"
-                " 'numpy<2' into the environment whose python3 comes first on PATH"
-            )
+        check_interpreter()
         digest = os.environ["SLUICE_BASE_DIGEST"]
         artifact = os.environ.get("SLUICE_ARTIFACT_DIR")
         if not artifact:

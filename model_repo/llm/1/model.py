@@ -18,6 +18,7 @@ import triton_python_backend_utils as pb  # pyright: ignore[reportMissingImports
 from replica.drivers.registry import load_driver
 from replica.host import EngineHost
 from replica.host.metrics import FAMILIES, EngineMetrics, Family, Kind, Look, Value
+from replica.interpreter import check_interpreter
 
 DRAIN_S = 2.0  # below Triton's --exit-timeout-secs
 METRICS_S = 0.25
@@ -101,11 +102,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the engine; an exception here is the error that Triton reports for the model."""
-        if int(np.__version__.split(".")[0]) >= 2:
-            raise RuntimeError(
-                f"numpy {np.__version__} corrupts tensors in Triton's Python backend; install"
-                " 'numpy<2' into the environment whose python3 comes first on PATH"
-            )
+        check_interpreter()
         engine = os.environ["SLUICE_ENGINE"]
         digest = os.environ["SLUICE_BASE_DIGEST"]
         options = json.loads(os.environ.get("SLUICE_ENGINE_OPTIONS") or "{}")

@@ -1,0 +1,12 @@
+"""What the interpreter that Triton embeds must not have."""
+
+import numpy as np
+
+
+def check_interpreter() -> None:
+    """Raise RuntimeError where a package of this interpreter would damage what Triton serves."""
+    if int(np.__version__.split(".")[0]) >= 2:
+        raise RuntimeError(
+            f"numpy {np.__version__} corrupts tensors in Triton's Python backend; install"
+            " 'numpy<2' into the environment whose python3 comes first on PATH"
+        )
