@@ -38,7 +38,9 @@ _OPTIONAL_MAX = 500
 _PATTERNS_MAX = 20  # each is compared with each; 400 took longer than anybody waited
 _MULTIPLE_MAX = 10_000  # the automaton of a multiple has so many states; 40 ms
 _DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
-_LARK_LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//.*|#.*')
+# It also matches what is not closed on its line: if it did not, it would look for the end of the
+# line from each quote again, for a second, and hold up every other thread.
+_LARK_LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*("?)|/(?:[^/\\\n]|\\.)+(/?)|//.*|#.*')
 _UNQUOTABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
 _COMPACT: Any = {"whitespace_flexible": False}  # a weak model would babble spaces
 _MESSAGE_CHARACTERS = 300
@@ -112,6 +114,9 @@ def _choice(grammar: Grammar, document: Any) -> str:
 
 def _check_lark(grammar: Grammar) -> None:
     bare = _LARK_LITERALS.sub("", grammar.text)
+    is_open = any("" in match.groups() for match in _LARK_LITERALS.finditer(grammar.text))
+    if is_open or "/" in bare:  # what stands behind it would be taken for text, or text for it
+        raise refused(grammar, "a string or an expression is not closed on its line")
     if "<" in bare:
         raise refused(grammar, "special tokens (<...>) cannot be written by an answer")
     if _DIRECTIVES.search(grammar.text):

@@ -376,6 +376,13 @@ REFUSED: dict[str, tuple[GrammarKind, str, str]] = {
     "nesting": (GrammarKind.EBNF, "start: " + "(" * 900 + '"a"' + ")" * 900, "nested"),
     "special token": (GrammarKind.EBNF, 'start: "a" <|im_start|>', "special tokens"),
     "token id": (GrammarKind.EBNF, 'start: "a" <[1]>', "special tokens"),
+    "special token that seems to be quoted": (
+        GrammarKind.EBNF,
+        "start: /\na/ <|im_start|> /b/",
+        "not closed on its line",
+    ),
+    "open expression": (GrammarKind.EBNF, "start: /a\nb/", "not closed on its line"),
+    "quotes without end": (GrammarKind.EBNF, '\\"' * 8000, "not closed on its line"),
     "directive": (GrammarKind.EBNF, 'start: %json {"multipleOf": 99400891}', "not supported"),
 }
 
