@@ -98,14 +98,12 @@ class Cordon:
     Attributes:
         uuid: Which.
         index: Its place when the cordon was set.
-        cause: Compared, never shown; the same cause does not come back after the cordon is lifted.
         reason: In words.
         since_unix_s: When it was set.
     """
 
     uuid: str
     index: int
-    cause: str
     reason: str
     since_unix_s: float
 
@@ -152,7 +150,7 @@ def judge(state: HardwareState, readings: Readings, now_unix_s: float) -> Hardwa
             continue
         for cause, reason in _faults(gpu, readings.xids):
             if (gpu.uuid, cause) not in state.accepted:
-                cordons[gpu.uuid] = Cordon(gpu.uuid, gpu.index, cause, reason, now_unix_s)
+                cordons[gpu.uuid] = Cordon(gpu.uuid, gpu.index, reason, now_unix_s)
                 break
     return replace(state, gpus=tuple(gpus), cordons=cordons)
 
@@ -171,7 +169,10 @@ def lift(state: HardwareState, ids: Collection[str]) -> HardwareState:
 
 
 def _faults(gpu: GpuReading, xids: Collection[Xid]) -> list[tuple[str, str]]:
-    """Return (cause, reason) of all that is wrong, the clearest first."""
+    """Return (cause, reason) of all that is wrong, the clearest first.
+
+    Causes are compared, never shown: one that was lifted does not bring the cordon back.
+    """
     faults = [
         (f"xid {xid.number}", f"XID {xid.number}: {CORDON_XIDS[xid.number]}")
         for xid in xids
