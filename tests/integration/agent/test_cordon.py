@@ -28,6 +28,7 @@ class ScriptedHardware:
         self.is_broken = False
         self._news = threading.Condition()
         self._xids: list[Xid] = []
+        self._was_read = False
 
     def report(self, xid: Xid) -> None:
         with self._news:
@@ -36,8 +37,9 @@ class ScriptedHardware:
 
     def read(self, wait_s: float) -> Readings:
         with self._news:
-            if not self._xids:
+            if self._was_read and not self._xids:
                 self._news.wait(wait_s)
+            self._was_read = True
             if self.is_broken:
                 raise RuntimeError("a bug in reading GPUs")
             xids, self._xids = tuple(self._xids), []
@@ -72,6 +74,7 @@ async def test_an_xid_drains_the_replicas_of_its_gpu_and_lifting_it_brings_them_
     )
     async with node.running_agent(lambda: hardware):
         on_a, on_b = await node.control.until_ready("on-a", "on-b")
+        await node.control.until(lambda _: node.control.request.facts.accelerator_facts)
         request = node.control.request
         assert (request.is_cordoned, request.cordon_reason) == (False, "")
         (first, _) = request.facts.accelerator_facts
