@@ -31,7 +31,7 @@ down: setup ## Stop what `make up` started
 test: setup ## All tests, on real servers from pip wheels, on up to four cores
 	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
-test-unit: setup ## Unit and simulation tests only (seconds)
+test-unit: setup ## Unit and simulation tests only (about two minutes)
 	@$(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
 
 lint: setup ## ruff, pyright strict, import contracts, spelling, generated code and protocol definitions
