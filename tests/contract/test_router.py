@@ -37,8 +37,9 @@ async def test_a_lost_replica_costs_no_unemitted_request(hosts, start_router, co
     router = await start_router(first.address, second.address)
     gateway = await connect(router.settings.grpc_address)
     await gateway.until_ready(2)
-    handles = await gateway.submit(count=40, output=400)
-    await gateway.until(lambda: len(gateway.tokens) >= 10)
+    handles = await gateway.submit(count=40, output=1000)
+    # Each replica has about half of them, so the first one has emitted something by then.
+    await gateway.until(lambda: len(gateway.tokens) >= 30)
     await first.stop()
     await gateway.until_over(handles)
     kinds = [gateway.outcomes[handle].kind for handle in handles]
