@@ -4,9 +4,9 @@ One operation: one new token of one sequence. *Alone* is `step()` of the driver 
 *served* is the same engine inside a real Triton, its tokens counted as they come out of the frames
 of one attachment, client and server on the same cores. Both get the same prompts of 64 random
 tokens (nothing cached), 100 new tokens each, greedy; rounds alternate, the median of the per-round
-ratios is reported. `adapters`: 32 sequences, base alone against four adapters and the base mixed in
-one batch. `hot_add`: from the submit of a sequence that names an adapter which only lies on disk,
-to its first token. `ttft`: 1,024 tokens, nothing cached against 1,000 cached. `step`: time that a
+ratios is reported. `adapters`: 32 sequences, base alone against the shipped adapters and the base
+mixed in one batch. `hot_add`: from the submit of a sequence whose adapter only lies on disk to its
+first token. `ttft`: 1,024 tokens, nothing cached against 1,000 cached. `step`: time that a
 step spends outside the graph call. `sim`: 1,000 sequences on the simulated engine, whose steps then
 take no time. Not measured: routers, gateways, a network.
 Run: `python -m benchmarks.load.replica [served] [sim] [adapters] [step]`.
