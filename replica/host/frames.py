@@ -72,6 +72,8 @@ def fill_state(state: wire.EngineState, load: EngineLoad, kv_blocks: int) -> Non
     state.kv_blocks_pinned = load.kv_blocks_pinned
     state.prefill_tokens_owed = load.prefill_tokens_owed
     state.step_us = micros(load.step_s)
+    state.step_prompt_tokens = load.step_prompt_tokens
+    state.prefilling = load.prefilling
 
 
 def fill_adapters(state: wire.EngineState, resident: tuple[str, ...]) -> None:

@@ -3,28 +3,65 @@
 Times are monotonic seconds given by the caller; durations are seconds, sizes are tokens.
 """
 
-from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from sluice.wire.router.v1 import router_pb2 as wire
 
-_UNLIMITED = 1 << 30  # the context is the limit
+if TYPE_CHECKING:
+    from router.core.fair_queue import Tenant
+
+UNLIMITED = 1 << 30  # output tokens: the context is the limit
 
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Limits and constants of the core; per cell where a queue is meant."""
+    """Limits and constants of the core; per cell where a queue is meant.
+
+    Attributes:
+        queue_requests_max: Waiting requests.
+        queue_tokens_max: Waiting prompt tokens.
+        tenant_requests_max: Waiting requests of one tenant.
+        tenant_tokens_max: Waiting prompt tokens of one tenant.
+        deadline_default_s: Until the first token, for requests that name none.
+        retries_max: Dispatches after the first one that may be lost or fail.
+        busy_pause_s: After an engine's "busy", nothing is sent to it for this long.
+        draining_pause_s: A draining one needs longer, or is replaced.
+        cell_state_interval_s: Between two broadcasts of a cell's state.
+        output_tokens_expected: Until the cell has seen answers end.
+        ttft_base_s: The objective of a request's TTFT is this ...
+        ttft_factor: ... and so many times its prefill on an idle replica.
+        tpot_s: The objective of the mean time per output token.
+        overtake_factor: A request that has waited this many times its own objective is overtaken
+            by nobody of its tier.
+        decision_sample: One of so many placements is explained in `Placed.decision`; 0: none.
+    """
 
     queue_requests_max: int = 4096
-    queue_tokens_max: int = 8_000_000  # prompt tokens
+    queue_tokens_max: int = 8_000_000
+    tenant_requests_max: int = 4096
+    tenant_tokens_max: int = 8_000_000
     deadline_default_s: float = 30.0
-    retries_max: int = 2  # dispatches after the first one that may be lost or fail
-    window_min_s: float = 0.02  # late binding: a replica's predicted backlog stays below the window
-    busy_pause_s: float = 0.02  # after an engine's "busy", nothing is sent to it for this long
-    draining_pause_s: float = 1.0  # a draining one needs longer, or is replaced
+    retries_max: int = 2
+    busy_pause_s: float = 0.02
+    draining_pause_s: float = 1.0
     cell_state_interval_s: float = 0.1
-    output_tokens_expected: int = 256  # until the cell has seen answers end
+    output_tokens_expected: int = 256
+    ttft_base_s: float = 0.5
+    ttft_factor: float = 2.0
+    tpot_s: float = 0.1
+    overtake_factor: float = 20.0
+    decision_sample: int = 0
+
+
+class Role(IntEnum):
+    """What a replica is for; BOTH unless its pool disaggregates."""
+
+    BOTH = 0
+    PREFILL = 1
+    DECODE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +71,7 @@ class ReplicaPlan:
     replica_id: str
     cell_id: str
     is_draining: bool = False
+    role: Role = Role.BOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +83,8 @@ class EngineLimits:
     step_tokens_max: int
     kv_blocks: int
     block_tokens: int
+    adapter_slots: int = 0  # 0: no adapter can be served
+    features: frozenset[str] = frozenset()
     prompt_tokens_max: int = field(init=False)  # leaves room for one token of output
 
     def __post_init__(self) -> None:
@@ -100,115 +140,154 @@ class Gateway:
 
 
 class Request:
-    """One accepted request, from submit to its single outcome."""
+    """One request, from submit to its single outcome. The shell makes it, the core owns it.
+
+    What decisions need stands here; `payload` is what only the engine needs, and is given up at
+    the end. The second half of the attributes belongs to the core.
+
+    Attributes:
+        prompt_tokens: Size of the prompt; with what was emitted before, after a resume.
+        output_max: Tokens that may be generated.
+        priority: Of its tier; higher goes first.
+        reserved_permille: Share of the cell that its tier gets at least while it has work.
+        is_preemptible: Batch work: may be interrupted while it runs, and is shed first.
+        weight: Share of the tenant within its tier.
+        deadline_s: From arrival to the first token; 0 is the default.
+        hashes: Of the prompt's full KV blocks, in order; any hashables.
+        session: 0 is none.
+        adapter: Digest; empty is the base.
+        order: Of arrival; also the tie-break everywhere.
+        uncached_tokens: Prompt tokens that the best replica would have to compute; a prediction.
+        objective_s: Until the first token.
+        overdue_at: From then on nobody of its tier overtakes it.
+        avoid: The replica where it failed last.
+        output: What was emitted; kept for preemptible requests only.
+    """
 
     __slots__ = (
-        "arrived_at",
-        "attempts",
-        "avoid",
-        "cell_id",
-        "deadline_at",
-        "gateway",
-        "handle",
-        "order",
-        "output_max",
-        "priority",
-        "prompt_tokens",
-        "slot",
-        "state",
-        "submit",
-        "tenant_id",
-        "weight",
+        *("handle", "cell_id", "tenant_id", "request_id", "prompt_tokens", "output_max"),
+        *("priority", "reserved_permille", "is_preemptible", "weight", "deadline_s", "hashes"),
+        *("session", "adapter", "payload"),
+        *("gateway", "order", "arrived_at", "deadline_at", "state", "slot", "attempts", "avoid"),
+        *("uncached_tokens", "objective_s", "overdue_at", "output", "is_charged"),
     )
 
     def __init__(
-        self, gateway: Gateway, submit: wire.Submit, *, order: int, now: float, deadline_s: float
+        self,
+        *,
+        handle: int,
+        cell_id: str,
+        prompt_tokens: int,
+        output_max: int = 0,
+        tenant_id: str = "",
+        request_id: str = "",
+        priority: int = 0,
+        reserved_permille: int = 0,
+        is_preemptible: bool = False,
+        weight: int = 1,
+        deadline_s: float = 0.0,
+        hashes: Sequence[Hashable] = (),
+        session: int = 0,
+        adapter: str = "",
+        payload: wire.Submit | None = None,
     ) -> None:
-        self.gateway = gateway
-        self.handle = submit.handle
-        self.submit: wire.Submit | None = submit  # given up at the end: it holds the prompt
-        self.cell_id = submit.cell_id
-        self.tenant_id = submit.tenant_id
-        self.priority = submit.tier_priority
-        self.weight = submit.tenant_weight or 1
-        self.prompt_tokens = len(submit.prompt)
-        self.output_max = submit.output_tokens_max or _UNLIMITED
-        self.arrived_at = now
-        self.deadline_at = now + deadline_s
-        self.order = order  # of arrival; also the tie-break everywhere
-        self.attempts = 0
-        self.avoid = ""  # the replica where it failed last
-        self.slot: Slot | None = None
-        self.state = State.QUEUED
-
-
-class Tenant:
-    """One tenant's place in one tier: its counter and its waiting requests."""
-
-    __slots__ = ("counter", "is_listed", "requests", "tenant_id", "weight")
-
-    def __init__(self, tenant_id: str, counter: float) -> None:
+        self.handle = handle
+        self.cell_id = cell_id
         self.tenant_id = tenant_id
-        self.counter = counter  # virtual service received: tokens by weight
-        self.weight = 1
-        self.requests: OrderedDict[int, Request] = OrderedDict()  # by order of arrival
-        self.is_listed = False  # stands in its tier's heap
+        self.request_id = request_id
+        self.prompt_tokens = prompt_tokens
+        self.output_max = output_max or UNLIMITED
+        self.priority = priority
+        self.reserved_permille = reserved_permille
+        self.is_preemptible = is_preemptible
+        self.weight = weight or 1
+        self.deadline_s = deadline_s
+        self.hashes = hashes
+        self.session = session
+        self.adapter = adapter
+        self.payload = payload
+        self.gateway: Gateway = _NOBODY
+        self.order = 0
+        self.arrived_at = 0.0
+        self.deadline_at = 0.0
+        self.state = State.QUEUED
+        self.slot: Slot | None = None
+        self.attempts = 0
+        self.avoid = ""
+        self.uncached_tokens = prompt_tokens
+        self.objective_s = 0.0
+        self.overdue_at = float("inf")
+        self.output: list[int] | None = [] if is_preemptible else None
+        self.is_charged = False  # its tenant has paid for the prompt
+
+
+_NOBODY = Gateway(0)  # until a request is submitted
 
 
 class Slot:
     """One sequence on one replica: a request's dispatch, from submit to the engine's last word.
 
-    A slot outlives its request when that was cancelled: the engine still holds the sequence until
-    it reports the end.
+    A slot outlives its request when that was cancelled or preempted: the engine still holds the
+    sequence until it reports the end.
+
+    Attributes:
+        charge: Virtual service of the tenant per output token.
+        prefill_owed: Prompt tokens that the engine has not computed, by the router's books.
+        cached_tokens: Predicted at dispatch, then what the engine says.
+        output_booked: Output tokens that KV blocks are booked for.
+        emitted: Tokens told by the engine.
+        first_at: When the first token was told; 0.0 before.
+        is_open: Somebody still wants its tokens.
+        is_placed: The gateway was told where it runs.
     """
 
     __slots__ = (
-        "charge",
-        "dispatched_at",
-        "emitted",
-        "gateway",
-        "handle",
-        "is_open",
-        "is_placed",
-        "kv_blocks",
-        "output_booked",
-        "output_max",
-        "prefill_owed",
-        "prompt_tokens",
-        "replica_id",
-        "request",
-        "sequence",
-        "tenant",
+        *("request", "gateway", "handle", "tenant", "charge", "replica_id", "sequence"),
+        *("prompt_tokens", "prefill_owed", "cached_tokens", "output_booked", "output_max"),
+        *("kv_blocks", "dispatched_at", "emitted", "first_at", "is_open", "is_placed"),
+        *("output", "decision"),
     )
 
     def __init__(
-        self, request: Request, tenant: Tenant, replica_id: str, *, sequence: int, now: float
+        self, request: Request, tenant: "Tenant", replica_id: str, *, sequence: int, now: float
     ) -> None:
         self.request = request
         self.gateway = request.gateway
         self.handle = request.handle
         self.tenant = tenant
-        self.charge = 2.0 / tenant.weight  # virtual service per output token
+        self.charge = 2.0 / tenant.weight
         self.replica_id = replica_id
         self.sequence = sequence
-        self.prompt_tokens = request.prompt_tokens
-        self.prefill_owed = request.prompt_tokens
+        self.output = request.output
+        self.prompt_tokens = request.prompt_tokens + (len(self.output) if self.output else 0)
+        self.prefill_owed = self.prompt_tokens
+        self.cached_tokens = 0
         self.output_booked = 0
         self.output_max = 0
         self.kv_blocks = 0
         self.dispatched_at = now
         self.emitted = 0
-        self.is_open = True  # somebody still wants its tokens
+        self.first_at = 0.0
+        self.is_open = True
         self.is_placed = False
+        self.decision: wire.Explanation | None = None  # of a sample
 
 
 @dataclass(slots=True)
 class Actions:
-    """What the shell has to do now."""
+    """What the shell has to do now.
+
+    Attributes:
+        batches: Per gateway key.
+        dispatches: Sequences to send, per replica.
+        cancels: Sequences to cancel, per replica; may name those of `dispatches`.
+        probes: Replicas that are to run a canary inference.
+    """
 
     batches: list[tuple[int, Batch]] = field(default_factory=list[tuple[int, Batch]])
     dispatches: dict[str, list[Slot]] = field(default_factory=dict[str, list[Slot]])
     cancels: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    probes: list[str] = field(default_factory=list[str])
 
 
 @dataclass(slots=True)
@@ -219,6 +298,10 @@ class Stats:
     ttft_s: list[float] = field(default_factory=list[float])
     queue_s: list[float] = field(default_factory=list[float])
     tokens: int = 0
+    prompt_tokens: int = 0  # placed
+    cached_tokens: int = 0  # of these, found in a cache
     requeues: int = 0
+    preemptions: int = 0
+    ejections: dict[str, int] = field(default_factory=dict[str, int])  # by reason
     stray_tokens: int = 0  # of sequences the books do not know
     count_mismatches: int = 0  # engine and router disagree on a sequence's tokens

@@ -461,7 +461,7 @@ class Finished(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "prefill_tokens_owed", "step_us", "adapters_resident", "adapters_changed", "kv_blocks_pinned")
+    __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "prefill_tokens_owed", "step_us", "adapters_resident", "adapters_changed", "kv_blocks_pinned", "step_prompt_tokens", "prefilling")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
@@ -471,6 +471,8 @@ class EngineState(_message.Message):
     ADAPTERS_RESIDENT_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_CHANGED_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    STEP_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILLING_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_blocks_used: int
@@ -480,7 +482,9 @@ class EngineState(_message.Message):
     adapters_resident: _containers.RepeatedScalarFieldContainer[str]
     adapters_changed: bool
     kv_blocks_pinned: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., prefill_tokens_owed: _Optional[int] = ..., step_us: _Optional[int] = ..., adapters_resident: _Optional[_Iterable[str]] = ..., adapters_changed: _Optional[bool] = ..., kv_blocks_pinned: _Optional[int] = ...) -> None: ...
+    step_prompt_tokens: int
+    prefilling: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., prefill_tokens_owed: _Optional[int] = ..., step_us: _Optional[int] = ..., adapters_resident: _Optional[_Iterable[str]] = ..., adapters_changed: _Optional[bool] = ..., kv_blocks_pinned: _Optional[int] = ..., step_prompt_tokens: _Optional[int] = ..., prefilling: _Optional[int] = ...) -> None: ...
 
 class KvEvents(_message.Message):
     __slots__ = ("number", "stored", "removed", "reset")

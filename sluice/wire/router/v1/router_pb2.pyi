@@ -43,7 +43,7 @@ class Hello(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "temperature", "top_p", "top_k", "seed", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent")
+    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "temperature", "top_p", "top_k", "seed", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,9 @@ class Submit(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    IS_PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
+    TIER_RESERVED_PERMILLE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     cell_id: str
@@ -84,7 +87,10 @@ class Submit(_message.Message):
     ignore_eos: bool
     resumed_tokens: int
     traceparent: str
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    block_hashes: bytes
+    is_preemptible: bool
+    tier_reserved_permille: int
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ...) -> None: ...
 
 class PackedSubmit(_message.Message):
     __slots__ = ("prompt",)
@@ -125,18 +131,20 @@ class Welcome(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Placed(_message.Message):
-    __slots__ = ("handle", "replica_id", "queue_us", "engine_queue_us", "cached_tokens")
+    __slots__ = ("handle", "replica_id", "queue_us", "engine_queue_us", "cached_tokens", "decision")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     ENGINE_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
     handle: int
     replica_id: str
     queue_us: int
     engine_queue_us: int
     cached_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., replica_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    decision: Explanation
+    def __init__(self, handle: _Optional[int] = ..., replica_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("handle", "kind", "code", "message", "retry_after_ms", "output_tokens", "prefill_us")
@@ -157,15 +165,87 @@ class Outcome(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ...) -> None: ...
 
 class CellState(_message.Message):
-    __slots__ = ("cell_id", "queued", "running", "replicas_ready", "tokens_owed")
+    __slots__ = ("cell_id", "queued", "running", "replicas_ready", "tokens_owed", "kv_free_permille", "wait_ms", "is_draining")
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_READY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_OWED_FIELD_NUMBER: _ClassVar[int]
+    KV_FREE_PERMILLE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     cell_id: str
     queued: int
     running: int
     replicas_ready: int
     tokens_owed: int
-    def __init__(self, cell_id: _Optional[str] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., replicas_ready: _Optional[int] = ..., tokens_owed: _Optional[int] = ...) -> None: ...
+    kv_free_permille: int
+    wait_ms: int
+    is_draining: bool
+    def __init__(self, cell_id: _Optional[str] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., replicas_ready: _Optional[int] = ..., tokens_owed: _Optional[int] = ..., kv_free_permille: _Optional[int] = ..., wait_ms: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id", "submit")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    submit: Submit
+    def __init__(self, request_id: _Optional[str] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("router_id", "cell_id", "request_id", "state", "code", "reason", "retry_after_ms", "predicted_ttft_ms", "predicted_queue_ms", "deadline_left_ms", "tokens_ahead", "requests_ahead", "chosen", "candidates")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    CELL_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    cell_id: str
+    request_id: str
+    state: str
+    code: str
+    reason: str
+    retry_after_ms: int
+    predicted_ttft_ms: int
+    predicted_queue_ms: int
+    deadline_left_ms: int
+    tokens_ahead: int
+    requests_ahead: int
+    chosen: str
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    def __init__(self, router_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., request_id: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., predicted_ttft_ms: _Optional[int] = ..., predicted_queue_ms: _Optional[int] = ..., deadline_left_ms: _Optional[int] = ..., tokens_ahead: _Optional[int] = ..., requests_ahead: _Optional[int] = ..., chosen: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("replica_id", "excluded_by", "cost_us", "backlog_us", "prefill_us", "adapter_us", "cached_tokens", "active", "kv_free_blocks", "is_session_home", "health")
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_BY_FIELD_NUMBER: _ClassVar[int]
+    COST_US_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_US_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_US_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    KV_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    IS_SESSION_HOME_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    excluded_by: str
+    cost_us: int
+    backlog_us: int
+    prefill_us: int
+    adapter_us: int
+    cached_tokens: int
+    active: int
+    kv_free_blocks: int
+    is_session_home: bool
+    health: str
+    def __init__(self, replica_id: _Optional[str] = ..., excluded_by: _Optional[str] = ..., cost_us: _Optional[int] = ..., backlog_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., adapter_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., active: _Optional[int] = ..., kv_free_blocks: _Optional[int] = ..., is_session_home: _Optional[bool] = ..., health: _Optional[str] = ...) -> None: ...

@@ -39,6 +39,11 @@ class RouterServiceStub:
                 request_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ConnectRequest.SerializeToString,
                 response_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ConnectResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/sluice.wire.router.v1.RouterService/Explain',
+                request_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.Explanation.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -50,6 +55,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """decides nothing, changes nothing
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -57,6 +69,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ConnectRequest.FromString,
                     response_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ConnectResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ExplainRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.Explanation.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +103,33 @@ class RouterService:
             '/sluice.wire.router.v1.RouterService/Connect',
             sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ConnectRequest.SerializeToString,
             sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ConnectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.router.v1.RouterService/Explain',
+            sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+            sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.Explanation.FromString,
             options,
             channel_credentials,
             insecure,
