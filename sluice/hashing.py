@@ -8,9 +8,11 @@ share cached blocks only if all of that is equal.
 import hashlib
 from array import array
 from collections.abc import Sequence
+from struct import iter_unpack
 
 BLOCK_TOKENS = 32  # tokens per KV block; fixed by the OpenVINO CPU plugin
 HASH_BYTES = 16
+_BLOCK = f"{4 * BLOCK_TOKENS}s"  # ids have 4 bytes
 
 
 def cache_root(base_digest: str, adapter_digest: str, tenant_salt: bytes) -> bytes:
@@ -39,8 +41,33 @@ def block_hashes(
     """
     assert len(tokens) >= count * BLOCK_TOKENS, (len(tokens), count)
     hashes = list(known)
-    for index in range(len(hashes), count):
-        ids = array("i", tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]).tobytes()
-        key = hashes[-1] if hashes else root
-        hashes.append(hashlib.blake2b(ids, key=key, digest_size=HASH_BYTES).digest())
+    ids = tokens[len(hashes) * BLOCK_TOKENS : count * BLOCK_TOKENS]
+    _extend(hashes, ids, hashes[-1] if hashes else root)
     return hashes
+
+
+def chained_hashes(tokens: Sequence[int], root: bytes, known: bytes = b"") -> bytes:
+    """Return the hashes of all full blocks of `tokens`, concatenated.
+
+    Args:
+        tokens: Token ids.
+        root: From `cache_root`.
+        known: What this function returned for a beginning of `tokens`; only the rest is hashed.
+    """
+    first = len(known) // HASH_BYTES * BLOCK_TOKENS
+    hashes = [known] if known else []
+    ids = tokens[first : len(tokens) - len(tokens) % BLOCK_TOKENS]
+    _extend(hashes, ids, known[-HASH_BYTES:] or root)
+    return b"".join(hashes)
+
+
+def _extend(hashes: list[bytes], ids: Sequence[int], key: bytes) -> None:
+    """Append the hash of each block of `ids`, which follow the block whose hash is `key`.
+
+    The ids are packed once: cutting a list per block costs as much as the hash. Unsigned, because
+    that is the code which arrays fill fastest; no token id is so large that it would matter.
+    """
+    blake2b = hashlib.blake2b
+    for (block,) in iter_unpack(_BLOCK, array("I", ids)):
+        key = blake2b(block, key=key, digest_size=HASH_BYTES).digest()
+        hashes.append(key)

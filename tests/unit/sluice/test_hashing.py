@@ -1,7 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.hashing import BLOCK_TOKENS, HASH_BYTES, block_hashes, cache_root
+from sluice.hashing import (
+    BLOCK_TOKENS,
+    HASH_BYTES,
+    block_hashes,
+    cache_root,
+    chained_hashes,
+)
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=BLOCK_TOKENS, max_size=BLOCK_TOKENS * 4)
 PARTS = st.tuples(st.text(max_size=80), st.text(max_size=80), st.binary(max_size=80))
@@ -15,6 +21,18 @@ def test_a_chain_grows_without_changing_what_was_known(tokens: list[int]) -> Non
     for known in range(count + 1):
         assert block_hashes(tokens, root, count, whole[:known]) == whole
     assert all(len(h) == HASH_BYTES for h in whole)
+
+
+@given(TOKENS, TOKENS)
+def test_a_concatenated_chain_is_the_same_chain_and_grows_alike(
+    tokens: list[int], more: list[int]
+) -> None:
+    root = cache_root("base", "", b"salt")
+    begun = chained_hashes(tokens, root)
+    assert begun == b"".join(block_hashes(tokens, root, len(tokens) // BLOCK_TOKENS))
+    longer = [*tokens, *more]
+    assert chained_hashes(longer, root, begun) == chained_hashes(longer, root)
+    assert chained_hashes(tokens[: BLOCK_TOKENS - 1], root) == b""
 
 
 @given(TOKENS, st.integers(0, BLOCK_TOKENS - 1))
