@@ -1,77 +1,109 @@
-"""One cell: its queue, its replicas, and the choice of a replica for the next request."""
+"""One cell: its queue, its replicas, and what is known to place requests on them."""
 
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+
+from router.core import placement
+from router.core.adapters import AdapterResidency
 from router.core.fair_queue import FairQueue
-from router.core.model import CoreConfig, Request
+from router.core.health import CellHealth
+from router.core.model import CoreConfig, Request, Slot
+from router.core.placement import Choice
+from router.core.prefix_index import PrefixIndex
 from router.core.replica_book import ReplicaBook
+from router.core.sessions import Sessions
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
 _OUTPUT_MARGIN = 1.5  # what is booked, over the mean answer
+_TENANTS_KEPT = 4096
+_REPRICED_PER_PASS = 4  # waiting requests whose cached tokens are looked up again
+_LOOK_AGAIN_S = 0.02  # a window is open, but nothing that waits fits
 _RETRY_AFTER_MIN_S = 0.1
 _RETRY_AFTER_MAX_S = 30.0
 _RETRY_AFTER_UNKNOWN_S = 2.0  # nothing is attached: about the time a replica takes to come back
 
 
 class CellBook:
-    """The state of one cell that this router owns (or owned, while its requests run)."""
+    """The state of one cell that this router owns (or owned, while its requests run).
+
+    Attributes:
+        takers: Replicas that may be sent more, now or when their window opens.
+        prompt_tokens_max: Of any replica; None: nothing is attached.
+        has_adapters: Whether any attached replica can serve adapters.
+        uncached_mean: Prompt tokens to compute per request, of late.
+        is_dirty: Gateways have not heard of the latest change.
+    """
 
     __slots__ = (
-        "available",
-        "cell_id",
-        "is_dirty",
-        "is_owned",
-        "output_mean",
-        "prompt_tokens_max",
-        "queue",
-        "replicas",
-        "told",
+        *("cell_id", "config", "has_adapters", "health", "index", "is_dirty", "is_owned"),
+        *("output_mean", "prompt_tokens_max", "queue", "replicas", "residency", "sessions"),
+        *("takers", "told", "uncached_mean", "_output_means", "_to_price", "_seen"),
     )
 
     def __init__(self, cell_id: str, config: CoreConfig) -> None:
         self.cell_id = cell_id
+        self.config = config
         self.is_owned = True
         self.queue = FairQueue()
         self.replicas: dict[str, ReplicaBook] = {}
-        self.available: dict[str, ReplicaBook] = {}  # those that may be sent more
+        self.takers: dict[str, ReplicaBook] = {}
+        self.index = PrefixIndex()
+        self.residency = AdapterResidency()
+        self.sessions = Sessions()
+        self.health = CellHealth()
         self.output_mean = config.output_tokens_expected / _OUTPUT_MARGIN
-        self.prompt_tokens_max: int | None = None  # of any replica; None: nothing is attached
+        self.uncached_mean = 0.0
+        self.prompt_tokens_max: int | None = None
+        self.has_adapters = False
         self.told = wire.CellState()
-        self.is_dirty = True  # gateways have not heard of the latest change
-
-    def update(self, book: ReplicaBook, config: CoreConfig, now: float) -> None:
-        """Predict a replica anew after a change and file it under `available` or not."""
         self.is_dirty = True
-        book.refresh(config, now)
-        if book.is_available:
-            self.available[book.replica_id] = book
+        self._output_means: OrderedDict[str, float] = OrderedDict()
+        self._to_price: deque[Request] = deque()
+        self._seen = 0
+
+    # --- replicas ---------------------------------------------------------------------------
+
+    def update(self, book: ReplicaBook) -> None:
+        """Predict a replica anew after a change and file it under `takers` or not."""
+        self.is_dirty = True
+        limits = book.limits
+        if limits is None:
+            book.may_take = False
         else:
-            self.available.pop(book.replica_id, None)
+            window = placement.window_tokens(limits.step_tokens_max, self.uncached_mean)
+            is_healthy = self.health.may_take(book.replica_id, len(book.slots))
+            book.refresh(window, is_healthy=is_healthy)
+        if book.may_take:
+            self.takers[book.replica_id] = book
+        else:
+            self.takers.pop(book.replica_id, None)
 
-    def output_expected(self, output_max: int) -> int:
-        """Return how many output tokens to book for a request."""
-        return min(output_max, max(1, int(self.output_mean * _OUTPUT_MARGIN)))
+    def attached(self, book: ReplicaBook, now: float) -> None:
+        """Begin to use a replica that holds nothing of ours."""
+        assert book.limits is not None
+        self.index.drop_replica(book.replica_id)  # what it caches, it tells
+        self.index.add_replica(book.replica_id, book.limits.kv_blocks)
+        self.residency.forget(book.replica_id)
+        self.health.attached(book.replica_id, now)
+        self._relimit()
+        self.update(book)
 
-    def observe_output(self, tokens: int) -> None:
-        """Learn from the length of an answer."""
-        self.output_mean += _SMOOTHING * (tokens - self.output_mean)
+    def detached(self, book: ReplicaBook, slots: list[Slot], now: float) -> None:
+        """Stop using a replica; `slots` is what was alive there."""
+        for slot in slots:
+            self.released(slot)
+        self.health.lost(book.replica_id, now)
+        self._relimit()
+        self.update(book)
 
-    def pick(self, request: Request) -> ReplicaBook | None:
-        """Return the replica that would be done soonest with all it owes and this request.
-
-        None when no replica can start on it soon: then it waits here. A replica where it failed
-        before is taken only when there is no other.
-        """
-        output = self.output_expected(request.output_max)
-        best: ReplicaBook | None = None
-        best_s = float("inf")
-        prompt = request.prompt_tokens
-        for book in self.available.values():
-            score_s = book.load_s + prompt * book.token_s
-            if score_s < best_s and book.fits(prompt, output):
-                if book.replica_id == request.avoid and len(self.replicas_ready()) > 1:
-                    continue
-                best, best_s = book, score_s
-        return best
+    def forget(self, replica_id: str) -> None:
+        """Forget a replica that is not planned any more."""
+        self.index.drop_replica(replica_id)
+        self.residency.forget(replica_id)
+        self.sessions.forget_replica(replica_id)
+        self.health.forget(replica_id)
+        self.takers.pop(replica_id, None)
 
     def replicas_ready(self) -> list[ReplicaBook]:
         """Return the replicas that are attached and not draining."""
@@ -81,33 +113,175 @@ class CellBook:
             if book.limits is not None and not book.is_draining
         ]
 
-    def relimit(self) -> None:
-        """Find the longest prompt anew after a replica was attached or lost."""
+    def _relimit(self) -> None:
+        """Find anew what any replica can take."""
         limits = [book.limits for book in self.replicas.values() if book.limits is not None]
         longest = (entry.prompt_tokens_max for entry in limits)
         self.prompt_tokens_max = max(longest, default=None)
+        self.has_adapters = any(entry.adapter_slots for entry in limits)
 
-    def retry_after_s(self) -> float:
-        """Return the predicted time until half of the queue is served."""
+    def opens_at(self, now: float) -> float:
+        """Return when the next replica may be sent something: `now` or later; inf: not by time."""
+        first = float("inf")
+        for book in self.takers.values():
+            if book.opens_at <= now:
+                return now
+            first = min(first, book.opens_at)
+        return first
+
+    def retry_at(self, now: float) -> float:
+        """Return when binding is to be tried again without any event; inf: not by time."""
+        at = self.opens_at(now)
+        return at if at > now else now + _LOOK_AGAIN_S
+
+    def tokens_s(self) -> float:
+        """Return the prompt tokens that the cell computes per second at most."""
+        return sum(book.tokens_s for book in self.replicas_ready())
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def price(self, request: Request, now: float) -> None:
+        """Predict what a new request costs, and what its objective is."""
+        matches = self.index.matches(request.hashes) if request.hashes else {}
+        request.uncached_tokens = request.prompt_tokens - self._most_cached(request, matches)
+        config = self.config
+        alone_s = self.prefill_alone_s(request.prompt_tokens)
+        request.objective_s = config.ttft_base_s + config.ttft_factor * alone_s
+        request.overdue_at = request.arrived_at + config.overtake_factor * request.objective_s
+        self._seen += 1
+        weight = max(_SMOOTHING, 1 / self._seen)
+        self.uncached_mean += weight * (request.uncached_tokens - self.uncached_mean)
+
+    def prefill_alone_s(self, prompt_tokens: int) -> float:
+        """Return the time of a prompt's prefill on a replica of the cell that does nothing else."""
+        ready = self.replicas_ready()
+        if not ready:
+            return 0.0
+        return min(book.prefill_s(prompt_tokens, 0) for book in ready)
+
+    def enqueue(self, request: Request, now: float) -> None:
+        """Let a new request wait."""
+        self.is_dirty = True
+        self.queue.push(request, now)
+        if request.hashes:
+            self._to_price.append(request)
+
+    def reprice_some(self) -> None:
+        """Look again, in turn, at what waiting requests would find cached."""
+        for _ in range(min(_REPRICED_PER_PASS, len(self._to_price))):
+            request = self._to_price.popleft()
+            if request.slot is not None or request.is_done:
+                continue  # one that comes back is looked at when it is next
+            self._to_price.append(request)
+            self._reprice(request, self.index.matches(request.hashes))
+
+    def place(self, request: Request, now: float) -> Choice | None:
+        """Return the best replica for a waiting request, or None when none can hold it now."""
+        matches = self.index.matches(request.hashes) if request.hashes else {}
+        self._reprice(request, matches)
+        takers = self.takers
+        return placement.choose(
+            takers.values(),
+            request,
+            matches,
+            output=self.output_expected(request),
+            home=self.sessions.home(request.session, now) if request.session else None,
+            adapter_s=self.adapter_s(request.adapter) if request.adapter else {},
+            is_only=len(takers) == 1,
+            now=now,
+        )
+
+    def adapter_s(self, adapter: str) -> dict[str, float]:
+        """Return the seconds until an adapter is in a slot, by replica."""
+        load_s = self.residency.load_s
+        return {replica_id: load_s(replica_id, adapter) for replica_id in self.takers}
+
+    def _reprice(self, request: Request, matches: Mapping[str, int]) -> None:
+        uncached = request.prompt_tokens - self._most_cached(request, matches)
+        if uncached != request.uncached_tokens:
+            self.queue.reprice(request, uncached)
+
+    def _most_cached(self, request: Request, matches: Mapping[str, int]) -> int:
+        most = 0
+        for replica_id in matches:
+            book = self.replicas.get(replica_id)
+            if book is not None:
+                most = max(most, placement.cached_tokens(book, request, matches))
+        return most
+
+    def dispatched(self, book: ReplicaBook, request: Request, now: float) -> None:
+        """Note what a dispatch brings to a replica."""
+        if request.hashes:
+            self.index.dispatched(book.replica_id, request.hashes, now)
+        if request.adapter:
+            self.residency.acquire(book.replica_id, request.adapter)
+        if request.session:
+            self.sessions.seen(request.session, book.replica_id, now)
+        self.update(book)
+
+    def released(self, slot: Slot) -> None:
+        """Note that an engine has ended a sequence."""
+        if slot.request.adapter:
+            self.residency.release(slot.replica_id, slot.request.adapter)
+
+    def finished(self, slot: Slot, now: float) -> None:
+        """Learn from a complete answer."""
+        request = slot.request
+        self.observe_output(request.tenant_id, slot.emitted)
+        self.health.succeeded(slot.replica_id, now)
+        if request.session:
+            self.sessions.seen(request.session, slot.replica_id, now)
+
+    # --- answers ----------------------------------------------------------------------------
+
+    def output_expected(self, request: Request) -> int:
+        """Return how many output tokens to book for a request."""
+        mean = self._output_means.get(request.tenant_id, self.output_mean)
+        return min(request.output_max, max(1, int(mean * _OUTPUT_MARGIN)))
+
+    def observe_output(self, tenant_id: str, tokens: int) -> None:
+        """Learn from the length of an answer."""
+        self.output_mean += _SMOOTHING * (tokens - self.output_mean)
+        means = self._output_means
+        mean = means.pop(tenant_id, self.output_mean)
+        means[tenant_id] = mean + _SMOOTHING * (tokens - mean)
+        if len(means) > _TENANTS_KEPT:
+            means.popitem(last=False)
+
+    # --- what others are told ---------------------------------------------------------------
+
+    def wait_s(self, now: float) -> float:
+        """Return the predicted time until a short request that came now would be started."""
         ready = self.replicas_ready()
         if not ready:
             return _RETRY_AFTER_UNKNOWN_S
-        token_s = sum(book.token_s for book in ready) / len(ready)
-        decode_s = sum(book.speed.decode_token_s for book in ready) / len(ready)
-        waiting_s = self.queue.tokens * token_s
-        waiting_s += self.queue.requests * self.output_mean * decode_s
-        running_s = sum(book.load_s for book in ready)
-        wait_s = (waiting_s / 2 + running_s) / len(ready)
+        backlog_s = min(book.backlog_s(now) for book in ready)
+        return backlog_s + self.queue.tokens / max(1.0, self.tokens_s())
+
+    def retry_after_s(self, now: float) -> float:
+        """Return the predicted time until half of what waits and runs is served."""
+        ready = self.replicas_ready()
+        if not ready:
+            return _RETRY_AFTER_UNKNOWN_S
+        backlog_s = sum(book.backlog_s(now) for book in ready) / len(ready)
+        wait_s = (self.queue.tokens / max(1.0, self.tokens_s()) + backlog_s) / 2
         return min(max(wait_s, _RETRY_AFTER_MIN_S), _RETRY_AFTER_MAX_S)
 
-    def state(self) -> wire.CellState:
+    def state(self, now: float, *, is_draining: bool = False) -> wire.CellState:
         """Return what gateways are told about the cell."""
         output = int(self.output_mean)
-        owed = sum(book.owed_tokens() for book in self.replicas.values())
+        books = self.replicas.values()
+        owed = sum(int(book.owed_tokens(now)) + book.output_owed() for book in books)
+        ready = self.replicas_ready()
+        blocks = sum(book.limits.kv_blocks for book in ready if book.limits is not None)
+        free = sum(max(0, book.kv_free_blocks()) for book in ready)
         return wire.CellState(
             cell_id=self.cell_id,
             queued=self.queue.requests,
-            running=sum(len(book.slots) for book in self.replicas.values()),
-            replicas_ready=len(self.replicas_ready()),
+            running=sum(len(book.slots) for book in books),
+            replicas_ready=len(ready),
             tokens_owed=owed + self.queue.tokens + output * self.queue.requests,
+            kv_free_permille=1000 * free // blocks if blocks else 0,
+            wait_ms=min(int(self.wait_s(now) * 1000), 1 << 31),
+            is_draining=is_draining,
         )

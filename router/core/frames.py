@@ -23,10 +23,12 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
         if slot is None:
             start = stop
             continue
-        if not slot.emitted:
-            _first_token(book, slot, stats, now)
+        if not slot.emitted and number:
+            first_token(book, slot, stats, now)
         slot.emitted += number
-        slot.tenant.counter += slot.charge * number
+        tenant = slot.tenant
+        tenant.counter += slot.charge * number
+        tenant.tier.served += 2 * number
         known += number
         if slot.is_open:
             batch = slot.gateway.batch
@@ -36,32 +38,54 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
                 batch.tokens.append(tokens[start])
             else:
                 batch.tokens += tokens[start:stop]
+            if slot.output is not None:
+                slot.output += tokens[start:stop]
         start = stop
-    book.emit(known)
+    book.emitted += known
     stats.tokens += known
     stats.stray_tokens += start - known
 
 
-def place(slot: Slot, engine_queue_us: int, cached_tokens: int, stats: Stats) -> None:
+def file_missed(book: ReplicaBook, slot: Slot, output: list[int], stats: Stats, now: float) -> None:
+    """File what a resumed sequence has brought while nobody listened; `output` is all of it.
+
+    Raises:
+        ValueError: The engine knows of fewer tokens than it had told.
+    """
+    missed = output[slot.emitted :]
+    if len(output) < slot.emitted:
+        raise ValueError("a resumed sequence is shorter than what was told of it")
+    if missed:
+        frame = engine.StepFrame(sequence=[slot.sequence], count=[len(missed)], token=missed)
+        file_tokens(book, frame, stats, now)
+
+
+def place(slot: Slot, engine_queue_us: int, stats: Stats) -> None:
     """Tell the gateway where its request runs, once per placement."""
     if slot.is_placed:
         return
     slot.is_placed = True
     queue_s = slot.dispatched_at - slot.request.arrived_at
     stats.queue_s.append(queue_s)
+    stats.prompt_tokens += slot.prompt_tokens
+    stats.cached_tokens += slot.cached_tokens
     slot.gateway.batch.placed.append(
         wire.Placed(
             handle=slot.handle,
             replica_id=slot.replica_id,
             queue_us=int(queue_s * 1e6),
             engine_queue_us=engine_queue_us,
-            cached_tokens=cached_tokens,
+            cached_tokens=slot.cached_tokens,
+            decision=slot.decision,
         )
     )
 
 
-def _first_token(book: ReplicaBook, slot: Slot, stats: Stats, now: float) -> None:
+def first_token(book: ReplicaBook, slot: Slot, stats: Stats, now: float) -> None:
+    """Book the end of a prefill."""
     book.prefilled(slot)
+    slot.first_at = now
     if slot.is_open:
-        place(slot, 0, 0, stats)
-        stats.ttft_s.append(now - slot.request.arrived_at)
+        place(slot, 0, stats)
+        if not slot.output:
+            stats.ttft_s.append(now - slot.request.arrived_at)

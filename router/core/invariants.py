@@ -1,5 +1,8 @@
 """What must always be true of the core; tests and simulations check it after every event."""
 
+from collections.abc import KeysView
+
+from router.core.cell_book import CellBook
 from router.core.model import State
 from router.core.router import RouterCore
 
@@ -12,25 +15,28 @@ def check(core: RouterCore) -> None:
         for request in gateway.requests.values()
     }
     assert len(live) == core.live_requests, "every accepted request is some gateway's, or over"
-    queued = 0
-    for cell in core.cells.values():
-        waiting = cell.queue.waiting()
-        queued += len(waiting)
-        assert cell.queue.requests == len(waiting)
-        assert cell.queue.tokens == sum(request.prompt_tokens for request in waiting)
-        for request in waiting:
-            assert request.state is State.QUEUED
-            assert request.slot is None
-            assert id(request) in live
-        longest = cell.prompt_tokens_max
-        cell.relimit()
-        assert cell.prompt_tokens_max == longest
-        assert cell.is_owned or not waiting, "nothing waits for a cell that moved away"
-        for replica_id, book in cell.replicas.items():
-            assert core.replicas[replica_id] is book
-            assert (replica_id in cell.available) == book.is_available
+    queued = sum(_check_cell(core, cell, live.keys()) for cell in core.cells.values())
     running = _check_replicas(core)
     assert queued + running == len(live), "a request waits or runs"
+
+
+def _check_cell(core: RouterCore, cell: CellBook, live: KeysView[int]) -> int:
+    """Return how many requests wait for a cell."""
+    waiting = cell.queue.waiting()
+    assert cell.queue.requests == len(waiting)
+    assert cell.queue.tokens == sum(request.prompt_tokens for request in waiting)
+    for request in waiting:
+        assert request.state is State.QUEUED
+        assert request.slot is None
+        assert id(request) in live
+    limits = [book.limits for book in cell.replicas.values() if book.limits is not None]
+    longest = max((entry.prompt_tokens_max for entry in limits), default=None)
+    assert cell.prompt_tokens_max == longest
+    assert cell.is_owned or not waiting, "nothing waits for a cell that moved away"
+    for replica_id, book in cell.replicas.items():
+        assert core.replicas[replica_id] is book
+        assert (replica_id in cell.takers) == book.may_take
+    return len(waiting)
 
 
 def _check_replicas(core: RouterCore) -> int:
@@ -40,7 +46,6 @@ def _check_replicas(core: RouterCore) -> int:
         assert book.limits is not None or not book.slots, "only an attached replica holds slots"
         if book.limits is not None:
             assert len(book.slots) <= book.limits.sequences_max, "more than a replica holds"
-        assert book.kv_booked == sum(slot.kv_blocks for slot in book.slots.values())
         book.check()
         for sequence, slot in book.slots.items():
             assert slot.sequence == sequence

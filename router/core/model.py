@@ -170,6 +170,7 @@ class Request:
         *("session", "adapter", "payload"),
         *("gateway", "order", "arrived_at", "deadline_at", "state", "slot", "attempts", "avoid"),
         *("uncached_tokens", "objective_s", "overdue_at", "output", "is_charged"),
+        "preemptions",
     )
 
     def __init__(
@@ -219,6 +220,12 @@ class Request:
         self.overdue_at = float("inf")
         self.output: list[int] | None = [] if is_preemptible else None
         self.is_charged = False  # its tenant has paid for the prompt
+        self.preemptions = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has its outcome."""
+        return self.state is State.DONE
 
 
 _NOBODY = Gateway(0)  # until a request is submitted

@@ -1,6 +1,6 @@
 """How requests end: the one place that writes an outcome, and what each engine reason means."""
 
-from router.core.model import Request, State, Stats
+from router.core.model import Stats
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -53,19 +53,6 @@ class Ending:
             output_tokens=self.output_tokens,
             prefill_us=self.prefill_us,
         )
-
-
-def end(request: Request, ending: Ending, stats: Stats) -> None:
-    """Give a request its single outcome and forget it; what its slot still holds stays booked."""
-    assert request.state is not State.DONE, "a request ends once"
-    request.state = State.DONE
-    request.submit = None
-    if request.slot is not None:
-        request.slot.is_open = False
-        request.slot = None
-    del request.gateway.requests[request.handle]
-    request.gateway.batch.outcomes.append(ending.outcome(request.handle))
-    count(ending, stats)
 
 
 def count(ending: Ending, stats: Stats) -> None:

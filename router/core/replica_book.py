@@ -1,115 +1,105 @@
-"""What the router knows about one replica: what it sent, what came back, how fast it is."""
+"""What the router knows about one replica: what it sent, what came back, how fast it is.
 
-from router.core.model import CoreConfig, EngineLimits, Slot
+The backlog is a shadow of the engine: what it still owed when it wrote its last frame, plus what
+was sent since, minus what it has computed since at its learned speed.
+"""
+
+from router.core.model import EngineLimits, Role, Slot
+from router.core.speed import Speed
 from sluice.wire.engine.v1 import engine_pb2 as engine
-
-_SMOOTHING = 0.1  # weight of a new sample of a step time or a frame gap
-_FULL_STEP_S = 0.02  # prior; the first full step replaces it
-_DECODE_TOKEN_S = 0.001  # prior
-_FRAME_GAP_MAX_S = 0.25  # an idle host's pace of frames says nothing about a busy one's
-
-
-class Speed:
-    """Step times learned from frames."""
-
-    __slots__ = ("_full_steps", "decode_token_s", "frame_gap_s", "full_step_s")
-
-    def __init__(self) -> None:
-        self.full_step_s = _FULL_STEP_S  # a step whose token budget was used up
-        self.decode_token_s = _DECODE_TOKEN_S  # per token of a step without prefill
-        self._full_steps = 0  # seen so far
-        self.frame_gap_s = 0.0  # age of what is known, while the engine works
-
-    def observe(self, state: engine.EngineState, *, owed_before: int, budget: int) -> None:
-        """Learn from the last step; `owed_before` tells whether it was full."""
-        step_s = state.step_us * 1e-6
-        if not step_s:
-            return
-        if owed_before >= budget:
-            self._full_steps += 1
-            weight = max(_SMOOTHING, 1 / self._full_steps)
-            self.full_step_s += weight * (step_s - self.full_step_s)
-        elif not owed_before and not state.prefill_tokens_owed and state.running:
-            sample_s = step_s / state.running
-            self.decode_token_s += _SMOOTHING * (sample_s - self.decode_token_s)
-
-    def observe_gap(self, gap_s: float) -> None:
-        """Learn how old the knowledge about a busy engine is."""
-        self.frame_gap_s += _SMOOTHING * (min(gap_s, _FRAME_GAP_MAX_S) - self.frame_gap_s)
 
 
 class ReplicaBook:
-    """One replica's slots and predicted backlog.
+    """One replica's slots and predicted backlog; `refresh` after every change.
 
-    `refresh` after every change keeps `load_s` and `is_available`, which placement reads.
+    Attributes:
+        limits: None while it is not attached.
+        is_leaving: No longer planned for this cell.
+        is_broken: Its stream is gone, it may be back in a moment.
+        may_take: Attached, not draining, healthy, with a sequence to spare: the rest is time.
+        opens_at: When its predicted backlog falls below the window.
     """
 
     __slots__ = (
-        "_book_owed",
-        "_emitted",
-        "_output_booked",
-        "_reported_owed",
-        "_sent_since",
-        "busy_until",
-        "cell_id",
-        "epoch",
-        "frame_at",
-        "is_available",
-        "is_draining",
-        "is_leaving",
-        "kv_booked",
-        "limits",
-        "load_s",
-        "replica_id",
-        "slots",
-        "speed",
-        "token_s",
+        *("_book_owed", "_owed", "_owed_at", "_unlisted", "busy_until", "cell_id", "epoch"),
+        *("frame_at", "is_broken", "is_draining", "is_leaving", "kv_booked", "limits"),
+        *("may_take", "opens_at", "replica_id", "role", "slots", "speed", "tokens_s", "emitted"),
+        *("output_booked", "window_tokens", "active_limit", "running", "kv_used"),
     )
 
     def __init__(self, replica_id: str, cell_id: str) -> None:
         self.replica_id = replica_id
         self.cell_id = cell_id
         self.is_draining = False
-        self.is_leaving = False  # no longer planned for this cell
-        self.speed = Speed()
+        self.is_leaving = False
+        self.role = Role.BOTH
         self.epoch = 0
-        self.limits: EngineLimits | None = None  # None: not attached
-        self.load_s = 0.0
-        self.token_s = 0.0
-        self.is_available = False
+        self.limits: EngineLimits | None = None
+        self.speed = Speed(1)
+        self.tokens_s = 1.0  # prompt tokens computed per second in full steps
+        self.window_tokens = 0.0
         self._reset()
 
     def _reset(self) -> None:
         self.slots: dict[int, Slot] = {}  # by sequence, in the order of dispatch
         self.kv_booked = 0
+        self.kv_used = 0  # by the engine's last word
+        self.running = 0
         self.busy_until = 0.0
         self.frame_at = 0.0
+        self.is_broken = False
+        self.may_take = False
+        self.active_limit = 0
+        self.opens_at = 0.0
+        self.output_booked = 0
+        self.emitted = 0  # of live slots
         self._book_owed = 0  # prompt tokens of slots without a first token
-        self._reported_owed = 0  # the engine's own count, with what it had not seen then
-        self._sent_since = 0
-        self._output_booked = 0
-        self._emitted = 0  # of live slots
+        self._owed = 0.0  # prompt tokens owed ...
+        self._owed_at = 0.0  # ... at this time
+        self._unlisted: set[int] = set()
+
+    # --- attachment -------------------------------------------------------------------------
 
     def attach(self, epoch: int, limits: EngineLimits, now: float) -> None:
         """Begin an attachment with an empty engine."""
         assert not self.slots, "the slots of an older attachment were not given up"
         self._reset()
+        if self.limits is None or self.limits.step_tokens_max != limits.step_tokens_max:
+            self.speed = Speed(limits.step_tokens_max)
         self.epoch = epoch
         self.limits = limits
-        self.frame_at = now
+        self.frame_at = self._owed_at = now
 
     def detach(self) -> list[Slot]:
         """End the attachment; return the slots that were alive, in the order of dispatch."""
         slots = list(self.slots.values())
         self._reset()
         self.limits = None
-        self.is_available = False
         return slots
+
+    def resume(self, epoch: int, listed: set[int], now: float) -> None:
+        """Go on under a new epoch; what is not `listed` was ended, or never arrived."""
+        self.epoch = epoch
+        self.frame_at = now
+        self.is_broken = False
+        self._unlisted = set(self.slots) - listed
+
+    def take_unlisted(self) -> list[Slot]:
+        """Return, after the first frame of a resumed attachment, what the engine does not know."""
+        gone = [self.slots[key] for key in sorted(self._unlisted) if key in self.slots]
+        self._unlisted = set()
+        return gone
+
+    # --- slots ------------------------------------------------------------------------------
 
     def blocks(self, tokens: int) -> int:
         """Return how many KV blocks `tokens` need."""
         assert self.limits is not None
         return -(-tokens // self.limits.block_tokens)
+
+    def kv_free_blocks(self) -> int:
+        """Return how many KV blocks are not booked."""
+        return 0 if self.limits is None else self.limits.kv_blocks - self.kv_booked
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Return whether the KV cache has room; one sequence alone always goes."""
@@ -117,29 +107,37 @@ class ReplicaBook:
         assert limits is not None
         if prompt_tokens > limits.prompt_tokens_max:
             return False
-        booked = self.kv_booked + self.blocks(prompt_tokens + output_tokens)
+        tokens = prompt_tokens + output_tokens
+        booked = self.kv_booked - (-tokens // limits.block_tokens)
         return booked <= limits.kv_blocks or not self.slots
 
-    def add(self, slot: Slot, output_tokens: int) -> None:
-        """Book a dispatch with the output it is expected to have."""
+    def add(self, slot: Slot, output_tokens: int, cached_tokens: int, now: float) -> None:
+        """Book a dispatch with the cached tokens and the output that it is expected to have."""
         limits = self.limits
         assert limits is not None
         assert len(self.slots) < limits.sequences_max, "a replica was sent more than it holds"
         slot.output_booked = output_tokens
+        slot.cached_tokens = cached_tokens
+        slot.prefill_owed = slot.prompt_tokens - cached_tokens
         room = limits.context_tokens_max - slot.prompt_tokens
-        slot.output_max = min(slot.request.output_max, room)
+        prior = slot.prompt_tokens - slot.request.prompt_tokens  # emitted before a preemption
+        slot.output_max = min(slot.request.output_max - prior, room)
         slot.kv_blocks = self.blocks(slot.prompt_tokens + output_tokens)
+        self._owed = self.owed_tokens(now) + slot.prefill_owed
+        self._owed_at = now
         self.slots[slot.sequence] = slot
         self.kv_booked += slot.kv_blocks
         self._book_owed += slot.prefill_owed
-        self._sent_since += slot.prefill_owed
-        self._output_booked += output_tokens
+        self.output_booked += output_tokens
 
     def admitted(self, slot: Slot, cached_tokens: int) -> None:
-        """Take cached prompt tokens off what is owed."""
-        cached = min(cached_tokens, slot.prefill_owed)
-        slot.prefill_owed -= cached
-        self._book_owed -= cached
+        """Take over how much of a prompt the engine really found in its cache."""
+        if slot.first_at:
+            return
+        owed = slot.prompt_tokens - min(cached_tokens, slot.prompt_tokens - 1)
+        self._book_owed += owed - slot.prefill_owed
+        slot.prefill_owed = owed
+        slot.cached_tokens = cached_tokens
 
     def prefilled(self, slot: Slot) -> None:
         """Note a first token: nothing of the prompt is owed any more."""
@@ -151,12 +149,10 @@ class ReplicaBook:
         del self.slots[slot.sequence]
         self.kv_booked -= slot.kv_blocks
         self._book_owed -= slot.prefill_owed
-        self._output_booked -= slot.output_booked
-        self._emitted -= slot.emitted
+        self.output_booked -= slot.output_booked
+        self.emitted -= slot.emitted
 
-    def emit(self, tokens: int) -> None:
-        """Book output tokens of live slots."""
-        self._emitted += tokens
+    # --- the shadow -------------------------------------------------------------------------
 
     def observe(self, frame: engine.StepFrame, now: float) -> None:
         """Take over what the engine says of itself, after the frame's ends were booked.
@@ -164,58 +160,78 @@ class ReplicaBook:
         Sequences that were sent but that the engine had not seen when it wrote the frame are those
         that its counts lack; it sees them in the order of dispatch.
         """
-        assert self.limits is not None
+        limits = self.limits
+        assert limits is not None
         state = frame.state
-        budget = self.limits.step_tokens_max
-        self.speed.observe(state, owed_before=self._reported_owed, budget=budget)
-        if state.running:
-            self.speed.observe_gap(now - self.frame_at)
+        self.speed.observe(state, limits.step_tokens_max)
         self.frame_at = now
+        self.running = state.running
+        self.kv_used = state.kv_blocks_used
+        written_at = now - self.speed.lag_s
+        owed: float = state.prefill_tokens_owed
         unseen = len(self.slots) - state.running - state.waiting
-        owed = state.prefill_tokens_owed
         if unseen > 0:
+            first_at = now
             for slot in reversed(self.slots.values()):
                 owed += slot.prefill_owed
+                first_at = slot.dispatched_at
                 unseen -= 1
                 if not unseen:
                     break
-        self._reported_owed = owed
-        self._sent_since = 0
+            if not state.prefill_tokens_owed:
+                written_at = max(written_at, first_at)
+        self._owed = min(owed, self._book_owed)
+        self._owed_at = min(written_at, now)
 
-    def owed_tokens(self) -> int:
-        """Return prompt and expected output tokens that the engine still has to compute."""
-        return self._prefill_owed() + max(0, self._output_booked - self._emitted)
+    def owed_tokens(self, now: float) -> float:
+        """Return the prompt tokens that the engine still has to compute, predicted for now."""
+        left = self._owed - (now - self._owed_at) * self.tokens_s
+        return left if left > 0.0 else 0.0
 
-    def _prefill_owed(self) -> int:
-        return min(self._book_owed, self._reported_owed + self._sent_since)
+    def output_owed(self) -> int:
+        """Return the output tokens that are still expected of live slots."""
+        return max(0, self.output_booked - self.emitted)
 
-    def refresh(self, config: CoreConfig, now: float) -> None:
-        """Predict the backlog anew and whether the replica may be sent more.
+    def backlog_s(self, now: float) -> float:
+        """Return the seconds of prefill that the engine still owes, predicted for now."""
+        left_s = self._owed / self.tokens_s - (now - self._owed_at)
+        return left_s if left_s > 0.0 else 0.0
 
-        The window covers the step that runs while a frame and our answer travel, the one after it,
-        which the answer is to fill, and the age of what is known. So an engine does not run dry
-        between two frames, and hardly more waits there instead of here.
+    def prefill_s(self, uncached: int, cached: int) -> float:
+        """Return the time that a prompt would take here, after what is owed already."""
+        assert self.limits is not None
+        return self.speed.prefill_s(uncached, cached, self.limits.step_tokens_max)
+
+    def refresh(self, window_tokens: float, *, is_healthy: bool) -> None:
+        """Predict anew when the replica may be sent more.
+
+        Args:
+            window_tokens: Prompt tokens owed below which it is sent more; see `core.window`.
+            is_healthy: Nothing speaks against it.
         """
         limits = self.limits
         if limits is None:
-            self.is_available = False
+            self.may_take = False
             return
-        speed = self.speed
-        budget = max(limits.step_tokens_max // 8, limits.step_tokens_max - len(self.slots))
-        self.token_s = speed.full_step_s / budget
-        backlog_s = self._prefill_owed() * self.token_s
-        self.load_s = backlog_s + max(0, self._output_booked - self._emitted) * speed.decode_token_s
-        window_s = max(config.window_min_s, 2 * speed.full_step_s + speed.frame_gap_s)
-        self.is_available = (
-            backlog_s < window_s
-            and len(self.slots) < limits.sequences_max
+        budget = limits.step_tokens_max
+        prompt_budget = max(budget // 8, budget - self.running)
+        self.tokens_s = prompt_budget / self.speed.full_step_s(prompt_budget)
+        self.window_tokens = window_tokens
+        self.may_take = (
+            is_healthy
             and not self.is_draining
-            and now >= self.busy_until
+            and not self.is_broken
+            and len(self.slots) < limits.sequences_max
         )
+        over = self._owed - window_tokens
+        self.opens_at = self._owed_at + over / self.tokens_s if over >= 0.0 else 0.0
+        if self.busy_until > self.opens_at:
+            self.opens_at = self.busy_until
 
     def check(self) -> None:
         """Assert that the running sums are those of the slots."""
         slots = self.slots.values()
         assert self._book_owed == sum(slot.prefill_owed for slot in slots)
-        assert self._output_booked == sum(slot.output_booked for slot in slots)
-        assert self._emitted == sum(slot.emitted for slot in slots)
+        assert self.output_booked == sum(slot.output_booked for slot in slots)
+        assert self.emitted == sum(slot.emitted for slot in slots)
+        assert self.kv_booked == sum(slot.kv_blocks for slot in slots)

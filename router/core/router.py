@@ -8,11 +8,11 @@ no replica is sent more than it holds; queues stay within their bounds; the book
 what was sent to it and has not been reported as ended.
 """
 
-from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterable, Sequence
 
-from router.core import admission, frames
+from router.core import admission, binding, frames
 from router.core.cell_book import CellBook
+from router.core.health import HealthState
 from router.core.model import (
     Actions,
     Batch,
@@ -22,17 +22,17 @@ from router.core.model import (
     ReplicaPlan,
     Request,
     Slot,
-    State,
     Stats,
 )
-from router.core.outcomes import FINISHED, Ending, count, end
+from router.core.outcomes import FINISHED, Ending, count
 from router.core.replica_book import ReplicaBook
+from router.core.requests import Requests, moved
 from sluice.errors import ErrorCode
+from sluice.hashing import HASH_BYTES
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 SIGN_OF_LIFE_S = 1.0  # gateways take a router that says nothing for 2.5 s for frozen
-_MOVED_RETRY_S = 0.2  # the gateway's next snapshot names the new owner
 
 
 class RouterCore:
@@ -43,61 +43,59 @@ class RouterCore:
         self.cells: dict[str, CellBook] = {}
         self.replicas: dict[str, ReplicaBook] = {}
         self.gateways: dict[int, Gateway] = {}
-        self.stats = Stats()
+        self.requests = Requests(config, self.cells)
         self.is_draining = False
-        self._orders = 0
-        self._sequences = 0
-        self._deadlines: list[tuple[float, int, Request]] = []
-        self._live = 0
+        self.sequences = 0
         self._busy: dict[str, ReplicaBook] = {}  # said "busy" a moment ago
-        self._actions = Actions()
         self._cells_told_at = self._alive_at = float("-inf")
 
     # --- gateways ---------------------------------------------------------------------------
 
-    def on_gateway(self, key: int) -> None:
+    def on_gateway(self, key: int, now: float) -> None:
         """Begin a gateway connection; `key` is never used again."""
         gateway = self.gateways[key] = Gateway(key)
-        gateway.batch.cells.extend(cell.state() for cell in self.cells.values() if cell.is_owned)
+        gateway.batch.cells.extend(
+            cell.state(now, is_draining=self.is_draining)
+            for cell in self.cells.values()
+            if cell.is_owned
+        )
 
     def on_gateway_gone(self, key: int) -> None:
         """End a connection: nobody wants its answers any more."""
         gateway = self.gateways.pop(key)
         for request in list(gateway.requests.values()):
-            self._withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))
+            self.requests.withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))
 
-    def submit(self, key: int, submit: wire.Submit, now: float) -> None:
+    def submit(self, key: int, request: Request, now: float) -> None:
         """Queue a request or reject it at once.
 
         Raises:
             ValueError: The handle is in use; the gateway is broken.
         """
         gateway = self.gateways[key]
-        if submit.handle in gateway.requests:
-            raise ValueError(f"handle {submit.handle} is in use")
-        cell = self.cells.get(submit.cell_id)
+        if request.handle in gateway.requests:
+            raise ValueError(f"handle {request.handle} is in use")
+        self.requests.stamp(gateway, request, now)
+        cell = self.cells.get(request.cell_id)
+        if cell is not None:
+            cell.price(request, now)
         rejection = admission.rejection(
-            submit, cell, self.config, router_is_draining=self.is_draining
+            request, cell, self.config, now, router_is_draining=self.is_draining
         )
         if rejection is not None:
-            gateway.batch.outcomes.append(rejection.outcome(submit.handle))
-            count(rejection, self.stats)
+            gateway.batch.outcomes.append(rejection.outcome(request.handle))
+            count(rejection, self.requests.stats)
             return
-        deadline_s = submit.deadline_ms / 1000 or self.config.deadline_default_s
-        self._orders += 1
-        request = Request(gateway, submit, order=self._orders, now=now, deadline_s=deadline_s)
-        gateway.requests[request.handle] = request
         assert cell is not None, "without a cell it was rejected"
-        cell.queue.push(request)
-        cell.is_dirty = True
-        self._live += 1
-        heappush(self._deadlines, (request.deadline_at, request.order, request))
+        for victim, ending in admission.room_for(request, cell, self.config, now):
+            self.requests.withdraw(victim, ending)
+        self.requests.accept(request, cell, now)
 
     def cancel(self, key: int, handle: int) -> None:
         """End a request on its gateway's wish; an unknown handle has already ended."""
         request = self.gateways[key].requests.get(handle)
         if request is not None:
-            self._withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))
+            self.requests.withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))
 
     # --- cells and replicas -----------------------------------------------------------------
 
@@ -123,7 +121,9 @@ class RouterCore:
             plan = planned.get(book.replica_id)
             book.is_leaving = plan is None or plan.cell_id != book.cell_id
             book.is_draining = book.is_leaving or (plan is not None and plan.is_draining)
-            self.cells[book.cell_id].update(book, self.config, now)
+            if plan is not None and not book.is_leaving:
+                book.role = plan.role
+            self.cells[book.cell_id].update(book)
         for cell in self.cells.values():
             if cell.cell_id not in wanted and cell.is_owned:
                 self._give_up_cell(cell)
@@ -131,21 +131,17 @@ class RouterCore:
 
     def _give_up_cell(self, cell: CellBook) -> None:
         cell.is_owned = False
-        ending = Ending(
-            wire.OUTCOME_KIND_EVICTED,
-            ErrorCode.NO_CAPACITY,
-            f"cell {cell.cell_id} moved to another router; try again",
-            retry_after_s=_MOVED_RETRY_S,
-        )
         for request in cell.queue.drain():
-            self._end(request, ending)
+            self.requests.end(request, moved(cell.cell_id, emitted=bool(request.output)))
 
     def _forget(self, wanted: dict[str, None]) -> None:
         """Drop replicas and cells that are no longer planned and hold nothing."""
         for book in list(self.replicas.values()):
             if book.is_leaving and not book.slots and book.limits is None:
+                cell = self.cells[book.cell_id]
                 del self.replicas[book.replica_id]
-                del self.cells[book.cell_id].replicas[book.replica_id]
+                del cell.replicas[book.replica_id]
+                cell.forget(book.replica_id)
         for cell in list(self.cells.values()):
             if cell.cell_id not in wanted and not cell.replicas:
                 del self.cells[cell.cell_id]
@@ -162,24 +158,71 @@ class RouterCore:
             return
         assert book.limits is None, "a replica has one attachment"
         book.attach(epoch, limits, now)
-        cell = self.cells[book.cell_id]
-        cell.relimit()
-        cell.update(book, self.config, now)
+        self.cells[book.cell_id].attached(book, now)
+
+    def on_broken(self, replica_id: str, epoch: int) -> None:
+        """Send nothing to a replica whose stream is gone, until it is resumed or lost."""
+        book = self.replicas.get(replica_id)
+        if book is not None and book.epoch == epoch and book.limits is not None:
+            book.is_broken = True
+            self.cells[book.cell_id].update(book)
+
+    def on_resumed(
+        self,
+        replica_id: str,
+        epoch: int,
+        new_epoch: int,
+        resumed: Sequence[engine.Resumed],
+        now: float,
+    ) -> None:
+        """Go on with an engine that kept our sequences while its stream was gone.
+
+        What it does not list has ended, which its first frame says, or never arrived.
+
+        Raises:
+            ValueError: It contradicts what it had told; the attachment is to be ended.
+        """
+        book = self.replicas.get(replica_id)
+        if book is None or book.epoch != epoch or book.limits is None:
+            return
+        for entry in resumed:
+            slot = book.slots.get(entry.sequence)
+            if slot is None or not slot.is_open:  # a cancel may have got lost
+                self.requests.cancels.setdefault(replica_id, []).append(entry.sequence)
+            if slot is not None:
+                frames.file_missed(book, slot, list(entry.output), self.requests.stats, now)
+        book.resume(new_epoch, {entry.sequence for entry in resumed}, now)
+        self.cells[book.cell_id].update(book)
 
     def on_replica_lost(self, replica_id: str, epoch: int, now: float) -> None:
         """Give up an attachment: what was not emitted goes elsewhere, the rest is LOST."""
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
             return
+        self.requests.cancels.pop(replica_id, None)
+        self._give_up(book, f"replica {replica_id} was lost", now)
+
+    def _give_up(self, book: ReplicaBook, message: str, now: float) -> None:
         cell = self.cells[book.cell_id]
         slots = book.detach()
-        cell.relimit()
-        self._actions.cancels.pop(replica_id, None)
-        message = f"replica {replica_id} was lost"
+        cell.detached(book, slots, now)
         for slot in slots:
             if slot.is_open:
-                self._retry(slot, ErrorCode.REPLICA_LOST, message)
-        cell.update(book, self.config, now)
+                self.requests.retry(slot, ErrorCode.REPLICA_LOST, message, now)
+
+    # --- canary probes ----------------------------------------------------------------------
+
+    def on_probe(self, replica_id: str, tokens: Sequence[int], now: float) -> None:
+        """Take the answer of a canary inference."""
+        book = self.replicas.get(replica_id)
+        if book is not None:
+            self.cells[book.cell_id].health.answered(replica_id, tokens, now)
+
+    def on_probe_failed(self, replica_id: str, now: float) -> None:
+        """Note that a canary inference brought no answer in time."""
+        book = self.replicas.get(replica_id)
+        if book is not None:
+            self.cells[book.cell_id].health.probe_failed(replica_id, now)
 
     # --- frames -----------------------------------------------------------------------------
 
@@ -192,117 +235,101 @@ class RouterCore:
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
             return
-        slots = book.slots
-        for entry in frame.admitted:
-            slot = slots.get(entry.sequence)
-            if slot is not None:
-                book.admitted(slot, entry.cached_tokens)
-                if slot.is_open:
-                    frames.place(slot, entry.queue_us, entry.cached_tokens, self.stats)
-        if frame.sequence or frame.token:
-            frames.file_tokens(book, frame, self.stats, now)
-        if frame.finished:
-            self._finish(book, frame, now)
-        book.observe(frame, now)
-        self.cells[book.cell_id].update(book, self.config, now)
-
-    def _finish(self, book: ReplicaBook, frame: engine.StepFrame, now: float) -> None:
         cell = self.cells[book.cell_id]
+        state = frame.state
+        if frame.admitted:
+            self._admitted(book, frame, now)
+        if frame.sequence or frame.token:
+            frames.file_tokens(book, frame, self.requests.stats, now)
+        if frame.finished:
+            self._finish(book, cell, frame, now)
+        if frame.HasField("kv_events"):
+            _apply_kv_events(cell, replica_id, frame.kv_events, now)
+        if state.adapters_changed:
+            cell.residency.resident(replica_id, state.adapters_resident)
+        if state.step_us:
+            cell.health.stepped(replica_id, state.step_us * 1e-6, now)
+        book.observe(frame, now)
+        for slot in book.take_unlisted():
+            book.finish(slot)
+            cell.released(slot)
+            if slot.is_open:
+                message = f"replica {replica_id} did not get it"
+                self.requests.retry(slot, ErrorCode.REPLICA_LOST, message, now)
+        cell.update(book)
+
+    def _admitted(self, book: ReplicaBook, frame: engine.StepFrame, now: float) -> None:
+        step_s = frame.state.step_us * 1e-6
+        for entry in frame.admitted:
+            slot = book.slots.get(entry.sequence)
+            if slot is None:
+                continue
+            if frame.steps == 1 and step_s:
+                lag_s = now - slot.dispatched_at - entry.queue_us * 1e-6 - step_s
+                book.speed.observe_lag(lag_s)
+            book.admitted(slot, entry.cached_tokens)
+            if slot.is_open:
+                frames.place(slot, entry.queue_us, self.requests.stats)
+
+    def _finish(
+        self, book: ReplicaBook, cell: CellBook, frame: engine.StepFrame, now: float
+    ) -> None:
         for entry in frame.finished:
             slot = book.slots.get(entry.sequence)
             if slot is None:
                 continue
             book.finish(slot)
+            cell.released(slot)
             kind = FINISHED.get(entry.reason)
             if kind is not None:
-                cell.observe_output(slot.emitted)
-                self.stats.count_mismatches += slot.emitted != entry.output_tokens
+                cell.finished(slot, now)
+                self.requests.stats.count_mismatches += slot.emitted != entry.output_tokens
             if not slot.is_open:
                 continue
             if kind is not None:
-                ending = Ending(
-                    kind, output_tokens=entry.output_tokens, prefill_us=entry.prefill_us
-                )
-                self._end(slot.request, ending)
+                tokens, prefill_us = entry.output_tokens, entry.prefill_us
+                ending = Ending(kind, output_tokens=tokens, prefill_us=prefill_us)
+                self.requests.end(slot.request, ending)
             else:
-                self._finish_badly(book, slot, entry, now)
+                self._finish_badly(book, cell, slot, entry, now)
 
     def _finish_badly(
-        self, book: ReplicaBook, slot: Slot, entry: engine.Finished, now: float
+        self, book: ReplicaBook, cell: CellBook, slot: Slot, entry: engine.Finished, now: float
     ) -> None:
         where = f"replica {book.replica_id}: {entry.message or entry.code}"
         if entry.reason == engine.FINISH_REASON_REFUSED:
-            ending = Ending(
-                wire.OUTCOME_KIND_FAILED,
-                ErrorCode.ENGINE_REFUSED,
-                where,
-                output_tokens=slot.emitted,
-            )
-            self._end(slot.request, ending)
+            code = _REFUSALS.get(entry.code, ErrorCode.ENGINE_REFUSED)
+            kind = wire.OUTCOME_KIND_FAILED
+            self.requests.end(slot.request, Ending(kind, code, where, output_tokens=slot.emitted))
         elif entry.reason == engine.FINISH_REASON_BUSY:
             drains = entry.code == ErrorCode.DRAINING
             pause_s = self.config.draining_pause_s if drains else self.config.busy_pause_s
             book.busy_until = now + pause_s
             self._busy[book.replica_id] = book
-            self._retry(slot, None, where)
+            self.requests.retry(slot, None, where, now)
         else:
-            self._retry(slot, ErrorCode.ENGINE_FAILED, where)
-
-    def _retry(self, slot: Slot, code: ErrorCode | None, message: str) -> None:
-        """Queue an open slot's request again if nothing was emitted; end it otherwise.
-
-        Without a code it is backpressure: that is nobody's failure and has no limit but the
-        deadline.
-        """
-        request = slot.request
-        cell = self.cells[request.cell_id]
-        if slot.emitted:
-            ending = Ending(
-                wire.OUTCOME_KIND_LOST,
-                code or ErrorCode.ENGINE_BUSY,
-                message,
-                output_tokens=slot.emitted,
-            )
-            self._end(request, ending)
-            return
-        if code is not None:
-            request.attempts += 1
-            request.avoid = slot.replica_id
-            if request.attempts > self.config.retries_max:
-                text = f"gave up after {request.attempts} attempts; last: {message}"
-                self._end(request, Ending(wire.OUTCOME_KIND_FAILED, code, text))
-                return
-        if not cell.is_owned:
-            text = f"cell {cell.cell_id} moved to another router; try again"
-            ending = Ending(
-                wire.OUTCOME_KIND_EVICTED,
-                ErrorCode.NO_CAPACITY,
-                text,
-                retry_after_s=_MOVED_RETRY_S,
-            )
-            self._end(request, ending)
-            return
-        slot.is_open = False
-        request.slot = None
-        request.state = State.QUEUED
-        cell.queue.push_front(request)
-        self.stats.requeues += 1
+            cell.health.failed(book.replica_id, now)
+            self.requests.retry(slot, ErrorCode.ENGINE_FAILED, where, now)
 
     # --- time -------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Actions:
         """Expire, bind what can start soon, and return all that is to be sent since the last."""
-        self._expire(now)
+        actions = Actions()
+        self.requests.expire(now)
         if self._busy:
             self._wake_busy(now)
         for cell in self.cells.values():
+            actions.probes += cell.health.tick(now)
+            self._judge(cell, now)
             if cell.queue.requests:
-                self._bind(cell, now)
+                binding.bind(self, cell, actions, now)
         is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S
         self._tell_cells(now, everything=is_sign_of_life)
         if is_sign_of_life:
             self._alive_at = now
-        actions, self._actions = self._actions, Actions()
+        if self.requests.cancels:
+            actions.cancels, self.requests.cancels = self.requests.cancels, {}
         for gateway in self.gateways.values():
             if gateway.batch or is_sign_of_life:
                 actions.batches.append((gateway.key, gateway.batch))
@@ -311,14 +338,13 @@ class RouterCore:
 
     def next_tick_at(self, now: float) -> float:
         """Return when `tick` is due even if nothing happens."""
-        due = self._alive_at + SIGN_OF_LIFE_S
-        while self._deadlines and self._deadlines[0][2].state is State.DONE:
-            heappop(self._deadlines)
-        if self._deadlines:
-            due = min(due, self._deadlines[0][0])
+        due = min(self._alive_at + SIGN_OF_LIFE_S, self.requests.next_deadline())
         for cell in self.cells.values():
             if cell.is_dirty:
                 due = min(due, self._cells_told_at + self.config.cell_state_interval_s)
+            if cell.queue.requests:
+                due = min(due, cell.retry_at(now))
+            due = min(due, cell.health.next_at(now))
         for book in self._busy.values():
             due = min(due, book.busy_until)
         return max(due, now)
@@ -328,53 +354,28 @@ class RouterCore:
             if book.busy_until <= now:
                 del self._busy[book.replica_id]
                 if book.replica_id in self.replicas:
-                    self.cells[book.cell_id].update(book, self.config, now)
+                    self.cells[book.cell_id].update(book)
 
-    def _expire(self, now: float) -> None:
-        """Evict what has no first token at its deadline."""
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now:
-            request = heappop(deadlines)[2]
-            slot = request.slot
-            if request.state is State.DONE or (slot is not None and slot.emitted):
-                continue
-            cell = self.cells[request.cell_id]
-            waited_s = now - request.arrived_at
-            if cell.replicas_ready():
-                code = ErrorCode.DEADLINE_EXCEEDED
-                message = f"no first token after {waited_s:.1f} s; try again later"
-            else:
-                code = ErrorCode.NO_CAPACITY
-                message = f"no replica was ready for {waited_s:.1f} s; try again later"
-            wait_s = cell.retry_after_s()
-            ending = Ending(wire.OUTCOME_KIND_EVICTED, code, message, retry_after_s=wait_s)
-            self._withdraw(request, ending)
-        if len(deadlines) > 2 * self._live + 64:  # mostly of requests that have ended
-            self._deadlines = [entry for entry in deadlines if entry[2].state is not State.DONE]
-            heapify(self._deadlines)
-
-    def _bind(self, cell: CellBook, now: float) -> None:
-        """Late binding: dispatch in the queue's order while a replica can start soon."""
-        queue = cell.queue
-        while cell.available and (request := queue.peek()) is not None:
-            book = cell.pick(request)
+    def _judge(self, cell: CellBook, now: float) -> None:
+        """Act on what the health of the cell's replicas has become."""
+        for verdict in cell.health.verdicts():
+            book = cell.replicas.get(verdict.replica_id)
             if book is None:
-                longest = cell.prompt_tokens_max
-                if longest is None or request.prompt_tokens <= longest:
-                    return
-                queue.remove(request)
-                message = f"the prompt has {request.prompt_tokens} tokens, {longest} fit"
-                code = ErrorCode.CONTEXT_LENGTH_EXCEEDED
-                self._end(request, Ending(wire.OUTCOME_KIND_EVICTED, code, message))
                 continue
-            tenant = queue.take(request)
-            self._sequences += 1
-            slot = Slot(request, tenant, book.replica_id, sequence=self._sequences, now=now)
-            request.slot = slot
-            request.state = State.RUNNING
-            book.add(slot, cell.output_expected(request.output_max))
-            cell.update(book, self.config, now)
-            self._actions.dispatches.setdefault(book.replica_id, []).append(slot)
+            if verdict.state is HealthState.EJECTED:
+                ejections = self.requests.stats.ejections
+                ejections[verdict.reason] = ejections.get(verdict.reason, 0) + 1
+                if verdict.reason == "lying":
+                    self._abandon(book, now)
+            cell.update(book)
+
+    def _abandon(self, book: ReplicaBook, now: float) -> None:
+        """Take away what runs on a replica whose tokens are wrong."""
+        message = f"replica {book.replica_id} gives wrong answers"
+        for slot in list(book.slots.values()):
+            if slot.is_open:
+                self.requests.cancels.setdefault(book.replica_id, []).append(slot.sequence)
+                self.requests.retry(slot, ErrorCode.REPLICA_LOST, message, now)
 
     def _tell_cells(self, now: float, *, everything: bool) -> None:
         """Broadcast what changed, not too often."""
@@ -384,49 +385,67 @@ class RouterCore:
             if cell.is_dirty or everything:
                 cell.is_dirty = False
                 self._cells_told_at = now
-                state = cell.state()
+                state = cell.state(now, is_draining=self.is_draining)
                 if state == cell.told and not everything:
                     continue
                 cell.told = state
                 for gateway in self.gateways.values():
                     gateway.batch.cells.append(state)
 
-    # --- ends -------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------
 
-    def _end(self, request: Request, ending: Ending) -> None:
-        self._live -= 1
-        end(request, ending, self.stats)
-
-    def _withdraw(self, request: Request, ending: Ending) -> None:
-        """End a request wherever it is; a replica that runs it is told to stop."""
-        cell = self.cells[request.cell_id]
-        slot = request.slot
-        if slot is None:
-            cell.queue.remove(request)
-            cell.is_dirty = True
-        else:
-            ending.output_tokens = slot.emitted
-            self._actions.cancels.setdefault(slot.replica_id, []).append(slot.sequence)
-        self._end(request, ending)
+    def take_stats(self) -> Stats:
+        """Return what happened since the last call."""
+        stats, self.requests.stats = self.requests.stats, Stats()
+        return stats
 
     def drain(self) -> None:
         """Accept nothing more; what was accepted goes on."""
         self.is_draining = True
+        for cell in self.cells.values():
+            cell.is_dirty = True
 
     @property
     def live_requests(self) -> int:
         """Number of accepted requests that have not ended."""
-        return self._live
+        return self.requests.live
 
     def end_all(self) -> None:
         """End what the drain time was too short for, so that no gateway waits in vain."""
         for gateway in self.gateways.values():
             for request in list(gateway.requests.values()):
-                emitted = request.slot.emitted if request.slot is not None else 0
+                has_emitted = request.output or (request.slot is not None and request.slot.emitted)
                 ending = Ending(
-                    wire.OUTCOME_KIND_LOST if emitted else wire.OUTCOME_KIND_EVICTED,
+                    wire.OUTCOME_KIND_LOST if has_emitted else wire.OUTCOME_KIND_EVICTED,
                     ErrorCode.DRAINING,
                     "this router is shutting down; try again",
                     retry_after_s=admission.DRAINING_RETRY_S,
                 )
-                self._withdraw(request, ending)
+                self.requests.withdraw(request, ending)
+
+
+# What an engine may refuse a request for; anything else is told as engine_refused.
+_REFUSALS = {
+    str(code): code
+    for code in (
+        ErrorCode.ADAPTER_NOT_FOUND,
+        ErrorCode.ADAPTER_INVALID,
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+        ErrorCode.INVALID_REQUEST,
+    )
+}
+
+
+def _apply_kv_events(
+    cell: CellBook, replica_id: str, events: engine.KvEvents, now: float
+) -> None:
+    if events.reset:
+        cell.index.reset(replica_id)
+    if events.stored:
+        cell.index.stored(replica_id, _hashes(events.stored), now)
+    if events.removed:
+        cell.index.removed(replica_id, _hashes(events.removed), now)
+
+
+def _hashes(data: bytes) -> list[bytes]:
+    return [data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES)]

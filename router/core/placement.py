@@ -1,0 +1,121 @@
+"""Which replica gets a request, and how far ahead of its work a replica is sent more.
+
+The one place with the formulas; `explain` shows what is computed here.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from router.core.model import Request, Role
+from router.core.replica_book import ReplicaBook
+
+# A sequence that decodes there makes every step of the prompt a little longer.
+_PER_ACTIVE = 0.002
+# Computing what another replica holds takes capacity from everybody else, too.
+_RECOMPUTE_WEIGHT = 0.5
+# The session's replica holds the last answer as well, not only the prompt: preferred while its cost
+# is not more than a tenth above the best one's.
+_HOME_FACTOR = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A replica for a request, with what was predicted."""
+
+    book: ReplicaBook
+    cached_tokens: int
+    cost_s: float
+
+
+def window_tokens(budget: int, uncached_mean: float) -> float:
+    """Return how many prompt tokens a replica may owe when it is sent more.
+
+    A step that is not full wastes its fixed cost. Where prompts are small against a step, only
+    what waits at the engine can fill the next one; where a prompt takes many steps, hardly one in
+    many is not full, and what waits here instead can still be overtaken and placed elsewhere.
+
+    Args:
+        budget: Tokens per step.
+        uncached_mean: Of the prompts that come.
+    """
+    return budget * min(1.0, budget / max(uncached_mean, 1.0))
+
+
+def cost_s(
+    book: ReplicaBook, uncached: int, cached: int, adapter_s: float, now: float, *, is_home: bool
+) -> float:
+    """Return what placement minimises: the predicted time until the first token, weighted."""
+    own_s = book.prefill_s(uncached, cached)
+    cost = book.backlog_s(now) + own_s + adapter_s
+    cost = cost * (1 + _PER_ACTIVE * len(book.slots)) + _RECOMPUTE_WEIGHT * uncached / book.tokens_s
+    return cost * _HOME_FACTOR if is_home else cost
+
+
+def excluded_by(book: ReplicaBook, request: Request, output: int, *, is_only: bool) -> str:
+    """Return why a replica may not take a request at any time soon; empty when it may."""
+    if book.limits is None:
+        return "not attached"
+    if not book.may_take:
+        if book.is_draining or book.is_leaving:
+            return "draining"
+        is_full = len(book.slots) >= book.limits.sequences_max
+        return "sequences" if is_full else "ejected"
+    if book.role is Role.PREFILL:
+        return "role"
+    if request.adapter and not book.limits.adapter_slots:
+        return "adapter"
+    prompt = request.prompt_tokens + (len(request.output) if request.output else 0)
+    if prompt > book.limits.prompt_tokens_max:
+        return "context"
+    if not book.fits(prompt, output):
+        return "kv"
+    if book.replica_id == request.avoid and not is_only:
+        return "failed_here"
+    return ""
+
+
+def cached_tokens(book: ReplicaBook, request: Request, matches: Mapping[str, int]) -> int:
+    """Return how many prompt tokens a replica is predicted to have cached; never the last one."""
+    blocks = matches.get(book.replica_id, 0)
+    if not blocks or book.limits is None:
+        return 0
+    return min(blocks * book.limits.block_tokens, request.prompt_tokens - 1)
+
+
+def choose(
+    books: Iterable[ReplicaBook],
+    request: Request,
+    matches: Mapping[str, int],
+    *,
+    output: int,
+    home: str | None,
+    adapter_s: Mapping[str, float],
+    is_only: bool,
+    now: float,
+) -> Choice | None:
+    """Return the cheapest replica; it may be one above its window that holds the prompt.
+
+    Args:
+        books: Those that may take something.
+        request: To be placed.
+        matches: Cached leading blocks by replica; holders only.
+        output: Output tokens that KV blocks are to be booked for.
+        home: Where the session's last request ran.
+        adapter_s: Seconds until its adapter is in a slot, by replica; empty for the base.
+        is_only: There is no other replica than those to be avoided.
+        now: Time.
+    """
+    best: ReplicaBook | None = None
+    best_s = float("inf")
+    best_cached = 0
+    for book in books:
+        if book.backlog_s(now) * _HOME_FACTOR >= best_s:
+            continue
+        cached = cached_tokens(book, request, matches) if matches else 0
+        uncached = request.prompt_tokens - cached
+        wait_s = adapter_s.get(book.replica_id, 0.0) if adapter_s else 0.0
+        is_home = home == book.replica_id
+        score_s = cost_s(book, uncached, cached, wait_s, now, is_home=is_home)
+        if score_s < best_s and not excluded_by(book, request, output, is_only=is_only):
+            best, best_s, best_cached = book, score_s, cached
+    return None if best is None else Choice(best, best_cached, best_s)

@@ -1,0 +1,160 @@
+"""The life of requests: accepted, queued, run, queued again, and ended exactly once."""
+
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+
+from router.core.cell_book import CellBook
+from router.core.model import CoreConfig, Gateway, Request, Slot, State, Stats
+from router.core.outcomes import Ending, count
+from sluice.errors import ErrorCode
+from sluice.wire.router.v1 import router_pb2 as wire
+
+MOVED_RETRY_S = 0.2  # the gateway's next snapshot names the new owner
+
+
+class Requests:
+    """All live requests of a router.
+
+    Attributes:
+        live: Accepted and not ended.
+        cancels: Sequences to cancel, by replica; the core takes them at its tick.
+        stats: Since they were last taken.
+    """
+
+    def __init__(self, config: CoreConfig, cells: Mapping[str, CellBook]) -> None:
+        self._config = config
+        self._cells = cells
+        self._orders = 0
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self.live = 0
+        self.cancels: dict[str, list[int]] = {}
+        self.stats = Stats()
+
+    # --- in ---------------------------------------------------------------------------------
+
+    def stamp(self, gateway: Gateway, request: Request, now: float) -> None:
+        """Say when and from whom a request came."""
+        self._orders += 1
+        request.order = self._orders
+        request.gateway = gateway
+        request.arrived_at = now
+        request.deadline_at = now + (request.deadline_s or self._config.deadline_default_s)
+
+    def accept(self, request: Request, cell: CellBook, now: float) -> None:
+        """Let a stamped request wait; from now on it ends exactly once."""
+        request.gateway.requests[request.handle] = request
+        cell.enqueue(request, now)
+        self.live += 1
+        heappush(self._deadlines, (request.deadline_at, request.order, request))
+
+    # --- back into the queue ----------------------------------------------------------------
+
+    def retry(self, slot: Slot, code: ErrorCode | None, message: str, now: float) -> None:
+        """Queue an open slot's request again if nothing was emitted; end it otherwise.
+
+        Without a code it is backpressure: that is nobody's failure and has no limit but the
+        deadline.
+        """
+        request = slot.request
+        if slot.emitted:
+            kind = wire.OUTCOME_KIND_LOST
+            emitted = slot.emitted
+            self.end(
+                request,
+                Ending(kind, code or ErrorCode.ENGINE_BUSY, message, output_tokens=emitted),
+            )
+            return
+        if code is not None:
+            request.attempts += 1
+            request.avoid = slot.replica_id
+            if request.attempts > self._config.retries_max:
+                text = f"gave up after {request.attempts} attempts; last: {message}"
+                self.end(request, Ending(wire.OUTCOME_KIND_FAILED, code, text))
+                return
+        self._requeue(slot, now)
+
+    def preempt(self, slot: Slot, now: float) -> None:
+        """Interrupt an open slot's request: it goes on later, behind what it has emitted."""
+        assert slot.request.output is not None, "only preemptible requests keep their output"
+        self.cancels.setdefault(slot.replica_id, []).append(slot.sequence)
+        slot.request.preemptions += 1
+        self.stats.preemptions += 1
+        self._requeue(slot, now)
+
+    def _requeue(self, slot: Slot, now: float) -> None:
+        request = slot.request
+        cell = self._cells[request.cell_id]
+        if not cell.is_owned:
+            self.end(request, moved(cell.cell_id, emitted=bool(request.output)))
+            return
+        slot.is_open = False
+        request.slot = None
+        request.state = State.QUEUED
+        cell.queue.push_front(request, now)
+        cell.is_dirty = True
+        self.stats.requeues += 1
+
+    # --- out --------------------------------------------------------------------------------
+
+    def end(self, request: Request, ending: Ending) -> None:
+        """Give a request its single outcome; what its slot still holds stays booked."""
+        assert request.state is not State.DONE, "a request ends once"
+        if request.output:
+            ending.output_tokens = len(request.output)  # of all its dispatches
+        request.state = State.DONE
+        request.payload = None
+        if request.slot is not None:
+            request.slot.is_open = False
+            request.slot = None
+        self.live -= 1
+        del request.gateway.requests[request.handle]
+        request.gateway.batch.outcomes.append(ending.outcome(request.handle))
+        count(ending, self.stats)
+
+    def withdraw(self, request: Request, ending: Ending) -> None:
+        """End a request that waits or runs, on somebody's wish."""
+        slot = request.slot
+        if slot is None:
+            cell = self._cells[request.cell_id]
+            cell.queue.remove(request)
+            cell.is_dirty = True
+        else:
+            ending.output_tokens = slot.emitted
+            self.cancels.setdefault(slot.replica_id, []).append(slot.sequence)
+        self.end(request, ending)
+
+    def expire(self, now: float) -> None:
+        """Evict what has no first token at its deadline."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now:
+            request = heappop(deadlines)[2]
+            slot = request.slot
+            if request.is_done or request.output or (slot is not None and slot.emitted):
+                continue
+            cell = self._cells[request.cell_id]
+            waited_s = now - request.arrived_at
+            if cell.replicas_ready():
+                code = ErrorCode.DEADLINE_EXCEEDED
+                message = f"no first token after {waited_s:.1f} s; try again later"
+            else:
+                code = ErrorCode.NO_CAPACITY
+                message = f"no replica was ready for {waited_s:.1f} s; try again later"
+            wait_s = cell.retry_after_s(now)
+            ending = Ending(wire.OUTCOME_KIND_EVICTED, code, message, retry_after_s=wait_s)
+            self.withdraw(request, ending)
+        if len(deadlines) > 2 * self.live + 64:  # mostly of requests that have ended
+            self._deadlines = [entry for entry in deadlines if not entry[2].is_done]
+            heapify(self._deadlines)
+
+    def next_deadline(self) -> float:
+        """Return when `expire` has something to do; inf: not by time."""
+        while self._deadlines and self._deadlines[0][2].is_done:
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else float("inf")
+
+
+def moved(cell_id: str, *, emitted: bool) -> Ending:
+    """Return the end of a request whose cell has another owner now: its gateway goes there."""
+    kind = wire.OUTCOME_KIND_LOST if emitted else wire.OUTCOME_KIND_EVICTED
+    text = f"cell {cell_id} moved to another router; try again"
+    return Ending(kind, ErrorCode.NO_CAPACITY, text, retry_after_s=MOVED_RETRY_S)
