@@ -1,0 +1,94 @@
+"""Where adapters are, what a load is expected to take, and who uses which."""
+
+import pytest
+
+from router.core.adapters import IN_MEMORY_MAX, AdapterResidency, Tier
+
+
+def test_an_adapter_is_free_in_a_slot_cheap_in_memory_and_dear_on_disk() -> None:
+    residency = AdapterResidency()
+    residency.resident("a", ["x", "y"])
+    residency.resident("a", ["y"])
+    assert [residency.tier("a", digest) for digest in "yxz"] == [Tier.SLOT, Tier.MEMORY, Tier.COLD]
+    in_slot, in_memory, cold = (residency.load_s("a", digest) for digest in "yxz")
+    assert 0.0 == in_slot < in_memory < cold
+    assert residency.load_s("stranger", "y") == cold
+
+
+def test_cold_is_what_no_replica_has() -> None:
+    residency = AdapterResidency()
+    residency.resident("a", ["x"])
+    residency.resident("b", [])
+    assert (residency.is_cold("x"), residency.is_cold("y")) == (False, True)
+    residency.forget("a")
+    assert residency.is_cold("x")
+
+
+def test_after_a_dispatch_the_next_one_finds_the_adapter_in_memory() -> None:
+    residency = AdapterResidency()
+    residency.acquire("a", "x")
+    assert residency.tier("a", "x") is Tier.MEMORY
+    residency.release("a", "x")
+    assert residency.tier("a", "x") is Tier.MEMORY
+
+
+def test_load_times_are_learned_from_those_who_waited_for_the_load() -> None:
+    residency = AdapterResidency()
+    cold_before = residency.load_s("a", "new")
+    for number in range(60):
+        digest = f"d{number}"
+        residency.acquire("a", digest)
+        residency.acquire("a", digest)  # shares the wait: teaches nothing more
+        residency.loaded("a", digest, 4.0)
+        residency.loaded("a", digest, 900.0)
+        residency.release("a", digest)
+        residency.release("a", digest)
+    assert residency.load_s("a", "new") == pytest.approx(4.0, rel=0.01)
+    assert cold_before < 4.0
+    memory_before = residency.load_s("a", "d59")
+    residency.acquire("a", "d59")
+    residency.loaded("a", "d59", 0.5)
+    assert memory_before < residency.load_s("a", "d59") < 0.5
+    residency.resident("a", ["d59"])
+    residency.release("a", "d59")
+    residency.acquire("a", "d59")
+    residency.loaded("a", "d59", 7.0)  # it was in a slot: nothing was loaded
+    assert residency.load_s("a", "d59") == 0.0
+
+
+def test_a_replica_with_all_slots_in_use_has_room_only_for_those_in_use() -> None:
+    residency = AdapterResidency()
+    residency.acquire("a", "x")
+    residency.acquire("a", "x")
+    residency.acquire("a", "y")
+    assert residency.used("a") == {"x", "y"}
+    assert [residency.has_room("a", digest, 2) for digest in "xyz"] == [True, True, False]
+    residency.release("a", "x")
+    assert not residency.has_room("a", "z", 2)
+    residency.release("a", "x")
+    assert residency.has_room("a", "z", 2)
+    assert (residency.has_room("b", "z", 1), residency.has_room("b", "z", 0)) == (True, False)
+
+
+def test_ends_after_a_loss_are_ignored() -> None:
+    residency = AdapterResidency()
+    residency.acquire("a", "x")
+    residency.forget("a")
+    residency.release("a", "x")
+    residency.acquire("a", "x")
+    residency.release("a", "x")
+    residency.release("a", "x")
+    assert residency.used("a") == set()
+
+
+def test_what_is_thought_to_be_in_memory_is_bounded_and_what_is_used_stays() -> None:
+    residency = AdapterResidency()
+    residency.acquire("a", "kept")
+    for number in range(3 * IN_MEMORY_MAX):
+        residency.acquire("a", "kept")
+        residency.resident("a", [f"d{number}"])
+    tiers = [residency.tier("a", f"d{number}") for number in range(3 * IN_MEMORY_MAX)]
+    assert tiers[-1] is Tier.SLOT
+    assert tiers.count(Tier.MEMORY) <= IN_MEMORY_MAX + 1
+    assert tiers[0] is Tier.COLD
+    assert residency.tier("a", "kept") is Tier.MEMORY

@@ -1,0 +1,273 @@
+"""The prefix index against a naive model, its bounds, and what late events may do to it."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+
+import pytest
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from router.core.prefix_index import REMOVAL_GUARD_S, BlockHashes, PrefixIndex
+from sluice.hashing import block_hashes
+
+REPLICAS = ("a", "b", "c")
+ROOM = 12
+SLACK = ROOM // 8
+
+
+def chain(tokens: Sequence[int]) -> list[Hashable]:
+    """Return the chained hashes of a prompt whose blocks have one token each."""
+    return [tuple(tokens[: end + 1]) for end in range(len(tokens))]
+
+
+def walk(index: PrefixIndex, held: dict[str, set[Hashable]], prompt: Sequence[Hashable]) -> None:
+    """Compare an answer with counting block by block, where that is what the index promises."""
+    expected: dict[str, int] = {}
+    for name, blocks in held.items():
+        leading = 0
+        while leading < len(prompt) and prompt[leading] in blocks:
+            leading += 1
+        assume(not blocks.intersection(prompt[leading:]))  # holds a prefix of it
+        if leading:
+            expected[name] = leading
+    assert index.matches(prompt) == expected
+
+
+class Naive:
+    """One replica: an exact LRU cache of (time of the last dispatch) by block."""
+
+    def __init__(self) -> None:
+        self.blocks: OrderedDict[Hashable, float] = OrderedDict()
+        self.has_events = False
+
+    def shrink(self) -> None:
+        while len(self.blocks) > ROOM + (SLACK if self.has_events else 0):
+            self.blocks.popitem(last=False)
+
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=ROOM).map(chain)
+NAMES = st.sampled_from(REPLICAS)
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Dispatches, events and losses in any order."""
+
+    @initialize()
+    def start(self) -> None:
+        self.index = PrefixIndex()
+        self.model: dict[str, Naive] = {}
+        self.now = 0.0
+        for name in REPLICAS:
+            self.add(name)
+
+    @rule(name=NAMES)
+    def add(self, name: str) -> None:
+        self.index.add_replica(name, ROOM)
+        self.model[name] = Naive()
+
+    @rule(name=NAMES)
+    def drop(self, name: str) -> None:
+        self.index.drop_replica(name)
+        self.model.pop(name, None)
+
+    @rule(name=NAMES)
+    def reset(self, name: str) -> None:
+        self.index.reset(name)
+        if name in self.model:
+            self.model[name] = Naive()
+            self.model[name].has_events = True
+
+    @rule(seconds=st.floats(0.0, 3 * REMOVAL_GUARD_S))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(name=NAMES, prompt=PROMPTS)
+    def dispatch(self, name: str, prompt: list[Hashable]) -> None:
+        self.index.dispatched(name, prompt, self.now)
+        if naive := self.model.get(name):
+            for key in reversed(prompt):
+                naive.blocks[key] = self.now
+                naive.blocks.move_to_end(key)
+            naive.shrink()
+
+    @rule(name=NAMES, prompt=PROMPTS, first=st.integers(0, ROOM))
+    def store(self, name: str, prompt: list[Hashable], first: int) -> None:
+        self.index.stored(name, prompt[first:], self.now)
+        if naive := self.model.get(name):
+            naive.has_events = True
+            for key in prompt[first:]:
+                naive.blocks.setdefault(key, float("-inf"))
+            naive.shrink()
+
+    @rule(name=NAMES, prompt=PROMPTS, first=st.integers(0, ROOM))
+    def remove(self, name: str, prompt: list[Hashable], first: int) -> None:
+        self.index.removed(name, prompt[first:], self.now)
+        if naive := self.model.get(name):
+            naive.has_events = True
+            for key in prompt[first:]:
+                if naive.blocks.get(key, self.now) <= self.now - REMOVAL_GUARD_S:
+                    del naive.blocks[key]
+
+    @rule(prompt=PROMPTS)
+    def look_up(self, prompt: list[Hashable]) -> None:
+        walk(self.index, {name: set(naive.blocks) for name, naive in self.model.items()}, prompt)
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        self.index.check()
+        for name, naive in self.model.items():
+            for key in naive.blocks:
+                assert name in self.index.matches([key])
+        assert len(self.index) == sum(len(naive.blocks) for naive in self.model.values())
+
+
+IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_index_machine = IndexMachine.TestCase
+
+
+def numbers(first: int, count: int) -> list[Hashable]:
+    return list(range(first, first + count))
+
+
+def an_index(room: int = 100, names: Sequence[str] = REPLICAS) -> PrefixIndex:
+    index = PrefixIndex()
+    for name in names:
+        index.add_replica(name, room)
+    return index
+
+
+def test_tails_are_forgotten_before_heads_and_old_prompts_before_new_ones() -> None:
+    index = an_index(10)
+    index.dispatched("a", numbers(0, 6), 1.0)
+    index.dispatched("a", numbers(100, 6), 2.0)
+    assert index.matches(numbers(0, 6)) == {"a": 4}
+    assert index.matches(numbers(100, 6)) == {"a": 6}
+    index.dispatched("a", numbers(0, 3), 3.0)  # used again: it outlives the newer prompt
+    index.dispatched("a", numbers(200, 4), 4.0)
+    assert index.matches(numbers(0, 6)) == {"a": 3}
+    assert index.matches(numbers(100, 6)) == {"a": 3}
+
+
+def test_a_late_removal_does_not_undo_a_newer_dispatch_but_a_later_one_is_believed() -> None:
+    index = an_index()
+    prompt = numbers(0, 8)
+    index.dispatched("a", prompt, 10.0)
+    index.dispatched("a", prompt, 100.0)
+    index.removed("a", prompt[2:], 100.0 + REMOVAL_GUARD_S - 0.001)
+    assert index.matches(prompt) == {"a": 8}
+    index.removed("a", prompt[2:], 100.0 + REMOVAL_GUARD_S)
+    assert index.matches(prompt) == {"a": 2}
+
+
+def test_blocks_known_from_the_engine_alone_go_at_its_word() -> None:
+    index = an_index()
+    index.stored("a", numbers(0, 8), 10.0)
+    index.removed("a", numbers(5, 3), 10.0)
+    assert index.matches(numbers(0, 8)) == {"a": 5}
+    index.removed("a", numbers(500, 3), 10.0)  # never heard of
+    index.check()
+
+
+def test_a_replica_that_reports_is_not_guessed_at_within_the_slack() -> None:
+    index = an_index(80)
+    index.stored("a", numbers(0, 80), 1.0)
+    index.dispatched("a", numbers(1000, 10), 2.0)
+    assert index.matches(numbers(0, 80)) == {"a": 80}  # the engine will say what it evicted
+    index.removed("a", numbers(70, 10), 2.1)
+    assert index.matches(numbers(0, 80)) == {"a": 70}
+    assert len(index) == 80
+
+
+def test_a_snapshot_replaces_what_was_known() -> None:
+    index = an_index()
+    index.dispatched("a", numbers(0, 8), 1.0)
+    index.dispatched("b", numbers(0, 4), 1.0)
+    index.reset("a")
+    assert index.matches(numbers(0, 8)) == {"b": 4}
+    index.stored("a", numbers(0, 6), 1.0)
+    assert index.matches(numbers(0, 8)) == {"a": 6, "b": 4}
+
+
+def test_a_dropped_replica_is_gone_and_its_place_is_clean_for_the_next() -> None:
+    index = an_index()
+    for name in REPLICAS:
+        index.dispatched(name, numbers(0, 5), 1.0)
+    index.drop_replica("b")
+    index.drop_replica("b")
+    assert index.matches(numbers(0, 5)) == {"a": 5, "c": 5}
+    index.add_replica("d", 100)
+    assert index.matches(numbers(0, 5)) == {"a": 5, "c": 5}
+    index.dispatched("d", numbers(0, 2), 2.0)
+    index.add_replica("b", 100)
+    assert index.matches(numbers(0, 5)) == {"a": 5, "c": 5, "d": 2}
+    index.check()
+
+
+def test_unknown_replicas_and_empty_prompts_change_nothing() -> None:
+    index = an_index()
+    index.dispatched("stranger", numbers(0, 5), 1.0)
+    index.stored("stranger", numbers(0, 5), 1.0)
+    index.removed("stranger", numbers(0, 5), 1.0)
+    index.reset("stranger")
+    index.dispatched("a", [], 1.0)
+    assert (index.matches(numbers(0, 5)), index.matches([]), len(index)) == ({}, {}, 0)
+
+
+class Counting(Sequence[Hashable]):
+    """A prompt that counts how many of its blocks are looked at."""
+
+    def __init__(self, blocks: Sequence[Hashable]) -> None:
+        self.blocks = blocks
+        self.looks = 0
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index):
+        self.looks += 1
+        return self.blocks[index]
+
+
+def test_a_long_prompt_costs_a_few_lookups_per_different_set_of_holders() -> None:
+    names = [f"r{number}" for number in range(64)]
+    index = an_index(2000, names)
+    prompt = numbers(0, 1718)
+    for name in names:
+        index.dispatched(name, prompt[:20], 1.0)  # all have the system prompt
+    for name in names[:8]:
+        index.dispatched(name, prompt[:900], 1.0)
+    index.dispatched(names[5], prompt, 1.0)
+    counting = Counting(prompt)
+    found = index.matches(counting)
+    assert found == dict.fromkeys(names, 20) | dict.fromkeys(names[:8], 900) | {names[5]: 1718}
+    assert counting.looks <= 3 * 12
+
+
+def test_a_million_entries_stay_within_the_bound_and_are_found() -> None:
+    names = [f"r{number}" for number in range(32)]
+    index = an_index(33_000, names)
+    blocks = 500
+    for turn in range(32 * 70):
+        index.dispatched(names[turn % 32], range(turn * blocks, (turn + 1) * blocks), float(turn))
+    assert len(index) == 32 * 33_000
+    newest = 32 * 70 - 1
+    assert index.matches(range(newest * blocks, (newest + 1) * blocks)) == {names[31]: blocks}
+    assert index.matches(range(blocks)) == {}
+    for name in names:
+        index.drop_replica(name)
+    assert len(index) == 0
+    index.check()
+
+
+def test_hashes_from_bytes_are_the_same_blocks_wherever_they_come_from() -> None:
+    hashes = block_hashes(list(range(320)), b"r" * 16, 10)
+    prompt = BlockHashes(b"".join(hashes))
+    index = an_index()
+    index.dispatched("a", prompt, 1.0)
+    index.stored("b", BlockHashes(b"".join(hashes[:4])), 1.0)
+    assert index.matches(BlockHashes(b"".join(hashes[:7]))) == {"a": 7, "b": 4}
+    assert (len(prompt), list(prompt)) == (10, [prompt[i] for i in range(10)])
+    assert list(prompt[2:4]) == list(prompt)[2:4]
+    with pytest.raises(ValueError, match="not a multiple"):
+        BlockHashes(b"x" * 17)
