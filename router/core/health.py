@@ -1,0 +1,423 @@
+"""Which replicas of a cell may take work: slow, lying and failing ones are ejected and tried again.
+
+A replica is ejected as *slow* when the 99th percentile of its recent steps is more than three times
+the median of its peers', each step measured against what steps of its size usually take in this
+cell; as *lying* when its answer to the canary prompt differs, twice in a row, from the answer that
+more than half of the replicas give; as *failing* after engine failures in a row. After a back-off
+that doubles it is probed, gets a trial share of the work, and is healthy again after good answers.
+What is lost and comes back begins with the trial; what is lost again and again waits like the rest.
+
+Never is more than a third of the attached replicas ejected: when many seem ill, it is the measure
+that is wrong, or the load, and a pool that serves badly is better than one that does not.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from zlib import crc32
+
+from router.core.step_times import JUDGE_S, Steps, StepTimes
+
+SLOW, LYING, FAILING, LOST = "slow", "lying", "failing", "lost"
+
+PROBE_INTERVAL_S = 5.0  # of a healthy replica; each costs it eight short decode rows
+PROBE_TIMEOUT_S = 6.0  # the shell's own deadline is 5 s; after this a probe is given up unheard
+TRIAL_ACTIVE = 4  # sequences that a half-open replica holds at most
+TRIAL_GOOD = 3  # answers, of requests or probes, that end the trial
+BACKOFF_FIRST_S = 1.0
+BACKOFF_MAX_S = 60.0
+FORGIVE_S = 60.0  # healthy for so long: the back-off begins anew
+
+_FIRST_PROBE_S = 0.25  # after the attachment, so that a pool's first answers come together
+_TRIAL_PROBE_S = 0.2
+_FAILURES_MAX = 3  # incidents in a row
+_PROBES_MISSED_MAX = 2  # in a row
+_DOUBTS_MAX = 2  # different answers in a row: batches may round a near tie differently once
+_VOTERS_MIN = 3
+
+_NEVER = float("inf")
+_RELEASE_ORDER = {SLOW: 0, LOST: 1, FAILING: 2, LYING: 3}  # who comes back first in a panic
+
+
+class HealthState(IntEnum):
+    """Whether a replica may take work."""
+
+    HEALTHY = 0
+    EJECTED = 1
+    HALF_OPEN = 2  # a trial share
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A change of state, and why: SLOW, LYING, FAILING, LOST, or empty when it is healthy."""
+
+    replica_id: str
+    state: HealthState
+    reason: str
+
+
+class _Replica:
+    """What is known of one replica."""
+
+    __slots__ = (
+        *("answer", "doubts", "failed_at", "failures", "good", "interval_s", "is_attached"),
+        *("is_new_answer", "missed", "name", "probe_at", "probed_at", "reason", "since"),
+        *("state", "steps", "strikes"),
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # Not all of a pool at the same moment.
+        self.interval_s = PROBE_INTERVAL_S * (0.8 + 0.4 * (crc32(name.encode()) % 1024) / 1024)
+        self.is_attached = False
+        self.state = HealthState.HEALTHY
+        self.reason = ""
+        self.since = 0.0  # of the state
+        self.strikes = 0  # ejections and losses that are not forgiven yet
+        self.good = 0  # of the trial
+        self.steps = Steps()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was seen in an attachment, or before an ejection."""
+        self.answer: tuple[int, ...] | None = None
+        self.is_new_answer = False
+        self.doubts = self.failures = self.missed = 0
+        self.failed_at = -_NEVER
+        self.steps.clear()
+        self.probe_at = _NEVER
+        self.probed_at: float | None = None  # a probe is on its way
+
+
+class CellHealth:
+    """The health of one cell's replicas. Unknown replicas are ignored, and healthy.
+
+    Call `tick` after every event; then `verdicts`. Times are monotonic seconds that never go back.
+    """
+
+    def __init__(self) -> None:
+        self._replicas: dict[str, _Replica] = {}
+        self._votes: dict[tuple[int, ...], int] = {}
+        self._steps = StepTimes()
+        self._verdicts: list[Verdict] = []
+        self._due = _NEVER
+        self._is_answer_new = False
+
+    # --- what happens -----------------------------------------------------------------------
+
+    def attached(self, replica_id: str, now: float) -> None:
+        """Begin an attachment: on trial when an earlier one was lost a moment ago."""
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            replica = self._replicas[replica_id] = _Replica(replica_id)
+        assert not replica.is_attached, "a replica has one attachment"
+        replica.clear()
+        replica.is_attached = True
+        self._steps.join(replica.steps)
+        replica.state, replica.reason = HealthState.HEALTHY, ""
+        replica.since = now
+        replica.probe_at = now + _FIRST_PROBE_S
+        if replica.strikes > 1 and self._may_eject():
+            self._eject(replica, LOST, now, is_new=False)
+        elif replica.strikes:
+            self._try(replica, LOST, now)
+        self._due = min(self._due, replica.probe_at)
+
+    def lost(self, replica_id: str, now: float) -> None:
+        """End an attachment that broke or was silent; one that ended in order is forgotten."""
+        replica = self._replicas.get(replica_id)
+        if replica is None or not replica.is_attached:
+            return
+        self._vote(replica, None)
+        _strike(replica, now)
+        replica.clear()
+        replica.is_attached = False
+        self._steps.leave(replica.steps)
+        replica.state, replica.reason, replica.since = HealthState.EJECTED, LOST, now
+        self._release(now)
+
+    def forget(self, replica_id: str, now: float) -> None:
+        """Forget a replica that left the cell."""
+        replica = self._replicas.pop(replica_id, None)
+        if replica is not None:
+            self._vote(replica, None)
+            self._steps.leave(replica.steps)
+            self._verdicts = [entry for entry in self._verdicts if entry.replica_id != replica_id]
+            self._release(now)
+
+    def stepped(
+        self,
+        replica_id: str,
+        step_s: float,
+        now: float,
+        *,
+        prompt_tokens: int = 0,
+        decodes: int = 0,
+        kv_blocks: int = 0,
+    ) -> None:
+        """Note a step of an engine, and what makes it long or short.
+
+        Args:
+            replica_id: Whose.
+            step_s: Its duration.
+            now: Monotonic seconds.
+            prompt_tokens: Computed in it.
+            decodes: Sequences that got a token.
+            kv_blocks: In use.
+        """
+        replica = self._replicas.get(replica_id)
+        if replica is None or replica.state is HealthState.EJECTED or step_s <= 0.0:
+            return
+        context = kv_blocks.bit_length() + 1 >> 1  # matters less than the rest: in steps of 4
+        size = prompt_tokens.bit_length() << 16 | decodes.bit_length() << 8 | context
+        if self._steps.add(replica.steps, size, step_s, now):
+            self._due = min(self._due, self._steps.judged_at + JUDGE_S)
+
+    def failed(self, replica_id: str, now: float) -> None:
+        """Note that an engine failed a sequence; never report "busy" here.
+
+        A failed step ends all of its sequences: failures of one moment are one incident.
+        """
+        replica = self._replicas.get(replica_id)
+        if replica is None or not replica.is_attached or replica.failed_at == now:
+            return
+        replica.failed_at = now
+        replica.failures += 1
+        self._failed(replica, now)
+
+    def succeeded(self, replica_id: str, now: float) -> None:
+        """Note that an engine finished a request."""
+        replica = self._replicas.get(replica_id)
+        if replica is not None and replica.is_attached:
+            replica.failures = 0
+            if replica.state is HealthState.HALF_OPEN:
+                self._good(replica, now)
+
+    def answered(self, replica_id: str, tokens: "tuple[int, ...] | list[int]", now: float) -> None:
+        """Note the answer to a probe."""
+        replica = self._probe_over(replica_id, now)
+        if replica is None:
+            return
+        replica.missed = 0
+        if not tokens:
+            self._missed(replica, now)
+            return
+        self._vote(replica, tuple(tokens))
+        replica.is_new_answer = self._is_answer_new = True
+        self._due = now
+
+    def probe_failed(self, replica_id: str, now: float) -> None:
+        """Note that a probe was not answered in time, or with an error that is not "busy"."""
+        replica = self._probe_over(replica_id, now)
+        if replica is not None:
+            self._missed(replica, now)
+
+    # --- what follows -----------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[str]:
+        """Judge, and return the replicas to probe now: each runs at most one probe."""
+        if now < self._due:
+            return []
+        if self._is_answer_new:
+            self._judge_answers(now)
+        steps = self._steps
+        if steps.has_suspects and now - steps.judged_at >= JUDGE_S:
+            slow = steps.slow(now)
+            for replica in self._replicas.values():
+                if replica.steps in slow and self._may_eject():
+                    self._eject(replica, SLOW, now)
+        probes: list[str] = []
+        due = steps.judged_at + JUDGE_S if steps.has_suspects else _NEVER
+        for replica in self._replicas.values():
+            if not replica.is_attached:
+                continue
+            if replica.probed_at is not None and now >= replica.probed_at + PROBE_TIMEOUT_S:
+                replica.probed_at = None
+            if replica.probed_at is None and now >= replica.probe_at:
+                replica.probed_at = now
+                replica.probe_at = now + replica.interval_s
+                probes.append(replica.name)
+            waits_for = replica.probed_at
+            at = replica.probe_at if waits_for is None else waits_for + PROBE_TIMEOUT_S
+            due = min(due, at)
+        self._due = due
+        return probes
+
+    def next_at(self, now: float) -> float:
+        """Return when `tick` is due even if nothing happens; infinity without replicas."""
+        return max(now, self._due)
+
+    def may_take(self, replica_id: str, active: int) -> bool:
+        """Return whether a replica that holds `active` sequences may be sent one more."""
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            return True
+        if replica.state is HealthState.HALF_OPEN:
+            return active < TRIAL_ACTIVE
+        return replica.state is HealthState.HEALTHY
+
+    def state(self, replica_id: str) -> HealthState:
+        """Return the state of a replica; of one that is lost, EJECTED."""
+        replica = self._replicas.get(replica_id)
+        return HealthState.HEALTHY if replica is None else replica.state
+
+    def reason(self, replica_id: str) -> str:
+        """Return why a replica is not healthy: SLOW, LYING, FAILING, LOST; empty if it is."""
+        replica = self._replicas.get(replica_id)
+        return "" if replica is None else replica.reason
+
+    def verdicts(self) -> list[Verdict]:
+        """Return the changes of state since the last call, in their order."""
+        verdicts, self._verdicts = self._verdicts, []
+        return verdicts
+
+    # --- states -----------------------------------------------------------------------------
+
+    def _may_eject(self) -> bool:
+        """Return whether one more may go: at most a third of the attached ones."""
+        attached = [entry for entry in self._replicas.values() if entry.is_attached]
+        ejected = sum(entry.state is HealthState.EJECTED for entry in attached)
+        return ejected + 1 <= len(attached) // 3
+
+    def _eject(self, replica: _Replica, reason: str, now: float, *, is_new: bool = True) -> None:
+        """Eject a replica, or begin a longer back-off of one that is ejected."""
+        if is_new:
+            _strike(replica, now)
+        if replica.state is not HealthState.EJECTED or replica.reason != reason:
+            self._verdicts.append(Verdict(replica.name, HealthState.EJECTED, reason))
+        self._vote(replica, None)
+        probed_at = replica.probed_at
+        replica.clear()
+        replica.probed_at = probed_at
+        replica.state, replica.reason, replica.since = HealthState.EJECTED, reason, now
+        exponent = min(replica.strikes - 1 if is_new else replica.strikes - 2, 16)
+        replica.probe_at = now + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0**exponent)
+        self._due = min(self._due, replica.probe_at)
+
+    def _try(self, replica: _Replica, reason: str, now: float) -> None:
+        answer, replica.answer = replica.answer, None  # one of an ejected replica was not counted
+        replica.state, replica.reason, replica.since = HealthState.HALF_OPEN, reason, now
+        self._vote(replica, answer)
+        replica.good = 0
+        replica.doubts = replica.failures = replica.missed = 0
+        replica.probe_at = now + _TRIAL_PROBE_S
+        self._due = min(self._due, replica.probe_at)
+        self._verdicts.append(Verdict(replica.name, HealthState.HALF_OPEN, reason))
+
+    def _release(self, now: float) -> None:
+        """Try the mildest cases early when others were lost: at most a third stays ejected."""
+        attached = [entry for entry in self._replicas.values() if entry.is_attached]
+        ejected = [entry for entry in attached if entry.state is HealthState.EJECTED]
+        ejected.sort(key=lambda entry: (_RELEASE_ORDER[entry.reason], entry.since, entry.name))
+        for replica in ejected[: len(ejected) - len(attached) // 3]:
+            self._try(replica, replica.reason, now)
+
+    def _good(self, replica: _Replica, now: float) -> None:
+        """Count a good answer of a trial; the last one ends it, unless it was slow all the time."""
+        replica.good += 1
+        if replica.good < TRIAL_GOOD:
+            return
+        if replica.steps.is_slow_in_short() and self._may_eject():
+            self._eject(replica, SLOW, now)
+            return
+        replica.state, replica.reason, replica.since = HealthState.HEALTHY, "", now
+        replica.probe_at = now + replica.interval_s
+        self._due = min(self._due, replica.probe_at)
+        self._verdicts.append(Verdict(replica.name, HealthState.HEALTHY, ""))
+
+    def _failed(self, replica: _Replica, now: float) -> None:
+        """Eject after failures in a row; one is enough in a trial."""
+        is_trial = replica.state is HealthState.HALF_OPEN
+        too_many = replica.failures >= _FAILURES_MAX or replica.missed >= _PROBES_MISSED_MAX
+        if replica.state is HealthState.EJECTED or not (is_trial or too_many):
+            return
+        if self._may_eject():
+            self._eject(replica, FAILING, now)
+        elif is_trial:
+            replica.good = 0
+
+    # --- probes -----------------------------------------------------------------------------
+
+    def _probe_over(self, replica_id: str, now: float) -> _Replica | None:
+        replica = self._replicas.get(replica_id)
+        if replica is None or not replica.is_attached or replica.probed_at is None:
+            return None  # of an older attachment, or given up
+        replica.probed_at = None
+        if replica.state is HealthState.HALF_OPEN:
+            replica.probe_at = min(replica.probe_at, now + _TRIAL_PROBE_S)
+        self._due = min(self._due, replica.probe_at)
+        return replica
+
+    def _missed(self, replica: _Replica, now: float) -> None:
+        self._vote(replica, None)
+        replica.missed += 1
+        if replica.state is HealthState.EJECTED:
+            self._eject(replica, replica.reason, now)
+        else:
+            self._failed(replica, now)
+
+    def _vote(self, replica: _Replica, answer: tuple[int, ...] | None) -> None:
+        """Replace the answer of a replica in the count; those of ejected ones do not count."""
+        votes, is_counted = self._votes, replica.state is not HealthState.EJECTED
+        if replica.answer is not None and is_counted:
+            votes[replica.answer] -= 1
+            if not votes[replica.answer]:
+                del votes[replica.answer]
+        if answer is not None and is_counted:
+            votes[answer] = votes.get(answer, 0) + 1
+        replica.answer = answer
+
+    def _truth(self, more: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
+        """Return what more than half of at least three replicas answer; None: nobody knows.
+
+        `more` is the answer of an ejected replica, which counts in its own case only.
+        """
+        votes = self._votes
+        answers = sum(votes.values()) + (more is not None)
+        if answers < _VOTERS_MIN:
+            return None
+        for answer in votes:
+            if 2 * (votes[answer] + (answer == more)) > answers:
+                return answer
+        return None
+
+    def _judge_answers(self, now: float) -> None:
+        self._is_answer_new = False
+        truth = self._truth()
+        for replica in self._replicas.values():
+            answer, is_new = replica.answer, replica.is_new_answer
+            replica.is_new_answer = False
+            if answer is None or not (is_new or replica.doubts == 0):
+                continue
+            if replica.state is HealthState.EJECTED:
+                if is_new:
+                    self._judge_ejected(replica, answer, now)
+            elif truth is not None and answer != truth:
+                self._doubt(replica, now)
+            else:
+                replica.doubts = 0
+                if is_new and replica.state is HealthState.HALF_OPEN:
+                    self._good(replica, now)
+
+    def _judge_ejected(self, replica: _Replica, answer: tuple[int, ...], now: float) -> None:
+        """Try one that answers right; a liar only when it is known what is right."""
+        truth = self._truth(answer)
+        if answer == truth or (truth is None and replica.reason != LYING):
+            self._try(replica, replica.reason, now)
+        else:
+            self._eject(replica, replica.reason if truth is None else LYING, now)
+
+    def _doubt(self, replica: _Replica, now: float) -> None:
+        """Ask once more at once; then eject."""
+        replica.doubts += 1
+        replica.good = 0
+        if replica.doubts >= _DOUBTS_MAX and self._may_eject():
+            self._eject(replica, LYING, now)
+        elif replica.doubts < _DOUBTS_MAX:
+            replica.probe_at = now
+
+
+def _strike(replica: _Replica, now: float) -> None:
+    """Count an ejection or a loss; what lies before a long time of health is forgiven."""
+    if replica.state is HealthState.HEALTHY and now - replica.since >= FORGIVE_S:
+        replica.strikes = 0
+    replica.strikes += 1
