@@ -1,0 +1,112 @@
+"""The prefix cache of a simulated engine: which blocks it holds, for whom, and what goes first.
+
+A block is in use (pinned by running requests), idle (cached, may be evicted) or reserved (promised
+to a running request for what it has not computed yet; it has no content to share).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+
+class BlockCache:
+    """KV memory of one engine, in blocks; eviction takes the least recently used idle block.
+
+    Attributes:
+        capacity: Blocks of the memory.
+        reserved: Blocks promised and not computed.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        on_stored: Callable[[int], None],
+        on_removed: Callable[[int], None],
+    ) -> None:
+        self.capacity = capacity
+        self.reserved = 0
+        self._users: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._on_stored = on_stored
+        self._on_removed = on_removed
+
+    @property
+    def used(self) -> int:
+        """Blocks that cannot be evicted."""
+        return len(self._users) + self.reserved
+
+    @property
+    def cached(self) -> Iterable[int]:
+        """All blocks that can be matched."""
+        return (*self._users, *self._idle)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no request holds anything."""
+        return not self._users and not self.reserved
+
+    def match(self, blocks: Sequence[int]) -> int:
+        """Return how many leading blocks are cached."""
+        users, idle = self._users, self._idle
+        depth = 0
+        for block in blocks:
+            if block not in users and block not in idle:
+                break
+            depth += 1
+        return depth
+
+    def has_room(self, matched: Sequence[int], new: int) -> bool:
+        """Return whether a request that reuses `matched` and adds `new` blocks fits.
+
+        What is larger than the memory runs when it is alone.
+        """
+        used = self.used
+        revived = sum(1 for block in matched if block in self._idle)
+        return used == 0 or used + revived + new <= self.capacity
+
+    def take(self, matched: Sequence[int], new: int) -> None:
+        """Pin cached blocks and reserve new ones."""
+        for block in matched:
+            self._pin(block)
+        self.reserved += new
+        self._evict()
+
+    def publish(self, computed: Sequence[int]) -> None:
+        """Turn reserved blocks into cached ones that their request uses."""
+        self.reserved -= len(computed)
+        for block in computed:
+            if block not in self._users and block not in self._idle:
+                self._on_stored(block)
+            self._pin(block)
+
+    def release(self, used: Sequence[int], reserved: int) -> None:
+        """Give back what a request pinned and reserved; its tail becomes the oldest."""
+        self.reserved -= reserved
+        for block in reversed(used):  # tails are the least likely to be shared
+            users = self._users[block] - 1
+            if users:
+                self._users[block] = users
+            else:
+                del self._users[block]
+                self._idle[block] = None
+        self._evict()
+
+    def clear(self) -> None:
+        """Lose everything, as a process that dies does."""
+        for block in self.cached:
+            self._on_removed(block)
+        self._users.clear()
+        self._idle.clear()
+        self.reserved = 0
+
+    def _pin(self, block: int) -> None:
+        if block in self._idle:
+            del self._idle[block]
+            self._users[block] = 1
+        else:
+            self._users[block] = self._users.get(block, 0) + 1
+
+    def _evict(self) -> None:
+        while self._idle and self.used + len(self._idle) > self.capacity:
+            block, _ = self._idle.popitem(last=False)
+            self._on_removed(block)

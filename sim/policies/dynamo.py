@@ -1,0 +1,136 @@
+"""Dynamo's KV router at temperature 0, with and without its router queue."""
+
+from collections import deque
+
+from sim.engines import Job
+from sim.policies.base import Peer
+from sim.policies.hold import HoldQueue
+from sim.pool import Pool
+
+
+class Dynamo(Peer):
+    """Smallest `scale * prefill blocks + decode blocks`; ties are drawn.
+
+    Prefill blocks: what is dispatched and not prefilled, and this prompt, less what the replica
+    has cached of it. Decode blocks: the distinct ones of requests in flight, this one included.
+
+    Args:
+        scale: `prefill_load_scale`.
+    """
+
+    def __init__(self, name: str, *, scale: float = 1.0) -> None:
+        self.name = name
+        self._scale = scale
+
+    def bind(self, pool: Pool) -> None:
+        """See `Policy`."""
+        super().bind(pool)
+        self.prefill_tokens = [0] * pool.replicas_max
+        self._active: list[dict[int, int]] = [{} for _ in range(pool.replicas_max)]
+        self._uncached: dict[int, int] = {}  # by number of the job
+
+    def pick(self, job: Job) -> int:
+        """See `Peer`."""
+        pool = self.pool
+        depths = pool.hits(job.blocks)
+        costs = [0.0] * pool.replicas_max
+        for replica in pool.alive:
+            owed = (self.prefill_tokens[replica] + job.prompt_tokens) / pool.block_tokens
+            prefill = max(0.0, owed - depths[replica])
+            active = self._active[replica]
+            known = 0  # active blocks are whole chains: the first unknown one ends the match
+            for block in job.blocks:
+                if block not in active:
+                    break
+                known += 1
+            costs[replica] = self._scale * prefill + len(active) + len(job.blocks) - known
+        chosen = self.smallest(costs)
+        uncached = max(0, job.prompt_tokens - depths[chosen] * pool.block_tokens)
+        self.prefill_tokens[chosen] += uncached
+        self._uncached[job.number] = uncached
+        active = self._active[chosen]
+        for block in job.blocks:
+            active[block] = active.get(block, 0) + 1
+        return chosen
+
+    def first(self, job: Job) -> None:
+        """See `Policy`."""
+        self.prefill_tokens[job.replica] -= self._uncached.pop(job.number)
+
+    def done(self, job: Job) -> None:
+        """See `Policy`."""
+        super().done(job)
+        active = self._active[job.replica]
+        for block in job.blocks:
+            users = active[block] - 1
+            if users:
+                active[block] = users
+            else:
+                del active[block]
+
+
+class DynamoQueue(Dynamo):
+    """Holds requests while every replica owes more than a threshold of prefill.
+
+    Args:
+        scale: `prefill_load_scale`.
+        threshold_steps: `router_queue_threshold`: steps full of prompt tokens.
+        is_shortest_first: WSPT: fewest uncached tokens at the best replica first; else FCFS.
+    """
+
+    def __init__(
+        self, name: str, *, scale: float, threshold_steps: float, is_shortest_first: bool
+    ) -> None:
+        super().__init__(name, scale=scale)
+        self._threshold_steps = threshold_steps
+        self._is_shortest_first = is_shortest_first
+
+    def bind(self, pool: Pool) -> None:
+        """See `Policy`."""
+        super().bind(pool)
+        self._tokens_max = self._threshold_steps * pool.cost.size.step_tokens_max
+        self._fifo: deque[Job] = deque()
+        self._shortest = HoldQueue(self._uncached_at_best)
+        self._is_armed = False
+
+    def _uncached_at_best(self, job: Job) -> float:
+        cached = self.pool.hit_best(job.blocks) * self.pool.block_tokens
+        return job.prompt_tokens - min(cached, job.prompt_tokens - 1)
+
+    def arrive(self, job: Job) -> None:
+        """See `Policy`."""
+        if self._is_shortest_first:
+            self._shortest.push(job)
+        else:
+            self._fifo.append(job)
+        self._pump()
+
+    def first(self, job: Job) -> None:
+        """See `Policy`."""
+        super().first(job)
+        self._arm()
+
+    def added(self, replica: int) -> None:  # noqa: ARG002
+        """See `Policy`."""
+        self._arm()
+
+    def index_changed(self, block: int) -> None:
+        """See `Policy`."""
+        self._shortest.changed(block)
+
+    def _arm(self) -> None:
+        """Pump when the engine that called is done with its step."""
+        if not self._is_armed and (self._fifo or self._shortest):
+            self._is_armed = True
+            self.pool.timeline.at(self.pool.now, self._wake)
+
+    def _wake(self) -> None:
+        self._is_armed = False
+        self._pump()
+
+    def _pump(self) -> None:
+        alive = self.pool.alive
+        while self._fifo or self._shortest:
+            if min(self.prefill_tokens[replica] for replica in alive) > self._tokens_max:
+                return
+            self.send(self._shortest.pop() if self._is_shortest_first else self._fifo.popleft())

@@ -1,0 +1,71 @@
+"""An ordered queue of jobs whose keys depend on what caches hold: never scanned as a whole."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from sim.engines import Job
+
+
+class HoldQueue:
+    """Jobs by key, smallest first; ties in order of `push`.
+
+    A key is computed anew only when a block of its job was stored or removed somewhere.
+
+    Args:
+        key: Depends on the job and on which of its blocks are cached where, and on nothing else.
+    """
+
+    def __init__(self, key: Callable[[Job], float]) -> None:
+        self._key = key
+        self._jobs: dict[int, tuple[int, Job]] = {}  # number -> (order of push, job)
+        self._keys: dict[int, float] = {}
+        self._heap: list[tuple[float, int, int]] = []  # (key, order, number); stale ones remain
+        self._watchers: dict[int, dict[int, None]] = {}  # block -> numbers
+        self._dirty: dict[int, None] = {}
+        self._pushed = 0
+
+    def __len__(self) -> int:
+        """Jobs in the queue."""
+        return len(self._jobs)
+
+    def push(self, job: Job) -> None:
+        """Add a job."""
+        self._pushed += 1
+        self._jobs[job.number] = (self._pushed, job)
+        for block in job.blocks:
+            self._watchers.setdefault(block, {})[job.number] = None
+        self._dirty[job.number] = None
+
+    def changed(self, block: int) -> None:
+        """Note that a block was stored or removed somewhere."""
+        watchers = self._watchers.get(block)
+        if watchers:
+            self._dirty.update(watchers)
+
+    def pop(self) -> Job:
+        """Take out the job with the smallest key."""
+        self._refresh()
+        while True:
+            key, order, number = heappop(self._heap)
+            known = self._jobs.get(number)
+            if known is not None and known[0] == order and self._keys[number] == key:
+                break
+        job = self._jobs.pop(number)[1]
+        del self._keys[number]
+        for block in job.blocks:
+            watchers = self._watchers[block]
+            del watchers[number]
+            if not watchers:
+                del self._watchers[block]
+        return job
+
+    def _refresh(self) -> None:
+        for number in self._dirty:
+            if number not in self._jobs:
+                continue
+            order, job = self._jobs[number]
+            key = self._key(job)
+            if self._keys.get(number) != key:
+                self._keys[number] = key
+                heappush(self._heap, (key, order, number))
+        self._dirty.clear()

@@ -1,0 +1,88 @@
+"""The bound: late binding with exact reports over one infinite cache that all replicas share."""
+
+from sim.engines import Job
+from sim.policies.base import Peer
+from sim.policies.hold import HoldQueue
+from sim.pool import Pool
+
+_WINDOW_S = 0.1
+_POLL_S = 0.02
+_CONTEXT_TOKENS = 4e5  # prefill at this mean of cached and whole prompt costs twice as much
+_INTERFERENCE = 0.002  # by which a job in flight slows a prefill
+
+
+class Oracle(Peer):
+    """Shortest first, less `ageing` times the wait; a job goes out while some replica owes less
+    than 100 ms of prefill, to the one with the smallest predicted end of prefill.
+
+    Where nothing is shared this is a strong reference rather than a proof.
+    """  # noqa: D205
+
+    def __init__(self, name: str, *, ageing: float) -> None:
+        self.name = name
+        self._ageing = ageing
+
+    def bind(self, pool: Pool) -> None:
+        """See `Policy`."""
+        assert pool.plan.is_shared
+        super().bind(pool)
+        self._token_s = pool.token_s
+        # All replicas hold the same, so a key depends on the job alone; and as all waits grow
+        # alike, the order by `prefill - ageing * wait` is that of `prefill + ageing * arrival`.
+        self._queue = HoldQueue(lambda job: self._prefill_s(job) + self._ageing * job.arrived_at)
+        self._wakes = 0
+
+    def _prefill_s(self, job: Job) -> float:
+        hit = self.pool.hit_best(job.blocks) * self.pool.block_tokens
+        hit = min(hit, job.prompt_tokens - 1)
+        slower = 1.0 + (hit + job.prompt_tokens) / _CONTEXT_TOKENS
+        return (job.prompt_tokens - hit) * self._token_s * slower
+
+    def arrive(self, job: Job) -> None:
+        """See `Policy`."""
+        self._queue.push(job)
+        self._pump()
+
+    def first(self, job: Job) -> None:  # noqa: ARG002
+        """See `Policy`."""
+        self._arm(self.pool.now)
+
+    def done(self, job: Job) -> None:
+        """See `Policy`."""
+        super().done(job)
+        self._arm(self.pool.now)
+
+    def added(self, replica: int) -> None:  # noqa: ARG002
+        """See `Policy`."""
+        self._arm(self.pool.now)
+
+    def index_changed(self, block: int) -> None:
+        """See `Policy`."""
+        self._queue.changed(block)
+
+    def _arm(self, time_s: float) -> None:
+        if self._queue:
+            self._wakes += 1
+            self.pool.timeline.at(time_s, self._wake, self._wakes)
+
+    def _wake(self, wake: int) -> None:
+        if wake == self._wakes:
+            self._pump()
+            self._arm(self.pool.now + _POLL_S)
+
+    def _pump(self) -> None:
+        engines, alive = self.pool.engines, self.pool.alive
+        while self._queue:
+            if min(engines[r].owed_tokens for r in alive) * self._token_s >= _WINDOW_S:
+                return
+            self.send(self._queue.pop())
+
+    def pick(self, job: Job) -> int:
+        """See `Peer`."""
+        own_s = self._prefill_s(job)
+        return self.smallest(
+            [
+                (engine.owed_tokens * self._token_s + own_s) * (1.0 + _INTERFERENCE * flying)
+                for engine, flying in zip(self.pool.engines, self.in_flight, strict=True)
+            ]
+        )

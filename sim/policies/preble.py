@@ -1,0 +1,69 @@
+"""Preble's E2 scheduler: exploit a long match, else explore by recent load."""
+
+from collections import deque
+
+from sim.engines import Job
+from sim.policies.base import Peer
+from sim.pool import Pool
+
+_WINDOW_S = 180.0
+_DECODE_TOKENS = 45  # expected per request
+_TPOT_PRIOR_S = 0.05
+_TPOT_GAIN = 0.05
+
+
+class PrebleE2(Peer):
+    """More than half cached: the cheapest holder of the longest match; else the cheapest replica.
+
+    Cost: prefill seconds sent in the last 3 minutes, and 45 tokens at the replica's TPOT for each
+    request in flight. Without its rebalancing and its eviction term.
+    """
+
+    name = "preble_e2"
+
+    def bind(self, pool: Pool) -> None:
+        """See `Policy`."""
+        super().bind(pool)
+        self._sent: dict[int, int] = {}  # block -> mask of replicas
+        self._recent: deque[tuple[float, int, float]] = deque()  # (when, replica, seconds)
+        self._prefill_s = [0.0] * pool.replicas_max
+        self._tpot_s = [_TPOT_PRIOR_S] * pool.replicas_max
+
+    def pick(self, job: Job) -> int:
+        """See `Peer`."""
+        pool = self.pool
+        while self._recent and self._recent[0][0] < pool.now - _WINDOW_S:
+            _, replica, spent_s = self._recent.popleft()
+            self._prefill_s[replica] -= spent_s
+        depths = pool.hits(job.blocks, self._sent)
+        costs = [
+            prefill_s + _DECODE_TOKENS * tpot_s * flying
+            for prefill_s, tpot_s, flying in zip(
+                self._prefill_s, self._tpot_s, self.in_flight, strict=True
+            )
+        ]
+        longest = max(depths[replica] for replica in pool.alive)
+        if min(longest * pool.block_tokens, job.prompt_tokens) > job.prompt_tokens / 2:
+            holders = [replica for replica in pool.alive if depths[replica] == longest]
+            chosen = min(holders, key=costs.__getitem__)
+        else:
+            chosen = self.smallest(costs)
+        uncached = max(0, job.prompt_tokens - depths[chosen] * pool.block_tokens)
+        self._prefill_s[chosen] += uncached * pool.token_s
+        self._recent.append((pool.now, chosen, uncached * pool.token_s))
+        for block in job.blocks:
+            self._sent[block] = self._sent.get(block, 0) | 1 << chosen
+        return chosen
+
+    def done(self, job: Job) -> None:
+        """See `Policy`."""
+        super().done(job)
+        if job.ended_at is not None and job.first_at is not None and job.output_tokens > 1:
+            tpot_s = (job.ended_at - job.first_at) / (job.output_tokens - 1)
+            known_s = self._tpot_s[job.replica]
+            self._tpot_s[job.replica] = known_s + _TPOT_GAIN * (tpot_s - known_s)
+
+    def forget(self, replica: int) -> None:
+        """See `Peer`."""
+        rest = ~(1 << replica)
+        self._sent = {block: mask & rest for block, mask in self._sent.items()}

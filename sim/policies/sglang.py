@@ -1,0 +1,69 @@
+"""SGLang's cache-aware router: the longest match in a tree of its own decisions."""
+
+from sim.engines import Job
+from sim.policies.base import Peer
+from sim.pool import Pool
+
+
+class SglangCacheAware(Peer):
+    """Imbalanced: least in flight. Else the longest prefix match if it is long enough, else the
+    smallest tree. Its eviction (after 120 s, or 2^26 characters) is left out.
+
+    Args:
+        match_ratio: Share of the prompt that must match.
+        imbalance: Difference of requests in flight that counts, and
+        imbalance_ratio: the ratio that must be exceeded too.
+    """  # noqa: D205
+
+    def __init__(
+        self, name: str, *, match_ratio: float, imbalance: int, imbalance_ratio: float
+    ) -> None:
+        self.name = name
+        self._match_ratio = match_ratio
+        self._imbalance = imbalance
+        self._imbalance_ratio = imbalance_ratio
+
+    def bind(self, pool: Pool) -> None:
+        """See `Policy`."""
+        super().bind(pool)
+        self._holders: dict[int, int] = {}  # block -> mask of the replicas it was sent to
+        self._latest: dict[int, int] = {}
+        self._sizes = [0] * pool.replicas_max
+
+    def pick(self, job: Job) -> int:
+        """See `Peer`."""
+        loads = [self.in_flight[replica] for replica in self.pool.alive]
+        most, least = max(loads), min(loads)
+        if most - least > self._imbalance and most > least * self._imbalance_ratio:
+            replica = self.smallest(self.in_flight)
+        else:
+            replica = self._by_prefix(job)
+        for block in job.blocks:
+            mask = self._holders.get(block, 0)
+            if not mask >> replica & 1:
+                self._holders[block] = mask | 1 << replica
+                self._sizes[replica] += 1
+            self._latest[block] = replica
+        return replica
+
+    def _by_prefix(self, job: Job) -> int:
+        depth = 0
+        for block in job.blocks:
+            if block not in self._holders:
+                break
+            depth += 1
+        matched = min(depth * self.pool.block_tokens, job.prompt_tokens)
+        if matched / job.prompt_tokens > self._match_ratio:
+            return self._latest[job.blocks[depth - 1]]
+        return self.smallest(self._sizes)
+
+    def forget(self, replica: int) -> None:
+        """See `Peer`."""
+        rest = ~(1 << replica)
+        self._holders = {block: mask & rest for block, mask in self._holders.items() if mask & rest}
+        self._latest = {
+            block: holder if holder != replica else mask.bit_length() - 1
+            for block, mask in self._holders.items()
+            for holder in (self._latest[block],)
+        }
+        self._sizes[replica] = 0

@@ -1,0 +1,126 @@
+"""Policies that know requests in flight at most, and those that follow a session."""
+
+import bisect
+import math
+import random
+
+from sim.engines import Job
+from sim.policies.base import Peer
+from sim.pool import Pool
+
+_RING_POINTS = 100  # per replica
+_BOUND = 1.25
+
+
+class RoundRobin(Peer):
+    """One after the other."""
+
+    name = "round_robin"
+    _turn = -1
+
+    def pick(self, job: Job) -> int:  # noqa: ARG002
+        """See `Peer`."""
+        self._turn += 1
+        return self.pool.alive[self._turn % len(self.pool.alive)]
+
+
+class Random(Peer):
+    """Any."""
+
+    name = "random"
+
+    def pick(self, job: Job) -> int:  # noqa: ARG002
+        """See `Peer`."""
+        return self.random.choice(self.pool.alive)
+
+
+class LeastRequests(Peer):
+    """Fewest requests in flight."""
+
+    name = "least_requests"
+
+    def pick(self, job: Job) -> int:  # noqa: ARG002
+        """See `Peer`."""
+        return self.smallest(self.in_flight)
+
+
+class PowerOfTwo(Peer):
+    """The one of two drawn replicas with fewer requests in flight."""
+
+    name = "power_of_two"
+
+    def pick(self, job: Job) -> int:  # noqa: ARG002
+        """See `Peer`."""
+        alive = self.pool.alive
+        one, other = self.random.sample(alive, 2) if len(alive) > 1 else (alive[0], alive[0])
+        return one if self.in_flight[one] <= self.in_flight[other] else other
+
+
+class LeastTokens(Peer):
+    """Fewest prompt tokens of requests in flight; its throughput defines load 1.0."""
+
+    name = "least_tokens"
+
+    def bind(self, pool: Pool) -> None:
+        """See `Policy`."""
+        super().bind(pool)
+        self._tokens = [0] * pool.replicas_max
+
+    def pick(self, job: Job) -> int:
+        """See `Peer`."""
+        replica = self.smallest(self._tokens)
+        self._tokens[replica] += job.prompt_tokens
+        return replica
+
+    def done(self, job: Job) -> None:
+        """See `Policy`."""
+        super().done(job)
+        self._tokens[job.replica] -= job.prompt_tokens
+
+
+class SessionSticky(Peer):
+    """A conversation stays where its first turn went: to the fewest requests in flight."""
+
+    name = "session_sticky"
+
+    def bind(self, pool: Pool) -> None:
+        """See `Policy`."""
+        super().bind(pool)
+        self._homes: dict[int, int] = {}
+
+    def pick(self, job: Job) -> int:
+        """See `Peer`."""
+        session = job.request.session
+        home = self._homes.get(session)
+        if home is None or home not in self.pool.alive:
+            home = self._homes[session] = self.smallest(self.in_flight)
+        return home
+
+
+class BoundedHash(Peer):
+    """Consistent hashing of the conversation with bounded loads: at most 1.25 of the mean."""
+
+    name = "chwbl"
+
+    def bind(self, pool: Pool) -> None:
+        """See `Policy`."""
+        super().bind(pool)
+        draw = random.Random(7)  # noqa: S311 - any fixed ring will do
+        self._ring = sorted(
+            (draw.random(), replica)
+            for replica in range(pool.replicas_max)
+            for _ in range(_RING_POINTS)
+        )
+        self._points = [point for point, _ in self._ring]
+
+    def pick(self, job: Job) -> int:
+        """See `Peer`."""
+        alive = self.pool.alive
+        bound = math.ceil(_BOUND * (sum(self.in_flight) + 1) / len(alive))
+        point = random.Random(job.request.session).random()  # noqa: S311 - a hash, nothing more
+        start = bisect.bisect(self._points, point)
+        for step in range(len(self._ring)):
+            replica = self._ring[(start + step) % len(self._ring)][1]
+            if replica in alive and self.in_flight[replica] < bound:
+                return replica
+        return self.smallest(self.in_flight)

@@ -1,0 +1,133 @@
+"""One run of the routing study: a trace, a pool, a policy, a seed; and the load that it is at."""
+
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+
+from replica.drivers.sim_costs import MODELS_BY_NAME
+from sim import synthetic, traces
+from sim.metrics import Metrics, measure
+from sim.policies.base import Policy
+from sim.policies.registry import ROUTER, entry
+from sim.pool import Pool, PoolPlan
+from sim.workload import Trace
+
+SYNTHETIC = "synthetic"
+FORMATS = (*traces.FORMATS, SYNTHETIC)
+_ALL_AT_ONCE = 1e-6  # factor on arrival times
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where requests come from.
+
+    Attributes:
+        path: A file, or the settings of a generated workload.
+        format_name: One of `FORMATS`.
+        requests_max: Only so many from the beginning; None: all.
+    """
+
+    path: str
+    format_name: str
+    requests_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run.
+
+    Attributes:
+        source: The requests.
+        replicas: At the start.
+        cost: Name of a cost model.
+        load: Share of the pool's capacity, see `capacity`.
+        policy: Name of a policy, not of a group.
+        seed: Of trace, speeds and policy.
+        speed_spread: See `PoolPlan`.
+        report_age_s: How old everything is that our router knows of an engine.
+        index_delay_s: How old its index is.
+        cells: Of our router; peers route the whole pool.
+        lose_at_s: See `PoolPlan`.
+        add_at_s: See `PoolPlan`.
+    """
+
+    source: Source
+    replicas: int
+    cost: str
+    load: float
+    policy: str
+    seed: int = 0
+    speed_spread: float = 0.0
+    report_age_s: float = 0.1
+    index_delay_s: float = 3.0
+    cells: int = 1
+    lose_at_s: float | None = None
+    add_at_s: float | None = None
+
+
+@lru_cache(maxsize=4)
+def trace_of(source: Source, seed: int) -> Trace:
+    """Return the requests of a source.
+
+    Raises:
+        traces.TraceError: They cannot be read, or generated.
+    """
+    if source.format_name == SYNTHETIC:
+        workload = synthetic.parse(source.path)
+        if source.requests_max is not None:
+            workload = replace(workload, requests=source.requests_max)
+        return synthetic.generate(workload, seed=seed)
+    return traces.load(
+        Path(source.path), source.format_name, seed=seed, requests_max=source.requests_max
+    )
+
+
+@cache
+def capacity(source: Source, replicas: int, cost: str) -> float:
+    """Return requests per second at load 1.0.
+
+    That is the throughput of least-tokens routing over replicas of speed 1 when all requests are
+    there at time 0.
+    """
+    trace = trace_of(source, 0)
+    policy = entry("least_tokens").make()
+    plan = PoolPlan(replicas)
+    pool = Pool(policy, MODELS_BY_NAME[cost], plan, block_tokens=trace.block_tokens)
+    return len(trace.requests) / pool.run(trace, _ALL_AT_ONCE)
+
+
+def play(run: Run, requests_per_s: float) -> Pool:
+    """Run to the end.
+
+    Args:
+        run: What to run.
+        requests_per_s: The pool's `capacity`.
+
+    Raises:
+        PolicyError: There is no such policy.
+    """
+    trace = trace_of(run.source, run.seed)
+    policy, is_shared = _policy(run)
+    plan = PoolPlan(
+        replicas=run.replicas,
+        speed_spread=run.speed_spread,
+        seed=run.seed,
+        lose_at_s=run.lose_at_s,
+        add_at_s=run.add_at_s,
+        is_shared=is_shared,
+    )
+    pool = Pool(policy, MODELS_BY_NAME[run.cost], plan, block_tokens=trace.block_tokens)
+    pool.run(trace, trace.time_factor(requests_per_s * run.load))
+    return pool
+
+
+def metrics_of(run: Run, requests_per_s: float) -> Metrics:
+    """Run to the end and return the figures."""
+    return measure(play(run, requests_per_s))
+
+
+def _policy(run: Run) -> tuple[Policy, bool]:
+    if run.policy == ROUTER:
+        raise NotImplementedError
+    found = entry(run.policy)
+    return found.make(), found.is_shared

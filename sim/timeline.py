@@ -1,0 +1,32 @@
+"""Virtual time of discrete-event runs: a heap of what is to happen, in order."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+
+class Timeline:
+    """Runs actions at their times; those of one time run in the order they were planned.
+
+    Attributes:
+        now: Virtual seconds; the time of the action that runs.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._planned = 0
+
+    def at(self, time_s: float, action: Callable[..., None], *args: Any) -> None:
+        """Plan `action(*args)` at a time that has not passed."""
+        self._planned += 1
+        heappush(self._events, (time_s, self._planned, action, args))
+
+    def run(self, *, until_s: float = float("inf")) -> None:
+        """Handle events until none is left, or the next one lies after `until_s`."""
+        events = self._events
+        while events and events[0][0] <= until_s:
+            time_s, _, action, args = heappop(events)
+            assert time_s >= self.now, "time never goes back"
+            self.now = time_s
+            action(*args)

@@ -1,0 +1,46 @@
+"""What is replayed: requests as a trace has them, without any content."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace.
+
+    Attributes:
+        arrived_s: Seconds since the first request of the trace.
+        prompt_tokens: At least 1.
+        output_tokens: At least 1; what the model will answer, which no router knows.
+        blocks: Chained ids of the prompt's blocks: equal ids mean equal prefixes. The last one may
+            be partly filled.
+        session: Requests of one conversation have one number.
+        tenant: Who asks; empty if the trace does not say.
+        priority: Of its tier; higher is more important.
+    """
+
+    arrived_s: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    session: int
+    tenant: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival, the first at 0.
+
+    Attributes:
+        name: For results.
+        block_tokens: Tokens per block of `TraceRequest.blocks`.
+    """
+
+    name: str
+    block_tokens: int
+    requests: tuple[TraceRequest, ...]
+
+    def time_factor(self, rate_per_s: float) -> float:
+        """Return the factor on arrival times that gives a mean rate."""
+        duration_s = self.requests[-1].arrived_s
+        return len(self.requests) / duration_s / rate_per_s if duration_s else 1.0
