@@ -140,7 +140,7 @@ class CellBook:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def price(self, request: Request, now: float) -> None:
+    def price(self, request: Request) -> None:
         """Predict what a new request costs, and what its objective is."""
         matches = self.index.matches(request.hashes) if request.hashes else {}
         request.uncached_tokens = request.prompt_tokens - self._most_cached(request, matches)
@@ -192,9 +192,17 @@ class CellBook:
         )
 
     def adapter_s(self, adapter: str) -> dict[str, float]:
-        """Return the seconds until an adapter is in a slot, by replica."""
-        load_s = self.residency.load_s
-        return {replica_id: load_s(replica_id, adapter) for replica_id in self.takers}
+        """Return the seconds until an adapter is in a slot, by replica; inf: none is free."""
+        return {
+            replica_id: self._adapter_s(book, adapter) for replica_id, book in self.takers.items()
+        }
+
+    def _adapter_s(self, book: ReplicaBook, adapter: str) -> float:
+        used = self.residency.used(book.replica_id)
+        slots = book.limits.adapter_slots if book.limits is not None else 0
+        if adapter not in used and len(used) >= slots:
+            return float("inf")
+        return self.residency.load_s(book.replica_id, adapter)
 
     def _reprice(self, request: Request, matches: Mapping[str, int]) -> None:
         uncached = request.prompt_tokens - self._most_cached(request, matches)

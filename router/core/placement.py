@@ -52,26 +52,22 @@ def cost_s(
 
 
 def excluded_by(book: ReplicaBook, request: Request, output: int, *, is_only: bool) -> str:
-    """Return why a replica may not take a request at any time soon; empty when it may."""
-    if book.limits is None:
+    """Return why a replica may not take a request now or soon, in a word; empty when it may."""
+    limits = book.limits
+    if limits is None:
         return "not attached"
-    if not book.may_take:
-        if book.is_draining or book.is_leaving:
-            return "draining"
-        is_full = len(book.slots) >= book.limits.sequences_max
-        return "sequences" if is_full else "ejected"
-    if book.role is Role.PREFILL:
-        return "role"
-    if request.adapter and not book.limits.adapter_slots:
-        return "adapter"
     prompt = request.prompt_tokens + (len(request.output) if request.output else 0)
-    if prompt > book.limits.prompt_tokens_max:
-        return "context"
-    if not book.fits(prompt, output):
-        return "kv"
-    if book.replica_id == request.avoid and not is_only:
-        return "failed_here"
-    return ""
+    reasons = (
+        ("draining", book.is_draining),
+        ("sequences", len(book.slots) >= limits.sequences_max),
+        ("ejected", not book.may_take),
+        ("role", book.role is Role.PREFILL),
+        ("adapter", request.adapter and not limits.adapter_slots),
+        ("context", prompt > limits.prompt_tokens_max),
+        ("kv", not book.fits(prompt, output)),
+        ("failed_here", book.replica_id == request.avoid and not is_only),
+    )
+    return next((reason for reason, holds in reasons if holds), "")
 
 
 def cached_tokens(book: ReplicaBook, request: Request, matches: Mapping[str, int]) -> int:

@@ -186,7 +186,7 @@ class ReplicaBook:
     def owed_tokens(self, now: float) -> float:
         """Return the prompt tokens that the engine still has to compute, predicted for now."""
         left = self._owed - (now - self._owed_at) * self.tokens_s
-        return left if left > 0.0 else 0.0
+        return max(0.0, left)
 
     def output_owed(self) -> int:
         """Return the output tokens that are still expected of live slots."""
@@ -195,7 +195,7 @@ class ReplicaBook:
     def backlog_s(self, now: float) -> float:
         """Return the seconds of prefill that the engine still owes, predicted for now."""
         left_s = self._owed / self.tokens_s - (now - self._owed_at)
-        return left_s if left_s > 0.0 else 0.0
+        return max(0.0, left_s)
 
     def prefill_s(self, uncached: int, cached: int) -> float:
         """Return the time that a prompt would take here, after what is owed already."""
@@ -225,8 +225,7 @@ class ReplicaBook:
         )
         over = self._owed - window_tokens
         self.opens_at = self._owed_at + over / self.tokens_s if over >= 0.0 else 0.0
-        if self.busy_until > self.opens_at:
-            self.opens_at = self.busy_until
+        self.opens_at = max(self.opens_at, self.busy_until)
 
     def check(self) -> None:
         """Assert that the running sums are those of the slots."""

@@ -25,10 +25,10 @@ from router.core.model import (
     Stats,
 )
 from router.core.outcomes import FINISHED, Ending, count
+from router.core.prefix_index import BlockHashes
 from router.core.replica_book import ReplicaBook
 from router.core.requests import Requests, moved
 from sluice.errors import ErrorCode
-from sluice.hashing import HASH_BYTES
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -78,7 +78,7 @@ class RouterCore:
         self.requests.stamp(gateway, request, now)
         cell = self.cells.get(request.cell_id)
         if cell is not None:
-            cell.price(request, now)
+            cell.price(request)
         rejection = admission.rejection(
             request, cell, self.config, now, router_is_draining=self.is_draining
         )
@@ -99,7 +99,7 @@ class RouterCore:
 
     # --- cells and replicas -----------------------------------------------------------------
 
-    def on_cells(self, owned: Iterable[str], plans: Iterable[ReplicaPlan], now: float) -> None:
+    def on_cells(self, owned: Iterable[str], plans: Iterable[ReplicaPlan]) -> None:
         """Take over which cells are ours and which replicas they have; complete every time.
 
         Requests that wait for a cell that moved away are evicted, those that run there end here.
@@ -238,7 +238,7 @@ class RouterCore:
         cell = self.cells[book.cell_id]
         state = frame.state
         if frame.admitted:
-            self._admitted(book, frame, now)
+            self._admitted(book, cell, frame, now)
         if frame.sequence or frame.token:
             frames.file_tokens(book, frame, self.requests.stats, now)
         if frame.finished:
@@ -258,7 +258,9 @@ class RouterCore:
                 self.requests.retry(slot, ErrorCode.REPLICA_LOST, message, now)
         cell.update(book)
 
-    def _admitted(self, book: ReplicaBook, frame: engine.StepFrame, now: float) -> None:
+    def _admitted(
+        self, book: ReplicaBook, cell: CellBook, frame: engine.StepFrame, now: float
+    ) -> None:
         step_s = frame.state.step_us * 1e-6
         for entry in frame.admitted:
             slot = book.slots.get(entry.sequence)
@@ -268,6 +270,9 @@ class RouterCore:
                 lag_s = now - slot.dispatched_at - entry.queue_us * 1e-6 - step_s
                 book.speed.observe_lag(lag_s)
             book.admitted(slot, entry.cached_tokens)
+            if slot.request.adapter:
+                waited_s = entry.queue_us * 1e-6
+                cell.residency.loaded(book.replica_id, slot.request.adapter, waited_s)
             if slot.is_open:
                 frames.place(slot, entry.queue_us, self.requests.stats)
 
@@ -436,16 +441,10 @@ _REFUSALS = {
 }
 
 
-def _apply_kv_events(
-    cell: CellBook, replica_id: str, events: engine.KvEvents, now: float
-) -> None:
+def _apply_kv_events(cell: CellBook, replica_id: str, events: engine.KvEvents, now: float) -> None:
     if events.reset:
         cell.index.reset(replica_id)
     if events.stored:
-        cell.index.stored(replica_id, _hashes(events.stored), now)
+        cell.index.stored(replica_id, BlockHashes(events.stored), now)
     if events.removed:
-        cell.index.removed(replica_id, _hashes(events.removed), now)
-
-
-def _hashes(data: bytes) -> list[bytes]:
-    return [data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES)]
+        cell.index.removed(replica_id, BlockHashes(events.removed), now)

@@ -9,9 +9,9 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 _SMOOTHING = 0.1  # weight of a new sample
 _STEP_S = 0.02  # of a full step, until the first samples
 _DECODE_STEP_S = 0.01
-_SAMPLE_SHARE = 4  # steps with less than this part of the budget say little about a prompt token
+_SAMPLE_SHARE = 4  # steps with less than this part of the budget say little
 _LAG_MAX_S = 1.0
-# Attention makes a prompt token dearer by its context; at this many tokens before it, twice as dear.
+# Attention makes a prompt token dearer by its context: twice as dear at so many tokens before it.
 ATTENTION_TOKENS = 4e5
 
 
