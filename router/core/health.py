@@ -11,6 +11,7 @@ Never is more than a third of the attached replicas ejected: when many seem ill,
 that is wrong, or the load, and a pool that serves badly is better than one that does not.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from zlib import crc32
@@ -87,6 +88,16 @@ class _Replica:
         self.probe_at = _NEVER
         self.probed_at: float | None = None  # a probe is on its way
 
+    def starts_probe(self, now: float) -> bool:
+        """Return whether a probe is due and none is on its way; then it starts now."""
+        if self.probed_at is not None and now >= self.probed_at + PROBE_TIMEOUT_S:
+            self.probed_at = None
+        if self.probed_at is not None or now < self.probe_at:
+            return False
+        self.probed_at = now
+        self.probe_at = now + self.interval_s
+        return True
+
 
 class CellHealth:
     """The health of one cell's replicas. Unknown replicas are ignored, and healthy.
@@ -101,6 +112,7 @@ class CellHealth:
         self._verdicts: list[Verdict] = []
         self._due = _NEVER
         self._is_answer_new = False
+        self._is_fewer = False  # attached replicas, since the last tick
 
     # --- what happens -----------------------------------------------------------------------
 
@@ -135,14 +147,15 @@ class CellHealth:
         replica.state, replica.reason, replica.since = HealthState.EJECTED, LOST, now
         self._release(now)
 
-    def forget(self, replica_id: str, now: float) -> None:
-        """Forget a replica that left the cell."""
+    def forget(self, replica_id: str) -> None:
+        """Forget a replica that left the cell; the next `tick` sees what that means for others."""
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             self._vote(replica, None)
             self._steps.leave(replica.steps)
             self._verdicts = [entry for entry in self._verdicts if entry.replica_id != replica_id]
-            self._release(now)
+            self._is_fewer = True
+            self._due = -_NEVER
 
     def stepped(
         self,
@@ -192,7 +205,7 @@ class CellHealth:
             if replica.state is HealthState.HALF_OPEN:
                 self._good(replica, now)
 
-    def answered(self, replica_id: str, tokens: "tuple[int, ...] | list[int]", now: float) -> None:
+    def answered(self, replica_id: str, tokens: Sequence[int], now: float) -> None:
         """Note the answer to a probe."""
         replica = self._probe_over(replica_id, now)
         if replica is None:
@@ -217,28 +230,23 @@ class CellHealth:
         """Judge, and return the replicas to probe now: each runs at most one probe."""
         if now < self._due:
             return []
+        if self._is_fewer:
+            self._release(now)
         if self._is_answer_new:
             self._judge_answers(now)
         steps = self._steps
         if steps.has_suspects and now - steps.judged_at >= JUDGE_S:
-            slow = steps.slow(now)
-            for replica in self._replicas.values():
-                if replica.steps in slow and self._may_eject():
-                    self._eject(replica, SLOW, now)
+            self._judge_steps(now)
         probes: list[str] = []
         due = steps.judged_at + JUDGE_S if steps.has_suspects else _NEVER
         for replica in self._replicas.values():
-            if not replica.is_attached:
-                continue
-            if replica.probed_at is not None and now >= replica.probed_at + PROBE_TIMEOUT_S:
-                replica.probed_at = None
-            if replica.probed_at is None and now >= replica.probe_at:
-                replica.probed_at = now
-                replica.probe_at = now + replica.interval_s
-                probes.append(replica.name)
-            waits_for = replica.probed_at
-            at = replica.probe_at if waits_for is None else waits_for + PROBE_TIMEOUT_S
-            due = min(due, at)
+            if replica.is_attached:
+                if replica.starts_probe(now):
+                    probes.append(replica.name)
+                waits_for = replica.probed_at
+                due = min(
+                    due, replica.probe_at if waits_for is None else waits_for + PROBE_TIMEOUT_S
+                )
         self._due = due
         return probes
 
@@ -269,6 +277,12 @@ class CellHealth:
         """Return the changes of state since the last call, in their order."""
         verdicts, self._verdicts = self._verdicts, []
         return verdicts
+
+    def _judge_steps(self, now: float) -> None:
+        slow = self._steps.slow(now)
+        for replica in self._replicas.values():
+            if replica.steps in slow and self._may_eject():
+                self._eject(replica, SLOW, now)
 
     # --- states -----------------------------------------------------------------------------
 
@@ -305,6 +319,7 @@ class CellHealth:
 
     def _release(self, now: float) -> None:
         """Try the mildest cases early when others were lost: at most a third stays ejected."""
+        self._is_fewer = False
         attached = [entry for entry in self._replicas.values() if entry.is_attached]
         ejected = [entry for entry in attached if entry.state is HealthState.EJECTED]
         ejected.sort(key=lambda entry: (_RELEASE_ORDER[entry.reason], entry.since, entry.name))

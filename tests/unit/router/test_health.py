@@ -331,6 +331,6 @@ def test_an_unknown_replica_is_nobody_and_a_forgotten_one_leaves_no_verdict():
     assert pool.health.may_take("stranger", 100)
     for at in range(3):
         pool.health.failed(pool.names[0], 1.0 + at)
-    pool.health.forget(pool.names[0], 5.0)
+    pool.health.forget(pool.names[0])
     assert not pool.health.verdicts()
     assert CellHealth().next_at(3.0) == float("inf")

@@ -39,9 +39,12 @@ class HealthMachine(RuleBasedStateMachine):
     def leave(self, name, is_over):
         self.attached.discard(name)
         self.asked.pop(name, None)
-        self.tell("forget" if is_over else "lost", name, self.now)
         if is_over:
+            self.tell("forget", name)
             self.states.pop(name, None)
+            self.tick()
+        else:
+            self.tell("lost", name, self.now)
 
     @rule(
         name=st.sampled_from(NAMES),
