@@ -24,7 +24,7 @@ class ReplicaBook:
         *("_book_owed", "_owed", "_owed_at", "_unlisted", "busy_until", "cell_id", "epoch"),
         *("frame_at", "is_broken", "is_draining", "is_leaving", "kv_booked", "limits"),
         *("may_take", "opens_at", "replica_id", "role", "slots", "speed", "tokens_s", "emitted"),
-        *("output_booked", "window_tokens", "active_limit", "running", "kv_used"),
+        *("output_booked", "window_tokens", "running", "foreign", "foreign_blocks"),
     )
 
     def __init__(self, replica_id: str, cell_id: str) -> None:
@@ -43,13 +43,13 @@ class ReplicaBook:
     def _reset(self) -> None:
         self.slots: dict[int, Slot] = {}  # by sequence, in the order of dispatch
         self.kv_booked = 0
-        self.kv_used = 0  # by the engine's last word
-        self.running = 0
+        self.running = 0  # by the engine's last word
+        self.foreign = 0  # sequences of others: of the cell's last owner, or of an operator
+        self.foreign_blocks = 0  # KV blocks that they hold
         self.busy_until = 0.0
         self.frame_at = 0.0
         self.is_broken = False
         self.may_take = False
-        self.active_limit = 0
         self.opens_at = 0.0
         self.output_booked = 0
         self.emitted = 0  # of live slots
@@ -99,7 +99,9 @@ class ReplicaBook:
 
     def kv_free_blocks(self) -> int:
         """Return how many KV blocks are not booked."""
-        return 0 if self.limits is None else self.limits.kv_blocks - self.kv_booked
+        if self.limits is None:
+            return 0
+        return self.limits.kv_blocks - self.kv_booked - self.foreign_blocks
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Return whether the KV cache has room; one sequence alone always goes."""
@@ -108,7 +110,7 @@ class ReplicaBook:
         if prompt_tokens > limits.prompt_tokens_max:
             return False
         tokens = prompt_tokens + output_tokens
-        booked = self.kv_booked - (-tokens // limits.block_tokens)
+        booked = self.kv_booked + self.foreign_blocks - (-tokens // limits.block_tokens)
         return booked <= limits.kv_blocks or not self.slots
 
     def add(self, slot: Slot, output_tokens: int, cached_tokens: int, now: float) -> None:
@@ -166,10 +168,11 @@ class ReplicaBook:
         self.speed.observe(state, limits.step_tokens_max)
         self.frame_at = now
         self.running = state.running
-        self.kv_used = state.kv_blocks_used
         written_at = now - self.speed.lag_s
         owed: float = state.prefill_tokens_owed
         unseen = len(self.slots) - state.running - state.waiting
+        self.foreign = max(0, -unseen)
+        self.foreign_blocks = max(0, state.kv_blocks_used - self.kv_booked) if unseen < 0 else 0
         if unseen > 0:
             first_at = now
             for slot in reversed(self.slots.values()):
@@ -180,7 +183,8 @@ class ReplicaBook:
                     break
             if not state.prefill_tokens_owed:
                 written_at = max(written_at, first_at)
-        self._owed = min(owed, self._book_owed)
+        # Of what waits there, the engine does not know yet how much is cached; the books may.
+        self._owed = owed if self.foreign else min(owed, self._book_owed)
         self._owed_at = min(written_at, now)
 
     def owed_tokens(self, now: float) -> float:
@@ -221,7 +225,7 @@ class ReplicaBook:
             is_healthy
             and not self.is_draining
             and not self.is_broken
-            and len(self.slots) < limits.sequences_max
+            and len(self.slots) + self.foreign < limits.sequences_max
         )
         over = self._owed - window_tokens
         self.opens_at = self._owed_at + over / self.tokens_s if over >= 0.0 else 0.0
