@@ -247,8 +247,15 @@ class RouterCore:
             _apply_kv_events(cell, replica_id, frame.kv_events, now)
         if state.adapters_changed:
             cell.residency.resident(replica_id, state.adapters_resident)
-        if state.step_us:
-            cell.health.stepped(replica_id, state.step_us * 1e-6, now)
+        if frame.steps and state.step_us:  # a heartbeat repeats the last step
+            cell.health.stepped(
+                replica_id,
+                state.step_us * 1e-6,
+                now,
+                prompt_tokens=state.step_prompt_tokens,
+                decodes=state.running - state.prefilling,
+                kv_blocks=state.kv_blocks_used,
+            )
         book.observe(frame, now)
         for slot in book.take_unlisted():
             book.finish(slot)
