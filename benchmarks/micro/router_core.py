@@ -1,7 +1,10 @@
 """CPU of the router's core: per request (admission, queue, placement) and per token (frames).
 
-One operation, "request": `submit` of a parsed message with a 1,000-token prompt, `tick`, and the
-conversion of the dispatch into the engine's message; replicas hold half of what they can.
+One operation, "request": conversion of a parsed message with a 1,000-token prompt and its block
+hashes, `submit`, `tick`, and the conversion of the dispatch into the engine's message; a quarter of
+the prompts continue an earlier one, replicas hold up to half of what they can.
+One operation, "long": the same for a prompt of 55,000 tokens (220 KB of text), beside what hashing
+its blocks takes the gateway, once.
 One operation, "token": parse a HostFrame, `on_frame`, `tick`, build and serialize the gateways'
 messages, divided by the frame's tokens. Not measured: gRPC, sockets, the parsing of submits.
 Read both as process CPU time of one core. Run: `python -m benchmarks.micro.router_core`.
@@ -16,13 +19,16 @@ from benchmarks.results import write_result
 from router import wire as convert
 from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
+from sluice.hashing import BLOCK_TOKENS, block_hashes
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 CELL = "cell"
-LIMITS = EngineLimits(32_768, 256, 2048, 65_536, 32)
+LIMITS = EngineLimits(131_072, 256, 2048, 65_536, 32)
 GATEWAYS = 4
 PROMPT_TOKENS = 1000
+LONG_TOKENS = 55_000
+ROOT = bytes(16)
 
 
 class Bench:
@@ -34,32 +40,36 @@ class Bench:
         self.handles = 0
         self.slots: dict[str, list[Slot]] = {f"replica-{n}": [] for n in range(replicas)}
         for key in range(GATEWAYS):
-            self.core.on_gateway(key)
+            self.core.on_gateway(key, self.now)
         plans = [ReplicaPlan(name, CELL) for name in self.slots]
-        self.core.on_cells([CELL], plans, self.now)
+        self.core.on_cells([CELL], plans)
         for name in self.slots:
             self.core.on_attached(name, 1, LIMITS, self.now)
         # A fast engine, so that the window never holds a request back: what is measured is
         # placement among all replicas, its most expensive case.
         for book in self.core.replicas.values():
-            book.speed.full_step_s = 1e-4
+            book.speed.decode_step_s = book.speed.token_s = 1e-7
 
-    def message(self) -> wire.Submit:
+    def message(self, tokens: int = PROMPT_TOKENS) -> wire.Submit:
         """Return the next request as it comes from a gateway."""
         self.handles += 1
+        start = self.handles - self.handles % 4  # of four, the first makes what three find
+        prompt = [start % 30_000, *range(1, tokens)]
+        hashes = block_hashes(prompt, ROOT, tokens // BLOCK_TOKENS)
         return wire.Submit(
             handle=self.handles,
             request_id=f"req-{self.handles}",
             cell_id=CELL,
             tenant_id=f"tenant-{self.handles % 20}",
-            prompt=range(PROMPT_TOKENS),
+            prompt=prompt,
             output_tokens_max=256,
-            cache_root=b"0" * 16,
+            cache_root=ROOT,
+            block_hashes=b"".join(hashes),
         )
 
     def submit(self, message: wire.Submit) -> None:
         """Admit, place and convert one request."""
-        self.core.submit(message.handle % GATEWAYS, message, self.now)
+        self.core.submit(message.handle % GATEWAYS, convert.request(message), self.now)
         actions = self.core.tick(self.now)
         for name, slots in actions.dispatches.items():
             convert.submit_message(1, slots)
@@ -125,6 +135,31 @@ def per_request_us(replicas: int) -> dict[str, Any]:
     }
 
 
+def long_prompt_us() -> dict[str, Any]:
+    """Return the CPU of a long prompt, and of hashing it."""
+    bench = Bench(64)
+    router: list[float] = []
+    hashing: list[float] = []
+    for _ in range(40):
+        message = bench.message(LONG_TOKENS)
+        prompt = list(message.prompt)
+        started_s = time.process_time()
+        block_hashes(prompt, ROOT, len(prompt) // BLOCK_TOKENS)
+        hashed_s = time.process_time()
+        bench.submit(message)
+        hashing.append(hashed_s - started_s)
+        router.append(time.process_time() - hashed_s)
+        bench.finish()
+    router.sort()
+    hashing.sort()
+    return {
+        "replicas": 64,
+        "prompt_tokens": LONG_TOKENS,
+        "router_p50_us": round(1e6 * router[len(router) // 2], 1),
+        "hashing_once_p50_us": round(1e6 * hashing[len(hashing) // 2], 1),
+    }
+
+
 def per_token_us(sequences: int, tokens: int) -> dict[str, Any]:
     """Return the CPU of frames with `sequences` rows of `tokens` tokens."""
     bench = Bench(1)
@@ -152,13 +187,15 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 20)
     requests = [per_request_us(replicas) for replicas in (16, 64, 256)]
     tokens = [per_token_us(s, t) for s, t in ((8, 1), (64, 1), (256, 1), (256, 8))]
-    figures = {"per_request": requests, "per_token": tokens}
+    long = long_prompt_us()
+    figures = {"per_request": requests, "long": long, "per_token": tokens}
     operation = (
-        "per_request: submit + tick + conversion of one 1,000-token request; per_token: one frame"
-        " from bytes to the gateways' bytes. CPU time of one core; no gRPC, no sockets."
+        "per_request: conversion + submit + tick + conversion of one 1,000-token request with"
+        " hashes; long: the same with 55,000 tokens; per_token: one frame from bytes to the gateways'"
+        " bytes. CPU time of one core; no gRPC, no sockets."
     )
     path = write_result("router_core", operation, figures)
-    for row in (*requests, *tokens):
+    for row in (*requests, long, *tokens):
         print(row)
     print(path)
 

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from router.core import preemption
 from router.core.cell_book import CellBook
 from router.core.model import Actions, Request, Slot, State
 from router.core.outcomes import Ending
@@ -28,7 +27,7 @@ def bind(core: "RouterCore", cell: CellBook, actions: Actions, now: float) -> No
     if queue.requests:
         head = queue.peek(now)
         if head is not None:
-            for slot in preemption.victims(cell, head, now):
+            for slot in cell.preemption.victims(cell, head, now):
                 core.requests.preempt(slot, now)
 
 

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 
 from router.core import placement
 from router.core.adapters import AdapterResidency
+from router.core.capacity import Forecast
 from router.core.fair_queue import FairQueue
 from router.core.health import CellHealth
 from router.core.model import CoreConfig, Request, Slot
 from router.core.placement import Choice
+from router.core.preemption import Preemption
 from router.core.prefix_index import PrefixIndex
 from router.core.replica_book import ReplicaBook
 from router.core.sessions import Sessions
+from router.core.shedding import AdapterWaiters
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
@@ -36,8 +39,9 @@ class CellBook:
     """
 
     __slots__ = (
-        *("cell_id", "config", "has_adapters", "health", "index", "is_dirty", "is_owned"),
-        *("output_mean", "prompt_tokens_max", "queue", "replicas", "residency", "sessions"),
+        *("adapter_waiters", "cell_id", "config", "forecast", "has_adapters", "health", "index"),
+        *("is_dirty", "is_owned", "output_mean", "preemption", "prompt_tokens_max", "queue"),
+        *("replicas", "residency", "sessions"),
         *("takers", "told", "uncached_mean", "_output_means", "_to_price", "_seen"),
     )
 
@@ -52,6 +56,9 @@ class CellBook:
         self.residency = AdapterResidency()
         self.sessions = Sessions()
         self.health = CellHealth()
+        self.forecast = Forecast()
+        self.preemption = Preemption()
+        self.adapter_waiters = AdapterWaiters()
         self.output_mean = config.output_tokens_expected / _OUTPUT_MARGIN
         self.uncached_mean = 0.0
         self.prompt_tokens_max: int | None = None
@@ -163,6 +170,7 @@ class CellBook:
         """Let a new request wait."""
         self.is_dirty = True
         self.queue.push(request, now)
+        self.adapter_waiters.add(request)
         if request.hashes:
             self._to_price.append(request)
 

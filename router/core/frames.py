@@ -88,4 +88,9 @@ def first_token(book: ReplicaBook, slot: Slot, stats: Stats, now: float) -> None
     if slot.is_open:
         place(slot, 0, stats)
         if not slot.output:
-            stats.ttft_s.append(now - slot.request.arrived_at)
+            request = slot.request
+            waited_s = now - request.arrived_at
+            stats.ttft_s.append(waited_s)
+            if request.prediction is not None:
+                request.prediction.first_token(waited_s)
+                request.prediction = None

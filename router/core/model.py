@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sluice.wire.router.v1 import router_pb2 as wire
 
 if TYPE_CHECKING:
+    from router.core.capacity import Prediction
     from router.core.fair_queue import Tenant
 
 UNLIMITED = 1 << 30  # output tokens: the context is the limit
@@ -162,6 +163,7 @@ class Request:
         overdue_at: From then on nobody of its tier overtakes it.
         avoid: The replica where it failed last.
         output: What was emitted; kept for preemptible requests only.
+        prediction: Of its first token; told once what became of it.
     """
 
     __slots__ = (
@@ -170,7 +172,7 @@ class Request:
         *("session", "adapter", "payload"),
         *("gateway", "order", "arrived_at", "deadline_at", "state", "slot", "attempts", "avoid"),
         *("uncached_tokens", "objective_s", "overdue_at", "output", "is_charged"),
-        "preemptions",
+        *("preemptions", "prediction"),
     )
 
     def __init__(
@@ -221,6 +223,7 @@ class Request:
         self.output: list[int] | None = [] if is_preemptible else None
         self.is_charged = False  # its tenant has paid for the prompt
         self.preemptions = 0
+        self.prediction: Prediction | None = None
 
     @property
     def is_done(self) -> bool:

@@ -133,6 +133,8 @@ class Requests:
                 continue
             cell = self._cells[request.cell_id]
             waited_s = now - request.arrived_at
+            if request.prediction is not None:
+                request.prediction.expired(waited_s)
             if cell.replicas_ready():
                 code = ErrorCode.DEADLINE_EXCEEDED
                 message = f"no first token after {waited_s:.1f} s; try again later"

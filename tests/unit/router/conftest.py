@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from router.core import invariants
-from router.core.model import Actions, Batch, CoreConfig, EngineLimits, ReplicaPlan, Slot
+from router.core.model import Actions, Batch, CoreConfig, EngineLimits, ReplicaPlan, Request, Slot
 from router.core.router import RouterCore
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -27,7 +27,7 @@ class Bench:
         self.handles = 0
         self.steps = 0
         self.names = [f"replica-{number}" for number in range(replicas)]
-        self.core.on_gateway(GATEWAY)
+        self.core.on_gateway(GATEWAY, self.now)
         self.plan()
         for name in self.names:
             self.attach(name)
@@ -37,7 +37,7 @@ class Bench:
         plans = [
             ReplicaPlan(name, CELL, name in draining) for name in self.names if name not in without
         ]
-        self.core.on_cells(cells, plans, self.now)
+        self.core.on_cells(cells, plans)
 
     def attach(self, name: str, epoch: int = 1) -> None:
         self.core.on_attached(name, epoch, self.limits, self.now)
@@ -56,12 +56,9 @@ class Bench:
 
     def submit(self, *, gateway=GATEWAY, prompt=10, output=5, tick=True, **fields) -> int:
         self.handles += 1
-        message = wire.Submit(
-            handle=self.handles, prompt=[7] * prompt, output_tokens_max=output, **fields
-        )
-        message.cell_id = message.cell_id or CELL
-        message.tenant_id = message.tenant_id or "tenant"
-        self.core.submit(gateway, message, self.now)
+        words = {"cell_id": CELL, "tenant_id": "tenant", **fields}
+        request = Request(handle=self.handles, prompt_tokens=prompt, output_max=output, **words)
+        self.core.submit(gateway, request, self.now)
         if tick:
             self.tick()
         return self.handles
@@ -75,7 +72,9 @@ class Bench:
             frame.count.append(len(tokens))
             frame.token.extend(tokens)
         for slot in columns.get("admitted", ()):
-            frame.admitted.add(sequence=slot.sequence, queue_us=5, cached_tokens=3)
+            frame.admitted.add(
+                sequence=slot.sequence, queue_us=5, cached_tokens=columns.get("cached", 3)
+            )
         for slot, reason in columns.get("finished", {}).items():
             count = slot.emitted + len(columns.get("tokens", {}).get(slot, ()))
             code = columns.get("code", "")

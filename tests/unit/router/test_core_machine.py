@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core import invariants
-from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Slot
+from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Request, Slot
 from router.core.router import RouterCore
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -45,7 +45,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def plan(self) -> None:
         plans = [ReplicaPlan(name, CELL) for name in NAMES if name in self.planned]
-        self.core.on_cells([CELL] if self.owned else [], plans, self.now)
+        self.core.on_cells([CELL] if self.owned else [], plans)
 
     def settle(self) -> None:
         actions = self.core.tick(self.now)
@@ -76,7 +76,7 @@ class CoreMachine(RuleBasedStateMachine):
         if len(self.gateways) < 3:
             self.keys += 1
             self.gateways.add(self.keys)
-            self.core.on_gateway(self.keys)
+            self.core.on_gateway(self.keys, self.now)
 
     @precondition(lambda self: self.gateways)
     @rule(
@@ -85,24 +85,28 @@ class CoreMachine(RuleBasedStateMachine):
         output=st.integers(0, 60),
         priority=st.integers(0, 1),
         tenant=st.sampled_from("ab"),
-        deadline_ms=st.sampled_from([0, 500, 5000]),
+        deadline_s=st.sampled_from([0.0, 0.5, 5.0]),
+        tree=st.sampled_from([0, 100, 200]),
     )
-    def submit(self, data, prompt, output, priority, tenant, deadline_ms):
+    def submit(self, data, prompt, output, priority, tenant, deadline_s, tree):
         key = data.draw(st.sampled_from(sorted(self.gateways)))
         self.handles += 1
         self.open[key, self.handles] = 0
         self.told[key, self.handles] = []
         self.engine_tokens[key, self.handles] = []
-        submit = wire.Submit(
+        request = Request(
             handle=self.handles,
             cell_id=CELL,
             tenant_id=tenant,
-            tier_priority=priority,
-            prompt=[1] * prompt,
-            output_tokens_max=output,
-            deadline_ms=deadline_ms,
+            priority=priority,
+            is_preemptible=not priority,
+            prompt_tokens=prompt,
+            hashes=range(tree, tree + prompt // LIMITS.block_tokens),
+            session=tree // 100,
+            output_max=output,
+            deadline_s=deadline_s,
         )
-        self.core.submit(key, submit, self.now)
+        self.core.submit(key, request, self.now)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())

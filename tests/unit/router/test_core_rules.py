@@ -78,7 +78,7 @@ def test_the_less_loaded_replica_is_picked(bench):
 def test_higher_tiers_go_first_then_arrival(bench):
     world = bench(replicas=1, sequences=1)
     running = world.submit()
-    low, high, higher = (world.submit(tier_priority=p) for p in (0, 5, 9))
+    low, high, higher = (world.submit(priority=p) for p in (0, 5, 9))
     for handle in (running, higher, high, low):
         slot = world.slot(handle)
         assert world.order[-1] == handle
@@ -99,8 +99,8 @@ def test_a_flooding_tenant_does_not_starve_another(bench):
 def test_weights_share_a_tier(bench):
     world = bench(replicas=1, sequences=1, context=4000)
     for _ in range(40):
-        world.submit(tenant_id="one", tenant_weight=1, prompt=100, tick=False)
-        world.submit(tenant_id="three", tenant_weight=3, prompt=100, tick=False)
+        world.submit(tenant_id="one", weight=1, prompt=100, tick=False)
+        world.submit(tenant_id="three", weight=3, prompt=100, tick=False)
     world.tick()
     for _ in range(39):
         slot = world.slot(world.order[-1])
@@ -173,8 +173,8 @@ def test_a_prompt_too_long_is_found_out_when_the_first_replica_attaches(bench):
 
 def test_a_deadline_evicts_what_has_no_token(bench):
     world = bench(replicas=1, sequences=1)
-    runs = world.submit(deadline_ms=1000)
-    stuck = world.submit(deadline_ms=1000)
+    runs = world.submit(deadline_s=1.0)
+    stuck = world.submit(deadline_s=1.0)
     slot = world.slot(runs)
     world.frame("replica-0", tokens={slot: [1]})
     world.tick(2.0)
@@ -186,7 +186,7 @@ def test_a_deadline_evicts_what_has_no_token(bench):
 
 def test_a_deadline_also_ends_a_dispatch_without_a_token(bench):
     world = bench(replicas=1)
-    handle = world.submit(deadline_ms=1000)
+    handle = world.submit(deadline_s=1.0)
     world.tick(1.5)
     assert world.outcome(handle).kind == wire.OUTCOME_KIND_EVICTED
     assert world.cancelled["replica-0"] == [world.slot(handle).sequence]
@@ -213,7 +213,7 @@ def test_a_lost_replica_moves_what_was_not_emitted(bench):
     assert outcome.output_tokens == 2
     for handle in moved[1:]:
         assert world.slot(handle).replica_id == "replica-1"
-    assert world.core.stats.requeues == len(moved) - 1
+    assert world.core.requests.stats.requeues == len(moved) - 1
 
 
 def test_what_comes_back_goes_first(bench):
@@ -293,7 +293,7 @@ def test_cancel_is_answered_at_once_and_booked_until_the_engine_ends(bench):
 
 def test_a_gateway_that_leaves_takes_its_requests_along(bench):
     world = bench(replicas=1, sequences=1)
-    world.core.on_gateway(2)
+    world.core.on_gateway(2, world.now)
     runs, waits = world.submit(gateway=2), world.submit(gateway=2)
     other = world.submit()
     world.core.on_gateway_gone(2)
@@ -350,7 +350,7 @@ def test_frames_of_an_older_attachment_count_for_nothing(bench):
     world.frame("replica-0", epoch=1, tokens={slot: [1]}, finished={slot: STOP})
     assert world.batch().tokens == []
     assert world.core.live_requests == 1
-    assert world.core.stats.stray_tokens == 0  # ignored as a whole
+    assert world.core.requests.stats.stray_tokens == 0  # ignored as a whole
 
 
 def test_the_end_ends_everything_once(bench):
@@ -396,16 +396,148 @@ def test_every_gateway_hears_a_sign_of_life_each_second(bench, cells):
     assert min(gaps[1:]) > 0.8, "nothing else is told when nothing changes"
 
 
-def test_speed_is_learned_from_full_steps(bench):
+def test_speed_is_learned_from_frames(bench):
     world = bench(replicas=1, sequences=100, step=256)
     book = world.core.replicas["replica-0"]
-    slow_token_s = book.token_s
     for _ in range(60):
-        world.submit(prompt=256, tick=False)
+        decode = engine.EngineState(running=2, step_us=1000)
+        world.frame("replica-0", state=decode)
+        full = engine.EngineState(running=2, prefilling=1, step_us=4000, step_prompt_tokens=240)
+        world.frame("replica-0", state=full)
+    assert book.speed.decode_step_s == pytest.approx(0.001, rel=0.1)
+    assert book.speed.token_s == pytest.approx(0.003 / 240, rel=0.1)
+    assert book.tokens_s == pytest.approx(254 / 0.0042, rel=0.1)
+
+
+def test_a_prompt_goes_where_its_blocks_are(bench):
+    world = bench(sequences=100, step=256)
+    first = world.submit(prompt=200, hashes=range(12))
+    home = world.slot(first)
+    world.frame(home.replica_id, admitted=[home], tokens={home: [1]}, finished={home: STOP})
+    for _ in range(3):  # the other one is as idle, and free of what was sent before
+        again = world.slot(world.submit(prompt=200, hashes=range(12)))
+        assert again.replica_id == home.replica_id
+        assert again.cached_tokens == 192
+        world.frame(home.replica_id, admitted=[again], tokens={again: [1]}, finished={again: STOP})
+
+
+def test_load_overrides_a_cached_prefix(bench):
+    world = bench(sequences=100, step=4096, context=4000, blocks=4096)
+    first = world.slot(world.submit(prompt=320, hashes=range(20)))
+    world.frame(first.replica_id, tokens={first: [1]}, finished={first: STOP})
+    for _ in range(20):
+        busy = world.submit(prompt=3200, hashes=range(20), tick=False)
+        world.tick()
+    assert world.slot(busy).replica_id in world.core.replicas
+    used = {slot.replica_id for slots in world.sent.values() for slot in slots}
+    assert used == {"replica-0", "replica-1"}
+
+
+def test_a_session_stays_where_it_was_while_that_costs_nothing(bench):
+    world = bench(replicas=4, sequences=100, step=4096)
+    first = world.slot(world.submit(session=77))
+    world.frame(first.replica_id, tokens={first: [1]}, finished={first: STOP})
+    again = world.slot(world.submit(session=77))
+    assert again.replica_id == first.replica_id
+
+
+def test_shorter_prompts_of_a_tenant_overtake_but_not_for_ever(bench):
+    world = bench(replicas=1, sequences=1, step=4096, overtake_factor=2.0, deadline_default_s=1e3)
+    running = world.submit()
+    long = world.submit(prompt=900)
+    waited = 0
+    while long not in world.order and waited < 50:
+        world.submit(prompt=20)
+        slot = world.slot(world.order[-1])
+        world.now += 0.2
+        world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+        waited += 1
+    assert world.order[0] == running
+    assert world.order[1] != long, "a shorter one went first"
+    objective_s = world.core.gateways[1].requests[long].objective_s
+    assert waited * 0.2 <= 2 * objective_s + 0.5
+
+
+def test_preempted_work_goes_on_behind_what_it_had_emitted(bench):
+    world = bench(replicas=1, sequences=1, deadline_default_s=30.0)
+    batch = world.submit(is_preemptible=True, output=50)
+    slot = world.slot(batch)
+    world.frame("replica-0", admitted=[slot], tokens={slot: [1, 2, 3]})
+    state = engine.EngineState(running=1, step_us=20_000)
+    for _ in range(10):
+        world.now += 0.02
+        world.frame("replica-0", tokens={slot: [4]}, state=state)
+    urgent = world.submit(priority=9, deadline_s=0.3)
+    assert world.cancelled["replica-0"] == [slot.sequence]
+    world.frame("replica-0", tokens={slot: [99]}, finished={slot: engine.FINISH_REASON_CANCELLED})
+    assert world.order == [batch, urgent]
+    fast = world.slot(urgent)
+    world.frame("replica-0", tokens={fast: [7]}, finished={fast: STOP})
+    again = world.slot(batch)
+    assert again is not slot
+    assert (again.prompt_tokens, again.output_max) == (10 + 13, 50 - 13)
+    world.frame("replica-0", tokens={again: [5]}, finished={again: STOP})
+    assert world.outcome(batch).output_tokens == 14
+    told = world.batch()
+    assert told.tokens == [1, 2, 3, *[4] * 10, 7, 5], "what was cut off is not told"
+    assert world.core.take_stats().preemptions == 1
+
+
+def resumed(*entries: tuple[int, list[int]]) -> list[engine.Resumed]:
+    return [engine.Resumed(sequence=sequence, output=output) for sequence, output in entries]
+
+
+def test_a_resumed_attachment_costs_no_token_and_no_retry(bench):
+    world = bench(replicas=1, sequences=4, step=4096)
+    goes_on, ended, lost_on_the_way = (world.submit() for _ in range(3))
+    a, b, c = (world.slot(handle) for handle in (goes_on, ended, lost_on_the_way))
+    world.frame("replica-0", tokens={a: [1], b: [2]})
+    world.core.on_broken("replica-0", 1)
+    waits = world.submit()
+    assert waits not in world.order, "nothing is sent into the void"
+    world.core.on_resumed("replica-0", 1, 2, resumed((a.sequence, [1, 10, 11])), world.now)
     world.tick()
-    state = engine.EngineState(running=2, prefill_tokens_owed=2000, step_us=4000)
-    for _ in range(60):
-        world.now += 0.004
-        world.frame("replica-0", state=state)
-    assert book.token_s < slow_token_s / 3
-    assert book.speed.full_step_s == pytest.approx(0.004, rel=0.1)
+    assert world.batch().tokens == [1, 2, 10, 11]
+    world.frame("replica-0", epoch=2, tokens={b: [20]}, finished={b: STOP})
+    assert world.outcome(ended).output_tokens == 2
+    assert world.slot(lost_on_the_way) is not c, "it is sent again"
+    world.frame("replica-0", epoch=2, tokens={a: [12]}, finished={a: STOP})
+    assert world.outcome(goes_on).output_tokens == 4
+    assert world.core.take_stats().count_mismatches == 0
+
+
+def test_a_cancel_that_got_lost_is_said_again_at_the_resume(bench):
+    world = bench(replicas=1)
+    handle = world.submit()
+    slot = world.slot(handle)
+    world.core.cancel(1, handle)
+    world.tick()
+    world.core.on_broken("replica-0", 1)
+    world.core.on_resumed("replica-0", 1, 2, resumed((slot.sequence, [5])), world.now)
+    world.tick()
+    assert world.cancelled["replica-0"] == [slot.sequence] * 2
+    assert not world.batch().tokens
+
+
+def test_a_resumed_sequence_that_has_lost_tokens_is_an_error(bench):
+    world = bench(replicas=1)
+    slot = world.slot(world.submit())
+    world.frame("replica-0", tokens={slot: [1, 2]})
+    world.core.on_broken("replica-0", 1)
+    with pytest.raises(ValueError, match="shorter"):
+        world.core.on_resumed("replica-0", 1, 2, resumed((slot.sequence, [1])), world.now)
+
+
+def test_what_the_last_owner_left_on_an_engine_counts(bench):
+    world = bench(replicas=1, sequences=4, blocks=100, step=256)
+    left_behind = engine.EngineState(
+        running=2, waiting=1, kv_blocks_used=90, prefill_tokens_owed=5000, step_us=20_000
+    )
+    world.frame("replica-0", state=left_behind)
+    book = world.core.replicas["replica-0"]
+    assert book.owed_tokens(world.now) == 5000
+    first = world.submit(prompt=320)
+    assert first not in world.order, "neither its window nor its memory is free"
+    world.now += 0.02
+    world.frame("replica-0", state=engine.EngineState(step_us=20_000))
+    assert world.order == [first]
