@@ -20,7 +20,7 @@ from sim.workload import TraceRequest
 from sluice.hashing import BLOCK_TOKENS
 
 STRETCH_STEPS_MAX = 64
-_RESUMED_BLOCK = 1 << 96  # ids of blocks that hold answers: larger than any trace's
+_RESUMED_BLOCK = 1 << 62  # ids of blocks that hold answers: larger than any trace's
 _STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budget
 
 
@@ -39,6 +39,7 @@ class Job:
         hit_tokens: Prompt tokens that the last engine found in its cache.
         emitted: Tokens of earlier attempts, which ended with their replica.
         dispatched_at: When the last engine got it.
+        admitted_at: When that engine scheduled it.
         first_at: First token; None before.
         ended_at: Last token; None before, and for what was refused.
         computed: Prompt tokens that the engine has, cached ones included.
@@ -46,6 +47,7 @@ class Job:
     """
 
     __slots__ = (
+        "admitted_at",
         "arrived_at",
         "blocks",
         "computed",
@@ -78,7 +80,7 @@ class Job:
         self.replica = -1
         self.hit_tokens = 0
         self.emitted = 0
-        self.dispatched_at = arrived_at
+        self.dispatched_at = self.admitted_at = arrived_at
         self.first_at: float | None = None
         self.ended_at: float | None = None
         # The engine's own.
@@ -130,6 +132,7 @@ class StepRecord:
     Attributes:
         steps: Steps covered.
         step_s: Duration of each.
+        prompt_tokens: Computed in the last one.
         decoded: Sequences that got `steps` tokens each.
         admitted: Jobs that were scheduled for the first time since the last record.
         firsts: Jobs that got their first token.
@@ -139,6 +142,7 @@ class StepRecord:
 
     steps: int
     step_s: float
+    prompt_tokens: int
     decoded: list[int]
     admitted: list[Job]
     firsts: list[Job]
@@ -215,6 +219,11 @@ class Engine:
     def running(self) -> int:
         """Jobs admitted and not finished."""
         return len(self.decoding) + len(self._prefilling)
+
+    @property
+    def prefilling(self) -> int:
+        """Jobs admitted whose prompt is not computed."""
+        return len(self._prefilling)
 
     @property
     def is_idle(self) -> bool:
@@ -313,7 +322,7 @@ class Engine:
             self._plan_end(steps)
         else:
             self._is_stepping = False
-            self._record(0, [])  # a cancel is confirmed even where nothing runs
+            self._record(0, 0, [])  # a cancel is confirmed even where nothing runs
 
     def _fill(self) -> StepWork:
         """Choose the prompt chunks of the next step."""
@@ -349,6 +358,7 @@ class Engine:
             self.prefilled_tokens += chunk
             if job.computed >= job.prompt_tokens:
                 self._prefilled(job, now)
+        prompt_tokens = sum(chunk for _, chunk in self._chunks)
         self._chunks.clear()
         endings = self._endings
         while endings and endings[0][0] <= self.steps:
@@ -356,10 +366,10 @@ class Engine:
             if job is not None and not job.is_cancelled:
                 self._finish(job, now)
         self._reap()
-        self._record(steps, decoded)
+        self._record(steps, prompt_tokens, decoded)
         self._begin(now)
 
-    def _record(self, steps: int, decoded: list[int]) -> None:
+    def _record(self, steps: int, prompt_tokens: int, decoded: list[int]) -> None:
         if self.recorder is None:
             self._admitted.clear()
             self._firsts.clear()
@@ -369,7 +379,7 @@ class Engine:
         if not (steps or self._cancelled or self._finished):
             return
         record = StepRecord(
-            *(steps, self._step_s, decoded, self._admitted, self._firsts),
+            *(steps, self._step_s, prompt_tokens, decoded, self._admitted, self._firsts),
             *(self._finished, self._cancelled),
         )
         self._admitted, self._firsts, self._finished, self._cancelled = [], [], [], []
@@ -402,6 +412,7 @@ class Engine:
             self.owed_tokens -= job.owed
             job.owed = job.prompt_tokens - job.hit_tokens
             self.owed_tokens += job.owed
+            job.admitted_at = self._timeline.now
             self._prefilling.append(job)
             self._admitted.append(job)
 

@@ -67,7 +67,7 @@ class Pool:
         self.index: dict[int, int] = {}
         self.jobs: list[Job] = []
         self.replicas_max = plan.replicas + (plan.add_at_s is not None)
-        self._shared = SharedPrefixes(policy.index_changed) if plan.is_shared else None
+        self._shared = SharedPrefixes(self._on_shared) if plan.is_shared else None
         draw = random.Random(f"speed {plan.seed}")  # noqa: S311 - repeatable on purpose
         self.engines = [
             Engine(
@@ -182,7 +182,7 @@ class Pool:
     def on_stored(self, replica: int, block: int) -> None:
         """See `Listener`."""
         self.index[block] = self.index.get(block, 0) | 1 << replica
-        self.policy.index_changed(block)
+        self.policy.block_changed(replica, block, is_stored=True)
 
     def on_removed(self, replica: int, block: int) -> None:
         """See `Listener`."""
@@ -191,4 +191,7 @@ class Pool:
             self.index[block] = left
         else:
             del self.index[block]
-        self.policy.index_changed(block)
+        self.policy.block_changed(replica, block, is_stored=False)
+
+    def _on_shared(self, block: int) -> None:
+        self.policy.block_changed(-1, block, is_stored=True)

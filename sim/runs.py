@@ -9,6 +9,7 @@ from sim import synthetic, traces
 from sim.metrics import Metrics, measure
 from sim.policies.base import Policy
 from sim.policies.registry import ROUTER, entry
+from sim.policies.sluice import RouterSettings, Sluice
 from sim.pool import Pool, PoolPlan
 from sim.workload import Trace
 
@@ -128,6 +129,9 @@ def metrics_of(run: Run, requests_per_s: float) -> Metrics:
 
 def _policy(run: Run) -> tuple[Policy, bool]:
     if run.policy == ROUTER:
-        raise NotImplementedError
+        settings = RouterSettings(
+            report_age_s=run.report_age_s, index_delay_s=run.index_delay_s, cells=run.cells
+        )
+        return Sluice(settings), False
     found = entry(run.policy)
     return found.make(), found.is_shared

@@ -163,7 +163,7 @@ def _azure(path: Path, file: IO[str], draw: random.Random) -> Iterator[TraceRequ
             prompt_tokens=prompt_tokens,
             output_tokens=max(1, place.number(row, "GeneratedTokens")),
             blocks=tuple(islice(blocks, -(-prompt_tokens // BLOCK_TOKENS))),
-            session=draw.randrange(1 << 30),
+            session=-1 - draw.getrandbits(62),
         )
 
 
@@ -181,7 +181,7 @@ def _sluice(path: Path, file: IO[str], draw: random.Random) -> Iterator[TraceReq
             prompt_tokens=prompt_tokens,
             output_tokens=max(1, output_tokens),
             blocks=chains.blocks(session, prompt_tokens),
-            session=session or draw.getrandbits(63),
+            session=session or -1 - draw.getrandbits(62),
             tenant=str(row.get("tenant_id") or ""),
         )
 

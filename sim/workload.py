@@ -13,7 +13,8 @@ class TraceRequest:
         output_tokens: At least 1; what the model will answer, which no router knows.
         blocks: Chained ids of the prompt's blocks: equal ids mean equal prefixes. The last one may
             be partly filled.
-        session: Requests of one conversation have one number.
+        session: Requests of one conversation have one number; a negative one stands for a request
+            whose conversation, if any, the trace does not name.
         tenant: Who asks; empty if the trace does not say.
         priority: Of its tier; higher is more important.
     """

@@ -49,8 +49,8 @@ class Policy(Protocol):
         """A replica is there from now on; its cache is empty."""
         ...
 
-    def index_changed(self, block: int) -> None:
-        """Some replica stored or removed a block."""
+    def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:
+        """A replica stored or removed a block; -1 is the cache that all share."""
         ...
 
 
@@ -109,7 +109,7 @@ class Peer:
     def added(self, replica: int) -> None:
         """See `Policy`."""
 
-    def index_changed(self, block: int) -> None:
+    def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:
         """See `Policy`."""
 
     def smallest(self, costs: Sequence[float]) -> int:

@@ -114,7 +114,7 @@ class DynamoQueue(Dynamo):
         """See `Policy`."""
         self._arm()
 
-    def index_changed(self, block: int) -> None:
+    def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:  # noqa: ARG002  # noqa: ARG002
         """See `Policy`."""
         self._shortest.changed(block)
 

@@ -56,7 +56,7 @@ class Oracle(Peer):
         """See `Policy`."""
         self._arm(self.pool.now)
 
-    def index_changed(self, block: int) -> None:
+    def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:  # noqa: ARG002  # noqa: ARG002
         """See `Policy`."""
         self._queue.changed(block)
 

@@ -1,0 +1,394 @@
+"""The policy `sluice`: the real router core, fed as in production.
+
+It knows of an engine what frames say, and they arrive `report_age_s` after the end of their step;
+KV events ride on the first frame that arrives `index_delay_s` after they happened. It does not know
+how long answers will be. Dispatches take 1 ms. Everything else is the product's own code.
+"""
+
+import hashlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from router.core.model import Actions, CoreConfig, EngineLimits, ReplicaPlan, Request
+from router.core.prefix_index import BlockHashes
+from router.core.router import RouterCore
+from sim.engines import Engine, Job, StepRecord
+from sim.pool import Pool
+from sluice.wire.engine.v1 import engine_pb2 as engine
+from sluice.wire.router.v1 import router_pb2 as wire
+
+LINK_S = 0.001  # from a decision to the engine
+FRAME_S = 0.1  # steps that only decode are told of so often, at least
+HEARTBEAT_S = 0.25  # of an engine that has nothing to do
+_GATEWAY = 1
+_EPOCH = 1
+_TICK_MIN_S = 1e-6  # so that time moves
+_PROBE_TOKENS = (1, 2, 3, 4)
+_PROBE_S = 0.1
+_NO_DEADLINE_S = 1e6  # peers serve everything, however late: so does the core here
+# Nothing is refused for want of room in a queue: every request is to be compared.
+STUDY_CONFIG = CoreConfig(
+    queue_requests_max=1 << 30,
+    queue_tokens_max=1 << 50,
+    tenant_requests_max=1 << 30,
+    tenant_tokens_max=1 << 50,
+)
+_OUTCOMES_GOOD = (wire.OUTCOME_KIND_STOP, wire.OUTCOME_KIND_LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """How the router is run.
+
+    Attributes:
+        report_age_s: From the end of a step to its frame at the router.
+        index_delay_s: From a cache's change to the router's knowledge of it.
+        cells: Each has a core of its own and every n-th replica.
+        config: Of the core.
+        output_max: What clients allow, tokens; None: twice the longest answer of the trace.
+    """
+
+    report_age_s: float = 0.1
+    index_delay_s: float = 3.0
+    cells: int = 1
+    config: CoreConfig = STUDY_CONFIG
+    output_max: int | None = None
+
+
+class _Link:
+    """One replica as the router is attached to it.
+
+    Attributes:
+        number: Of its engine.
+        jobs: Alive there or on the way, by sequence.
+        events: (when, block, whether it was stored), not told yet.
+    """
+
+    __slots__ = (
+        "cell",
+        "events",
+        "frames",
+        "is_flush_planned",
+        "is_up",
+        "jobs",
+        "number",
+        "replica_id",
+    )
+
+    def __init__(self, number: int, cell: "_Cell") -> None:
+        self.number = number
+        self.replica_id = f"replica-{number}"
+        self.cell = cell
+        self.jobs: dict[int, Job] = {}
+        self.events: deque[tuple[float, int, bool]] = deque()
+        self.frames = 0
+        self.is_up = True
+        self.is_flush_planned = False
+
+
+class _Cell:
+    """One cell with its core, and what the gateway knows of it."""
+
+    __slots__ = ("cell_id", "core", "members", "state", "tick_at")
+
+    def __init__(self, cell_id: str, core: RouterCore) -> None:
+        self.cell_id = cell_id
+        self.core = core
+        self.members: list[int] = []
+        self.state = wire.CellState()
+        self.tick_at = float("inf")
+
+
+class Sluice:
+    """The router core as a policy of the simulation.
+
+    Attributes:
+        name: "sluice".
+        cores: One per cell, for whoever wants to look inside.
+        refusals: Requests that were not served, by outcome code.
+        resumes: Times that a request went on after its replica was lost.
+    """
+
+    def __init__(self, settings: RouterSettings, *, name: str = "sluice") -> None:
+        self.name = name
+        self.settings = settings
+        self.refusals: dict[str, int] = {}
+        self.resumes = 0
+
+    # --- the pool ---------------------------------------------------------------------------
+
+    def bind(self, pool: Pool) -> None:
+        """See `Policy`."""
+        self.pool = pool
+        self._handles = 0
+        self._jobs: dict[int, Job] = {}  # live requests by handle
+        self._cells = [
+            _Cell(f"cell-{number}", RouterCore(self.settings.config))
+            for number in range(self.settings.cells)
+        ]
+        self.cores = [cell.core for cell in self._cells]
+        self._links = [
+            _Link(number, self._cells[number % len(self._cells)])
+            for number in range(pool.replicas_max)
+        ]
+        self._by_id = {link.replica_id: link for link in self._links}
+        self._limits = self._engine_limits(pool.engines[0])
+        for cell in self._cells:
+            cell.core.on_gateway(_GATEWAY, pool.now)
+        for replica in pool.alive:
+            self.added(replica)
+
+    def _engine_limits(self, replica: Engine) -> EngineLimits:
+        cache = replica.cache.capacity
+        return EngineLimits(
+            context_tokens_max=cache * replica.block_tokens,
+            sequences_max=replica.cost.size.sequences_max,
+            step_tokens_max=replica.cost.size.step_tokens_max,
+            kv_blocks=cache,
+            block_tokens=replica.block_tokens,
+        )
+
+    def added(self, replica: int) -> None:
+        """See `Policy`."""
+        link, serving = self._links[replica], self.pool.engines[replica]
+        link.cell.members.append(replica)
+        self._plan_replicas(link.cell)
+        link.cell.core.on_attached(link.replica_id, _EPOCH, self._limits, self.pool.now)
+        serving.recorder = self._stepped
+        serving.stretch_max_s = FRAME_S
+        self._tick(link.cell)
+
+    def lost(self, replica: int, jobs: Sequence[Job]) -> None:  # noqa: ARG002
+        """See `Policy`; the router hears of it behind the last frame."""
+        link = self._links[replica]
+        link.is_up = False
+        self._after(self.settings.report_age_s, self._detach, link)
+
+    def _detach(self, link: _Link) -> None:
+        link.jobs.clear()
+        core = link.cell.core
+        core.on_replica_lost(link.replica_id, _EPOCH, self.pool.now)
+        link.cell.members.remove(link.number)
+        self._plan_replicas(link.cell)
+        self._tick(link.cell)
+
+    def _plan_replicas(self, cell: _Cell) -> None:
+        plans = [
+            ReplicaPlan(self._links[number].replica_id, cell.cell_id) for number in cell.members
+        ]
+        cell.core.on_cells([cell.cell_id], plans)
+
+    def _after(self, delay_s: float, action: Callable[..., None], *args: object) -> None:
+        self.pool.timeline.at(self.pool.now + delay_s, action, *args)
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def arrive(self, job: Job) -> None:
+        """See `Policy`."""
+        cell = self._choose(job.request.session)
+        self._submit(job, cell)
+        self._tick(cell)
+
+    def _submit(self, job: Job, cell: _Cell) -> None:
+        self._handles += 1
+        self._jobs[self._handles] = job
+        cell.core.submit(_GATEWAY, self.request(job, self._handles, cell.cell_id), self.pool.now)
+
+    def request(self, job: Job, handle: int, cell_id: str) -> Request:
+        """Return what the gateway would submit for a job."""
+        return Request(
+            handle=handle,
+            cell_id=cell_id,
+            tenant_id=job.request.tenant,
+            prompt_tokens=job.prompt_tokens,
+            output_max=self._output_max() - job.emitted,
+            priority=job.request.priority,
+            deadline_s=_NO_DEADLINE_S,
+            hashes=_hashes(job.blocks),
+            session=max(0, job.request.session + 1),
+        )
+
+    def _output_max(self) -> int:
+        if self.settings.output_max is not None:
+            return self.settings.output_max
+        if not hasattr(self, "_longest"):
+            self._longest = max(job.request.output_tokens for job in self.pool.jobs)
+        return 2 * self._longest
+
+    def _choose(self, session: int) -> _Cell:
+        """Return the cell as gateways choose it: by session, else the one that owes least."""
+        if len(self._cells) == 1:
+            return self._cells[0]
+        cells = [cell for cell in self._cells if cell.members]
+        if session >= 0:
+            return max(cells, key=lambda cell: _weight(cell.cell_id, session))
+        return min(cells, key=lambda cell: (cell.state.tokens_owed, cell.cell_id))
+
+    # --- the core ---------------------------------------------------------------------------
+
+    def _tick(self, cell: _Cell) -> None:
+        now = self.pool.now
+        self._perform(cell, cell.core.tick(now))
+        if cell.core.live_requests:
+            due = max(cell.core.next_tick_at(now), now + _TICK_MIN_S)
+            if not now < cell.tick_at <= due:
+                cell.tick_at = due
+                self.pool.timeline.at(due, self._tick_due, cell, due)
+
+    def _tick_due(self, cell: _Cell, due: float) -> None:
+        if cell.tick_at == due:  # an earlier one was planned meanwhile
+            self._tick(cell)
+
+    def _perform(self, cell: _Cell, actions: Actions) -> None:
+        for replica_id, slots in actions.dispatches.items():
+            link = self._by_id[replica_id]
+            for slot in slots:
+                job = self._jobs[slot.handle]
+                link.jobs[slot.sequence] = job
+                self._after(LINK_S, self._deliver_job, link, slot.sequence, job)
+        for replica_id, sequences in actions.cancels.items():
+            self._after(LINK_S, self._cancel, self._by_id[replica_id], sequences)
+        for replica_id in actions.probes:
+            self._after(_PROBE_S, self._probe, self._by_id[replica_id])
+        for _, batch in actions.batches:
+            if batch.cells:
+                cell.state = batch.cells[-1]
+            for outcome in batch.outcomes:
+                self._end(cell, outcome)
+
+    def _deliver_job(self, link: _Link, sequence: int, job: Job) -> None:
+        if link.is_up and link.jobs.get(sequence) is job:
+            job.restart(self.pool.block_tokens)
+            job.sequence = sequence
+            self.pool.dispatch(job, link.number)
+
+    def _cancel(self, link: _Link, sequences: Sequence[int]) -> None:
+        if not link.is_up:
+            return
+        for sequence in sequences:
+            job = link.jobs.get(sequence)
+            if job is not None and job.sequence == sequence:
+                self.pool.engines[job.replica].cancel(job)
+
+    def _probe(self, link: _Link) -> None:
+        now, core = self.pool.now, link.cell.core
+        if link.is_up:
+            core.on_probe(link.replica_id, _PROBE_TOKENS, now)
+        else:
+            core.on_probe_failed(link.replica_id, now)
+        self._tick(link.cell)
+
+    def _end(self, cell: _Cell, outcome: wire.Outcome) -> None:
+        job = self._jobs.pop(outcome.handle)
+        if outcome.kind == wire.OUTCOME_KIND_LOST:
+            self.resumes += 1
+            job.restart(self.pool.block_tokens)
+            self._submit(job, cell)
+        elif outcome.kind not in _OUTCOMES_GOOD:
+            self.refusals[outcome.code] = self.refusals.get(outcome.code, 0) + 1
+
+    # --- what engines tell ------------------------------------------------------------------
+
+    def first(self, job: Job) -> None:
+        """See `Policy`; the router hears of it in a frame."""
+
+    def done(self, job: Job) -> None:
+        """See `Policy`; the router hears of it in a frame."""
+
+    def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:
+        """See `Policy`; the router hears of it later."""
+        link = self._links[replica]
+        link.events.append((self.pool.now, block, is_stored))
+
+    def _stepped(self, serving: Engine, record: StepRecord) -> None:
+        link = self._links[serving.number]
+        frame = frame_of(serving, record)
+        for job in (*record.finished, *record.cancelled):
+            del link.jobs[job.sequence]
+        self._after(self.settings.report_age_s, self._deliver, link, frame)
+
+    def _deliver(self, link: _Link, frame: engine.StepFrame) -> None:
+        link.frames += 1
+        events = link.events
+        known_by = self.pool.now - self.settings.index_delay_s
+        if events and events[0][0] <= known_by:
+            stored, removed = array("Q"), array("Q")
+            while events and events[0][0] <= known_by:
+                _, block, is_stored = events.popleft()
+                (stored if is_stored else removed).extend((block, 0))
+            frame.kv_events.stored = stored.tobytes()
+            frame.kv_events.removed = removed.tobytes()
+        core = link.cell.core
+        core.on_frame(link.replica_id, _EPOCH, frame, self.pool.now)
+        self._tick(link.cell)
+        if not link.is_flush_planned and self._jobs:
+            link.is_flush_planned = True
+            self._after(HEARTBEAT_S, self._heartbeat, link, link.frames)
+
+    def _heartbeat(self, link: _Link, frames: int) -> None:
+        """Let an engine that has said nothing since say that it is there."""
+        link.is_flush_planned = False
+        serving = self.pool.engines[link.number]
+        if link.is_up and link.frames == frames and serving.is_idle:
+            frame = engine.StepFrame(step=serving.steps, steps=1)
+            frame.state.CopyFrom(state_of(serving, 0.0, 0))
+            self._deliver(link, frame)
+        elif link.is_up and self._jobs:
+            link.is_flush_planned = True
+            self._after(HEARTBEAT_S, self._heartbeat, link, link.frames)
+
+
+def frame_of(serving: Engine, record: StepRecord) -> engine.StepFrame:
+    """Return what the host of an engine would send for a step, or a stretch; tokens are zeros."""
+    frame = engine.StepFrame(step=serving.steps, steps=max(1, record.steps))
+    frame.sequence.extend(record.decoded)
+    frame.sequence.extend([job.sequence for job in record.firsts])
+    frame.count.extend([record.steps] * len(record.decoded) + [1] * len(record.firsts))
+    frame.token.extend(bytes(record.steps * len(record.decoded) + len(record.firsts)))
+    for job in record.admitted:
+        frame.admitted.add(
+            sequence=job.sequence,
+            queue_us=int((job.admitted_at - job.dispatched_at) * 1e6),
+            cached_tokens=job.hit_tokens,
+        )
+    for jobs, reason in (
+        (record.finished, engine.FINISH_REASON_LENGTH),
+        (record.cancelled, engine.FINISH_REASON_CANCELLED),
+    ):
+        for job in jobs:
+            frame.finished.add(
+                sequence=job.sequence,
+                reason=reason,
+                prompt_tokens=job.prompt_tokens,
+                output_tokens=job.output_tokens,
+            )
+    frame.state.CopyFrom(state_of(serving, record.step_s, record.prompt_tokens))
+    return frame
+
+
+def state_of(serving: Engine, step_s: float, prompt_tokens: int) -> engine.EngineState:
+    """Return the counts that every frame has."""
+    return engine.EngineState(
+        running=serving.running,
+        waiting=len(serving.waiting),
+        kv_blocks_used=serving.cache.used,
+        kv_blocks_total=serving.cache.capacity,
+        prefill_tokens_owed=serving.owed_tokens,
+        step_us=int(step_s * 1e6),
+        step_prompt_tokens=prompt_tokens,
+        prefilling=serving.prefilling,
+    )
+
+
+def _hashes(blocks: Sequence[int]) -> BlockHashes:
+    """Return block ids as hashes: eight bytes of the id, eight of nothing."""
+    data = array("Q", bytes(16 * len(blocks)))
+    data[::2] = array("Q", blocks)
+    return BlockHashes(data.tobytes())
+
+
+def _weight(cell_id: str, session: int) -> bytes:
+    key = session.to_bytes(8, "little")
+    return hashlib.blake2b(cell_id.encode(), key=key, digest_size=8).digest()
