@@ -1,35 +1,189 @@
-"""Whether a request may wait at all; refused here it was never queued."""
+"""Whether a request may wait at all, and whom it replaces when there is no room.
 
+Refused here it was never queued. What is refused or shed under pressure, in this order: batch
+work, requests whose adapter no replica has, the lowest tiers. The highest tier is refused only
+when nothing below it is left that runs on more than its reserved share.
+"""
+
+from collections.abc import Iterator
+
+from router.core import capacity
+from router.core.capacity import bounded_retry_s
 from router.core.cell_book import CellBook
-from router.core.model import CoreConfig
+from router.core.model import CoreConfig, Request
 from router.core.outcomes import Ending
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 
 DRAINING_RETRY_S = 0.5
 _RELOCATION_S = 1.0  # a cell without owner here: about the time until one is assigned
+_COLD_SHARE = 0.75  # of the queue's bounds or of the deadline; beyond it cold adapters are refused
+_COLD_ADAPTER = "the adapter is on no replica yet; try again later, or ask for the base model"
+_SAMPLE = 8  # one of so many predictions is made although nothing depends on it, to learn from it
 
 
 def rejection(
-    submit: wire.Submit, cell: CellBook | None, config: CoreConfig, *, router_is_draining: bool
+    request: Request,
+    cell: CellBook | None,
+    config: CoreConfig,
+    now: float,
+    *,
+    router_is_draining: bool,
 ) -> Ending | None:
-    """Return why a request is refused, with an honest time to try again, or None."""
-    rejected = wire.OUTCOME_KIND_REJECTED
+    """Return why a request is refused, with an honest time to try again, or None.
+
+    A refusal without a time is about the request itself: trying again does not help. The request
+    has its price; nothing is changed but what later predictions learn from.
+    """
     if router_is_draining:
         message = "this router is shutting down; try again"
-        return Ending(rejected, ErrorCode.DRAINING, message, retry_after_s=DRAINING_RETRY_S)
+        return _rejected(ErrorCode.DRAINING, message, DRAINING_RETRY_S)
     if cell is None or not cell.is_owned:
-        message = f"this router does not own cell {submit.cell_id}; try again"
-        return Ending(rejected, ErrorCode.NO_CAPACITY, message, retry_after_s=_RELOCATION_S)
-    prompt = len(submit.prompt)
+        message = f"this router does not own cell {request.cell_id}; try again"
+        return _rejected(ErrorCode.NO_CAPACITY, message, _RELOCATION_S)
+    cell.forecast.seen(request.priority, now)
+    return (
+        _unservable(request, cell)
+        or _over_tenant_limit(request, cell, config, now)
+        or _over_queue_limit(request, cell, config, now)
+        or _too_late(request, cell, config, now)
+    )
+
+
+def room_for(
+    request: Request, cell: CellBook, config: CoreConfig, now: float
+) -> Iterator[tuple[Request, Ending]]:
+    """Yield whom an admitted request replaces in the queue, and with which ending.
+
+    The caller ends each one, which takes it out of the queue, before it asks for the next.
+    """
+    while _excess(request, cell, config) is not None:
+        victim = _cheapest_to_lose(request, cell, now)
+        assert victim is not None, "admission saw that there is room to be made"
+        message = "more important work needed the room; try again later"
+        wait_s = _drain_s(cell, now)
+        yield (
+            victim,
+            Ending(wire.OUTCOME_KIND_EVICTED, ErrorCode.OVERLOADED, message, retry_after_s=wait_s),
+        )
+
+
+def _rejected(code: ErrorCode, message: str, retry_after_s: float = 0.0) -> Ending:
+    return Ending(wire.OUTCOME_KIND_REJECTED, code, message, retry_after_s=retry_after_s)
+
+
+def _unservable(request: Request, cell: CellBook) -> Ending | None:
+    """Refuse what no replica of the cell can take, whatever the load."""
     longest = cell.prompt_tokens_max
-    if longest is not None and prompt > longest:
-        message = f"the prompt has {prompt} tokens, {longest} fit; shorten it"
-        return Ending(rejected, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message)
-    queue = cell.queue
-    full = queue.requests >= config.queue_requests_max
-    if full or queue.tokens + prompt > config.queue_tokens_max:
-        message = f"{queue.requests} requests wait for this model; try again later"
-        wait_s = cell.retry_after_s()
-        return Ending(rejected, ErrorCode.QUEUE_FULL, message, retry_after_s=wait_s)
+    if longest is None:
+        return None  # nothing is attached: nobody knows yet
+    if request.prompt_tokens > longest:
+        message = f"the prompt has {request.prompt_tokens} tokens, {longest} fit; shorten it"
+        return _rejected(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message)
+    if request.adapter and not cell.has_adapters:
+        message = "the engines of this model serve no adapters; ask for the base model"
+        return _rejected(ErrorCode.ADAPTER_NOT_FOUND, message)
     return None
+
+
+def _is_begun(request: Request) -> bool:
+    """Return whether its client has tokens already: to refuse it would break an answer."""
+    return request.payload is not None and request.payload.resumed_tokens > 0
+
+
+def _over_tenant_limit(
+    request: Request, cell: CellBook, config: CoreConfig, now: float
+) -> Ending | None:
+    requests, tokens = cell.queue.tenant_load(request.priority, request.tenant_id)
+    is_over = (
+        requests >= config.tenant_requests_max
+        or tokens + request.prompt_tokens > config.tenant_tokens_max
+    )
+    if not is_over or not requests or _is_begun(request):
+        return None
+    message = (
+        f"{requests} requests with {tokens} tokens of this tenant wait; at most"
+        f" {config.tenant_requests_max} with {config.tenant_tokens_max} may: wait for answers"
+    )
+    wait_s = capacity.predict_ttft_s(cell, request, now) / 2
+    return _rejected(ErrorCode.TENANT_QUEUE_FULL, message, bounded_retry_s(wait_s))
+
+
+def _excess(
+    request: Request, cell: CellBook, config: CoreConfig, *, share: float = 1.0
+) -> tuple[float, float] | None:
+    """Return by how many requests and tokens the queue would be over its bounds; None: not."""
+    queue = cell.queue
+    requests = queue.requests + 1 - share * config.queue_requests_max
+    tokens = queue.tokens + request.prompt_tokens - share * config.queue_tokens_max
+    return (requests, tokens) if requests > 0 or tokens > 0 else None
+
+
+def _over_queue_limit(
+    request: Request, cell: CellBook, config: CoreConfig, now: float
+) -> Ending | None:
+    if _excess(request, cell, config, share=_COLD_SHARE) is None:
+        return None
+    requests, tokens = cell.queue.waiting_below(request.priority)
+    excess = _excess(request, cell, config)
+    if excess is not None:
+        if requests >= excess[0] and tokens >= excess[1]:
+            return None  # `room_for` will make room
+        message = f"{cell.queue.requests} requests wait for this model; try again later"
+        return _rejected(ErrorCode.QUEUE_FULL, message, _drain_s(cell, now))
+    if requests or not _is_cold(request, cell) or _is_kept(request, cell, now):
+        return None
+    message = f"{cell.queue.requests} requests wait, and {_COLD_ADAPTER}"
+    return _rejected(ErrorCode.OVERLOADED, message, _drain_s(cell, now))
+
+
+def _is_cold(request: Request, cell: CellBook) -> bool:
+    return (
+        bool(request.adapter) and cell.residency.is_cold(request.adapter) and not _is_begun(request)
+    )
+
+
+def _is_kept(request: Request, cell: CellBook, now: float) -> bool:
+    """Return whether it is of the highest tier while lower ones run: then it waits with them."""
+    forecast = cell.forecast
+    return forecast.is_top(request.priority) and forecast.runs_below(cell, request.priority, now)
+
+
+def _cheapest_to_lose(request: Request, cell: CellBook, now: float) -> Request | None:
+    victim = cell.queue.cheapest_to_lose(request.priority, now)
+    if victim is None or victim.is_preemptible:
+        return victim
+    return cell.adapter_waiters.cheapest_cold(request.priority, cell.residency) or victim
+
+
+def _drain_s(cell: CellBook, now: float) -> float:
+    """Return the time until half of what waits is served."""
+    queue = cell.queue
+    wait_s = capacity.queue_s(cell.forecast.supply(cell, now), queue.requests, queue.tokens)
+    return bounded_retry_s(wait_s * cell.forecast.accuracy.correction() / 2)
+
+
+def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) -> Ending | None:
+    """Refuse what would not have its first token by its deadline, however long it waited."""
+    forecast = cell.forecast
+    supply = forecast.supply(cell, now)
+    if not cell.queue.requests or not supply.replicas or _is_begun(request):
+        return None  # with nobody before it, only trying shows how long it takes
+    deadline_s = request.deadline_s or config.deadline_default_s
+    is_cold = _is_cold(request, cell)
+    if not is_cold and request.order % _SAMPLE:
+        # With everybody before it, it would wait longest: cheap to see, and mostly enough.
+        longest_s = capacity.queue_s(supply, cell.queue.requests, cell.queue.tokens)
+        longest_s += capacity.alone_s(cell, request)
+        if longest_s * forecast.accuracy.correction() <= deadline_s:
+            return None
+    wait_s, prediction = capacity.predict(cell, request, now)
+    over_s = wait_s - (deadline_s * _COLD_SHARE if is_cold else deadline_s)
+    if over_s <= 0.0 or _is_kept(request, cell, now):
+        request.prediction = prediction
+        return None
+    message = f"the first token would take {wait_s:.1f} s, the deadline is {deadline_s:.1f} s"
+    message += f", and {_COLD_ADAPTER}" if is_cold else "; try again later"
+    service_s = capacity.service_s(supply, request.uncached_tokens)
+    retry_s = forecast.promises.retry_after_s(request.priority, over_s, service_s, now)
+    return _rejected(ErrorCode.OVERLOADED, message, retry_s)

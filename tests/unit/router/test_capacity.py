@@ -1,0 +1,116 @@
+"""Predictions: monotonic, bounded, corrected by what happened, and fair between tenants."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core import capacity
+from router.core.capacity import Accuracy, Demand, Forecast, Prediction, Promises, Supply
+
+SECONDS = st.floats(0.0, 1e4, allow_nan=False)
+SUPPLIES = st.builds(
+    Supply,
+    replicas=st.integers(1, 500),
+    tokens_s=st.floats(1.0, 1e7),
+    backlog_s=st.floats(0.0, 100.0),
+    sequences_free=st.integers(0, 10_000),
+    ends_s=st.floats(0.0, 1e5),
+)
+DEMANDS = st.builds(
+    Demand,
+    requests_ahead=st.integers(0, 100_000),
+    tokens_ahead=st.floats(0.0, 1e9),
+    prefill_s=st.floats(0.0, 100.0),
+    adapter_s=st.floats(0.0, 10.0),
+)
+
+
+def test_prefill_ahead_is_served_at_the_rate_of_all_replicas():
+    supply = Supply(replicas=4, tokens_s=20_000.0, backlog_s=0.1, sequences_free=50, ends_s=5.0)
+    demand = Demand(requests_ahead=10, tokens_ahead=40_000, prefill_s=0.3, adapter_s=1.0)
+    assert capacity.ttft_s(supply, demand) == pytest.approx(0.1 + 2.0 + 0.3 + 1.0)
+
+
+def test_where_places_are_scarcer_than_prefill_they_decide():
+    supply = Supply(replicas=1, tokens_s=20_000.0, backlog_s=0.1, sequences_free=0, ends_s=2.0)
+    demand = Demand(requests_ahead=9, tokens_ahead=1000, prefill_s=0.3)
+    assert capacity.ttft_s(supply, demand) == pytest.approx(10 / 2.0 + 0.3)
+
+
+def test_nobody_serves_without_replicas():
+    assert capacity.queue_s(capacity.NO_SUPPLY, 0, 0.0) == math.inf
+    assert capacity.service_s(capacity.NO_SUPPLY, 100.0) == 0.0
+
+
+@given(SUPPLIES, DEMANDS, st.integers(0, 1000), st.floats(0.0, 1e6))
+def test_more_ahead_is_never_a_shorter_wait(supply, demand, requests, tokens):
+    more = Demand(
+        demand.requests_ahead + requests,
+        demand.tokens_ahead + tokens,
+        demand.prefill_s,
+        demand.adapter_s,
+    )
+    assert capacity.ttft_s(supply, more) >= capacity.ttft_s(supply, demand) >= demand.prefill_s
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS), max_size=60), SUPPLIES, DEMANDS)
+def test_the_correction_stays_within_its_bounds(samples, supply, demand):
+    accuracy = Accuracy()
+    for predicted_s, actual_s in samples:
+        accuracy.observe(predicted_s, actual_s)
+    correction = accuracy.correction()
+    assert capacity.CORRECTION_MIN <= correction <= capacity.CORRECTION_MAX
+
+
+@given(st.floats(0.6, 3.5), st.floats(0.5, 50.0))
+def test_the_correction_finds_a_constant_error(factor, predicted_s):
+    accuracy = Accuracy()
+    for _ in range(200):
+        accuracy.observe(predicted_s, factor * predicted_s)
+    assert accuracy.correction() == pytest.approx(factor, rel=0.01)
+
+
+def test_long_waits_count_for_more_than_short_ones():
+    accuracy = Accuracy()
+    for _ in range(100):
+        accuracy.observe(10.0, 10.0)
+        accuracy.observe(0.01, 0.1)  # ten times too little, and nobody cares
+    assert accuracy.correction() == pytest.approx(1.0, abs=0.05)
+
+
+def test_what_expired_teaches_only_that_it_took_longer():
+    accuracy = Accuracy()
+    Prediction(accuracy, 40.0).expired(30.0)
+    assert accuracy.correction() == 1.0
+    Prediction(accuracy, 10.0).expired(30.0)
+    assert accuracy.correction() > 1.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), SECONDS, SECONDS, SECONDS), max_size=40))
+def test_a_retry_after_is_never_zero_and_never_long(events):
+    promises, now = Promises(), 0.0
+    for priority, wait_s, service_s, pause_s in events:
+        now += pause_s
+        told_s = promises.retry_after_s(priority, wait_s, service_s, now)
+        assert capacity.RETRY_AFTER_MIN_S <= told_s <= capacity.RETRY_AFTER_MAX_S
+        assert told_s >= min(wait_s, capacity.RETRY_AFTER_MAX_S) - 1e-6
+
+
+def test_refused_requests_are_told_to_come_one_after_the_other():
+    promises = Promises()
+    told = [promises.retry_after_s(0, 2.0, 0.5, 100.0) for _ in range(4)]
+    assert told == pytest.approx([2.0, 2.5, 3.0, 3.5])
+    assert promises.retry_after_s(1, 2.0, 0.5, 100.0) == pytest.approx(2.0)
+    assert promises.retry_after_s(0, 0.0, 0.5, 104.5) == pytest.approx(0.1)  # all that is over
+
+
+def test_the_highest_tier_of_late_is_the_top():
+    forecast = Forecast()
+    forecast.seen(5, 0.0)
+    forecast.seen(1, 1.0)
+    assert forecast.is_top(5)
+    assert not forecast.is_top(1)
+    forecast.seen(1, 100.0)
+    assert forecast.is_top(1)
