@@ -1,7 +1,12 @@
-"""One attachment to one replica: kept up with back-off until it is stopped."""
+"""One attachment to one replica: kept up over broken streams, and with back-off over lost hosts.
+
+A stream that breaks while its host lives costs nothing: the host keeps the sequences for a grace,
+and the attachment goes on over a new stream. That is tried once, at once, and for a moment only; a
+host that is gone refuses the connection within a millisecond, and then all it had is given up.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -16,9 +21,14 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 log = structlog.get_logger(__name__)
 
 CREDIT_FRAMES = 64  # frames on their way at once; granted again by halves
+RESUME_S = 0.3  # for a new stream with the old sequences; a client feels this as a pause
+PROBE_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 2.0
 _ATTACHED_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0
+_LOOKS = 8  # how often, within the longest silence, it is asked whether there was a frame
+# Says nothing about the health of an engine, which has taken on more than it can answer.
+_NO_VERDICT = (ErrorCode.ENGINE_BUSY, ErrorCode.DRAINING)
 
 
 class Stream(Protocol):
@@ -37,8 +47,8 @@ class Stream(Protocol):
         """End the stream."""
         ...
 
-    async def open(self, *, timeout_s: float) -> None:
-        """Connect."""
+    async def open(self, *, timeout_s: float, is_patient: bool) -> None:
+        """Connect; an impatient one fails as soon as the connection is refused."""
         ...
 
     async def send(self, request: engine.HostRequest) -> None:
@@ -55,26 +65,43 @@ class Stream(Protocol):
 
 
 class Attachment:
-    """Keeps one replica attached. `run` belongs into a TaskGroup; `stop` ends it in order."""
+    """Keeps one replica attached. `run` belongs into a TaskGroup; `stop` ends it in order.
+
+    Attributes:
+        is_attached: The core uses the replica, or waits for its stream to be resumed.
+    """
 
     def __init__(
         self,
         hub: Hub,
         replica_id: str,
         open_stream: Callable[[], Stream],
+        probe: Callable[[float], Awaitable[Sequence[int]]],
         *,
         router_id: str,
         silence_s: float,
     ) -> None:
-        """Prepare; `open_stream` makes an unopened stream to the replica."""
+        """Prepare.
+
+        Args:
+            hub: Takes what the replica says.
+            replica_id: Which.
+            open_stream: Makes an unopened stream to it.
+            probe: Runs a canary inference on it within so many seconds; returns the answer.
+            router_id: Who we are.
+            silence_s: Without a frame for so long it is lost.
+        """
         self.replica_id = replica_id
         self._hub = hub
         self._open_stream = open_stream
+        self._run_probe = probe
         self._router_id = router_id
         self._silence_s = silence_s
         self._stopped = asyncio.Event()
         self.is_attached = False
+        self._limits: EngineLimits | None = None
         self._attempt = 0
+        self._heard_at = 0.0
 
     def stop(self) -> None:
         """Detach and end `run`; one that is not attached may be cancelled as well."""
@@ -83,12 +110,13 @@ class Attachment:
     async def run(self) -> None:
         """Attach, and attach again, until stopped."""
         while not self._stopped.is_set():
-            reason = "ended"
+            outbox = HostOutbox(self._hub.next_epoch())
             try:
-                async with self._open_stream() as stream:
-                    await self._session(stream)
-            except* FailedError as errors:
-                reason = "; ".join(str(error) for error in errors.exceptions)
+                reason = await self._keep(outbox)
+            finally:
+                if self.is_attached:
+                    self.is_attached = False
+                    self._hub.lost(self.replica_id, outbox)
             if self._stopped.is_set():
                 return
             if self._attempt in (0, 10):  # told once, and again when it lasts
@@ -101,69 +129,125 @@ class Attachment:
             except TimeoutError:
                 pass
 
-    async def _session(self, stream: Stream) -> None:
-        await stream.open(timeout_s=_OPEN_TIMEOUT_S)
-        outbox = HostOutbox(self._hub.next_epoch())
-        limits = await self._attach(stream, outbox.epoch)
+    async def _keep(self, outbox: HostOutbox) -> str:
+        """Serve one attachment, over several streams if they break; return why it is over."""
+        reason, is_resumable = await self._stream(outbox)
+        while is_resumable and not self._stopped.is_set():
+            broken_at = asyncio.get_running_loop().time()
+            self._hub.broken(self.replica_id, outbox)
+            reason, is_resumable = await self._stream(outbox)
+            took_s = asyncio.get_running_loop().time() - broken_at
+            log.info("stream_broke", replica_id=self.replica_id, reason=reason, took_s=took_s)
+        if self.is_attached and not self._stopped.is_set():
+            self._hub.metrics.replicas_lost.inc()
+        return reason
+
+    async def _stream(self, outbox: HostOutbox) -> tuple[str, bool]:
+        """Attach, or resume, over a new stream until it ends.
+
+        Returns:
+            Why it ended, and whether the host may be alive and waiting for us.
+        """
+        reason, is_resumable, has_served = "ended", False, False
+        try:
+            async with self._open_stream() as stream:
+                if self.is_attached:
+                    attached = await self._resume(stream, outbox)
+                else:
+                    attached = await self._attach(stream, outbox)
+                has_served = True
+                await self._serve(stream, outbox, attached)
+        except* FailedError as errors:
+            failures = [error for error in errors.exceptions if isinstance(error, FailedError)]
+            reason = "; ".join(str(error) for error in failures)
+            broke = all(error.code is ErrorCode.REPLICA_LOST for error in failures)
+            is_resumable = has_served and broke
+        return reason, is_resumable
+
+    async def _attach(self, stream: Stream, outbox: HostOutbox) -> engine.Attached:
+        await stream.open(timeout_s=_OPEN_TIMEOUT_S, is_patient=True)
+        attached = await self._ask(stream, outbox.epoch, _ATTACHED_TIMEOUT_S)
+        self._limits = _limits(attached.limits)
         self._attempt = 0
         log.info("replica_attached", replica_id=self.replica_id, epoch=outbox.epoch)
-        self._hub.attached(self.replica_id, outbox, limits)
+        self._hub.attached(self.replica_id, outbox, self._limits)
         self.is_attached = True
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._write(stream, outbox))
-                closer = tasks.create_task(self._close_when_stopped(stream))
-                await self._read(stream, outbox)
-                writer.cancel()
-                if not self._stopped.is_set():
-                    closer.cancel()
-        finally:
-            self.is_attached = False
-            if not self._stopped.is_set():
-                self._hub.metrics.replicas_lost.inc()
-            self._hub.lost(self.replica_id, outbox)
+        return attached
 
-    async def _attach(self, stream: Stream, epoch: int) -> EngineLimits:
-        attach = engine.Attach(router_id=self._router_id, epoch=epoch, credit_frames=CREDIT_FRAMES)
+    async def _resume(self, stream: Stream, outbox: HostOutbox) -> engine.Attached:
+        epoch = self._hub.next_epoch()
+        try:
+            async with asyncio.timeout(RESUME_S):
+                await stream.open(timeout_s=RESUME_S, is_patient=False)
+                attached = await self._ask(stream, epoch, None, resumed_epoch=outbox.epoch)
+        except TimeoutError:
+            message = f"not back within {RESUME_S} s"
+            raise FailedError(ErrorCode.UNAVAILABLE, message) from None
+        if _limits(attached.limits) != self._limits:
+            raise FailedError(ErrorCode.UNAVAILABLE, "another engine answers at its address")
+        try:
+            self._hub.resumed(self.replica_id, outbox, epoch, attached.resumed)
+        except ValueError as error:
+            raise FailedError(ErrorCode.ENGINE_FAILED, str(error)) from None
+        return attached
+
+    async def _ask(
+        self, stream: Stream, epoch: int, timeout_s: float | None, *, resumed_epoch: int = 0
+    ) -> engine.Attached:
+        attach = engine.Attach(
+            router_id=self._router_id,
+            epoch=epoch,
+            credit_frames=CREDIT_FRAMES,
+            resumed_epoch=resumed_epoch,
+        )
         await stream.send(engine.HostRequest(attach=attach))
-        frame = await stream.receive(_ATTACHED_TIMEOUT_S)
+        frame = await stream.receive(timeout_s)
         if frame is None or not frame.HasField("attached"):
             refusal = frame.refused.message if frame is not None else "the stream ended"
-            raise FailedError(ErrorCode.REPLICA_LOST, f"not attached: {refusal}")
-        limits = frame.attached.limits
-        numbers = (
-            *(limits.context_tokens_max, limits.sequences_max, limits.step_tokens_max),
-            *(limits.kv_blocks, limits.block_tokens),
-        )
-        if not all(numbers):
-            raise FailedError(ErrorCode.ENGINE_FAILED, f"an engine without room: {numbers}")
-        return EngineLimits(
-            context_tokens_max=limits.context_tokens_max,
-            sequences_max=limits.sequences_max,
-            step_tokens_max=limits.step_tokens_max,
-            kv_blocks=limits.kv_blocks,
-            block_tokens=limits.block_tokens,
-        )
+            raise FailedError(ErrorCode.UNAVAILABLE, f"not attached: {refusal}")
+        return frame.attached
 
-    async def _read(self, stream: Stream, outbox: HostOutbox) -> None:
-        """Take frames until the attachment ends; a silent or broken one raises FailedError."""
+    async def _serve(self, stream: Stream, outbox: HostOutbox, attached: engine.Attached) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as tasks:
+            others = [
+                tasks.create_task(self._write(stream, outbox)),
+                tasks.create_task(self._watch()),
+                tasks.create_task(self._probe(outbox)),
+            ]
+            closer = tasks.create_task(self._close_when_stopped(stream))
+            await self._read(stream, outbox, attached.state)
+            for other in others:
+                other.cancel()
+            if not self._stopped.is_set():
+                closer.cancel()
+
+    async def _read(self, stream: Stream, outbox: HostOutbox, first: engine.EngineState) -> None:
+        """Take frames until the attachment ends; a broken one raises FailedError."""
         hub, replica_id, epoch = self._hub, self.replica_id, outbox.epoch
+        now = asyncio.get_running_loop().time
         taken = 0
-        while (frame := await stream.receive(self._silence_s)) is not None:
-            kind = frame.WhichOneof("kind")
-            if kind == "step":
+        while (frame := await stream.receive(None)) is not None:
+            self._heard_at = now()
+            if frame.HasField("step"):
+                step = frame.step
+                if first.adapters_changed:  # of these, frames only tell changes
+                    if not step.state.adapters_changed:
+                        step.state.adapters_changed = True
+                        step.state.adapters_resident.extend(first.adapters_resident)
+                    first.adapters_changed = False
                 try:
-                    hub.frame(replica_id, epoch, frame.step)
+                    hub.frame(replica_id, epoch, step)
                 except ValueError as error:
                     raise FailedError(ErrorCode.ENGINE_FAILED, str(error)) from None
                 taken += 1
                 if taken >= CREDIT_FRAMES // 2:
                     outbox.credit(taken)
                     taken = 0
-            elif kind == "refused":  # an answer to a submit or cancel: the host cannot serve us
+            elif frame.HasField("refused"):  # of a submit or cancel: the host cannot serve us
                 raise FailedError(ErrorCode.ENGINE_FAILED, frame.refused.message)
         if not self._stopped.is_set():
-            raise FailedError(ErrorCode.REPLICA_LOST, "the host ended the attachment")
+            raise FailedError(ErrorCode.UNAVAILABLE, "the host ended the attachment")
 
     async def _write(self, stream: Stream, outbox: HostOutbox) -> None:
         while True:
@@ -171,6 +255,57 @@ class Attachment:
             for message in outbox.take():
                 await stream.send(message)
 
+    async def _watch(self) -> None:
+        """Give up a host that is silent; time in which we stood still ourselves does not count."""
+        now = asyncio.get_running_loop().time
+        pause_s = self._silence_s / _LOOKS
+        looked_at = now()
+        while True:
+            await asyncio.sleep(pause_s)
+            late_s = now() - looked_at - pause_s
+            looked_at += pause_s + late_s
+            self._heard_at = min(self._heard_at + late_s, looked_at)
+            if looked_at - self._heard_at >= self._silence_s:
+                message = f"silent for {self._silence_s} s"
+                raise FailedError(ErrorCode.UNAVAILABLE, message)
+
+    async def _probe(self, outbox: HostOutbox) -> None:
+        """Run the canary inferences that the core asks for, one at a time."""
+        while True:
+            await outbox.probe_wanted.wait()
+            outbox.probe_wanted.clear()
+            try:
+                tokens = await self._run_probe(PROBE_TIMEOUT_S)
+            except FailedError as error:
+                if error.code not in _NO_VERDICT:
+                    log.info("probe_failed", replica_id=self.replica_id, reason=str(error))
+                    self._hub.probe_failed(self.replica_id)
+            else:
+                self._hub.probed(self.replica_id, tokens)
+
     async def _close_when_stopped(self, stream: Stream) -> None:
         await self._stopped.wait()
         await stream.close(timeout_s=_CLOSE_TIMEOUT_S)
+
+
+def _limits(limits: engine.EngineLimits) -> EngineLimits:
+    """Return what an engine can hold.
+
+    Raises:
+        FailedError: Nothing.
+    """
+    numbers = (
+        *(limits.context_tokens_max, limits.sequences_max, limits.step_tokens_max),
+        *(limits.kv_blocks, limits.block_tokens),
+    )
+    if not all(numbers):
+        raise FailedError(ErrorCode.ENGINE_FAILED, f"an engine without room: {numbers}")
+    return EngineLimits(
+        context_tokens_max=limits.context_tokens_max,
+        sequences_max=limits.sequences_max,
+        step_tokens_max=limits.step_tokens_max,
+        kv_blocks=limits.kv_blocks,
+        block_tokens=limits.block_tokens,
+        adapter_slots=limits.adapter_slots,
+        features=frozenset(limits.features),
+    )

@@ -1,11 +1,11 @@
 """From the control plane's state to cells, plans and attachments."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from router.attach import Attachment, Stream
-from router.core.model import ReplicaPlan
+from router.core.model import ReplicaPlan, Role
 from router.hub import Hub
 from sluice.profiles import FRAMES
 from sluice.watch import ControlState
@@ -14,6 +14,7 @@ from sluice.wire.control.v1 import control_pb2 as control
 _STOP_TIMEOUT_S = 5.0
 # We speak step frames alone; none is named by a control plane that knows nothing else.
 _PROFILES = ("", FRAMES.name)
+_ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE}
 _GONE = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
 
 
@@ -33,6 +34,7 @@ class Fleet:
         hub: Hub,
         tasks: asyncio.TaskGroup,
         open_stream: Callable[[Target], Stream],
+        probe: Callable[[Target, float], Awaitable[Sequence[int]]],
         *,
         router_id: str,
         silence_s: float,
@@ -41,6 +43,7 @@ class Fleet:
         self._hub = hub
         self._tasks = tasks
         self._open_stream = open_stream
+        self._probe = probe
         self._router_id = router_id
         self._silence_s = silence_s
         self._attachments: dict[str, tuple[Target, Attachment, asyncio.Task[None]]] = {}
@@ -59,7 +62,12 @@ class Fleet:
         ]
         live = [entry for entry in replicas if entry.state not in _GONE]
         plans = [
-            ReplicaPlan(entry.id, entry.cell_id, entry.state == control.REPLICA_STATE_DRAINING)
+            ReplicaPlan(
+                entry.id,
+                entry.cell_id,
+                is_draining=entry.state == control.REPLICA_STATE_DRAINING,
+                role=_ROLES.get(entry.role, Role.BOTH),
+            )
             for entry in live
         ]
         self._hub.plan(cells, plans)
@@ -82,6 +90,7 @@ class Fleet:
             self._hub,
             replica_id,
             lambda: self._open_stream(target),
+            lambda timeout_s: self._probe(target, timeout_s),
             router_id=self._router_id,
             silence_s=self._silence_s,
         )

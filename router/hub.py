@@ -5,12 +5,13 @@ Everything here is synchronous and runs on the event loop; tasks belong to the c
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 import structlog
 
 from router import wire as convert
-from router.core.model import Batch, EngineLimits, ReplicaPlan, Slot, Stats
+from router.core.model import Batch, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
 from router.metrics import RouterMetrics
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -20,6 +21,7 @@ log = structlog.get_logger(__name__)
 
 PENDING_TOKENS_MAX = 500_000  # for one gateway; about 10 s of 500 fast streams
 PENDING_EVENTS_MAX = 50_000  # placements and outcomes
+_MEASURE_S = 0.25  # metrics are behind by so much at most, but for a scrape
 
 
 class GatewayLink:
@@ -69,6 +71,17 @@ class HostOutbox:
         self._request = engine.HostRequest()  # the submit in the making
         self._cancels: list[int] = []
         self._credit = 0
+        self.probe_wanted = asyncio.Event()
+
+    def resume(self, epoch: int) -> None:
+        """Go on under a new epoch.
+
+        Submits that were not written are dropped: the core sees that the host does not know them,
+        and sends them elsewhere. Cancels still count.
+        """
+        self.epoch = epoch
+        self._request = engine.HostRequest()
+        self._credit = 0
 
     def dispatch(self, slots: list[Slot]) -> None:
         """Add sequences, converted now: their requests may end before they are written."""
@@ -117,7 +130,10 @@ class Hub:
         self._keys = 0
         self._epoch = time.time_ns() // 1000  # grows over restarts; unique among routers
         self._tick_handle: asyncio.Handle | None = None
+        self._armed_at = 0.0
         self._is_tick_soon = False
+        self._measured_at = 0.0
+        self._frames = 0
         self._idle = asyncio.Event()
 
     def next_epoch(self) -> int:
@@ -131,7 +147,7 @@ class Hub:
         """Begin a gateway connection."""
         self._keys += 1
         link = self._links[self._keys] = GatewayLink(self._keys, gateway_id)
-        self.core.on_gateway(link.key)
+        self.core.on_gateway(link.key, self._loop.time())
         self._tick_soon()
         return link
 
@@ -149,7 +165,7 @@ class Hub:
         """
         now = self._loop.time()
         for submit in message.submits:
-            self.core.submit(link.key, submit, now)
+            self.core.submit(link.key, convert.request(submit), now)
         for handle in message.cancels:
             self.core.cancel(link.key, handle)
         self._tick_soon()
@@ -158,7 +174,7 @@ class Hub:
 
     def plan(self, cells: list[str], replicas: list[ReplicaPlan]) -> None:
         """Take over the control plane's assignment."""
-        self.core.on_cells(cells, replicas, self._loop.time())
+        self.core.on_cells(cells, replicas)
         self._tick_soon()
 
     def attached(self, replica_id: str, outbox: HostOutbox, limits: EngineLimits) -> None:
@@ -170,9 +186,38 @@ class Hub:
     def frame(self, replica_id: str, epoch: int, frame: engine.StepFrame) -> None:
         """Take a step frame; ValueError when it contradicts itself."""
         self.core.on_frame(replica_id, epoch, frame, self._loop.time())
-        self.metrics.frames.inc()
+        self._frames += 1
         if not self._is_tick_soon:
             self._tick_soon()
+
+    def broken(self, replica_id: str, outbox: HostOutbox) -> None:
+        """Send nothing to a replica while its stream is being resumed."""
+        self.core.on_broken(replica_id, outbox.epoch)
+        self._tick_soon()
+
+    def resumed(
+        self,
+        replica_id: str,
+        outbox: HostOutbox,
+        epoch: int,
+        resumed: Sequence[engine.Resumed],
+    ) -> None:
+        """Go on with a replica that kept our sequences; ValueError when it contradicts itself."""
+        now = self._loop.time()
+        self.core.on_resumed(replica_id, outbox.epoch, epoch, resumed, now)
+        outbox.resume(epoch)
+        self.metrics.streams_resumed.inc()
+        self._tick_soon()
+
+    def probed(self, replica_id: str, tokens: Sequence[int]) -> None:
+        """Take the answer of a canary inference."""
+        self.core.on_probe(replica_id, tokens, self._loop.time())
+        self._tick_soon()
+
+    def probe_failed(self, replica_id: str) -> None:
+        """Note that a canary inference brought no answer."""
+        self.core.on_probe_failed(replica_id, self._loop.time())
+        self._tick_soon()
 
     def lost(self, replica_id: str, outbox: HostOutbox) -> None:
         """Give a replica up."""
@@ -185,8 +230,6 @@ class Hub:
 
     def tick(self) -> None:
         """Let the core decide, and hand out what it decided."""
-        if self._tick_handle is not None:
-            self._tick_handle.cancel()
         self._is_tick_soon = False
         now = self._loop.time()
         actions = self.core.tick(now)
@@ -194,14 +237,32 @@ class Hub:
             self._outboxes[replica_id].dispatch(slots)
         for replica_id, sequences in actions.cancels.items():
             self._outboxes[replica_id].cancel(sequences)
+        for replica_id in actions.probes:
+            self._outboxes[replica_id].probe_wanted.set()
         for key, batch in actions.batches:
             self._links[key].put(batch)
-        stats, self.core.stats = self.core.stats, Stats()
-        self.metrics.take(stats)
+        if now - self._measured_at >= _MEASURE_S:
+            self.measure()
         if not self.core.live_requests:
             self._idle.set()
-        due = self.core.next_tick_at(now)
-        self._tick_handle = self._loop.call_at(max(due, now + 0.001), self.tick)
+        due = max(self.core.next_tick_at(now), now + 0.001)
+        if not now < self._armed_at <= due:  # an earlier tick than due does no harm
+            if self._tick_handle is not None:
+                self._tick_handle.cancel()
+            self._armed_at = due
+            self._tick_handle = self._loop.call_at(due, self.tick)
+
+    def measure(self) -> None:
+        """Move the core's running totals into the metrics."""
+        self._measured_at = self._loop.time()
+        self.metrics.take(self.core.take_stats())
+        self.metrics.frames.inc(self._frames)
+        self._frames = 0
+
+    def exposition(self) -> bytes:
+        """Return the text for a scrape."""
+        self.measure()
+        return self.metrics.exposition(self.core)
 
     def _tick_soon(self) -> None:
         """Tick after the events that are ready now, so that they share a batch."""

@@ -1,7 +1,10 @@
 """The router's metrics, all of them, on a registry of their own. Labels come from closed sets."""
 
+from collections import Counter as Counts
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from router.core.health import HealthState
 from router.core.model import Stats
 from router.core.router import RouterCore
 
@@ -24,6 +27,23 @@ class RouterMetrics:
         self.requeues = Counter(
             "router_requeues", "Dispatches that came back to the queue", registry=self.registry
         )
+        self.preemptions = Counter(
+            "router_preemptions", "Running requests that were interrupted", registry=self.registry
+        )
+        self.ejections = Counter(
+            "router_ejections",
+            "Replicas that were taken out of service, by reason",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter(
+            "router_prompt_tokens", "Prompt tokens placed on replicas", registry=self.registry
+        )
+        self.cached_tokens = Counter(
+            "router_cached_tokens",
+            "Prompt tokens of those that engines had cached",
+            registry=self.registry,
+        )
         self.stray_tokens = Counter(
             "router_stray_tokens", "Tokens of unknown sequences", registry=self.registry
         )
@@ -35,6 +55,11 @@ class RouterMetrics:
         self.frames = Counter("router_frames", "Step frames received", registry=self.registry)
         self.replicas_lost = Counter(
             "router_replicas_lost", "Attachments that ended unasked", registry=self.registry
+        )
+        self.streams_resumed = Counter(
+            "router_streams_resumed",
+            "Broken streams to replicas that went on without a loss",
+            registry=self.registry,
         )
         self.gateways_cut = Counter(
             "router_gateways_cut", "Gateways that read too slowly", registry=self.registry
@@ -49,6 +74,12 @@ class RouterMetrics:
             "router_queue_seconds",
             "Arrival at the router to dispatch",
             buckets=_TTFT_EDGES_S,
+            registry=self.registry,
+        )
+        self._health = Gauge(
+            "router_replicas",
+            "Attached replicas, by health",
+            ["health"],
             registry=self.registry,
         )
         gauges = {
@@ -69,6 +100,11 @@ class RouterMetrics:
             self.outcomes.labels(kind=kind, code=code).inc(number)
         self.tokens.inc(stats.tokens)
         self.requeues.inc(stats.requeues)
+        self.preemptions.inc(stats.preemptions)
+        self.prompt_tokens.inc(stats.prompt_tokens)
+        self.cached_tokens.inc(stats.cached_tokens)
+        for reason, number in stats.ejections.items():
+            self.ejections.labels(reason=reason).inc(number)
         self.stray_tokens.inc(stats.stray_tokens)
         self.count_mismatches.inc(stats.count_mismatches)
         for value in stats.ttft_s:
@@ -89,4 +125,11 @@ class RouterMetrics:
         }
         for key, value in values.items():
             self._gauges[key].set(value)
+        health = Counts(
+            core.cells[book.cell_id].health.state(book.replica_id)
+            for book in core.replicas.values()
+            if book.limits is not None
+        )
+        for state in HealthState:
+            self._health.labels(health=state.name.lower()).set(health[state])
         return generate_latest(self.registry)

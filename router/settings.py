@@ -22,8 +22,18 @@ class Settings(ServiceSettings):
         state_dir: Keeps the last snapshot.
         queue_requests_max: Waiting requests per cell; more are rejected.
         queue_tokens_max: Waiting prompt tokens per cell.
+        tenant_requests_max: Waiting requests per tenant and cell.
+        tenant_tokens_max: Waiting prompt tokens per tenant and cell.
         deadline_default_s: Until the first token, for requests that name no deadline.
-        silence_s: A replica without a frame for this long is lost.
+        retries_max: How often a request that was lost or failed is dispatched again.
+        ttft_base_s: The objective of the time to a request's first token is this ...
+        ttft_factor: ... and so many times its prefill on an idle replica.
+        tpot_s: The objective of the mean time per output token.
+        overtake_factor: A request that has waited this many times its objective is overtaken by
+            nobody of its tier.
+        decision_sample: One of so many placements is explained to the gateway; 0: none.
+        silence_s: A replica without a frame for this long is lost. Engines at work say something
+            with every step, idle ones every 0.2 s.
         drain_s: How long running requests may take after SIGTERM.
     """
 
@@ -36,6 +46,14 @@ class Settings(ServiceSettings):
     state_dir: Path
     queue_requests_max: Annotated[int, Field(ge=1)] = 4096
     queue_tokens_max: Annotated[int, Field(ge=1)] = 8_000_000
+    tenant_requests_max: Annotated[int, Field(ge=1)] = 4096
+    tenant_tokens_max: Annotated[int, Field(ge=1)] = 8_000_000
     deadline_default_s: Annotated[float, Field(gt=0)] = 30.0
-    silence_s: Annotated[float, Field(ge=0.5)] = 2.0
+    retries_max: Annotated[int, Field(ge=0)] = 2
+    ttft_base_s: Annotated[float, Field(ge=0)] = 0.5
+    ttft_factor: Annotated[float, Field(ge=0)] = 2.0
+    tpot_s: Annotated[float, Field(gt=0)] = 0.1
+    overtake_factor: Annotated[float, Field(ge=1)] = 20.0
+    decision_sample: Annotated[int, Field(ge=0)] = 0
+    silence_s: Annotated[float, Field(ge=0.5)] = 1.0
     drain_s: Annotated[float, Field(ge=0)] = 30.0

@@ -1,18 +1,52 @@
-"""From the core's plain data to the messages that are sent."""
+"""From the messages to the core's plain data and back."""
 
-from router.core.model import Batch, Slot
+from router.core.model import Batch, Request, Slot
+from router.core.prefix_index import BlockHashes
+from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
+
+
+def request(submit: wire.Submit) -> Request:
+    """Return what the core needs to know of a request.
+
+    Raises:
+        ValueError: The block hashes cannot be those of the prompt; the gateway is broken.
+    """
+    prompt_tokens = len(submit.prompt)
+    hashes: BlockHashes | tuple[int, ...] = ()
+    if submit.block_hashes:
+        hashes = BlockHashes(submit.block_hashes)
+        if len(hashes) * BLOCK_TOKENS > prompt_tokens:
+            raise ValueError(f"{len(hashes)} block hashes for a prompt of {prompt_tokens} tokens")
+    return Request(
+        handle=submit.handle,
+        cell_id=submit.cell_id,
+        prompt_tokens=prompt_tokens,
+        output_max=submit.output_tokens_max,
+        tenant_id=submit.tenant_id,
+        request_id=submit.request_id,
+        priority=submit.tier_priority,
+        reserved_permille=submit.tier_reserved_permille,
+        is_preemptible=submit.is_preemptible,
+        weight=submit.tenant_weight,
+        deadline_s=submit.deadline_ms * 1e-3,
+        hashes=hashes,
+        session=submit.session_hash,
+        adapter=submit.adapter_digest,
+        payload=submit,
+    )
 
 
 def add_sequence(message: engine.Submit, slot: Slot) -> None:
     """Append what the engine is told about a dispatch.
 
     The prompt goes over in its packed form, copied and parsed in C: 20 times as fast as going
-    through Python integers.
+    through Python integers. A request that was preempted goes on behind what it has emitted.
     """
-    submit = slot.request.submit
+    submit = slot.request.payload
     assert submit is not None, "a dispatch is converted before its request can end"
+    output = slot.request.output or ()
     sequence = message.sequences.add(
         id=slot.sequence,
         output_tokens_max=slot.output_max,
@@ -21,9 +55,12 @@ def add_sequence(message: engine.Submit, slot: Slot) -> None:
         adapter_digest=submit.adapter_digest,
         priority=submit.tier_priority,
         ignore_eos=submit.ignore_eos,
+        resumed_tokens=submit.resumed_tokens + len(output),
     )
     prompt = wire.PackedSubmit.FromString(submit.SerializeToString()).prompt
     sequence.MergeFromString(wire.PackedSequence(prompt=prompt).SerializeToString())
+    if output:
+        sequence.prompt.extend(output)
     sampling = sequence.sampling
     sampling.temperature = submit.temperature
     sampling.top_p = submit.top_p

@@ -118,8 +118,12 @@ class HostStream:
         """End politely after a regular end, at once after an error."""
         await self.close(timeout_s=2.0 if exc is None else 0.0)
 
-    async def open(self, *, timeout_s: float) -> None:
+    async def open(self, *, timeout_s: float, is_patient: bool = True) -> None:
         """Connect and start the stream.
+
+        Args:
+            timeout_s: Longest wait.
+            is_patient: Try again when the connection is refused, until the time is up.
 
         Raises:
             FailedError: UNAVAILABLE, nobody answers at the address within `timeout_s`.
@@ -127,7 +131,7 @@ class HostStream:
         self._channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._channel.channel_ready()
+                await _connect(self._channel, is_patient=is_patient)
         except TimeoutError:
             message = f"no engine host answers at {self._address} within {timeout_s} s"
             raise FailedError(ErrorCode.UNAVAILABLE, message) from None
@@ -231,6 +235,14 @@ class HostStream:
             detail = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             message = f"the stream to {self._address} broke: {detail}"
             raise FailedError(ErrorCode.REPLICA_LOST, message) from error
+
+
+async def _connect(channel: grpc.aio.Channel, *, is_patient: bool) -> None:
+    """Wait until a channel is ready; TimeoutError when an impatient one was refused."""
+    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not is_patient:
+            raise TimeoutError
+        await channel.wait_for_state_change(state)
 
 
 async def ask(

@@ -3,9 +3,19 @@
 import asyncio
 from types import SimpleNamespace
 
-from router.fleet import Fleet
+from router.attach import Stream
+from router.core.model import ReplicaPlan, Role
+from router.fleet import Fleet, Target
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
+
+
+def open_stream(target: Target) -> Stream:
+    raise AssertionError("nothing is started here")
+
+
+async def probe(target: Target, timeout_s: float) -> list[int]:
+    raise AssertionError("nothing is started here")
 
 
 class RecordingHub:
@@ -14,10 +24,10 @@ class RecordingHub:
     core = SimpleNamespace(is_surplus=lambda replica_id: False)
 
     def __init__(self) -> None:
-        self.planned: set[str] = set()
+        self.planned: dict[str, ReplicaPlan] = {}
 
     def plan(self, cells, plans) -> None:
-        self.planned = {plan.replica_id for plan in plans}
+        self.planned = {plan.replica_id: plan for plan in plans}
 
 
 async def test_only_replicas_that_speak_frames_are_attached_to() -> None:
@@ -29,20 +39,23 @@ async def test_only_replicas_that_speak_frames_are_attached_to() -> None:
             grpc_address="127.0.0.1:1",
             state=wire.REPLICA_STATE_READY,
             profile=profile,
+            role=role,
         )
-        for name, cell, profile in (
-            ("chat", "ours", "frames"),
-            ("older", "ours", ""),
-            ("vectors", "ours", "embed"),
-            ("foreign", "theirs", "frames"),
+        for name, cell, profile, role in (
+            ("chat", "ours", "frames", "prefill"),
+            ("older", "ours", "", ""),
+            ("vectors", "ours", "embed", ""),
+            ("foreign", "theirs", "frames", "decode"),
         )
     ]
     cells = [wire.Cell(id="ours", router_id="me"), wire.Cell(id="theirs", router_id="other")]
     snapshot = wire.Objects(cells=cells, replicas=replicas)
     assert state.apply(wire.WatchResponse(version=1, is_snapshot=True, upserts=snapshot))
     async with asyncio.TaskGroup() as group:
-        fleet = Fleet(hub, group, lambda target: None, router_id="me", silence_s=1.0)
+        fleet = Fleet(hub, group, open_stream, probe, router_id="me", silence_s=1.0)
         fleet.follow(state)
-        assert hub.planned == fleet._attachments.keys() == {"chat", "older"}
+        assert hub.planned.keys() == fleet._attachments.keys() == {"chat", "older"}
+        assert hub.planned["chat"].role is Role.PREFILL
+        assert hub.planned["older"].role is Role.BOTH
         for _, _, task in fleet._attachments.values():
             task.cancel()

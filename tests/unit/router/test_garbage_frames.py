@@ -34,7 +34,7 @@ class Stream:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def open(self, *, timeout_s: float) -> None:
+    async def open(self, *, timeout_s: float, is_patient: bool) -> None:
         pass
 
     async def send(self, request: engine.HostRequest) -> None:
@@ -95,7 +95,10 @@ async def attach_twice(limits: engine.EngineLimits, frame: engine.StepFrame) -> 
         opened += 1
         return Stream(limits, iter([frame] if opened == 1 else []))
 
-    attachment = Attachment(hub, "replica", open_stream, router_id="r", silence_s=2.0)
+    async def probe(timeout_s: float) -> list[int]:
+        return [1]
+
+    attachment = Attachment(hub, "replica", open_stream, probe, router_id="r", silence_s=2.0)
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         run = tasks.create_task(attachment.run())
         while opened < 2 and not run.done():  # noqa: ASYNC110 - what it waits for has no event

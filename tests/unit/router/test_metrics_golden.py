@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from router.core.model import CoreConfig, Stats
+from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Stats
 from router.core.router import RouterCore
 from router.metrics import RouterMetrics
 
@@ -17,6 +17,32 @@ def test_names_and_types_are_as_documented():
     assert types == GOLDEN.read_text().splitlines()
     assert 'router_outcomes_total{code="",kind="stop"} 2.0' in lines
     assert "router_tokens_total 3.0" in lines
+
+
+def test_what_happened_is_counted():
+    metrics = RouterMetrics()
+    stats = Stats(prompt_tokens=100, cached_tokens=60, preemptions=2, ejections={"slow": 1})
+    metrics.take(stats)
+    metrics.take(stats)
+    lines = metrics.exposition(RouterCore(CoreConfig())).decode().splitlines()
+    assert "router_prompt_tokens_total 200.0" in lines
+    assert "router_cached_tokens_total 120.0" in lines
+    assert "router_preemptions_total 4.0" in lines
+    assert 'router_ejections_total{reason="slow"} 2.0' in lines
+
+
+def test_replicas_are_counted_by_health():
+    core, metrics = RouterCore(CoreConfig()), RouterMetrics()
+    names = ["one", "two", "three", "four"]
+    core.on_cells(["cell"], [ReplicaPlan(name, "cell") for name in names])
+    for name in names[:3]:
+        core.on_attached(name, 1, EngineLimits(1000, 4, 256, 100, 16), 0.0)
+    for at in range(3):
+        core.cells["cell"].health.failed("one", float(at))
+    lines = metrics.exposition(core).decode().splitlines()
+    assert 'router_replicas{health="healthy"} 2.0' in lines
+    assert 'router_replicas{health="ejected"} 1.0' in lines
+    assert 'router_replicas{health="half_open"} 0.0' in lines
 
 
 def test_histograms_have_edges_at_the_objectives():

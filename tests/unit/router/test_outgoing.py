@@ -1,11 +1,15 @@
 """What waits for a socket: merged, bounded, and in the right order."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from router import hub
-from router.core.model import Batch, CoreConfig, EngineLimits, ReplicaPlan
+from router import wire as convert
+from router.core.model import UNLIMITED, Batch, CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
 from router.hub import GatewayLink, HostOutbox
+from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.router.v1 import router_pb2 as wire
 
 
@@ -56,9 +60,9 @@ async def test_a_link_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 async def test_a_dispatch_carries_everything_the_engine_needs():
     core = RouterCore(CoreConfig())
-    core.on_gateway(1)
-    core.on_cells(["cell"], [ReplicaPlan("replica", "cell")], 0.0)
-    core.on_attached("replica", 7, EngineLimits(1000, 4, 256, 100, 16), 0.0)
+    core.on_gateway(1, 0.0)
+    core.on_cells(["cell"], [ReplicaPlan("replica", "cell")])
+    core.on_attached("replica", 7, EngineLimits(1000, 4, 256, 100, 16, adapter_slots=2), 0.0)
     submit = wire.Submit(
         handle=5,
         cell_id="cell",
@@ -74,7 +78,7 @@ async def test_a_dispatch_carries_everything_the_engine_needs():
         tier_priority=4,
         ignore_eos=True,
     )
-    core.submit(1, submit, 0.0)
+    core.submit(1, convert.request(submit), 0.0)
     [slot] = core.tick(0.0).dispatches["replica"]
     outbox = HostOutbox(7)
     outbox.dispatch([slot])
@@ -93,3 +97,61 @@ async def test_a_dispatch_carries_everything_the_engine_needs():
     assert (sequence.sampling.top_k, sequence.priority, sequence.ignore_eos) == (9, 4, True)
     assert (sequence.cache_root, sequence.adapter_digest) == (b"r" * 16, "sha256:aa")
     assert outbox.take() == []
+
+
+async def test_a_preempted_request_goes_on_behind_what_it_has_emitted():
+    submit = wire.Submit(handle=5, prompt=[1, 2, 3, 300_000], output_tokens_max=40)
+    submit.is_preemptible = True
+    submit.resumed_tokens = 1
+    request = convert.request(submit)
+    assert request.output == []
+    request.output += [70, 80_000]
+    slot = Slot(request, SimpleNamespace(weight=1), "replica", sequence=3, now=0.0)
+    slot.output_max = 38
+    [sequence] = convert.submit_message(1, [slot]).sequences
+    assert list(sequence.prompt) == [1, 2, 3, 300_000, 70, 80_000]
+    assert slot.prompt_tokens == len(sequence.prompt)
+    assert sequence.resumed_tokens == 3
+    assert sequence.output_tokens_max == 38
+
+
+async def test_what_the_core_knows_of_a_request():
+    submit = wire.Submit(
+        handle=5,
+        request_id="r",
+        cell_id="cell",
+        tenant_id="tenant",
+        prompt=range(BLOCK_TOKENS * 2 + 1),
+        tier_priority=7,
+        tier_reserved_permille=100,
+        session_hash=9,
+        deadline_ms=1500,
+        block_hashes=b"a" * 16 + b"b" * 16,
+    )
+    request = convert.request(submit)
+    assert (request.handle, request.request_id, request.cell_id) == (5, "r", "cell")
+    assert (request.prompt_tokens, request.output_max) == (2 * BLOCK_TOKENS + 1, UNLIMITED)
+    assert (request.priority, request.reserved_permille, request.weight) == (7, 100, 1)
+    assert (request.session, request.deadline_s, request.output) == (9, 1.5, None)
+    assert len(request.hashes) == 2
+    assert request.payload is submit
+
+
+@pytest.mark.parametrize("blocks", [b"a" * 15, b"a" * 17, b"a" * 32])
+async def test_hashes_that_cannot_be_the_prompts_are_the_gateways_error(blocks: bytes):
+    submit = wire.Submit(handle=5, prompt=range(2 * BLOCK_TOKENS - 1), block_hashes=blocks)
+    with pytest.raises(ValueError, match="block hashes"):
+        convert.request(submit)
+
+
+async def test_a_resumed_attachment_keeps_cancels_and_drops_submits():
+    request = convert.request(wire.Submit(handle=5, prompt=[1], output_tokens_max=4))
+    slot = Slot(request, SimpleNamespace(weight=1), "replica", sequence=3, now=0.0)
+    outbox = HostOutbox(7)
+    outbox.dispatch([slot])
+    outbox.cancel([11])
+    outbox.credit(32)
+    outbox.resume(8)
+    [cancel] = outbox.take()
+    assert cancel.cancel.epoch == 8
+    assert list(cancel.cancel.sequences) == [11]
