@@ -21,7 +21,7 @@ RETRY_AFTER_MAX_S = 30.0
 RETRY_AFTER_UNKNOWN_S = 2.0  # nothing is attached: about the time a replica takes to come back
 _SMOOTHING = 0.05  # weight of a new error
 _PRIOR_S = 1.0  # waits that the first errors are weighed against
-_SUPPLY_KEPT_S = 0.05  # a walk over all replicas, at most so often
+_SUPPLY_KEPT_S = 0.01  # a walk over all replicas, at most so often
 _TOP_KEPT_S = 60.0  # the highest tier is the highest one seen in this time
 
 
