@@ -61,7 +61,8 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         loops = [background.create_task(feed.run()), background.create_task(fleet.run())]
         for loop in loops:
             stack.callback(loop.cancel)
-        watch = WatchService(feed, fleet.presence.present, metrics.count_watcher)
+        presence = fleet.presence
+        watch = WatchService(feed, presence.present, presence.leave, metrics.count_watcher)
         agents = AgentService(database, feed, fleet)
         await _serve_grpc(stack, settings.grpc_address, watch, agents)
         routes = [

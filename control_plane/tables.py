@@ -61,6 +61,14 @@ tiers = Table(
     _count("tpm"),
     _count("context_tokens_max"),
     _count("ttft_deadline_ms"),
+    Column(
+        "reserved_permille",
+        Integer,
+        CheckConstraint("reserved_permille BETWEEN 0 AND 1000", name="reserved_permille"),
+        nullable=False,
+        server_default="0",
+    ),
+    _flag("is_preemptible"),
 )
 
 tenants = Table(
@@ -106,6 +114,14 @@ pools = Table(
     Column("engine", Text, nullable=False),
     _count("replicas_wanted"),
     Column("engine_options", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
+    Column(
+        "cell_replicas_max",
+        Integer,
+        CheckConstraint("cell_replicas_max >= 0", name="cell_replicas_max"),
+        nullable=False,
+        server_default="64",
+    ),
+    Column("roles", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
 )
 
 models = Table(
@@ -141,6 +157,8 @@ routers = Table(
     Column("address", Text, nullable=False),
     Column("seen_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("left_at", DateTime(timezone=True)),
+    Column("came_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    _flag("is_gone"),
 )
 
 cells = Table(
@@ -151,6 +169,9 @@ cells = Table(
     _words("router_id"),
     _words("router_address"),
     Column("epoch", BigInteger, nullable=False, server_default="0"),
+    _flag("is_draining"),
+    Column("draining_since", DateTime(timezone=True)),
+    Column("assigned_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
 replicas = Table(
@@ -165,6 +186,7 @@ replicas = Table(
     _words("grpc_address"),
     _words("triton_model"),
     _words("profile"),
+    _words("role"),
     # What the agent says beside it; not watched, because it changes with every heartbeat.
     _words("metrics_address"),
     _count("pid"),

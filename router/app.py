@@ -76,7 +76,8 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         await stop.wait()
         log.info("router_draining", live_requests=core.live_requests)
         core.drain()
-        watching.cancel()  # the control plane gives our cells to another router
+        watching.cancel()
+        await watcher.leave()  # the control plane gives our cells to another router at once
         await _drain(hub, settings.drain_s)
         service.end()
         await hub.flush(_FLUSH_S)

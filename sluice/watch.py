@@ -32,6 +32,7 @@ KINDS = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "repli
 _FORMAT = b"sluice-snapshot-1"  # first word of a snapshot file; then SHA-256 of the rest, newline
 _CHUNK_OBJECTS = 2000  # objects serialized in one go: about 1 ms with the interpreter lock held
 _SILENCE_S = 6.0  # heartbeats come every 2 s; three missed ones mean a dead connection
+_LEAVE_TIMEOUT_S = 0.5
 _SAVE_DELAY_S = 1.0  # changes of this long are written together
 _SAVE_SHARE = 20  # a save that took t is followed by at least 20 t without one
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -208,6 +209,21 @@ class ControlWatcher:
             async with asyncio.timeout(timeout_s):
                 await self._synced.wait()
         return self._synced.is_set()
+
+    async def leave(self) -> None:
+        """Say that this router takes nothing new, so that its cells move now; then end `run`.
+
+        Does not fail: a control plane that cannot be reached will miss us.
+        """
+        request = wire.LeaveRequest(instance_id=self._instance_id)
+        try:
+            async with (
+                asyncio.timeout(_LEAVE_TIMEOUT_S),
+                grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel,
+            ):
+                await ControlServiceStub(channel).Leave(request)
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            log.warning("goodbye_not_heard", address=self._address, error=repr(error))
 
     def load_from_disk(self) -> bool:
         """Start from the last saved state, if there is a good one. Blocks; call before serving."""

@@ -1,7 +1,8 @@
 """What the fleet should look like; pure decisions over records.
 
-Who owns a cell, which replicas to create, drain and forget, and what an agent's report changes.
-Each function is idempotent: applied to its own result it changes nothing more.
+Which replicas to create, drain and forget, what each is for, and what an agent's report changes;
+cells are decided about in `control_plane.fleet.cells`. Each function is idempotent: applied to its
+own result it changes nothing more.
 """
 
 from collections import Counter
@@ -10,8 +11,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-# A router that vanished may be restarting: its cells wait this long for it.
-ROUTER_GRACE_S = 2.0
 # An agent's heartbeat comes every 5 s; three missed ones mean the node is lost.
 NODE_LOST_AFTER_S = 15.0
 
@@ -29,31 +28,53 @@ class ReplicaState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router that is or was there. `absent_s` is 0 while its watch is open."""
+    """A router that is or was there.
+
+    Attributes:
+        absent_s: 0 while its watch is open.
+        is_gone: It said goodbye, or nobody listens at its address any more.
+        here_s: Since it came.
+    """
 
     id: str
     address: str
     absent_s: float
+    is_gone: bool = False
+    here_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell and its owner; `router_id` is empty before the first one."""
+    """A cell and its owner; `router_id` is empty before the first one.
+
+    A cell that is draining is to be removed; `draining_s` says since when.
+    """
 
     id: str
     pool_id: str
     router_id: str = ""
     router_address: str = ""
     epoch: int = 0
+    is_draining: bool = False
+    draining_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What decides about a pool's replicas."""
+    """What decides about a pool's replicas.
+
+    Attributes:
+        cell_replicas_max: Of each of its cells; 0 is one cell for all.
+        prefill: How many replicas only prefill.
+        decode: How many only decode; the others do both.
+    """
 
     id: str
     engine: str
     replicas_wanted: int
+    cell_replicas_max: int = 64
+    prefill: int = 0
+    decode: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +98,7 @@ class Replica:
     is_draining: bool = False
     state: ReplicaState = ReplicaState.STARTING
     grpc_address: str = ""
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,51 +117,19 @@ class Plan:
     drain: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
 
-
-def assign_cells(
-    cells: Iterable[Cell], routers: Mapping[str, Router], *, may_take: bool
-) -> list[Cell]:
-    """Return the cells that get another owner, or the same one at another address.
-
-    A cell stays with its owner while that lives, and for `ROUTER_GRACE_S` after. Then it goes to
-    the live router with the fewest cells. When no router lives it stays where it is: gateways see
-    for themselves whether a router answers, and our own view may be what is wrong.
-
-    Args:
-        cells: All cells.
-        routers: By id; those that were never seen, or long ago, may be missing.
-        may_take: False while we cannot know who lives, e.g. shortly after our own start: owners
-            then keep their cells, however absent.
-    """
-    ordered = sorted(cells, key=lambda cell: cell.id)
-    live = sorted(router.id for router in routers.values() if router.absent_s <= 0)
-    owned = Counter(cell.router_id for cell in ordered)
-    changed: list[Cell] = []
-    for cell in ordered:
-        owner = routers.get(cell.router_id)
-        if owner is not None and owner.absent_s <= 0:
-            chosen = owner
-        elif not live or (cell.router_id and not _is_gone(owner, may_take=may_take)):
-            continue
-        else:
-            chosen = routers[min(live, key=lambda router_id: (owned[router_id], router_id))]
-        if (chosen.id, chosen.address) == (cell.router_id, cell.router_address):
-            continue
-        owned[cell.router_id] -= 1
-        owned[chosen.id] += 1
-        changed.append(
-            replace(cell, router_id=chosen.id, router_address=chosen.address, epoch=cell.epoch + 1)
-        )
-    return changed
-
-
-def _is_gone(owner: Router | None, *, may_take: bool) -> bool:
-    return may_take and (owner is None or owner.absent_s > ROUTER_GRACE_S)
+    def applied(self, replicas: Iterable[Replica]) -> list[Replica]:
+        """Return the replicas as they are after these changes."""
+        drain, forget = set(self.drain), set(self.forget)
+        kept = (replica for replica in replicas if replica.id not in forget)
+        return [
+            *(replace(r, is_draining=True) if r.id in drain else r for r in kept),
+            *self.create,
+        ]
 
 
 def plan_replicas(
     pools: Iterable[Pool],
-    cells: Mapping[str, str],
+    cells: Mapping[str, Sequence[str]],
     nodes: Iterable[Node],
     replicas: Sequence[Replica],
     new_id: Callable[[], str],
@@ -152,7 +142,7 @@ def plan_replicas(
 
     Args:
         pools: All pools.
-        cells: The cell of each pool that has one.
+        cells: Of each pool that has any, the cells for new replicas; the smallest gets the next.
         nodes: All nodes.
         replicas: All replicas.
         new_id: Source of ids; sorted by time.
@@ -168,19 +158,22 @@ def plan_replicas(
         wanted_ones = [r for r in replicas if r.pool_id == pool.id and not r.is_draining]
         stranded = {r.id for r in wanted_ones if _is_stranded(r, cordoned)}
         counted = [r for r in wanted_ones if r.id not in stranded]
-        oldest_first = sorted(counted, key=lambda replica: replica.id)
-        surplus = sorted(oldest_first, key=_worth, reverse=True)[pool.replicas_wanted :]
+        homes = cells.get(pool.id, ())
+        surplus = _most_useful_first(counted, homes)[pool.replicas_wanted :]
         drain += [replica.id for replica in surplus if not _has_ended(replica)]
         forget += [replica.id for replica in surplus if _has_ended(replica)]
         ready = sum(replica.state is ReplicaState.READY for replica in counted)
         if ready >= pool.replicas_wanted:
             forget += sorted(stranded)
         hosts = [node.id for node in live if pool.engine in node.engines]
-        missing = pool.replicas_wanted - len(counted) if hosts and pool.id in cells else 0
+        missing = pool.replicas_wanted - len(counted) if hosts and homes else 0
+        sizes = Counter(replica.cell_id for replica in counted)
         for _ in range(missing):
             host = min(hosts, key=lambda node_id: (load[node_id], node_id))
+            home = min(homes, key=lambda cell_id: sizes[cell_id])
             load[host] += 1
-            create.append(Replica(new_id(), pool.id, cells[pool.id], host))
+            sizes[home] += 1
+            create.append(Replica(new_id(), pool.id, home, host))
     return Plan(tuple(create), tuple(drain), tuple(forget))
 
 
@@ -190,7 +183,66 @@ def _is_stranded(replica: Replica, cordoned: AbstractSet[str]) -> bool:
     return is_lost or (replica.node_id in cordoned and _has_ended(replica))
 
 
-def _worth(replica: Replica) -> int:
+def _most_useful_first(replicas: Iterable[Replica], homes: Sequence[str]) -> list[Replica]:
+    """Order a pool's replicas by which are kept: those that serve, in cells that stay, oldest.
+
+    Cells take turns, so that they shrink evenly.
+    """
+    ordered = sorted(replicas, key=lambda r: (-worth(r), r.id))
+    seen: Counter[str] = Counter()
+    graded: list[tuple[int, bool, int, str, Replica]] = []
+    for replica in ordered:
+        turn = seen[replica.cell_id]
+        seen[replica.cell_id] += 1
+        graded.append((-worth(replica), replica.cell_id not in homes, turn, replica.id, replica))
+    return [grade[-1] for grade in sorted(graded, key=lambda grade: grade[:-1])]
+
+
+def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str, str]:
+    """Return the replicas whose role changes, with the new one; empty is both.
+
+    In a pool that has all its replicas the first `prefill` ones by id prefill, the next `decode`
+    ones decode, evenly over its cells. A replica keeps its role for as long as the pool has it: who
+    comes later fills what is vacant. While replicas are missing both roles get fewer, and always
+    somebody is left for the other half of the work.
+    """
+    counted: dict[str, list[Replica]] = {}
+    for replica in sorted(replicas, key=lambda replica: replica.id):
+        if not replica.is_draining and replica.state is not ReplicaState.LOST:
+            counted.setdefault(replica.pool_id, []).append(replica)
+    changed: dict[str, str] = {}
+    for pool in pools:
+        own = counted.get(pool.id, [])
+        configured = {"prefill": pool.prefill, "decode": pool.decode}
+        having: dict[str, list[Replica]] = {role: [] for role in configured}
+        free: list[Replica] = []
+        for replica in own:
+            keeps = len(having.get(replica.role, ())) < configured.get(replica.role, 0)
+            (having[replica.role] if keeps else free).append(replica)
+        for role, target in zip(configured, _role_targets(pool, len(own)), strict=True):
+            in_cell = Counter(replica.cell_id for replica in having[role])
+            for _ in range(min(target - in_cell.total(), len(free))):
+                chosen = min(free, key=lambda r: (in_cell[r.cell_id], r.id))
+                free.remove(chosen)
+                having[role].append(chosen)
+                in_cell[chosen.cell_id] += 1
+        roles = {replica.id: role for role, held in having.items() for replica in held}
+        changed |= {r.id: roles.get(r.id, "") for r in own if r.role != roles.get(r.id, "")}
+    return changed
+
+
+def _role_targets(pool: Pool, there: int) -> tuple[int, int]:
+    """Return how many of the replicas that are there should only prefill, and only decode."""
+    both = pool.prefill + pool.decode
+    if both <= there and max(pool.prefill, pool.decode) < there:
+        return pool.prefill, pool.decode
+    if there < 2:
+        return 0, 0
+    prefill = min(pool.prefill, there - 1, max(1, there * pool.prefill // both))
+    return prefill, min(pool.decode, there - max(prefill, 1))
+
+
+def worth(replica: Replica) -> int:
     """Grade by which replicas are kept: ready ones, then those that may become so."""
     grades = {ReplicaState.READY: 3, ReplicaState.STARTING: 2, ReplicaState.DRAINING: 1}
     return grades.get(replica.state, 0)

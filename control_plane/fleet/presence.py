@@ -1,6 +1,6 @@
 """Which routers hold a watch open with this control plane."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -11,16 +11,38 @@ class Presence:
 
     Attributes:
         on_change: Called when a router comes, moves or leaves.
-        departed: Routers that left and were not written down yet.
+        departed: Routers that left and were not written down yet: id -> last address.
+        gone: Those of them that said goodbye, or are known to have ended.
     """
 
     on_change: Callable[[], None]
-    departed: set[str] = field(default_factory=set[str])
+    departed: dict[str, str] = field(default_factory=dict[str, str])
+    gone: set[str] = field(default_factory=set[str])
     _watches: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    _leaving: set[str] = field(default_factory=set[str])  # said goodbye, the watch is still open
 
     def here(self) -> dict[str, str]:
         """Return the addresses of the routers that are here, by id."""
-        return {router_id: addresses[-1] for router_id, addresses in self._watches.items()}
+        return {
+            router_id: addresses[-1]
+            for router_id, addresses in self._watches.items()
+            if router_id not in self._leaving
+        }
+
+    def leave(self, router_id: str) -> None:
+        """Take a router's goodbye: it is gone, though its watch may stay open a moment longer."""
+        addresses = self._watches.get(router_id)
+        if addresses:
+            self._leaving.add(router_id)
+        self.departed[router_id] = addresses[-1] if addresses else ""
+        self.gone.add(router_id)
+        self.on_change()
+
+    def written(self, departed: Iterable[str], gone: Iterable[str]) -> None:
+        """Forget about departures that were written down, unless they are over."""
+        for router_id in departed:
+            self.departed.pop(router_id, None)
+        self.gone.difference_update(gone)
 
     @contextmanager
     def present(self, router_id: str, address: str) -> Generator[None]:
@@ -29,7 +51,9 @@ class Presence:
         A router that lost its connection may be back before its old watch is seen to have ended.
         """
         self._watches.setdefault(router_id, []).append(address)
-        self.departed.discard(router_id)
+        self._leaving.discard(router_id)
+        self.departed.pop(router_id, None)
+        self.gone.discard(router_id)
         self.on_change()
         try:
             yield
@@ -38,5 +62,7 @@ class Presence:
             addresses.remove(address)
             if not addresses:
                 del self._watches[router_id]
-                self.departed.add(router_id)
+                if router_id not in self._leaving:
+                    self.departed[router_id] = address
+                self._leaving.discard(router_id)
             self.on_change()

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Float, case, cast, delete, func, literal, select, update
+from sqlalchemy import Float, case, cast, delete, exists, func, literal, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
+from control_plane.fleet.cells import Spread
 from control_plane.fleet.model import Cell, Node, Pool, Replica, ReplicaState, Router
 from sluice.profiles import Profile
 from sluice.wire.agent.v1 import agent_pb2 as wire
@@ -25,51 +26,98 @@ async def try_lead(connection: AsyncConnection) -> bool:
 
 
 async def write_routers(
-    connection: AsyncConnection, here: Mapping[str, str], departed: Iterable[str]
+    connection: AsyncConnection,
+    here: Mapping[str, str],
+    departed: Iterable[str],
+    gone: Iterable[str],
 ) -> None:
-    """Write down which routers are with this control plane, and which just left it."""
+    """Write down which routers are with this control plane, which left it, and which ended."""
     table = tables.routers
-    if gone := sorted(departed):
-        await connection.execute(
-            update(table)
-            .where(table.c.id.in_(gone), table.c.left_at.is_(None))
-            .values(left_at=func.now())
-        )
+    for ids, values in (
+        (sorted(departed), {"left_at": func.now()}),
+        (sorted(gone), {"is_gone": True}),
+    ):
+        if ids:
+            unknown = table.c.left_at.is_(None) if "left_at" in values else ~table.c.is_gone
+            query = update(table).where(table.c.id.in_(ids), unknown).values(**values)
+            await connection.execute(query)
     if here:
         values = [{"id": key, "address": address} for key, address in sorted(here.items())]
         query = insert(table).values(values)
-        changed = {"address": query.excluded.address, "seen_at": func.now(), "left_at": None}
+        changed = {
+            "address": query.excluded.address,
+            "seen_at": func.now(),
+            "came_at": case((table.c.left_at.is_(None), table.c.came_at), else_=func.now()),
+            "left_at": None,
+            "is_gone": False,
+        }
         await connection.execute(query.on_conflict_do_update(index_elements=["id"], set_=changed))
 
 
 async def routers(connection: AsyncConnection) -> dict[str, Router]:
     """Return all routers that were ever seen."""
     table = tables.routers
-
-    def seconds_since(column: Any) -> Any:
-        return cast(func.extract("epoch", func.now() - column), Float)
-
-    silent_s = seconds_since(table.c.seen_at)
+    silent_s = _seconds_since(table.c.seen_at)
     absent_s = case(
-        (table.c.left_at.is_not(None), seconds_since(table.c.left_at)),
+        (table.c.left_at.is_not(None), _seconds_since(table.c.left_at)),
         (silent_s > _ROUTER_SILENCE_S, silent_s),
         else_=literal(0.0),
     )
     # now() is the start of the transaction: a router that left within it has been absent 0 s.
+    t = table.c
     rows = await connection.execute(
-        select(table.c.id, table.c.address, absent_s, table.c.left_at.is_not(None))
+        select(
+            t.id, t.address, absent_s, t.left_at.is_not(None), t.is_gone, _seconds_since(t.came_at)
+        )
     )
     return {
-        key: Router(key, address, max(absent, 1e-6) if has_left else absent)
-        for key, address, absent, has_left in rows.tuples()
+        key: Router(key, address, max(absent, 1e-6) if has_left else absent, is_gone, here_s)
+        for key, address, absent, has_left, is_gone, here_s in rows.tuples()
     }
+
+
+def _seconds_since(column: Any) -> Any:
+    return cast(func.extract("epoch", func.now() - column), Float)
 
 
 async def cells(connection: AsyncConnection) -> list[Cell]:
     """Return all cells."""
     t = tables.cells.c
-    rows = await connection.execute(select(t.id, t.pool_id, t.router_id, t.router_address, t.epoch))
+    draining_s = func.coalesce(_seconds_since(t.draining_since), 0.0)
+    rows = await connection.execute(
+        select(
+            *(t.id, t.pool_id, t.router_id, t.router_address, t.epoch, t.is_draining), draining_s
+        )
+    )
     return [Cell(*row) for row in rows.tuples()]
+
+
+async def owners_unchanged_s(connection: AsyncConnection) -> float:
+    """Return how long no cell has changed its owner; infinite without cells."""
+    newest = func.max(tables.cells.c.assigned_at)
+    unchanged_s = await connection.scalar(select(_seconds_since(newest)))
+    return float("inf") if unchanged_s is None else unchanged_s
+
+
+async def write_spread(connection: AsyncConnection, spread: Spread) -> None:
+    """Create, drain and remove cells, and move replicas between them."""
+    table = tables.cells
+    for cell in spread.create:
+        query = insert(table).values(id=cell.id, pool_id=cell.pool_id)
+        await connection.execute(query.on_conflict_do_nothing())
+    for ids, values in (
+        (spread.drain, {"is_draining": True, "draining_since": func.now()}),
+        (spread.revive, {"is_draining": False, "draining_since": None}),
+    ):
+        if ids:
+            await connection.execute(update(table).where(table.c.id.in_(ids)).values(**values))
+    for replica_id, cell_id in spread.move.items():
+        row = tables.replicas.c.id == replica_id
+        await connection.execute(update(tables.replicas).where(row).values(cell_id=cell_id))
+    if spread.remove:
+        # Deleting a cell deletes its replicas.
+        held = exists().where(tables.replicas.c.cell_id == table.c.id)
+        await connection.execute(delete(table).where(table.c.id.in_(spread.remove), ~held))
 
 
 async def write_owners(connection: AsyncConnection, changed: Iterable[Cell]) -> None:
@@ -78,15 +126,25 @@ async def write_owners(connection: AsyncConnection, changed: Iterable[Cell]) -> 
         await connection.execute(
             update(tables.cells)
             .where(tables.cells.c.id == cell.id)
-            .values(router_id=cell.router_id, router_address=cell.router_address, epoch=cell.epoch)
+            .values(
+                router_id=cell.router_id,
+                router_address=cell.router_address,
+                epoch=cell.epoch,
+                assigned_at=func.now(),
+            )
         )
 
 
 async def pools(connection: AsyncConnection) -> list[Pool]:
     """Return all pools."""
     t = tables.pools.c
-    rows = await connection.execute(select(t.id, t.engine, t.replicas_wanted))
-    return [Pool(*row) for row in rows.tuples()]
+    rows = await connection.execute(
+        select(t.id, t.engine, t.replicas_wanted, t.cell_replicas_max, t.roles)
+    )
+    return [
+        Pool(key, engine, wanted, limit, roles.get("prefill", 0), roles.get("decode", 0))
+        for key, engine, wanted, limit, roles in rows.tuples()
+    ]
 
 
 async def nodes(connection: AsyncConnection) -> list[Node]:
@@ -103,13 +161,13 @@ async def replicas(connection: AsyncConnection, node_id: str | None = None) -> l
     """Return the replicas, all or those of one node."""
     t = tables.replicas.c
     query = select(
-        t.id, t.pool_id, t.cell_id, t.node_id, t.is_draining, t.state, t.grpc_address
+        t.id, t.pool_id, t.cell_id, t.node_id, t.is_draining, t.state, t.grpc_address, t.role
     ).order_by(t.id)
     if node_id is not None:
         query = query.where(t.node_id == node_id).with_for_update()
     return [
-        Replica(key, pool, cell, node, is_draining, ReplicaState(state), address)
-        for key, pool, cell, node, is_draining, state, address in (
+        Replica(key, pool, cell, node, is_draining, ReplicaState(state), address, role)
+        for key, pool, cell, node, is_draining, state, address, role in (
             await connection.execute(query)
         ).tuples()
     ]
@@ -169,6 +227,13 @@ async def forget_replicas(connection: AsyncConnection, ids: Sequence[str]) -> No
     """Delete replicas; their agents stop what still runs of them."""
     if ids:
         await connection.execute(delete(tables.replicas).where(tables.replicas.c.id.in_(ids)))
+
+
+async def write_roles(connection: AsyncConnection, roles: Mapping[str, str]) -> None:
+    """Set what replicas are for."""
+    table = tables.replicas
+    for replica_id, role in roles.items():
+        await connection.execute(update(table).where(table.c.id == replica_id).values(role=role))
 
 
 async def write_node(connection: AsyncConnection, message: wire.SyncRequest) -> None:

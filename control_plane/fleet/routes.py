@@ -65,7 +65,7 @@ class FleetRoutes:
     async def cells(self, request: web.Request) -> web.Response:
         """Return cells and their owners."""
         t = tables.cells
-        return await page(self._database, select(t), t.c.id, request, dict)
+        return await page(self._database, select(t), t.c.id, request, _times)
 
     async def replicas(self, request: web.Request) -> web.Response:
         """Return replicas, with what their agents last said."""

@@ -1,19 +1,23 @@
 """The fleet's loop: writes down who lives, then makes the world follow the pure decisions.
 
 Every control plane runs it; an advisory lock lets one decide at a time. It wakes up at once when a
-router comes or goes or the state changes, and every second without that.
+router comes or goes or the state changes, and every second without that. While a router is missing
+it looks more often: its cells wait.
 """
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 
 import structlog
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import Database, DatabaseDownError
+from control_plane.fleet import cells as cell_model
 from control_plane.fleet import model, repository
 from control_plane.fleet.presence import Presence
+from control_plane.fleet.probe import refuses
 from control_plane.watch.feed import Feed
 from sluice.ids import new_id
 from sluice.profiles import FRAMES, profile_of
@@ -21,6 +25,7 @@ from sluice.profiles import FRAMES, profile_of
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
+_MISSING_TICK_S = 0.1
 # After a start or an outage of the database everybody looks absent; they get this long to be heard.
 _ROUTERS_RETURN_S = 4.0
 _NODES_RETURN_S = model.NODE_LOST_AFTER_S
@@ -37,6 +42,8 @@ class Fleet:
         self.presence = Presence(self._wake.set)
         self._heard_since = time.monotonic()  # before that we could not hear everybody
         self._pruned_at = float("-inf")
+        # Routers whose watch closed: address, and until when that is news.
+        self._missing: dict[str, tuple[str, float]] = {}
 
     def wake(self) -> None:
         """Decide again now."""
@@ -48,12 +55,32 @@ class Fleet:
         while True:
             changed = self._feed.changed()
             self._wake.clear()
+            await self._look_for_missing()
             try:
-                await self._database.run(self._step)
+                self.presence.written(*await self._database.run(self._step))
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("fleet_step_failed", error=str(getattr(error, "reason", error)))
                 self._heard_since = time.monotonic()
             await self._pause(changed)
+
+    async def _look_for_missing(self) -> None:
+        """Find out which of the routers that are missing have ended."""
+        now = time.monotonic()
+        until = now + cell_model.ROUTER_GRACE_S + _TICK_S
+        here = self.presence.here()
+        for router_id, address in self.presence.departed.items():
+            self._missing.setdefault(router_id, (address, until))
+        for router_id, (_, news_until) in list(self._missing.items()):
+            if router_id in here or router_id in self.presence.gone or now > news_until:
+                del self._missing[router_id]
+        missing = {router_id: address for router_id, (address, _) in self._missing.items()}
+        answers = await asyncio.gather(*map(refuses, missing.values()))
+        here = self.presence.here()
+        for router_id, has_ended in zip(missing, answers, strict=True):
+            if has_ended and router_id not in here:
+                log.info("router_ended", router=router_id)
+                self.presence.gone.add(router_id)
+                del self._missing[router_id]
 
     async def _pause(self, changed: asyncio.Event) -> None:
         """Wait for the tick, or until there is something new; at least a moment."""
@@ -61,53 +88,94 @@ class Fleet:
         waits = (self._wake.wait(), changed.wait())
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(wait) for wait in waits]
-            await asyncio.wait(waiting, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            tick_s = _MISSING_TICK_S if self._missing else _TICK_S
+            await asyncio.wait(waiting, timeout=tick_s, return_when=asyncio.FIRST_COMPLETED)
             for task in waiting:
                 task.cancel()
 
-    async def _step(self, connection: AsyncConnection) -> None:
-        departed = set(self.presence.departed)
-        await repository.write_routers(connection, self.presence.here(), departed)
+    async def _step(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
+        """Decide once; return the departures that were written down."""
+        departed, gone = set(self.presence.departed), set(self.presence.gone)
+        await repository.write_routers(connection, self.presence.here(), departed, gone)
         heard_s = time.monotonic() - self._heard_since
         if await repository.try_lead(connection):
-            await self._assign(connection, may_take=heard_s > _ROUTERS_RETURN_S)
             if heard_s > _NODES_RETURN_S:
                 for node_id in await repository.lose_nodes(connection, model.NODE_LOST_AFTER_S):
                     log.warning("node_lost", node=node_id)
-            await self._reconcile(connection)
+            cells = await repository.cells(connection)  # before the pools: then none lacks its pool
+            pools = await repository.pools(connection)
+            replicas = await repository.replicas(connection)
+            spread = cell_model.spread_pools(pools, cells, replicas)
+            if spread.is_change:
+                await self._spread(connection, spread)
+                cells = await repository.cells(connection)
+                replicas = await repository.replicas(connection)
+            fleet = (pools, cells, replicas)
+            await self._assign(connection, *fleet, may_take=heard_s > _ROUTERS_RETURN_S)
+            await self._reconcile(connection, pools, spread.open, replicas)
             if time.monotonic() - self._pruned_at > _PRUNE_INTERVAL_S:
                 await repository.prune_changes(connection)
                 self._pruned_at = time.monotonic()
-        self.presence.departed -= departed
+        return departed, gone
 
-    async def _assign(self, connection: AsyncConnection, *, may_take: bool) -> None:
-        cells = await repository.cells(connection)  # before the pools: then none lacks its pool
-        engines = {pool.id: pool.engine for pool in await repository.pools(connection)}
-        changed = model.assign_cells(
-            [cell for cell in cells if profile_of(engines.get(cell.pool_id, "")) is FRAMES],
-            await repository.routers(connection),
-            may_take=may_take,
-        )
+    @staticmethod
+    async def _spread(connection: AsyncConnection, spread: cell_model.Spread) -> None:
+        """Give the pools their cells."""
+        await repository.write_spread(connection, spread)
+        for event, ids in (
+            ("cell_created", [cell.id for cell in spread.create]),
+            ("cell_draining", spread.drain),
+            ("cell_kept", spread.revive),
+            ("cell_removed", spread.remove),
+        ):
+            for cell_id in ids:
+                log.info(event, cell=cell_id)
+        for replica_id, cell_id in spread.move.items():
+            log.info("replica_moved", replica=replica_id, cell=cell_id)
+
+    @staticmethod
+    async def _assign(
+        connection: AsyncConnection,
+        pools: Sequence[model.Pool],
+        cells: Sequence[model.Cell],
+        replicas: Sequence[model.Replica],
+        *,
+        may_take: bool,
+    ) -> None:
+        """Give the cells their routers."""
+        engines = {pool.id: pool.engine for pool in pools}
+        routed = [cell for cell in cells if profile_of(engines.get(cell.pool_id, "")) is FRAMES]
+        routers = await repository.routers(connection)
+        replicas_of = cell_model.sizes(replicas)
+        changed = cell_model.assign_cells(routed, routers, replicas_of, may_take=may_take)
+        if not changed and may_take:
+            quiet_s = await repository.owners_unchanged_s(connection)
+            moved = cell_model.even_out(routed, routers, replicas_of, quiet_s=quiet_s)
+            changed = [] if moved is None else [moved]
         await repository.write_owners(connection, changed)
         for cell in changed:
             log.info("cell_assigned", cell=cell.id, router=cell.router_id, epoch=cell.epoch)
 
-    async def _reconcile(self, connection: AsyncConnection) -> None:
-        cells = {cell.pool_id: cell.id for cell in await repository.cells(connection)}
-        pools = await repository.pools(connection)
-        plan = model.plan_replicas(
-            pools,
-            cells,
-            await repository.nodes(connection),
-            await repository.replicas(connection),
-            lambda: new_id("replica"),
-        )
+    @staticmethod
+    async def _reconcile(
+        connection: AsyncConnection,
+        pools: Sequence[model.Pool],
+        homes: Mapping[str, Sequence[str]],
+        replicas: Sequence[model.Replica],
+    ) -> None:
+        """Give the pools their replicas, and these their roles."""
+        nodes = await repository.nodes(connection)
+        plan = model.plan_replicas(pools, homes, nodes, replicas, lambda: new_id("replica"))
         profiles = {pool.id: profile_of(pool.engine) for pool in pools}
         await repository.create_replicas(connection, plan.create, profiles)
         await repository.drain_replicas(connection, plan.drain)
         await repository.forget_replicas(connection, plan.forget)
+        roles = model.assign_roles(pools, plan.applied(replicas))
+        await repository.write_roles(connection, roles)
         for replica in plan.create:
             log.info("replica_created", replica=replica.id, node=replica.node_id)
         for event, ids in (("replica_draining", plan.drain), ("replica_forgotten", plan.forget)):
             for replica_id in ids:
                 log.info(event, replica=replica_id)
+        for replica_id, role in roles.items():
+            log.info("replica_role", replica=replica_id, role=role or "both")

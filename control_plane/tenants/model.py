@@ -10,16 +10,24 @@ from control_plane.fields import Body, Count, Id, Text
 
 SALT_BYTES = 16
 KEY_PREFIX = "sk-sluice"
+RESERVED_PERMILLE_MAX = 1000  # of all tiers together
 
 
 class TierBody(Body):
-    """A priority class and its limits; 0 is no limit."""
+    """A priority class and its limits; 0 is no limit.
+
+    `reserved_permille` is the share of every cell that the tier gets at least while it has work;
+    all tiers together can have 1000. Work of a tier that `is_preemptible` (batch) is shed first,
+    and interrupted when a higher tier would miss its deadline.
+    """
 
     priority: Count = 0
     rpm: Count = 0
     tpm: Count = 0
     context_tokens_max: Count = 0
     ttft_deadline_ms: Count = 0
+    reserved_permille: Annotated[int, Field(ge=0, le=RESERVED_PERMILLE_MAX)] = 0
+    is_preemptible: bool = False
 
 
 class TenantBody(Body):

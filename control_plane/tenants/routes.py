@@ -4,7 +4,7 @@ import secrets
 from typing import Any
 
 from aiohttp import web
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -15,6 +15,7 @@ from control_plane.http.resources import Resource, ResourceRoutes, Values, fetch
 from control_plane.tables import api_keys, tenants, tiers
 from control_plane.tenants.model import (
     KEY_PREFIX,
+    RESERVED_PERMILLE_MAX,
     SALT_BYTES,
     KeyBody,
     NewKey,
@@ -24,11 +25,31 @@ from control_plane.tenants.model import (
 from sluice.errors import ErrorCode, PlatformError
 from sluice.ids import new_id, new_secret
 
+_RESERVES_LOCK = 7310520304  # held while the reserved shares of all tiers are added up
+
+
+async def _check_reserves(connection: AsyncConnection, key: str, values: Values) -> None:
+    """Refuse a reserved share that the other tiers leave no room for."""
+    wanted = values["reserved_permille"]
+    if not wanted:
+        return
+    await connection.execute(select(func.pg_advisory_xact_lock(_RESERVES_LOCK)))
+    query = select(func.coalesce(func.sum(tiers.c.reserved_permille), 0)).where(tiers.c.id != key)
+    others = int(await connection.scalar(query) or 0)
+    if others + wanted > RESERVED_PERMILLE_MAX:
+        message = (
+            f"reserved_permille: the other tiers have {others} of {RESERVED_PERMILLE_MAX}, so tier"
+            f" {key} can have {RESERVED_PERMILLE_MAX - others}, not {wanted}; lower theirs first"
+        )
+        raise PlatformError(ErrorCode.CONFLICT, message, param="reserved_permille")
+
+
 TIERS = Resource(
     path="tiers",
     table=tiers,
     shown=("id", *TierBody.model_fields),
     body=TierBody,
+    before_write=_check_reserves,
 )
 TENANTS = Resource(
     path="tenants",

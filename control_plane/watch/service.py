@@ -37,6 +37,7 @@ class WatchService:
         self,
         feed: Feed,
         present: Callable[[str, str], AbstractContextManager[None]],
+        leave: Callable[[str], None],
         count: Callable[[str, int], None],
     ) -> None:
         """Prepare.
@@ -44,10 +45,12 @@ class WatchService:
         Args:
             feed: What is served.
             present: (router id, address) -> the router lives while this context is open.
+            leave: Takes the id of a router that says goodbye.
             count: (role, +1 or -1) -> keeps the number of watchers.
         """
         self._feed = feed
         self._present = present
+        self._leave = leave
         self._count = count
 
     def handler(self) -> "grpc.GenericRpcHandler[wire.WatchRequest, bytes]":
@@ -55,7 +58,28 @@ class WatchService:
         method = grpc.unary_stream_rpc_method_handler(
             self.watch, request_deserializer=wire.WatchRequest.FromString, response_serializer=None
         )
-        return grpc.method_handlers_generic_handler(_SERVICE, {"Watch": method})
+        return grpc.method_handlers_generic_handler(
+            _SERVICE,
+            {
+                "Watch": method,
+                "Leave": grpc.unary_unary_rpc_method_handler(
+                    self.leave,  # pyright: ignore[reportArgumentType]
+                    request_deserializer=wire.LeaveRequest.FromString,
+                    response_serializer=wire.LeaveResponse.SerializeToString,
+                ),
+            },
+        )
+
+    async def leave(
+        self,
+        request: wire.LeaveRequest,
+        context: "grpc.aio.ServicerContext[wire.LeaveRequest, wire.LeaveResponse]",
+    ) -> wire.LeaveResponse:
+        """Take a router's goodbye: its cells need not wait for it."""
+        if not is_id(request.instance_id):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a router needs an id")
+        self._leave(request.instance_id)
+        return wire.LeaveResponse()
 
     async def watch(self, request: wire.WatchRequest, context: Context) -> None:
         """Serve one watcher until it leaves, or stops reading."""

@@ -33,6 +33,7 @@ async def test_what_is_put_is_what_is_got(plane) -> None:
     await _demo(plane)
     for path, body in {
         "tiers/gold": {"priority": 9, "rpm": 1, "tpm": 2, "context_tokens_max": 3},
+        "tiers/batch": {"reserved_permille": 50, "is_preemptible": True},
         "tenants/zoe": {"name": "Zoë", "tier_id": "gold", "is_disabled": True, "weight": 7},
         f"bases/{OTHER}": {"name": "b", "context_tokens_max": 4096},
         "pools/second": {
@@ -40,6 +41,8 @@ async def test_what_is_put_is_what_is_got(plane) -> None:
             "engine": "openvino",
             "replicas_wanted": 0,
             "engine_options": {"slots": "8"},
+            "cell_replicas_max": 8,
+            "roles": {"prefill": 1, "decode": 3},
         },
         "models/a": {"base_digest": OTHER, "pool_id": "second", "owner_tenant_id": "zoe"},
     }.items():
@@ -58,7 +61,10 @@ async def test_what_is_put_is_what_is_got(plane) -> None:
     assert (await admin.get("/v1/models/org/tiny:1")).json()["owner_tenant_id"] == ""
     cells = (await admin.get("/v1/cells")).json()["data"]
     assert {("main-0", "main"), ("second-0", "second")} <= {(c["id"], c["pool_id"]) for c in cells}
-    for path in ("models/a", "pools/second", f"bases/{OTHER}", "tenants/zoe", "tiers/gold"):
+    for path in (
+        *("models/a", "pools/second", f"bases/{OTHER}", "tenants/zoe"),
+        *("tiers/gold", "tiers/batch"),
+    ):
         assert (await admin.delete(f"/v1/{path}")).status_code == 204
         assert (await admin.get(f"/v1/{path}")).status_code == 404
         assert (await admin.delete(f"/v1/{path}")).status_code == 404
@@ -80,6 +86,7 @@ BAD_REQUESTS = [  # method, path, body, status, code, param
     ("PUT", "tiers/t", b'{"rpm": -1}', 400, "invalid_request", "rpm"),
     ("PUT", "tiers/t", b'{"rpm": NaN}', 400, "invalid_request", "rpm"),
     ("PUT", "tiers/t", b'{"typo": 1}', 400, "invalid_request", "typo"),
+    ("PUT", "tiers/t", b'{"reserved_permille": 1001}', 400, "invalid_request", "reserved_permille"),
     ("PUT", "tiers/t", b'{"rpm": 1' + b" " * 300_000 + b"}", 413, "request_too_large", None),
     ("PUT", "tiers/a%20b", b"{}", 400, "invalid_request", "id"),
     ("PUT", "tiers/a%00b", b"{}", 400, "invalid_request", "id"),
@@ -165,6 +172,25 @@ async def test_a_key_is_shown_once_and_only_its_hash_is_kept(plane) -> None:
     assert "salt" not in tenant
     assert (await admin.delete(f"/v1/tenants/acme/keys/{made['id']}")).status_code == 204
     assert (await admin.get("/v1/tenants/acme/keys")).json()["data"] == []
+
+
+async def test_tiers_cannot_be_promised_more_than_there_is(plane) -> None:
+    admin = plane.admin
+    await plane.put("tiers/res0", reserved_permille=700)
+    refused = await admin.put("/v1/tiers/res1", json={"reserved_permille": 301})
+    assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+    assert refused.json()["param"] == "reserved_permille"
+    assert "can have 300, not 301" in refused.json()["detail"]
+    await plane.put("tiers/res1", reserved_permille=300)
+    await plane.put(
+        "tiers/res0", reserved_permille=700, rpm=5
+    )  # its own share is not counted twice
+    await plane.put("tiers/res0", reserved_permille=0)
+    racing = (admin.put(f"/v1/tiers/res{n}", json={"reserved_permille": 400}) for n in (2, 3, 4))
+    statuses = sorted(answer.status_code for answer in await asyncio.gather(*racing))
+    assert statuses == [201, 409, 409]
+    for number in range(5):
+        await admin.delete(f"/v1/tiers/res{number}")
 
 
 async def test_the_description_names_what_there_is(plane) -> None:

@@ -23,6 +23,14 @@ DIGEST = "ef" * 32
 
 
 @asynccontextmanager
+async def listening():
+    """An address where somebody answers, as long as the block runs."""
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@asynccontextmanager
 async def router(plane, name: str, address: str):
     """What a router shows of itself: an open watch with an address."""
     watcher = ControlWatcher(plane.grpc_address, wire.ROLE_ROUTER, name, address)
@@ -88,42 +96,99 @@ async def _pool(plane, *, engine: str = "none", replicas: int = 0) -> str:
     return pool_id
 
 
+def owners(watcher, cells: list[str]) -> list[tuple[str, str]]:
+    found = [watcher.state.cells.get(cell, wire.Cell()) for cell in cells]
+    return [(cell.router_id, cell.router_address) for cell in found]
+
+
 async def test_cells_go_to_live_routers_and_are_handed_over(
     shared_control_plane, eventually
 ) -> None:
     plane = shared_control_plane
     cells = [f"{await _pool(plane)}-0" for _ in range(2)]
-    async with AsyncExitStack() as first:
-        one = await first.enter_async_context(router(plane, "r1", "127.0.0.1:7001"))
-
-        def owners(watcher) -> list[tuple[str, str]]:
-            found = [watcher.state.cells.get(cell, wire.Cell()) for cell in cells]
-            return [(cell.router_id, cell.router_address) for cell in found]
-
-        await eventually(lambda: owners(one) == [("r1", "127.0.0.1:7001")] * 2, "r1 owns both")
+    async with (
+        listening() as at_1,
+        listening() as at_2,
+        listening() as elsewhere,
+        AsyncExitStack() as first,
+    ):
+        one = await first.enter_async_context(router(plane, "r1", at_1))
+        await eventually(lambda: owners(one, cells) == [("r1", at_1)] * 2, "r1 owns both")
         epochs = [one.state.cells[cell].epoch for cell in cells]
-        async with router(plane, "r2", "127.0.0.1:7002") as two:
+        async with router(plane, "r2", at_2) as two:
             assert await two.wait_synced(DEADLINE_S)
-            assert owners(two) == owners(one), "a newcomer takes nothing from a live owner"
+            assert owners(two, cells) == owners(one, cells), "a newcomer takes nothing"
             third = f"{await _pool(plane)}-0"
             await eventually(
                 lambda: two.state.cells.get(third, wire.Cell()).router_id == "r2",
                 "a new cell goes to the router with the fewest",
             )
             await first.aclose()
-            async with router(plane, "r1", "127.0.0.1:7001") as back:  # within the grace
+            async with router(plane, "r1", at_1) as back:  # within the grace
                 assert await back.wait_synced(DEADLINE_S)
                 assert [back.state.cells[cell].epoch for cell in cells] == epochs
-            await eventually(
-                lambda: owners(two) == [("r2", "127.0.0.1:7002")] * 2, "r2 takes them over"
-            )
+            await eventually(lambda: owners(two, cells) == [("r2", at_2)] * 2, "r2 takes them over")
             assert [two.state.cells[cell].epoch for cell in cells] == [e + 1 for e in epochs]
-        async with router(plane, "r2", "127.0.0.1:7009") as moved:
+        async with router(plane, "r2", elsewhere) as moved:
             await eventually(
-                lambda: owners(moved) == [("r2", "127.0.0.1:7009")] * 2, "the new address is told"
+                lambda: owners(moved, cells) == [("r2", elsewhere)] * 2, "the new address is told"
             )
     shown = (await plane.admin.get("/v1/routers")).json()["data"]
     assert {found["id"] for found in shown} >= {"r1", "r2"}
+
+
+async def test_a_pool_is_split_into_cells_and_roles(shared_control_plane, eventually) -> None:
+    plane = shared_control_plane
+    pool_id = await _pool(plane)
+    pool = {"base_digest": DIGEST, "engine": "sim-s", "cell_replicas_max": 2}
+    await plane.put(
+        f"pools/{pool_id}", **pool, replicas_wanted=5, roles={"prefill": 2, "decode": 3}
+    )
+    async with (
+        router(plane, "r1", "127.0.0.1:7001") as watcher,
+        node(plane, "node-s", "sim-s") as found,
+    ):
+
+        def replicas() -> list[wire.Replica]:
+            return [r for r in watcher.state.replicas.values() if r.pool_id == pool_id]
+
+        def cells() -> dict[str, wire.Cell]:
+            return {c.id: c for c in watcher.state.cells.values() if c.pool_id == pool_id}
+
+        def size(cell_id: str) -> int:
+            return sum(r.cell_id == cell_id for r in replicas())
+
+        async def end_what_drains() -> None:
+            ready = [
+                agent.ObservedReplica(
+                    replica_id=r.id, state=wire.REPLICA_STATE_READY, grpc_address="127.0.0.1:9"
+                )
+                for r in replicas()
+                if r.state != wire.REPLICA_STATE_DRAINING
+            ]
+            await found.report(*ready)
+
+        await eventually(lambda: len(replicas()) == 5, "they are made")
+        assert {cell_id: size(cell_id) for cell_id in cells()} == {
+            f"{pool_id}-0": 2,
+            f"{pool_id}-1": 2,
+            f"{pool_id}-2": 1,
+        }
+        await eventually(lambda: all(c.router_id for c in cells().values()), "each has an owner")
+        assert sorted(r.role for r in replicas()) == ["decode"] * 3 + ["prefill"] * 2
+        await plane.put(f"pools/{pool_id}", **pool, replicas_wanted=1)
+        await eventually(
+            lambda: [c.is_draining for _, c in sorted(cells().items())] == [False, True, True],
+            "two cells drain",
+        )
+        await eventually(
+            lambda: sum(r.state == wire.REPLICA_STATE_DRAINING for r in replicas()) == 4,
+            "and so do four replicas",
+        )
+        await end_what_drains()
+        await eventually(lambda: list(cells()) == [f"{pool_id}-0"], "then they go")
+        assert size(f"{pool_id}-0") == 1
+        assert {r.role for r in replicas()} == {""}
 
 
 async def test_a_replica_from_wish_to_end(shared_control_plane, eventually) -> None:

@@ -13,10 +13,37 @@ def test_a_router_is_here_until_its_last_watch_ends() -> None:
     second.enter_context(presence.present("r", "b:2"))
     first.close()  # the old connection is found dead after the new one came
     assert presence.here() == {"r": "b:2"}
-    assert presence.departed == set()
+    assert presence.departed == {}
     second.close()
-    assert (presence.here(), presence.departed) == ({}, {"r"})
+    assert (presence.here(), presence.departed, presence.gone) == ({}, {"r": "b:2"}, set())
     with presence.present("r", "a:1"):
-        assert presence.departed == set()
+        assert presence.departed == {}
     assert told[0] == {"r": "a:1"}
     assert len(told) == 6
+
+
+def test_who_said_goodbye_is_gone_though_its_watch_is_open() -> None:
+    presence = Presence(lambda: None)
+    with presence.present("r", "a:1"):
+        presence.leave("r")
+        assert (presence.here(), presence.departed, presence.gone) == ({}, {"r": "a:1"}, {"r"})
+        presence.written({"r"}, {"r"})
+        assert (presence.here(), presence.departed, presence.gone) == ({}, {}, set())
+    assert presence.departed == {}, "that was told already"
+    with presence.present("r", "a:1"):
+        assert presence.here() == {"r": "a:1"}
+
+
+def test_a_new_watch_takes_a_goodbye_back() -> None:
+    presence = Presence(lambda: None)
+    with presence.present("r", "a:1"):
+        presence.leave("r")
+        with presence.present("r", "b:2"):
+            assert (presence.here(), presence.departed, presence.gone) == ({"r": "b:2"}, {}, set())
+        assert presence.here() == {"r": "a:1"}
+
+
+def test_a_goodbye_of_a_router_that_is_nowhere_is_written_down() -> None:
+    presence = Presence(lambda: None)
+    presence.leave("r")
+    assert (presence.departed, presence.gone) == ({"r": ""}, {"r"})

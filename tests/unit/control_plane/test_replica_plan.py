@@ -47,15 +47,8 @@ def _consistent(replicas: list[Replica], pools: list[Pool], nodes: list[Node]) -
 
 def _plan(pools: list[Pool], nodes: list[Node], replicas: list[Replica]) -> Plan:
     numbers = count(500)
-    cells = {pool.id: f"{pool.id}-0" for pool in pools}
+    cells = {pool.id: (f"{pool.id}-0",) for pool in pools}
     return plan_replicas(pools, cells, nodes, replicas, lambda: f"r{next(numbers)}")
-
-
-def _apply(replicas: list[Replica], plan: Plan) -> list[Replica]:
-    kept = [replica for replica in replicas if replica.id not in plan.forget]
-    return [replace(r, is_draining=r.is_draining or r.id in plan.drain) for r in kept] + list(
-        plan.create
-    )
 
 
 def _work(replicas: list[Replica], nodes: list[Node]) -> list[Replica]:
@@ -78,7 +71,7 @@ def test_the_fleet_reaches_what_is_wanted_and_stays(
 ) -> None:
     now = _consistent(replicas, pools, nodes)
     for _ in range(4):
-        now = _work(_apply(now, _plan(pools, nodes, now)), nodes)
+        now = _work(_plan(pools, nodes, now).applied(now), nodes)
     assert _plan(pools, nodes, now) == Plan()
     ready = Counter(r.pool_id for r in now if r.state is ReplicaState.READY and not r.is_draining)
     for pool in pools:
@@ -107,7 +100,7 @@ def test_a_plan_is_minimal_and_possible(
     assert not set(plan.drain) & set(plan.forget)
     drained = {r.pool_id for r in now if r.id in plan.drain}
     assert not drained & {r.pool_id for r in plan.create}, "never both create and drain"
-    assert _plan(pools, nodes, _apply(now, plan)) == Plan(), "nothing is decided twice"
+    assert _plan(pools, nodes, plan.applied(now)) == Plan(), "nothing is decided twice"
 
 
 def test_surplus_goes_from_what_is_least_useful() -> None:
@@ -115,7 +108,7 @@ def test_surplus_goes_from_what_is_least_useful() -> None:
     replicas = [Replica(f"r{n}", "p", "p-0", "n", state=state) for n, state in enumerate(states)]
     node = Node("n", frozenset({"sim"}), is_lost=False)
     for wanted, drained in ((3, ()), (2, ("r0",)), (1, ("r3", "r0"))):
-        plan = plan_replicas([Pool("p", "sim", wanted)], {"p": "p-0"}, [node], replicas, str)
+        plan = plan_replicas([Pool("p", "sim", wanted)], {"p": ("p-0",)}, [node], replicas, str)
         assert (plan.drain, plan.forget) == (drained, ("r2",)), "what failed has nothing to drain"
 
 

@@ -58,7 +58,11 @@ async def _settle() -> None:
 
 def _service(feed: Feed) -> tuple[WatchService, Metrics, Presence]:
     metrics, presence = Metrics(), Presence(lambda: None)
-    return WatchService(feed, presence.present, metrics.count_watcher), metrics, presence
+    return (
+        WatchService(feed, presence.present, presence.leave, metrics.count_watcher),
+        metrics,
+        presence,
+    )
 
 
 async def test_a_watcher_gets_a_snapshot_and_then_each_change() -> None:

@@ -47,6 +47,16 @@ class WatchRequest(_message.Message):
     known_version: int
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., instance_id: _Optional[str] = ..., address: _Optional[str] = ..., known_version: _Optional[int] = ...) -> None: ...
 
+class LeaveRequest(_message.Message):
+    __slots__ = ("instance_id",)
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    def __init__(self, instance_id: _Optional[str] = ...) -> None: ...
+
+class LeaveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WatchResponse(_message.Message):
     __slots__ = ("version", "is_snapshot", "upserts", "removals", "is_heartbeat")
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -102,20 +112,24 @@ class Removals(_message.Message):
     def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Tier(_message.Message):
-    __slots__ = ("id", "priority", "rpm", "tpm", "context_tokens_max", "ttft_deadline_ms")
+    __slots__ = ("id", "priority", "rpm", "tpm", "context_tokens_max", "ttft_deadline_ms", "reserved_permille", "is_preemptible")
     ID_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     RPM_FIELD_NUMBER: _ClassVar[int]
     TPM_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
     TTFT_DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_PERMILLE_FIELD_NUMBER: _ClassVar[int]
+    IS_PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
     id: str
     priority: int
     rpm: int
     tpm: int
     context_tokens_max: int
     ttft_deadline_ms: int
-    def __init__(self, id: _Optional[str] = ..., priority: _Optional[int] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., ttft_deadline_ms: _Optional[int] = ...) -> None: ...
+    reserved_permille: int
+    is_preemptible: bool
+    def __init__(self, id: _Optional[str] = ..., priority: _Optional[int] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., ttft_deadline_ms: _Optional[int] = ..., reserved_permille: _Optional[int] = ..., is_preemptible: _Optional[bool] = ...) -> None: ...
 
 class Tenant(_message.Message):
     __slots__ = ("id", "name", "tier_id", "cache_salt", "is_disabled", "weight")
@@ -201,21 +215,23 @@ class Pool(_message.Message):
     def __init__(self, id: _Optional[str] = ..., base_digest: _Optional[str] = ..., engine: _Optional[str] = ..., replicas_wanted: _Optional[int] = ..., engine_options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Cell(_message.Message):
-    __slots__ = ("id", "pool_id", "router_id", "router_address", "epoch")
+    __slots__ = ("id", "pool_id", "router_id", "router_address", "epoch", "is_draining")
     ID_FIELD_NUMBER: _ClassVar[int]
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     id: str
     pool_id: str
     router_id: str
     router_address: str
     epoch: int
-    def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., router_id: _Optional[str] = ..., router_address: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    is_draining: bool
+    def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., router_id: _Optional[str] = ..., router_address: _Optional[str] = ..., epoch: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("id", "pool_id", "cell_id", "node_id", "grpc_address", "triton_model", "state", "profile")
+    __slots__ = ("id", "pool_id", "cell_id", "node_id", "grpc_address", "triton_model", "state", "profile", "role")
     ID_FIELD_NUMBER: _ClassVar[int]
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +240,7 @@ class Replica(_message.Message):
     TRITON_MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     id: str
     pool_id: str
     cell_id: str
@@ -232,4 +249,5 @@ class Replica(_message.Message):
     triton_model: str
     state: ReplicaState
     profile: str
-    def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., triton_model: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., profile: _Optional[str] = ...) -> None: ...
+    role: str
+    def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., triton_model: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., profile: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...

@@ -39,6 +39,11 @@ class ControlServiceStub:
                 request_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
                 response_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/sluice.wire.control.v1.ControlService/Leave',
+                request_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -50,6 +55,13 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Leave(self, request, context):
+        """a router says that it takes no more requests: its cells move at once
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -57,6 +69,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchRequest.FromString,
                     response_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchResponse.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +103,33 @@ class ControlService:
             '/sluice.wire.control.v1.ControlService/Watch',
             sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
             sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.control.v1.ControlService/Leave',
+            sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveRequest.SerializeToString,
+            sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

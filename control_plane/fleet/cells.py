@@ -1,0 +1,243 @@
+"""How pools are split into cells, and which router owns a cell; pure decisions over records.
+
+A cell is what one router knows all about. Replicas move between cells only when they must: what
+runs in the old cell goes on there, but what waits for the old cell has fewer replicas to wait for.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from control_plane.fleet.model import Cell, Pool, Replica, ReplicaState, Router, worth
+
+# A router whose watch closed, though its address answers, has lost the connection: it is given
+# time to come back. One that said goodbye, or whose address refuses, is not waited for.
+ROUTER_GRACE_S = 1.0
+# What waits for a cell that is to be removed has so long to be served there.
+CELL_DRAIN_S = 5.0
+# A cell too many is kept while the others would be fuller than this share without it, so that a
+# pool that is scaled to and fro at the edge does not make and drain a cell each time.
+_FULL_SHARE = 0.75
+# Evening out takes one cell at a time, a minute after anything else happened to cells or routers,
+# and only from a router that has a third more than another one.
+REBALANCE_PAUSE_S = 60.0
+_UNEVEN_FACTOR = 4 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Changes that split the pools into the cells they should have.
+
+    Attributes:
+        create: New cells.
+        drain: Cells that are to be removed, and get nothing new from now on.
+        revive: Draining cells that are wanted after all.
+        move: Replicas that change their cell: replica id -> cell id.
+        remove: Cells that have drained and hold nothing.
+        open: Of each pool, the cells that new replicas may go to, in their order.
+    """
+
+    create: tuple[Cell, ...]
+    drain: tuple[str, ...]
+    revive: tuple[str, ...]
+    move: Mapping[str, str]
+    remove: tuple[str, ...]
+    open: Mapping[str, tuple[str, ...]]
+
+    @property
+    def is_change(self) -> bool:
+        """Whether there is anything to do."""
+        return any((self.create, self.drain, self.revive, self.move, self.remove))
+
+
+def sizes(replicas: Iterable[Replica]) -> Counter[str]:
+    """Return how many replicas each cell has, without those that are leaving or lost."""
+    return Counter(replica.cell_id for replica in replicas if _counts(replica))
+
+
+def _counts(replica: Replica) -> bool:
+    return not replica.is_draining and replica.state is not ReplicaState.LOST
+
+
+def cells_wanted(pool: Pool, existing: int) -> int:
+    """Return how many cells a pool should have that has so many."""
+    limit = pool.cell_replicas_max
+    if not limit:
+        return 1
+    needed = max(1, ceil(pool.replicas_wanted / limit))
+    tolerated = min(ceil(pool.replicas_wanted / (limit * _FULL_SHARE)), pool.replicas_wanted)
+    return max(needed, min(existing, tolerated))
+
+
+def spread_pools(
+    pools: Iterable[Pool], cells: Iterable[Cell], replicas: Iterable[Replica]
+) -> Spread:
+    """Return the changes that give every pool its cells and no cell more than it may hold.
+
+    The cells of pool `p` are `p-0`, `p-1` and so on; the last ones go first. Running replicas stay
+    where they are unless their cell has drained or holds too many; new ones go to the smallest.
+    """
+    cells_of: defaultdict[str, list[Cell]] = defaultdict(list)
+    for cell in sorted(cells, key=lambda cell: cell.id):
+        cells_of[cell.pool_id].append(cell)
+    members: defaultdict[str, list[Replica]] = defaultdict(list)
+    for replica in sorted(replicas, key=lambda replica: replica.id):
+        members[replica.cell_id].append(replica)
+    create: list[Cell] = []
+    drain: list[str] = []
+    revive: list[str] = []
+    remove: list[str] = []
+    move: dict[str, str] = {}
+    opened: dict[str, tuple[str, ...]] = {}
+    for pool in sorted(pools, key=lambda pool: pool.id):
+        own = {cell.id: cell for cell in cells_of[pool.id]}
+        count = cells_wanted(pool, sum(not cell.is_draining for cell in own.values()))
+        wanted = opened[pool.id] = tuple(f"{pool.id}-{number}" for number in range(count))
+        create += [Cell(cell_id, pool.id) for cell_id in wanted if cell_id not in own]
+        revive += [cell_id for cell_id in wanted if cell_id in own and own[cell_id].is_draining]
+        leaving = [cell for cell in own.values() if cell.id not in wanted]
+        drain += [cell.id for cell in leaving if not cell.is_draining]
+        drained = [c for c in leaving if c.is_draining and c.draining_s >= CELL_DRAIN_S]
+        remove += [cell.id for cell in drained if not members[cell.id]]
+        homeless = [r for cell in drained for r in members[cell.id] if not r.is_draining]
+        move |= _moves(pool, wanted, members, homeless)
+    return Spread(tuple(create), tuple(drain), tuple(revive), move, tuple(remove), opened)
+
+
+def _moves(
+    pool: Pool,
+    wanted: Sequence[str],
+    members: Mapping[str, Sequence[Replica]],
+    homeless: Sequence[Replica],
+) -> dict[str, str]:
+    """Return where the homeless go, and what a cell with too many gives up: replica -> cell."""
+    size = {cell_id: sum(map(_counts, members.get(cell_id, ()))) for cell_id in wanted}
+    moved: dict[str, str] = {}
+
+    def smallest() -> str:
+        return min(wanted, key=lambda cell_id: size[cell_id])
+
+    for replica in homeless:
+        moved[replica.id] = target = smallest()
+        size[target] += _counts(replica)
+    limit = pool.cell_replicas_max
+    for cell_id in wanted if limit else ():
+        # Those that do not serve yet first, then the newest.
+        newest_first = reversed([r for r in members.get(cell_id, ()) if _counts(r)])
+        for replica in sorted(newest_first, key=worth):
+            target = smallest()
+            if size[cell_id] <= limit or size[target] >= limit:
+                break
+            moved[replica.id] = target
+            size[cell_id] -= 1
+            size[target] += 1
+    return moved
+
+
+def assign_cells(
+    cells: Iterable[Cell],
+    routers: Mapping[str, Router],
+    replicas_of: Mapping[str, int],
+    *,
+    may_take: bool,
+) -> list[Cell]:
+    """Return the cells that get another owner, or the same one at another address.
+
+    A cell stays with its owner while that lives, and until it is known to be gone or was absent
+    for `ROUTER_GRACE_S`. Then it goes to the live router with the fewest replicas. When no router
+    lives it stays where it is: gateways see for themselves whether a router answers, and our own
+    view may be what is wrong.
+
+    Args:
+        cells: All cells.
+        routers: By id; those that were never seen, or long ago, may be missing.
+        replicas_of: How many replicas a cell has; none where it says nothing.
+        may_take: False while we cannot know who lives, e.g. shortly after our own start: owners
+            then keep their cells, however absent.
+    """
+    largest_first = sorted(cells, key=lambda cell: (-replicas_of.get(cell.id, 0), cell.id))
+    live = sorted(router.id for router in routers.values() if router.absent_s <= 0)
+    owned = _loads(largest_first, replicas_of)
+    of_pool = Counter((cell.router_id, cell.pool_id) for cell in largest_first)
+    changed: list[Cell] = []
+    for cell in largest_first:
+        owner = routers.get(cell.router_id)
+        if owner is not None and owner.absent_s <= 0:
+            chosen = owner
+        elif not live or (cell.router_id and not _is_gone(owner, may_take=may_take)):
+            continue
+        else:
+            pool_id = cell.pool_id
+            chosen = routers[min(live, key=lambda r: (owned[r], of_pool[r, pool_id], r))]
+        if (chosen.id, chosen.address) == (cell.router_id, cell.router_address):
+            continue
+        owned[cell.router_id] -= _weight(cell, replicas_of)
+        owned[chosen.id] += _weight(cell, replicas_of)
+        of_pool[cell.router_id, cell.pool_id] -= 1
+        of_pool[chosen.id, cell.pool_id] += 1
+        changed.append(_given(cell, chosen))
+    return sorted(changed, key=lambda cell: cell.id)
+
+
+def even_out(
+    cells: Sequence[Cell],
+    routers: Mapping[str, Router],
+    replicas_of: Mapping[str, int],
+    *,
+    quiet_s: float,
+) -> Cell | None:
+    """Return the one cell that should move so that routers own more even shares; None mostly.
+
+    A new router is given nothing at first: whoever has just come may go again, and each move makes
+    what waits there wait anew. After a quiet minute it gets one cell, and so on each minute while
+    that makes the largest share smaller. So a restart of all routers one by one, or one that
+    crashes at night, heals by itself, and one that comes and goes is left alone.
+
+    Args:
+        cells: All cells.
+        routers: By id.
+        replicas_of: How many replicas a cell has.
+        quiet_s: Since a cell last changed its owner.
+    """
+    live = {router.id: router for router in routers.values() if router.absent_s <= 0}
+    loads = _loads(cells, replicas_of)
+    settled = quiet_s >= REBALANCE_PAUSE_S and all(
+        router.here_s >= REBALANCE_PAUSE_S for router in live.values()
+    )
+    if not settled or len(live) < 2 or any(cell.router_id not in live for cell in cells):
+        return None
+    most = max(live, key=lambda router_id: (loads[router_id], router_id))
+    least = min(live, key=lambda router_id: (loads[router_id], router_id))
+    gap = loads[most] - loads[least]
+    if loads[most] < _UNEVEN_FACTOR * loads[least]:
+        return None
+    movable = [
+        cell
+        for cell in cells
+        if cell.router_id == most and not cell.is_draining and _weight(cell, replicas_of) < gap
+    ]
+    if not movable:
+        return None
+    best = min(movable, key=lambda cell: (abs(gap - 2 * _weight(cell, replicas_of)), cell.id))
+    return _given(best, live[least])
+
+
+def _loads(cells: Iterable[Cell], replicas_of: Mapping[str, int]) -> Counter[str]:
+    loads: Counter[str] = Counter()
+    for cell in cells:
+        loads[cell.router_id] += _weight(cell, replicas_of)
+    return loads
+
+
+def _weight(cell: Cell, replicas_of: Mapping[str, int]) -> int:
+    """Return what a cell costs its router: its replicas, at least one, which may be to come."""
+    return max(1, replicas_of.get(cell.id, 0))
+
+
+def _given(cell: Cell, router: Router) -> Cell:
+    return replace(cell, router_id=router.id, router_address=router.address, epoch=cell.epoch + 1)
+
+
+def _is_gone(owner: Router | None, *, may_take: bool) -> bool:
+    return may_take and (owner is None or owner.is_gone or owner.absent_s > ROUTER_GRACE_S)
