@@ -10,6 +10,7 @@ from pathlib import Path
 MODULES = {
     "gateway": "benchmarks.micro.gateway_paths",
     "router": "benchmarks.micro.router_core",
+    "index": "benchmarks.micro.router_index",
     "events": "benchmarks.micro.event_emit",
     "sampling": "benchmarks.micro.sampling",
     "engine": "benchmarks.engine_alone",

@@ -96,7 +96,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.stored(name, prompt[first:], self.now)
         if naive := self.model.get(name):
             naive.has_events = True
-            for key in prompt[first:]:
+            for key in reversed(prompt[first:]):
                 naive.blocks.setdefault(key, float("-inf"))
             naive.shrink()
 
@@ -201,6 +201,18 @@ def test_a_dropped_replica_is_gone_and_its_place_is_clean_for_the_next() -> None
     index.dispatched("d", numbers(0, 2), 2.0)
     index.add_replica("b", 100)
     assert index.matches(numbers(0, 5)) == {"a": 5, "c": 5, "d": 2}
+    index.check()
+
+
+def test_a_prompt_that_names_a_block_twice_does_no_harm() -> None:
+    index = an_index()
+    index.dispatched("a", [1, 2, 1, 3, 3], 1.0)
+    index.stored("b", [7, 8, 7], 1.0)
+    index.dispatched("b", [1, 2, 1], 2.0)
+    index.check()
+    assert len(index) == 3 + 2 + 2
+    index.drop_replica("a")
+    index.drop_replica("b")
     index.check()
 
 

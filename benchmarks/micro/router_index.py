@@ -1,0 +1,145 @@
+"""CPU and memory of the router's prefix index, full: 64 replicas with 33,000 blocks each.
+
+One operation, "matches": ask which replica holds how much of one prompt, from the bytes of its
+hashes; all replicas hold its system prompt, and one ("known") or none ("unknown") the rest.
+One operation, "dispatched": note that a prompt goes to a replica, which has ("again") or has not
+("fresh") its blocks after the system prompt; for each fresh one another is evicted. One operation,
+"event": one block that an engine reports as stored or as removed. Read all as process CPU time of
+one core; `dispatched_longest_ms` is the slowest single call, which holds up everything else in a
+router. "bytes" is what the process grew by, per pair of a replica and a block. Not measured:
+hashing the prompts, parsing messages. Run: `python -m benchmarks.micro.router_index`.
+"""
+
+import gc
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import write_result
+from router.core.prefix_index import BlockHashes, PrefixIndex
+from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
+
+REPLICAS = 64
+KV_BLOCKS = 33_000
+SYSTEM_BLOCKS = 8  # that all prompts share
+PROMPTS_TOKENS = (1000, 12_000, 55_000)
+ROUNDS = 400
+
+
+class Bench:
+    """An index that is full, as after hours of traffic."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(1)
+        self.system = self.random.randbytes(SYSTEM_BLOCKS * HASH_BYTES)
+        self.index = PrefixIndex()
+        self.now = 0.0
+        self.names = [f"replica-{number}" for number in range(REPLICAS)]
+        before = resident_bytes()
+        for name in self.names:
+            self.index.add_replica(name, KV_BLOCKS)
+        self.times: list[float] = []
+        while len(self.index) < REPLICAS * KV_BLOCKS:
+            self.dispatch(self.prompt(self.random.choice((31, 64, 100, 375))))
+        self.full_bytes = resident_bytes() - before
+        for _ in range(40_000):  # every block is replaced about once, and many are used again
+            prompt = self.prompt(self.random.choice((31, 64, 100)))
+            self.dispatch(prompt, self.names[0])
+            self.dispatch(prompt)
+        self.churned_bytes = resident_bytes() - before
+        self.longest_s = max(self.times)
+
+    def prompt(self, blocks: int) -> bytes:
+        """Return the hashes of a new prompt."""
+        return self.system + self.random.randbytes((blocks - SYSTEM_BLOCKS) * HASH_BYTES)
+
+    def dispatch(self, data: bytes, name: str = "") -> float:
+        """Dispatch to some replica; return the CPU seconds."""
+        self.now += 0.01
+        name = name or self.random.choice(self.names)
+        started_s = time.process_time()
+        self.index.dispatched(name, BlockHashes(data), self.now)
+        self.times.append(time.process_time() - started_s)
+        return self.times[-1]
+
+    def match(self, data: bytes) -> float:
+        """Look a prompt up; return the CPU seconds."""
+        started_s = time.process_time()
+        self.index.matches(BlockHashes(data))
+        return time.process_time() - started_s
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def mean_us(samples: list[float]) -> float:
+    """Return the mean in microseconds."""
+    return round(1e6 * sum(samples) / len(samples), 1)
+
+
+def per_prompt(bench: Bench, tokens: int) -> dict[str, Any]:
+    """Return the CPU of what is done for prompts of one size."""
+    prompts = [bench.prompt(tokens // BLOCK_TOKENS) for _ in range(ROUNDS)]
+    unknown = [bench.match(data) for data in prompts]
+    fresh: list[float] = []
+    again: list[float] = []
+    known: list[float] = []
+    for number, data in enumerate(prompts):
+        name = bench.names[number % REPLICAS]
+        fresh.append(bench.dispatch(data, name))
+        again.append(bench.dispatch(data, name))
+        known.append(bench.match(data))
+    return {
+        "prompt_tokens": tokens,
+        "blocks": tokens // BLOCK_TOKENS,
+        "matches_unknown_us": mean_us(unknown),
+        "matches_known_us": mean_us(known),
+        "dispatched_fresh_us": mean_us(fresh),
+        "dispatched_again_us": mean_us(again),
+    }
+
+
+def per_event_us(bench: Bench) -> dict[str, float]:
+    """Return the CPU per reported block, in reports of 64."""
+    reports = [BlockHashes(bench.random.randbytes(64 * HASH_BYTES)) for _ in range(ROUNDS)]
+    figures: dict[str, float] = {}
+    for what, call in (("stored", bench.index.stored), ("removed", bench.index.removed)):
+        started_s = time.process_time()
+        for number, hashes in enumerate(reports):
+            call(bench.names[number % REPLICAS], hashes, bench.now)
+        spent_s = time.process_time() - started_s
+        figures[f"{what}_us"] = round(1e6 * spent_s / (64 * ROUNDS), 2)
+    return figures
+
+
+def main() -> None:
+    """Measure, print and record."""
+    gc.disable()
+    bench = Bench()
+    entries = len(bench.index)
+    figures: dict[str, Any] = {
+        "replicas": REPLICAS,
+        "entries": entries,
+        "bytes_per_entry_full": round(bench.full_bytes / entries),
+        "bytes_per_entry_churned": round(bench.churned_bytes / entries),
+        "dispatched_longest_ms": round(1e3 * bench.longest_s, 1),
+        "per_prompt": [per_prompt(bench, tokens) for tokens in PROMPTS_TOKENS],
+        "per_event": per_event_us(bench),
+    }
+    operation = (
+        "matches, dispatched: one prompt's block hashes from bytes; per_event: one block. CPU time"
+        " of one core, with a full index of 64 replicas; no hashing, no messages."
+    )
+    path = write_result("router_index", operation, figures)
+    for name, value in figures.items():
+        print(name, value)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
