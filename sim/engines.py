@@ -363,7 +363,7 @@ class Engine:
         endings = self._endings
         while endings and endings[0][0] <= self.steps:
             job = self.decoding.get(heappop(endings)[1])
-            if job is not None and not job.is_cancelled:
+            if job is not None:  # else it was cancelled
                 self._finish(job, now)
         self._reap()
         self._record(steps, prompt_tokens, decoded)
