@@ -351,10 +351,14 @@ class PrefixIndex:
             use = held.by_age[next(iter(held.by_age))]
             run = use.runs[-1]
             size = len(run.keys)
-            if size > excess:
-                run = self._split(run, size - excess)
-                size = excess
-            self._lose(held, run)
+            if size <= excess:
+                self._lose(held, run)
+            elif run.holders != held.bit:
+                self._lose(held, self._split(run, size - excess))
+            else:
+                self._forget(run.keys[size - excess :])
+                del run.keys[size - excess :]
+                held.blocks -= excess
             excess -= size
 
     def _lose(self, held: _Held, run: _Run) -> None:
@@ -363,9 +367,13 @@ class PrefixIndex:
         held.blocks -= len(run.keys)
         run.holders ^= held.bit
         if not run.holders:
-            shards = self._shards
-            for key in run.keys:
-                del shards[hash(key) & _SHARD_MASK][key]
+            self._forget(run.keys)
+
+    def _forget(self, keys: list[Hashable]) -> None:
+        """Delete blocks that nobody holds."""
+        shards = self._shards
+        for key in keys:
+            del shards[hash(key) & _SHARD_MASK][key]
 
     def _lose_some(self, held: _Held, run: _Run, gone: set[Hashable]) -> None:
         """Note that a replica does not hold some blocks of a run any more."""
