@@ -1,6 +1,7 @@
 """Composition root of the router: builds everything, runs it, drains it."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import grpc.aio
@@ -13,7 +14,7 @@ from router.hub import Hub
 from router.metrics import RouterMetrics
 from router.service import SERVER_OPTIONS, RouterService
 from router.settings import Settings
-from sluice.kserve import HostStream
+from sluice.kserve import HostStream, probe
 from sluice.lifecycle import run_every, stop_signals
 from sluice.status_http import status_server
 from sluice.watch import ControlWatcher
@@ -21,6 +22,9 @@ from sluice.wire.control.v1 import control_pb2 as control
 
 log = structlog.get_logger(__name__)
 
+# In the vocabulary of every model; shorter than a KV block, so that no cache answers it.
+PROBE_PROMPT = list(range(1, 13))
+PROBE_TOKENS = 8
 _FLUSH_S = 2.0
 _FOLLOW_S = 1.0
 
@@ -33,12 +37,7 @@ async def serve(settings: Settings) -> None:
 
 async def run(settings: Settings, stop: asyncio.Event) -> None:
     """Run the router until `stop` is set, then drain and return."""
-    config = CoreConfig(
-        queue_requests_max=settings.queue_requests_max,
-        queue_tokens_max=settings.queue_tokens_max,
-        deadline_default_s=settings.deadline_default_s,
-    )
-    core = RouterCore(config)
+    core = RouterCore(core_config(settings))
     metrics = RouterMetrics()
     hub = Hub(core, metrics)
     watcher = ControlWatcher(
@@ -56,7 +55,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
             status_server(
                 settings.http_address,
                 is_ready=lambda: not core.is_draining and watcher.age_s() < float("inf"),
-                metrics=lambda: metrics.exposition(core),
+                metrics=hub.exposition,
             )
         )
         stack.callback(hub.close)
@@ -65,6 +64,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
             hub,
             tasks,
             _open_stream,
+            _probe,
             router_id=settings.instance_id,
             silence_s=settings.silence_s,
         )
@@ -87,6 +87,23 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     log.info("router_stopped")
 
 
+def core_config(settings: Settings) -> CoreConfig:
+    """Return the limits of the core as they were set."""
+    return CoreConfig(
+        queue_requests_max=settings.queue_requests_max,
+        queue_tokens_max=settings.queue_tokens_max,
+        tenant_requests_max=settings.tenant_requests_max,
+        tenant_tokens_max=settings.tenant_tokens_max,
+        deadline_default_s=settings.deadline_default_s,
+        retries_max=settings.retries_max,
+        ttft_base_s=settings.ttft_base_s,
+        ttft_factor=settings.ttft_factor,
+        tpot_s=settings.tpot_s,
+        overtake_factor=settings.overtake_factor,
+        decision_sample=settings.decision_sample,
+    )
+
+
 async def _start_server(service: RouterService, address: str) -> grpc.aio.Server:
     server = grpc.aio.server(options=SERVER_OPTIONS)
     service.add_to(server)
@@ -101,6 +118,11 @@ async def _start_server(service: RouterService, address: str) -> grpc.aio.Server
 
 def _open_stream(target: Target) -> HostStream:
     return HostStream(target.address, target.model)
+
+
+async def _probe(target: Target, timeout_s: float) -> Sequence[int]:
+    reply = await probe(target.address, target.model, PROBE_PROMPT, PROBE_TOKENS, timeout_s)
+    return reply.tokens
 
 
 async def _follow_now_and_then(fleet: Fleet, watcher: ControlWatcher) -> None:
