@@ -1,163 +1,183 @@
-"""The queue of one cell: tiers by priority, tenants by virtual token counters, requests by arrival.
+"""All that waits in one cell, in the order in which it is to be served.
 
-Inside a tier the tenant that has received least service per weight goes first (VTC: input tokens
-count once, output tokens twice). A tenant that returns is lifted to the least counter among the
-waiting ones, so that idleness earns no credit.
+Tiers by priority, but a lower one that waits gets at least its reserved share of the service
+(`Tier.credit`), and every tier `SHARE_MIN`: the head of a tier is served at the latest when the
+cell has given cost(head) / share of service since the tier's last turn. Inside a tier virtual
+token counters per tenant (`router.core.tiers`), one count over all replicas of the cell; inside a
+tenant the order of `router.core.tenant_line`.
+
+What is charged is what is computed: prompt tokens that are not found in a cache, at dispatch, and
+output tokens as they come. At the end the charge is set to what the engine did compute; a request
+that never ran pays nothing, and what is computed again after a loss is not paid again.
 """
 
-from collections import OrderedDict
-from heapq import heappop, heappush, heapreplace
+from router.core.model import Request, Slot
+from router.core.tenant_line import Tenant
+from router.core.tiers import SHARE_MIN, Tier
 
-from router.core.model import Request, Tenant
-
-_TENANTS_KEPT = 1024  # idle ones are forgotten above this, where that changes nothing
-
-
-class Tier:
-    """The waiting requests of one priority."""
-
-    __slots__ = ("_entries", "_floor", "_heap", "retries", "tenants")
-
-    def __init__(self) -> None:
-        self.tenants: dict[str, Tenant] = {}
-        self.retries: OrderedDict[int, Request] = OrderedDict()
-        # (counter when listed, tie-break, tenant). Counters only grow, so an entry may be too low
-        # but never too high: the top is corrected until it is true.
-        self._heap: list[tuple[float, int, Tenant]] = []
-        self._entries = 0
-        self._floor = 0.0  # counter of the last tenant served
-
-    def tenant(self, tenant_id: str, weight: int) -> Tenant:
-        """Return the tenant's entry, made when it is new."""
-        tenant = self.tenants.get(tenant_id)
-        if tenant is None:
-            if len(self.tenants) >= _TENANTS_KEPT:
-                self._forget_idle()
-            tenant = self.tenants[tenant_id] = Tenant(tenant_id, self._floor)
-        tenant.weight = weight
-        return tenant
-
-    def push(self, request: Request) -> None:
-        """Append a request to its tenant's line."""
-        tenant = self.tenant(request.tenant_id, request.weight)
-        if not tenant.requests:
-            top = self._top()
-            tenant.counter = max(tenant.counter, self._floor if top is None else top.counter)
-        tenant.requests[request.order] = request
-        if not tenant.is_listed:
-            tenant.is_listed = True
-            self._entries += 1
-            heappush(self._heap, (tenant.counter, self._entries, tenant))
-
-    def peek(self) -> Request | None:
-        """Return the next request without taking it."""
-        if self.retries:
-            return next(iter(self.retries.values()))
-        top = self._top()
-        return None if top is None else next(iter(top.requests.values()))
-
-    def take(self, request: Request) -> Tenant:
-        """Remove the request that `peek` returned and charge its tenant for the prompt."""
-        tenant = self.tenant(request.tenant_id, request.weight)
-        if self.retries.pop(request.order, None) is not None:
-            return tenant  # charged when it was dispatched first
-        del tenant.requests[request.order]
-        self._floor = max(self._floor, tenant.counter)
-        tenant.counter += request.prompt_tokens / tenant.weight
-        return tenant
-
-    def remove(self, request: Request) -> None:
-        """Remove a waiting request, wherever it stands."""
-        if self.retries.pop(request.order, None) is None:
-            del self.tenants[request.tenant_id].requests[request.order]
-
-    def _top(self) -> Tenant | None:
-        heap = self._heap
-        while heap:
-            counter, entry, tenant = heap[0]
-            if not tenant.requests:
-                heappop(heap)
-                tenant.is_listed = False
-            elif counter < tenant.counter:
-                heapreplace(heap, (tenant.counter, entry, tenant))
-            else:
-                return tenant
-        return None
-
-    def _forget_idle(self) -> None:
-        top = self._top()
-        least = self._floor if top is None else top.counter
-        self.tenants = {
-            key: tenant
-            for key, tenant in self.tenants.items()
-            if tenant.requests or tenant.is_listed or tenant.counter > least
-        }
+__all__ = ["FairQueue", "Tenant", "Tier"]
 
 
 class FairQueue:
-    """All waiting requests of a cell. The caller bounds it by `requests` and `tokens`."""
+    """The queue of a cell. The caller bounds it by `requests` and `tokens`.
 
-    __slots__ = ("_priorities", "_tiers", "requests", "tokens")
+    After a `take` exactly one of `push_front` (the request comes back) and `settle` (it ended)
+    must follow.
+
+    Attributes:
+        requests: Waiting.
+        tokens: Of their prompts.
+    """
+
+    __slots__ = ("_descending", "_now", "_tiers", "requests", "tokens")
 
     def __init__(self) -> None:
         self._tiers: dict[int, Tier] = {}
-        self._priorities: list[int] = []  # highest first
+        self._descending: list[Tier] = []  # by priority
+        self._now = 0.0  # of the last peek
         self.requests = 0
-        self.tokens = 0  # of prompts
+        self.tokens = 0
 
-    def _tier(self, priority: int) -> Tier:
-        tier = self._tiers.get(priority)
+    # --- in and out -------------------------------------------------------------------------
+
+    def push(self, request: Request, now: float) -> None:
+        """Let a new request wait."""
+        del now
+        self._push(request, is_new=True)
+
+    def push_front(self, request: Request, now: float) -> None:
+        """Let a request that was taken wait again, before its tenant's others, as it was paid."""
+        del now
+        self._push(request, is_new=False)
+
+    def _push(self, request: Request, *, is_new: bool) -> None:
+        tier = self._tiers.get(request.priority)
         if tier is None:
-            tier = self._tiers[priority] = Tier()
-            self._priorities = sorted(self._tiers, reverse=True)
-        return tier
+            tier = self._tiers[request.priority] = Tier(request.priority)
+            self._descending = sorted(self._tiers.values(), key=lambda tier: -tier.priority)
+        tier.push(request, is_new=is_new)
+        self._count(request, 1)
 
-    def push(self, request: Request) -> None:
-        """Put a new request at the end of its tenant's line."""
-        self._tier(request.priority).push(request)
-        self.requests += 1
-        self.tokens += request.prompt_tokens
-
-    def push_front(self, request: Request) -> None:
-        """Put a request that comes back before everybody of its tier, behind earlier returns."""
-        self._tier(request.priority).retries[request.order] = request
-        self.requests += 1
-        self.tokens += request.prompt_tokens
-
-    def peek(self) -> Request | None:
-        """Return the request that is served next."""
-        for priority in self._priorities:
-            request = self._tiers[priority].peek()
-            if request is not None:
-                return request
-        return None
-
-    def take(self, request: Request) -> Tenant:
-        """Remove the request that `peek` returned; its tenant is charged."""
-        self.requests -= 1
-        self.tokens -= request.prompt_tokens
-        return self._tiers[request.priority].take(request)
+    def take(self, request: Request, now: float) -> Tenant:
+        """Remove a waiting request that is dispatched; its tenant and its tier are charged."""
+        tier = self._tiers[request.priority]
+        service = tier.cost(request)
+        for other in self._descending:
+            other.earn(service, now)
+        tier.pay(service)
+        self._count(request, -1)
+        return tier.take(request)
 
     def remove(self, request: Request) -> None:
-        """Remove a request that will not be served."""
-        self.requests -= 1
-        self.tokens -= request.prompt_tokens
-        self._tiers[request.priority].remove(request)
+        """Remove a waiting request that ends here; a charge for nothing is returned.
+
+        Raises:
+            KeyError: It does not wait.
+        """
+        tier = self._tiers[request.priority]
+        tier.remove(request)
+        tier.give_back(request)
+        self._count(request, -1)
+
+    def settle(self, slot: Slot) -> None:
+        """Correct what a request was charged, when it ends while `slot` is its dispatch."""
+        slot.tenant.tier.settle(slot)
+
+    def reprice(self, request: Request, uncached_tokens: int) -> None:
+        """Set the prediction of a waiting request; its place follows."""
+        self._tiers[request.priority].reprice(request, uncached_tokens)
+
+    def _count(self, request: Request, count: int) -> None:
+        self.requests += count
+        self.tokens += count * request.prompt_tokens
+
+    # --- order ------------------------------------------------------------------------------
+
+    def peek(self, now: float) -> Request | None:
+        """Return the request that is to be served next, and end a look-ahead."""
+        self._now = now
+        for tier in self._descending:
+            tier.look_no_further()
+        return self._first()
+
+    def skip(self, request: Request) -> Request | None:
+        """Set aside what `peek` or `skip` returned, until the next `peek`; return the one after it.
+
+        That is the head of the tenant whose turn is next; a tenant's second request comes after
+        the first ones of all others of its tier.
+        """
+        self._tiers[request.priority].look_further(request)
+        return self._first()
+
+    def _first(self) -> Request | None:
+        highest: Request | None = None
+        for tier in self._descending:
+            if not tier.requests or (highest is not None and tier.credit <= 0.0):
+                continue
+            head = tier.head(self._now)
+            if head is None:
+                continue
+            if highest is None:
+                highest = head
+            elif tier.credit >= tier.cost(head):
+                return head
+        return highest
 
     def drain(self) -> list[Request]:
-        """Remove and return everything, in the order of service."""
-        out: list[Request] = []
-        while (request := self.peek()) is not None:
-            self.take(request)
-            out.append(request)
+        """Remove and return everything, without a charge; highest tier first, by arrival."""
+        out = sorted(self.waiting(), key=lambda request: (-request.priority, request.order))
+        for request in out:
+            self.remove(request)
         return out
 
     def waiting(self) -> list[Request]:
         """Return everything that waits, by arrival; for checks, not for decisions."""
-        found = [
-            request
-            for tier in self._tiers.values()
-            for line in (tier.retries, *(tenant.requests for tenant in tier.tenants.values()))
-            for request in line.values()
-        ]
+        found = [request for tier in self._descending for request in tier.waiting()]
         return sorted(found, key=lambda request: request.order)
+
+    # --- estimates --------------------------------------------------------------------------
+
+    def tenant_load(self, priority: int, tenant_id: str) -> tuple[int, int]:
+        """Return how many requests and prompt tokens of a tenant wait in one tier."""
+        tier = self._tiers.get(priority)
+        return (0, 0) if tier is None else tier.load(tenant_id)
+
+    def waiting_below(self, priority: int) -> tuple[int, int]:
+        """Return how many requests and prompt tokens wait in lower tiers than this one."""
+        lower = [tier for tier in self._descending if tier.priority < priority]
+        return sum(tier.requests for tier in lower), sum(tier.tokens for tier in lower)
+
+    def ahead(
+        self, priority: int, tenant_id: str, weight: int, uncached_tokens: int, now: float
+    ) -> tuple[int, int]:
+        """Estimate the requests and uncached tokens served before a request if it came now.
+
+        What comes later and overtakes it is not in it.
+        """
+        tier = self._tiers.get(priority)
+        own = (0.0, 0.0) if tier is None else tier.before(tenant_id, weight, uncached_tokens, now)
+        requests, tokens = own
+        share = SHARE_MIN if tier is None else tier.share
+        for other in self._descending:
+            if other.priority > priority:
+                # The reserved share lets us through before all that is higher has gone.
+                limit = (tokens + uncached_tokens) * (1.0 - share) / share
+            elif other.priority < priority:
+                limit = (tokens + uncached_tokens) * other.share
+            else:
+                continue
+            part = min(1.0, limit / max(1, other.uncached_tokens))
+            requests += part * other.requests
+            tokens += part * other.uncached_tokens
+        return round(requests), round(tokens)
+
+    def cheapest_to_lose(self, below_priority: int, now: float) -> Request | None:
+        """Return the waiting request to give up first, of a tier below this one; None: no such.
+
+        Preemptible tiers first, then the lowest; in it the youngest request of the tenant that
+        would be served last.
+        """
+        lower = [t for t in self._descending if t.priority < below_priority and t.requests]
+        if not lower:
+            return None
+        return min(lower, key=lambda t: (not t.is_preemptible, t.priority)).cheapest_to_lose(now)

@@ -172,6 +172,7 @@ class Request:
         *("session", "adapter", "payload"),
         *("gateway", "order", "arrived_at", "deadline_at", "state", "slot", "attempts", "avoid"),
         *("uncached_tokens", "objective_s", "overdue_at", "output", "is_charged"),
+        "charged_tokens",
         *("preemptions", "prediction"),
     )
 
@@ -222,6 +223,7 @@ class Request:
         self.overdue_at = float("inf")
         self.output: list[int] | None = [] if is_preemptible else None
         self.is_charged = False  # its tenant has paid for the prompt
+        self.charged_tokens = 0  # ... so many tokens of it
         self.preemptions = 0
         self.prediction: Prediction | None = None
 

@@ -104,6 +104,7 @@ class Requests:
         request.state = State.DONE
         request.payload = None
         if request.slot is not None:
+            request.slot.tenant.tier.settle(request.slot)
             request.slot.is_open = False
             request.slot = None
         self.live -= 1

@@ -1,111 +1,285 @@
 """The fair queue against a naive model that sorts everything every time."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from dataclasses import dataclass, field
 
-from router.core.fair_queue import FairQueue
-from router.core.model import Gateway, Request
-from sluice.wire.router.v1 import router_pb2 as wire
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from router.core.fair_queue import FairQueue, Tier
+from router.core.model import Request, Slot
+
+PRIORITIES = (0, 5, 9)
+TENANTS = "abcd"
+WEIGHTS = {"a": 1, "b": 2, "c": 3, "d": 1}
+RESERVED = {0: 100, 5: 300, 9: 0}
+
+
+@dataclass
+class Line:
+    """What the model knows of one tenant in one tier."""
+
+    counter: float
+    returned: list[Request] = field(default_factory=list)
+    others: list[Request] = field(default_factory=list)
+
+    def ordered(self, now: float) -> list[Request]:
+        overdue = sorted(
+            (r for r in self.others if r.overdue_at <= now), key=lambda r: (r.overdue_at, r.order)
+        )
+        rest = [r for r in self.others if r.overdue_at > now]
+        rest.sort(key=lambda r: (r.uncached_tokens, r.order))
+        return [*self.returned, *overdue, *rest]
 
 
 class Naive:
-    """Counters and lines as plain dicts and lists."""
+    """One tier: counters as plain numbers, lines as plain lists."""
 
     def __init__(self) -> None:
-        self.lines: dict[tuple[int, str], list[Request]] = {}
-        self.retries: list[Request] = []
-        self.counters: dict[tuple[int, str], float] = {}
-        self.floors: dict[int, float] = {}
+        self.lines: dict[str, Line] = {}
+        self.last: str | None = None
 
-    def push(self, request: Request) -> None:
-        key = (request.priority, request.tenant_id)
-        floor = self.floors.get(request.priority, 0.0)
-        counter = self.counters.setdefault(key, floor)
-        if not self.lines.get(key):
-            active = [
-                self.counters[other]
-                for other, line in self.lines.items()
-                if line and other[0] == request.priority
-            ]
-            self.counters[key] = max(counter, min(active, default=floor))
-        self.lines.setdefault(key, []).append(request)
+    def least(self) -> float | None:
+        counters = [line.counter for line in self.lines.values() if line.returned + line.others]
+        if counters:
+            return min(counters)
+        return None if self.last is None else self.lines[self.last].counter
 
-    def candidates(self) -> list[Request]:
-        """Everything that may be next: ties between tenants are the queue's to break."""
-        waiting = [*self.retries, *(line[0] for line in self.lines.values() if line)]
-        if not waiting:
-            return []
-        top = max(request.priority for request in waiting)
-        retries = [request for request in self.retries if request.priority == top]
-        if retries:
-            return retries[:1]
-        heads = [line[0] for key, line in self.lines.items() if line and key[0] == top]
-        least = min(self.counters[top, request.tenant_id] for request in heads)
-        return [r for r in heads if self.counters[top, r.tenant_id] == least]
+    def push(self, request: Request, *, comes_back: bool) -> None:
+        least = self.least()
+        line = self.lines.setdefault(request.tenant_id, Line(least or 0.0))
+        if not line.returned + line.others and least is not None:
+            line.counter = max(line.counter, least)
+        (line.returned if comes_back else line.others).append(request)
 
-    def take(self, request: Request) -> None:
-        if request in self.retries:
-            self.retries.remove(request)
+    def remove(self, request: Request) -> Line:
+        line = self.lines[request.tenant_id]
+        (line.returned if request in line.returned else line.others).remove(request)
+        return line
+
+    def take(self, request: Request, *, pays: bool) -> None:
+        line = self.remove(request)
+        self.last = request.tenant_id
+        if pays:
+            line.counter += request.uncached_tokens / request.weight
+
+    def order(self, now: float) -> list[list[Request]]:
+        """Return the tenants' lines, the next tenant first."""
+        waiting = [(line.counter, line.ordered(now)) for line in self.lines.values()]
+        waiting.sort(key=lambda entry: entry[0])
+        return [requests for _, requests in waiting if requests]
+
+    def is_next(self, tenant_id: str) -> bool:
+        least = self.least()
+        assert least is not None
+        return self.lines[tenant_id].counter <= least + 1e-9
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Random pushes, takes, tokens, ends and returns, on both."""
+
+    @initialize()
+    def start(self) -> None:
+        self.queue = FairQueue()
+        self.naive = {priority: Naive() for priority in PRIORITIES}
+        self.now = 0.0
+        self.orders = 0
+        self.running: list[Slot] = []
+        self.paid: dict[int, int] = {}  # by request: prompt tokens
+        self.emitted = dict.fromkeys(((p, t) for p in PRIORITIES for t in TENANTS), 0)
+
+    def tier(self, priority: int) -> Tier:
+        return self.queue._tiers[priority]
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 20.0]))
+    def time_goes_on(self, seconds) -> None:
+        self.now += seconds
+
+    @rule(
+        priority=st.sampled_from(PRIORITIES),
+        tenant=st.sampled_from(TENANTS),
+        size=st.integers(1, 50),
+        patience_s=st.sampled_from([0.5, 5.0, float("inf")]),
+    )
+    def push(self, priority, tenant, size, patience_s) -> None:
+        self.orders += 1
+        request = Request(
+            handle=self.orders,
+            cell_id="cell",
+            prompt_tokens=size,
+            tenant_id=tenant,
+            priority=priority,
+            weight=WEIGHTS[tenant],
+            reserved_permille=RESERVED[priority],
+            is_preemptible=priority == PRIORITIES[0],
+        )
+        request.order = self.orders
+        request.overdue_at = self.now + patience_s
+        self.queue.push(request, self.now)
+        self.naive[priority].push(request, comes_back=False)
+
+    @rule(skips=st.integers(0, 3))
+    def take(self, skips) -> None:
+        request = self.queue.peek(self.now)
+        for _ in range(skips):
+            following = None if request is None else self.queue.skip(request)
+            if following is None:
+                break
+            request = following
+        if request is None:
+            assert not self.queue.requests
             return
-        key = (request.priority, request.tenant_id)
-        self.lines[key].remove(request)
-        self.floors[key[0]] = max(self.floors.get(key[0], 0.0), self.counters[key])
-        self.counters[key] += request.prompt_tokens / request.weight
+        pays = not request.is_charged
+        tenant = self.queue.take(request, self.now)
+        self.naive[request.priority].take(request, pays=pays)
+        self.paid.setdefault(request.order, request.uncached_tokens)
+        assert tenant.tenant_id == request.tenant_id
+        slot = Slot(request, tenant, "replica", sequence=self.orders, now=self.now)
+        slot.cached_tokens = request.prompt_tokens - request.uncached_tokens
+        request.slot = slot
+        self.running.append(slot)
 
-    def remove(self, request: Request) -> None:
-        for line in (self.retries, *self.lines.values()):
-            if request in line:
-                line.remove(request)
+    @precondition(lambda self: self.running)
+    @rule(number=st.integers(0, 99), tokens=st.integers(1, 30))
+    def tokens(self, number, tokens) -> None:
+        slot = self.running[number % len(self.running)]
+        slot.emitted += tokens
+        slot.is_placed = True
+        slot.tenant.counter += slot.charge * tokens
+        key = (slot.request.priority, slot.request.tenant_id)
+        self.emitted[key] += tokens
+        self.naive[key[0]].lines[key[1]].counter += 2.0 * tokens / slot.request.weight
+
+    @precondition(lambda self: self.running)
+    @rule(number=st.integers(0, 99))
+    def lose(self, number) -> None:
+        slot = self.running.pop(number % len(self.running))
+        slot.request.attempts += 1
+        self.queue.push_front(slot.request, self.now)
+        self.naive[slot.request.priority].push(slot.request, comes_back=True)
+
+    @precondition(lambda self: self.running)
+    @rule(number=st.integers(0, 99), cached=st.integers(0, 50))
+    def finish(self, number, cached) -> None:
+        slot = self.running.pop(number % len(self.running))
+        request = slot.request
+        slot.cached_tokens = min(cached, request.prompt_tokens - 1)
+        self.queue.settle(slot)
+        if not request.attempts:
+            has_run = slot.is_placed or slot.emitted
+            self._pay(request, request.prompt_tokens - slot.cached_tokens if has_run else 0)
+
+    def _pay(self, request: Request, computed: int) -> None:
+        line = self.naive[request.priority].lines[request.tenant_id]
+        line.counter += (computed - self.paid[request.order]) / request.weight
+        self.paid[request.order] = computed
+
+    @precondition(lambda self: self.queue.requests)
+    @rule(number=st.integers(0, 99), size=st.integers(1, 50))
+    def reprice(self, number, size) -> None:
+        waiting = self.queue.waiting()
+        request = waiting[number % len(waiting)]
+        self.queue.reprice(request, min(size, request.prompt_tokens))
+
+    @precondition(lambda self: self.queue.requests)
+    @rule(number=st.integers(0, 99))
+    def remove(self, number) -> None:
+        waiting = self.queue.waiting()
+        request = waiting[number % len(waiting)]
+        self.queue.remove(request)
+        self.naive[request.priority].remove(request)
+        if request.is_charged:
+            if request.output:
+                return
+            self._pay(request, 0)
+
+    @precondition(lambda self: self.queue.requests)
+    @rule(priority=st.sampled_from([1, 6, 10]))
+    def shed(self, priority) -> None:
+        victim = self.queue.cheapest_to_lose(priority, self.now)
+        lower = [p for p in PRIORITIES if p < priority and self.naive[p].order(self.now)]
+        if not lower:
+            assert victim is None
+            return
+        assert victim is not None
+        assert victim.priority == min(lower)
+        self.queue.remove(victim)
+        self.naive[victim.priority].remove(victim)
+        if victim.is_charged and not victim.output:
+            self._pay(victim, 0)
+
+    @rule()
+    def look_ahead_sees_everything_once_in_order(self) -> None:
+        seen: list[Request] = []
+        request = self.queue.peek(self.now)
+        while request is not None:
+            seen.append(request)
+            request = self.queue.skip(request)
+        assert sorted(r.order for r in seen) == [r.order for r in self.queue.waiting()]
+        for priority in PRIORITIES:
+            lines = self.naive[priority].order(self.now)
+            for line in lines:
+                mine = [r for r in seen if r.priority == priority and r in line]
+                assert mine == line
+            heads = [r for r in seen if r.priority == priority][: len(lines)]
+            assert {r.tenant_id for r in heads} == {line[0].tenant_id for line in lines}
+
+    @invariant()
+    def the_head_is_the_model_s(self) -> None:
+        head = self.queue.peek(self.now)
+        lines = {p: self.naive[p].order(self.now) for p in PRIORITIES}
+        waiting = [p for p in PRIORITIES if lines[p]]
+        if head is None:
+            assert not waiting
+            return
+        if head.priority != max(waiting):  # only by what it is owed
+            tier = self.tier(head.priority)
+            assert tier.credit >= tier.cost(head) > 0.0
+        assert self.naive[head.priority].is_next(head.tenant_id)
+        assert head is next(line for line in lines[head.priority] if head in line)[0]
+
+    @invariant()
+    def nothing_is_lost_and_the_totals_are_true(self) -> None:
+        waiting = self.queue.waiting()
+        model = [r for n in self.naive.values() for line in n.order(self.now) for r in line]
+        assert [r.order for r in waiting] == sorted(r.order for r in model)
+        assert self.queue.requests == len(waiting)
+        assert self.queue.tokens == sum(r.prompt_tokens for r in waiting)
+        for priority in PRIORITIES:
+            mine = [r for r in waiting if r.priority == priority]
+            if priority in self.queue._tiers:
+                tier = self.tier(priority)
+                assert (tier.requests, tier.tokens) == (
+                    len(mine),
+                    sum(r.prompt_tokens for r in mine),
+                )
+                assert tier.uncached_tokens == sum(r.uncached_tokens for r in mine)
+            for tenant in TENANTS:
+                own = [r for r in mine if r.tenant_id == tenant]
+                load = (len(own), sum(r.prompt_tokens for r in own))
+                assert self.queue.tenant_load(priority, tenant) == load
+
+    @invariant()
+    def a_prompt_is_paid_once(self) -> None:
+        for priority, naive in self.naive.items():
+            for tenant_id, line in naive.lines.items():
+                tenant = self.tier(priority)._tenants[tenant_id]
+                assert abs(tenant.counter - line.counter) < 1e-6
+        for slot in self.running:
+            assert slot.request.charged_tokens == self.paid[slot.request.order]
+
+    @precondition(lambda self: self.queue.requests)
+    @rule(priority=st.sampled_from(PRIORITIES), size=st.integers(1, 50))
+    def estimates_stay_within_what_waits(self, priority, size) -> None:
+        requests, tokens = self.queue.ahead(priority, "a", 1, size, self.now)
+        assert 0 <= requests <= self.queue.requests
+        assert 0 <= tokens <= sum(r.uncached_tokens for r in self.queue.waiting())
 
 
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["push", "push", "push", "take", "take", "back", "remove", "charge"]),
-        st.integers(0, 2),
-        st.sampled_from("abcd"),
-        st.integers(1, 50),
-    ),
-    max_size=80,
+TestQueue = QueueMachine.TestCase
+TestQueue.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,  # machines are busy at times
+    suppress_health_check=[HealthCheck.too_slow],
 )
-
-
-@settings(deadline=None)  # machines are busy at times
-@given(OPERATIONS)
-def test_the_queue_serves_as_the_naive_model_does(operations):
-    queue, naive = FairQueue(), Naive()
-    gateway = Gateway(1)
-    taken: list[Request] = []
-    weights = {"a": 1, "b": 2, "c": 3, "d": 1}
-    for order, (name, priority, tenant, size) in enumerate(operations):
-        head = queue.peek()
-        candidates = naive.candidates()
-        assert (head in candidates) if head is not None else not candidates
-        if name == "push":
-            submit = wire.Submit(
-                tier_priority=priority,
-                tenant_id=tenant,
-                tenant_weight=weights[tenant],
-                prompt=[0] * size,
-            )
-            request = Request(gateway, submit, order=order, now=0.0, deadline_s=1.0)
-            queue.push(request)
-            naive.push(request)
-        elif name == "take" and head is not None:
-            queue.take(head)
-            naive.take(head)
-            taken.append(head)
-        elif name == "back" and taken:
-            request = taken.pop(size % len(taken))
-            queue.push_front(request)
-            naive.retries.append(request)
-        elif name == "remove" and (waiting := queue.waiting()):
-            request = waiting[size % len(waiting)]
-            queue.remove(request)
-            naive.remove(request)
-        elif name == "charge" and taken:  # output tokens of a running request
-            request = taken[size % len(taken)]
-            entry = queue._tiers[request.priority].tenants[request.tenant_id]
-            entry.counter += size
-            naive.counters[request.priority, request.tenant_id] += size
-        assert queue.requests == len(queue.waiting())
-        assert queue.tokens == sum(request.prompt_tokens for request in queue.waiting())

@@ -1,0 +1,293 @@
+"""One tier: whose turn it is among its tenants, and what share of the cell the tier has had."""
+
+import math
+from heapq import heappop, heappush, heapreplace
+
+from router.core.model import Request, Slot
+from router.core.standing import FRESH_S, Standing
+from router.core.tenant_line import Tenant
+
+OUTPUT_SERVICE = 2.0  # of an output token; one of the prompt is 1
+SHARE_MIN = 0.01  # of every tier that waits, whatever is reserved for it: nobody starves
+_DEBT_MEMORY_S = 10.0  # service beyond the share is forgotten with this time constant
+_LARGEST_FADES = 0.99  # per dispatch of the cell
+_OUTPUT_PRIOR = 128.0  # tokens per dispatch, until some have ended
+_SMOOTHING = 0.02
+_TENANTS_KEPT = 1024  # idle ones are forgotten above this, where that changes nothing
+
+
+class Tier:
+    """The waiting requests of one priority.
+
+    Tenants by virtual counters: the least goes first; one that returns is lifted to the least
+    among the waiting ones (the last one served when nobody waits), so that idleness earns nothing.
+
+    Attributes:
+        served: Service so far: prompt tokens computed, and 2 x output tokens.
+        credit: Service that the tier may claim before higher ones. While it waits it earns its
+            share of all service of the cell; what it is served is paid from it.
+        requests: Waiting.
+        tokens: Of their prompts.
+        uncached_tokens: Those that have to be computed; its tenants keep the sum.
+    """
+
+    __slots__ = (
+        *("priority", "is_preemptible", "share", "served", "credit"),
+        *("requests", "tokens", "uncached_tokens"),
+        *("_tenants", "_tenants_max", "_heap", "_listings", "_last"),
+        *("_behind", "_looked_at", "_output_mean", "_debt_at", "_largest", "_standing"),
+    )
+
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+        self.is_preemptible = False
+        self.share = SHARE_MIN
+        self.served = self.credit = 0.0
+        self.requests = self.tokens = self.uncached_tokens = 0
+        self._tenants: dict[str, Tenant] = {}
+        self._tenants_max = _TENANTS_KEPT
+        # (counter when listed, number of the listing, tenant). Counters grow while listed, so an
+        # entry may be too low but never too high: the top is corrected until it is true. A counter
+        # that falls gets a new listing.
+        self._heap: list[tuple[float, int, Tenant]] = []
+        self._listings = 0
+        self._last: Tenant | None = None  # served
+        self._behind: list[Tenant] = []  # their heads were set aside during this look-ahead
+        self._looked_at: dict[Tenant, None] = {}
+        self._output_mean = _OUTPUT_PRIOR
+        self._debt_at = self._largest = 0.0
+        self._standing: Standing | None = None
+
+    # --- in and out -------------------------------------------------------------------------
+
+    def push(self, request: Request, *, is_new: bool) -> None:
+        """Add a request; one that is not new comes back and goes before its tenant's others."""
+        self.look_no_further()
+        if not self.requests:
+            self.credit = min(self.credit, 0.0)  # waiting earns credit, being away does not
+        self.is_preemptible = request.is_preemptible
+        self.share = max(SHARE_MIN, request.reserved_permille / 1000)
+        tenant = self._tenant(request.tenant_id)
+        tenant.weight = request.weight
+        if not tenant.requests:
+            self._lift(tenant)
+        if is_new:
+            tenant.push(request)
+        else:
+            tenant.running -= 1
+            tenant.push_front(request)
+        if not tenant.listing:
+            self._list(tenant)
+        self._changed(request, 1)
+
+    def take(self, request: Request) -> Tenant:
+        """Remove a request that is dispatched and charge its tenant, once, for the prompt."""
+        tenant = self.remove(request)
+        tenant.running += 1
+        self._last = tenant
+        if not request.is_charged:
+            request.is_charged = True
+            request.charged_tokens = request.uncached_tokens
+            tenant.counter += request.charged_tokens / tenant.weight
+            self.served += request.charged_tokens
+        return tenant
+
+    def remove(self, request: Request) -> Tenant:
+        """Remove a waiting request.
+
+        Raises:
+            KeyError: It does not wait here.
+        """
+        tenant = self._tenants[request.tenant_id]
+        tenant.remove(request)
+        self._changed(request, -1)
+        return tenant
+
+    def reprice(self, request: Request, uncached_tokens: int) -> None:
+        """Change the predicted cost of a waiting request."""
+        self._tenants[request.tenant_id].reprice(request, uncached_tokens)
+
+    def settle(self, slot: Slot) -> None:
+        """Correct the charge of a request that ends to what was computed, and learn from it."""
+        request, tenant = slot.request, slot.tenant
+        tenant.running -= 1
+        has_run = slot.is_placed or slot.emitted > 0
+        if has_run:
+            self._output_mean += _SMOOTHING * (slot.emitted - self._output_mean)
+        if request.attempts or request.preemptions:
+            return  # what was computed twice is paid once, as predicted first
+        computed = slot.prompt_tokens - slot.cached_tokens if has_run else 0
+        self._correct(tenant, request, computed)
+
+    def give_back(self, request: Request) -> None:
+        """Return the charge of a request that ends while it waits again, without any output."""
+        if request.is_charged and not request.output:
+            self._correct(self._tenant(request.tenant_id), request, 0)
+
+    def _correct(self, tenant: Tenant, request: Request, computed: int) -> None:
+        more = computed - request.charged_tokens
+        request.charged_tokens = computed
+        self.served += more
+        tenant.counter += more / tenant.weight
+        if more < 0 and tenant.listing:
+            self._list(tenant)
+
+    def _changed(self, request: Request, count: int) -> None:
+        self.requests += count
+        self.tokens += count * request.prompt_tokens
+        if self._standing is not None:
+            self._standing.changes += 1
+
+    # --- tenants ----------------------------------------------------------------------------
+
+    def _tenant(self, tenant_id: str) -> Tenant:
+        tenant = self._tenants.get(tenant_id)
+        if tenant is None:
+            if len(self._tenants) >= self._tenants_max:
+                self._forget_idle()
+            tenant = self._tenants[tenant_id] = Tenant(tenant_id, self)  # `push` lifts it
+        return tenant
+
+    def _lift(self, tenant: Tenant) -> None:
+        top = self._top() or self._last
+        if top is not None:
+            tenant.counter = max(tenant.counter, top.counter)
+
+    def _list(self, tenant: Tenant) -> None:
+        self._listings += 1
+        tenant.listing = self._listings
+        heappush(self._heap, (tenant.counter, tenant.listing, tenant))
+
+    def _top(self) -> Tenant | None:
+        """Return the listed tenant with the least counter that has anything to offer."""
+        heap = self._heap
+        while heap:
+            counter, listing, tenant = heap[0]
+            if listing != tenant.listing:
+                heappop(heap)
+            elif not tenant.has_candidate:
+                heappop(heap)
+                tenant.listing = 0
+            elif counter < tenant.counter:
+                heapreplace(heap, (tenant.counter, listing, tenant))
+            else:
+                return tenant
+        return None
+
+    def _forget_idle(self) -> None:
+        """Drop tenants that would be lifted anyway; the limit grows so that this stays rare."""
+        top = self._top() or self._last
+        least = 0.0 if top is None else top.counter
+        self._tenants = {
+            key: tenant
+            for key, tenant in self._tenants.items()
+            if tenant.requests or tenant.running or tenant.listing or tenant.counter > least
+        }
+        self._tenants_max = max(_TENANTS_KEPT, 2 * len(self._tenants))
+
+    def load(self, tenant_id: str) -> tuple[int, int]:
+        """Return the requests and prompt tokens of a tenant that wait."""
+        tenant = self._tenants.get(tenant_id)
+        return (0, 0) if tenant is None else (tenant.requests, tenant.tokens)
+
+    # --- order ------------------------------------------------------------------------------
+
+    def head(self, now: float) -> Request | None:
+        """Return the next request; during a look-ahead the next one not looked at.
+
+        A look-ahead sees one request of every tenant, in order, then their second ones.
+        """
+        tenant = self._top()
+        while tenant is None and self._behind:
+            if self._behind[0].has_candidate:
+                tenant = self._behind[0]
+            else:
+                self._behind.pop(0)
+        return None if tenant is None else tenant.head(now)
+
+    def look_further(self, request: Request) -> None:
+        """Set aside what `head` returned."""
+        tenant = self._tenants[request.tenant_id]
+        tenant.hide(request)
+        self._looked_at[tenant] = None
+        if tenant.listing:
+            tenant.listing = 0  # its entry is dead
+        else:
+            self._behind.pop(0)
+        self._behind.append(tenant)
+
+    def look_no_further(self) -> None:
+        """End a look-ahead: everything has its place again."""
+        if self._looked_at:
+            for tenant in self._looked_at:
+                tenant.unhide()
+                if tenant.requests and not tenant.listing:
+                    self._list(tenant)
+            self._looked_at.clear()
+            self._behind.clear()
+
+    # --- the tier's share -------------------------------------------------------------------
+
+    def cost(self, request: Request) -> float:
+        """Return the service that a request will take, by the mean output of the tier."""
+        prompt = 0 if request.is_charged else request.uncached_tokens
+        return prompt + OUTPUT_SERVICE * self._output_mean
+
+    def earn(self, service: float, now: float) -> None:
+        """Note service of the cell, to whomever; old debt is forgotten."""
+        if self.credit < 0.0:
+            self.credit *= math.exp((self._debt_at - now) / _DEBT_MEMORY_S)
+        self._debt_at = now
+        self._largest = max(service, _LARGEST_FADES * self._largest)
+        if self.requests:
+            self.credit += self.share * service
+
+    def pay(self, service: float) -> None:
+        """Note service to this tier, after `earn`. Credit is not saved up for a burst."""
+        self.credit = min(self.credit, 2.0 * self._largest) - service
+
+    # --- estimates --------------------------------------------------------------------------
+
+    def before(
+        self, tenant_id: str, weight: int, uncached_tokens: int, now: float
+    ) -> tuple[float, float]:
+        """Estimate the requests and uncached tokens served before a request if it came now."""
+        if not self.requests:
+            return 0.0, 0.0
+        tenant = self._tenants.get(tenant_id)
+        requests = tokens = 0.0
+        top = self._top() or self._last
+        counter = 0.0 if top is None else top.counter
+        if tenant is not None:
+            counter = tenant.counter if tenant.requests else max(counter, tenant.counter)
+            requests, tokens = tenant.before(uncached_tokens, now)
+        output = OUTPUT_SERVICE * self._output_mean
+        turn = counter + (tokens + output * requests) / weight
+        others = self._picture(now).before(turn, tenant)
+        return requests + others[0], tokens + others[1]
+
+    def cheapest_to_lose(self, now: float) -> Request | None:
+        """Return the last request of the tenant whose waiting work would be done last."""
+        if not self.requests:
+            return None
+        tenant = self._picture(now).last_served()
+        if tenant is None:  # all of the picture have gone, others came
+            self._standing = None
+            tenant = self._picture(now).last_served()
+        return None if tenant is None else tenant.last()
+
+    def _picture(self, now: float) -> Standing:
+        standing = self._standing
+        if (
+            standing is None
+            or now - standing.made_at > FRESH_S
+            or 4 * standing.changes > len(self._heap)
+        ):
+            waiting = [tenant for tenant in self._tenants.values() if tenant.requests]
+            standing = Standing(waiting, OUTPUT_SERVICE * self._output_mean, now)
+            self._standing = standing
+        return standing
+
+    def waiting(self) -> list[Request]:
+        """Return everything that waits; for checks and for the end, not for decisions."""
+        return [request for tenant in self._tenants.values() for request in tenant.waiting()]
