@@ -28,6 +28,7 @@ _TRANSIENT = frozenset(
     {
         ErrorCode.NO_CAPACITY,
         ErrorCode.QUEUE_FULL,
+        ErrorCode.OVERLOADED,
         ErrorCode.DRAINING,
         ErrorCode.ENGINE_BUSY,
         ErrorCode.UNAVAILABLE,
@@ -139,7 +140,7 @@ class Dispatcher:
     ) -> Ending:
         loop = asyncio.get_running_loop()
         spec = generation.spec
-        found = await self._links.acquire(spec.pool_id, spec.session_hash, acquire_by_s)
+        found = await self._links.acquire(spec.pool_id, generation.wish, acquire_by_s)
         if found is None:
             text = "No router serves this model at the moment."
             return Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)

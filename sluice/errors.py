@@ -23,7 +23,9 @@ class ErrorCode(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     RATE_LIMIT_REQUESTS = "rate_limit_requests"
     RATE_LIMIT_TOKENS = "rate_limit_tokens"
+    TENANT_QUEUE_FULL = "tenant_queue_full"
     QUEUE_FULL = "queue_full"
+    OVERLOADED = "overloaded"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     NO_CAPACITY = "no_capacity"
     DRAINING = "draining"
@@ -53,7 +55,9 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
     ErrorCode.RATE_LIMIT_REQUESTS: 429,
     ErrorCode.RATE_LIMIT_TOKENS: 429,
+    ErrorCode.TENANT_QUEUE_FULL: 429,
     ErrorCode.QUEUE_FULL: 503,
+    ErrorCode.OVERLOADED: 503,
     ErrorCode.DEADLINE_EXCEEDED: 503,
     ErrorCode.NO_CAPACITY: 503,
     ErrorCode.DRAINING: 503,

@@ -17,7 +17,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 DRAINING_RETRY_S = 0.5
 _RELOCATION_S = 1.0  # a cell without owner here: about the time until one is assigned
-_COLD_SHARE = 0.75  # of the queue's bounds or of the deadline; beyond it cold adapters are refused
+COLD_SHARE = 0.75  # of the queue's bounds or of the deadline; beyond it cold adapters are refused
 _COLD_ADAPTER = "the adapter is on no replica yet; try again later, or ask for the base model"
 _SAMPLE = 8  # one of so many predictions is made although nothing depends on it, to learn from it
 
@@ -122,7 +122,7 @@ def _excess(
 def _over_queue_limit(
     request: Request, cell: CellBook, config: CoreConfig, now: float
 ) -> Ending | None:
-    if _excess(request, cell, config, share=_COLD_SHARE) is None:
+    if _excess(request, cell, config, share=COLD_SHARE) is None:
         return None
     requests, tokens = cell.queue.waiting_below(request.priority)
     excess = _excess(request, cell, config)
@@ -178,7 +178,7 @@ def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) 
         if longest_s * forecast.accuracy.correction() <= deadline_s:
             return None
     wait_s, prediction = capacity.predict(cell, request, now)
-    over_s = wait_s - (deadline_s * _COLD_SHARE if is_cold else deadline_s)
+    over_s = wait_s - (deadline_s * COLD_SHARE if is_cold else deadline_s)
     if over_s <= 0.0 or _is_kept(request, cell, now):
         request.prediction = prediction
         return None

@@ -21,7 +21,11 @@ RETRY_AFTER_MAX_S = 30.0
 RETRY_AFTER_UNKNOWN_S = 2.0  # nothing is attached: about the time a replica takes to come back
 _SMOOTHING = 0.05  # weight of a new error
 _PRIOR_S = 1.0  # waits that the first errors are weighed against
-_SUPPLY_KEPT_S = 0.01  # a walk over all replicas, at most so often
+# A walk over all replicas takes microseconds for each of them. The more there are, the less one
+# dispatch changes of what all can do.
+_SUPPLY_KEPT_S = 0.01
+_SUPPLY_KEPT_PER_REPLICA_S = 0.0005
+_RUNS_KEPT_S = 0.05
 _TOP_KEPT_S = 60.0  # the highest tier is the highest one seen in this time
 
 
@@ -186,7 +190,9 @@ class Forecast:
         """Return what the cell can do, as of a moment ago: walking over it takes its time."""
         if now >= self._supply_until:
             self._supply = supply_of(cell, now)
-            self._supply_until = now + _SUPPLY_KEPT_S
+            self._supply_until = now + max(
+                _SUPPLY_KEPT_S, self._supply.replicas * _SUPPLY_KEPT_PER_REPLICA_S
+            )
         return self._supply
 
     def seen(self, priority: int, now: float) -> None:
@@ -210,7 +216,7 @@ class Forecast:
                 for slot in book.slots.values()
             )
             self._below_of = priority
-            self._below_until = now + _SUPPLY_KEPT_S
+            self._below_until = now + _RUNS_KEPT_S
         return self._below
 
 

@@ -1,0 +1,29 @@
+"""docs/overload.md against the code: its codes, its order and its numbers."""
+
+import re
+from pathlib import Path
+
+from router.core import admission, capacity, preemption
+from sluice.errors import STATUS, ErrorCode
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "overload.md").read_text()
+
+
+def test_the_table_has_the_codes_of_admission_with_their_statuses():
+    rows = re.findall(r"^\| \d \| [^|]+\| (\d{3}) `(\w+)` \|", PAGE, re.MULTILINE)
+    source = Path(admission.__file__).read_text()
+    assert {ErrorCode(code) for _, code in rows} == {
+        ErrorCode[name] for name in re.findall(r"ErrorCode\.([A-Z_]+)", source)
+    }
+    assert all(STATUS[ErrorCode(code)] == int(status) for status, code in rows)
+
+
+def test_the_numbers_are_those_of_the_code():
+    low, high = capacity.RETRY_AFTER_MIN_S, capacity.RETRY_AFTER_MAX_S
+    assert f"Between {low:g} and {high:g} s" in PAGE
+    assert f"{capacity.RETRY_AFTER_UNKNOWN_S:g} s when no replica is attached" in PAGE
+    assert f"between {capacity.CORRECTION_MIN:g} and {capacity.CORRECTION_MAX:g};" in PAGE
+    assert f"at most {preemption.PREEMPTIONS_MAX} times" in PAGE
+    assert PAGE.count(f"{admission.COLD_SHARE:.0%}".replace("%", " %")) == 2
+    assert f"| {admission.DRAINING_RETRY_S:g} s |" in PAGE
