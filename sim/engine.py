@@ -6,8 +6,8 @@ prompt + emitted ids.
 """
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from router.core.model import EngineLimits
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -27,29 +27,46 @@ class StepCost:
     decode_token_s: float = 1e-4
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sequence:
+    """One sequence; `answer` takes the tokens of a canary, which no frame tells."""
+
     sequence: int
     first: int
     prompt_tokens: int
     output_max: int
+    answer: Callable[[list[int]], None] | None = None
     computed: int = 0
-    emitted: int = 0
+    output: list[int] = field(default_factory=list[int])
     is_admitted: bool = False
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.computed >= self.prompt_tokens
 
 
 class SimEngine:
-    """One engine. The caller moves time: `step` does one step's work and says how long it took."""
+    """One engine. The caller moves time: `step` does one step's work and says how long it took.
+
+    Attributes:
+        is_busy_fault: Answers every submit with BUSY.
+        is_lying: Its tokens are wrong.
+        slowness: Its steps take so many times as long.
+    """
 
     def __init__(self, limits: EngineLimits, cost: StepCost) -> None:
         self.limits = limits
         self.cost = cost
         self.steps = 0
-        self.is_busy_fault = False  # answers every submit with BUSY
+        self.is_busy_fault = False
+        self.is_lying = False
+        self.slowness = 1.0
         self._waiting: deque[_Sequence] = deque()
-        self._running: dict[int, _Sequence] = {}
+        self._running: dict[_Sequence, None] = {}
         self._finished: list[engine.Finished] = []
+        self._outputs: dict[int, list[int]] = {}  # of what has ended, until it is confirmed
         self._step_s = 0.0
+        self._step_prompt_tokens = 0
 
     @property
     def is_idle(self) -> bool:
@@ -58,64 +75,98 @@ class SimEngine:
 
     @property
     def held(self) -> set[int]:
-        """The sequences that are waiting or running."""
-        return {entry.sequence for entry in self._waiting} | set(self._running)
+        """The sequences of routers that are waiting or running."""
+        return {entry.sequence for entry in self._all() if entry.answer is None}
+
+    def outputs(self) -> dict[int, list[int]]:
+        """Return all that was brought by the sequences that live, or whose end may be unknown."""
+        living = {entry.sequence: entry.output for entry in self._all() if entry.answer is None}
+        return self._outputs | living
+
+    def confirm(self, sequences: Iterable[int]) -> None:
+        """Forget the output of sequences whose end is known."""
+        for sequence in sequences:
+            self._outputs.pop(sequence, None)
 
     def submit(self, sequences: Iterable[engine.Sequence]) -> None:
         """Take sequences, or refuse them with BUSY where there is no room."""
+        held = len(self._waiting) + len(self._running)
         for entry in sequences:
-            if self.is_busy_fault or len(self.held) >= self.limits.sequences_max:
-                self._finish(entry.id, engine.FINISH_REASON_BUSY, 0, code="busy")
+            if self.is_busy_fault or held >= self.limits.sequences_max:
+                self._end(entry.id, engine.FINISH_REASON_BUSY, code="busy")
                 continue
+            held += 1
             self._waiting.append(
                 _Sequence(entry.id, entry.prompt[0], len(entry.prompt), entry.output_tokens_max)
             )
 
+    def probe(self, prompt: list[int], tokens: int, answer: Callable[[list[int]], None]) -> None:
+        """Run a canary inference, before everything that waits; `answer` is called at its end."""
+        self._waiting.appendleft(_Sequence(0, prompt[0], len(prompt), tokens, answer))
+
     def cancel(self, sequences: Iterable[int]) -> None:
         """End sequences; unknown ones have ended already."""
         gone = set(sequences)
-        for entry in [*self._waiting, *self._running.values()]:
-            if entry.sequence in gone:
-                self._finish(entry.sequence, engine.FINISH_REASON_CANCELLED, entry.emitted)
-        self._waiting = deque(entry for entry in self._waiting if entry.sequence not in gone)
-        self._running = {key: entry for key, entry in self._running.items() if key not in gone}
+        for entry in self._all():
+            if entry.answer is None and entry.sequence in gone:
+                self._drop(entry)
+                self._finish(entry, engine.FINISH_REASON_CANCELLED)
 
     def fail_all(self) -> None:
         """End everything as a failed graph call does."""
-        for entry in [*self._waiting, *self._running.values()]:
-            self._finish(entry.sequence, engine.FINISH_REASON_FAILED, entry.emitted, code="graph")
-        self._waiting.clear()
-        self._running.clear()
+        for entry in self._all():
+            self._drop(entry)
+            if entry.answer is None:
+                self._finish(entry, engine.FINISH_REASON_FAILED, code="graph")
+
+    def forget_finished(self) -> None:
+        """Forget the ends that the next step would tell."""
+        self._finished.clear()
 
     def step(self) -> tuple[engine.StepFrame, float]:
         """Do one step; return its frame and its duration in seconds."""
-        self.steps += 1
-        frame = engine.StepFrame(step=self.steps, steps=1)
-        decodes = [entry for entry in self._running.values() if entry.computed]
-        decodes = [entry for entry in decodes if entry.computed >= entry.prompt_tokens]
-        prefilled = self._prefill(frame, self.limits.step_tokens_max - len(decodes), decodes)
-        for entry in decodes:
-            self._emit(entry, frame)
-        cost = self.cost
-        prefill_s = prefilled * cost.prefill_token_s
-        self._step_s = cost.base_s + prefill_s + len(decodes) * cost.decode_token_s
+        frame = engine.StepFrame()
+        if self._waiting or self._running:
+            self.steps += 1
+            frame.steps = 1
+            decodes = [entry for entry in self._running if entry.is_prefilled]
+            budget = self.limits.step_tokens_max - len(decodes)
+            prefilled = self._step_prompt_tokens = self._prefill(frame, budget, decodes)
+            for entry in decodes:
+                self._emit(entry, frame)
+            cost = self.cost
+            step_s = cost.base_s + prefilled * cost.prefill_token_s
+            step_s += len(decodes) * cost.decode_token_s
+            self._step_s = step_s * self.slowness
+        frame.step = self.steps
         frame.finished.extend(self._finished)
         self._finished.clear()
         frame.state.CopyFrom(self.state())
-        return frame, self._step_s
+        return frame, self._step_s if frame.steps else 0.0
 
     def state(self) -> engine.EngineState:
         """Return the engine's own counts."""
-        sequences = [*self._waiting, *self._running.values()]
-        used = sum(self._blocks(entry) for entry in self._running.values())
+        used = sum(self._blocks(entry) for entry in self._running)
+        owed = sum(entry.prompt_tokens - entry.computed for entry in self._all())
         return engine.EngineState(
             running=len(self._running),
             waiting=len(self._waiting),
             kv_blocks_used=used,
             kv_blocks_total=self.limits.kv_blocks,
-            prefill_tokens_owed=sum(entry.prompt_tokens - entry.computed for entry in sequences),
+            prefill_tokens_owed=owed,
             step_us=int(self._step_s * 1e6),
+            step_prompt_tokens=self._step_prompt_tokens,
+            prefilling=sum(not entry.is_prefilled for entry in self._running),
         )
+
+    def _all(self) -> list[_Sequence]:
+        return [*self._waiting, *self._running]
+
+    def _drop(self, entry: _Sequence) -> None:
+        if entry in self._running:
+            del self._running[entry]
+        else:
+            self._waiting.remove(entry)
 
     def _blocks(self, entry: _Sequence) -> int:
         return -(-(entry.prompt_tokens + entry.output_max) // self.limits.block_tokens)
@@ -123,38 +174,47 @@ class SimEngine:
     def _prefill(self, frame: engine.StepFrame, budget: int, decodes: list[_Sequence]) -> int:
         """Spend the budget on prompts; those that are complete join `decodes`."""
         spent = 0
-        used = sum(self._blocks(entry) for entry in self._running.values())
+        used = sum(self._blocks(entry) for entry in self._running)
         while self._waiting:
             blocks = self._blocks(self._waiting[0])
             if used and used + blocks > self.limits.kv_blocks:
                 break
             used += blocks
-            entry = self._waiting.popleft()
-            self._running[entry.sequence] = entry
-        for entry in self._running.values():
+            self._running[self._waiting.popleft()] = None
+        for entry in self._running:
             owed = min(entry.prompt_tokens - entry.computed, budget - spent)
             if owed <= 0:
                 continue
-            if not entry.is_admitted:
+            if not entry.is_admitted and entry.answer is None:
                 entry.is_admitted = True
                 frame.admitted.add(sequence=entry.sequence)
             entry.computed += owed
             spent += owed
-            if entry.computed == entry.prompt_tokens:
+            if entry.is_prefilled:
                 decodes.append(entry)
         return spent
 
     def _emit(self, entry: _Sequence, frame: engine.StepFrame) -> None:
-        frame.sequence.append(entry.sequence)
-        frame.count.append(1)
-        frame.token.append(token_at(entry.first, entry.prompt_tokens + entry.emitted))
-        entry.emitted += 1
-        if entry.emitted >= entry.output_max:
-            del self._running[entry.sequence]
-            self._finish(entry.sequence, engine.FINISH_REASON_LENGTH, entry.emitted)
+        token = token_at(entry.first, entry.prompt_tokens + len(entry.output)) + self.is_lying
+        entry.output.append(token)
+        if entry.answer is None:
+            frame.sequence.append(entry.sequence)
+            frame.count.append(1)
+            frame.token.append(token)
+        if len(entry.output) < entry.output_max:
+            return
+        del self._running[entry]
+        if entry.answer is None:
+            self._finish(entry, engine.FINISH_REASON_LENGTH)
+        else:
+            entry.answer(entry.output)
 
-    def _finish(
-        self, sequence: int, reason: engine.FinishReason, emitted: int, *, code: str = ""
+    def _finish(self, entry: _Sequence, reason: engine.FinishReason, *, code: str = "") -> None:
+        self._outputs[entry.sequence] = entry.output
+        self._end(entry.sequence, reason, len(entry.output), code=code)
+
+    def _end(
+        self, sequence: int, reason: engine.FinishReason, emitted: int = 0, *, code: str = ""
     ) -> None:
         self._finished.append(
             engine.Finished(sequence=sequence, reason=reason, code=code, output_tokens=emitted)

@@ -1,6 +1,7 @@
 """Simulated engine hosts under virtual time, behind the router's real attachments."""
 
 import asyncio
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -9,7 +10,10 @@ from sim.engine import SimEngine, StepCost
 from sluice.errors import ErrorCode, FailedError
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
-_HEARTBEAT_S = 0.25
+HEARTBEAT_S = 0.2
+ORPHAN_GRACE_S = 3.0
+PROBE_PROMPT = list(range(1, 13))
+PROBE_TOKENS = 8
 
 
 class SimHost:
@@ -18,6 +22,9 @@ class SimHost:
     Attributes:
         is_down: Connections are refused and open ones break.
         is_frozen: Connections stay open and silent, no step is done.
+        stream: Of the one router, while it is attached.
+        frames_sent: In all.
+        merges: Steps that found no credit.
     """
 
     def __init__(self, limits: EngineLimits, cost: StepCost) -> None:
@@ -27,24 +34,49 @@ class SimHost:
         self.is_frozen = False
         self._moving = asyncio.Event()  # neither frozen nor down
         self._moving.set()
-        self.streams: list[SimHostStream] = []
+        self.stream: SimHostStream | None = None
+        self._orphan: tuple[int, float] | None = None  # epoch whose stream broke, and when
+        self._ended: list[engine.Finished] = []  # of the orphan: its router may not know
         self.frames_sent = 0
         self.merges = 0
         self._woken = asyncio.Event()
+        self._inbox: list[tuple[SimHostStream, engine.HostRequest]] = []
         self._cost = cost
 
     def open_stream(self) -> "SimHostStream":
         """Return an unopened stream to this host."""
         return SimHostStream(self)
 
+    async def probe(self, timeout_s: float) -> Sequence[int]:
+        """Run a canary inference."""
+        await asyncio.sleep(0.001)
+        if self.is_down:
+            raise FailedError(ErrorCode.UNAVAILABLE, "the host is down")
+        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+
+        def done(tokens: list[int]) -> None:
+            if not answer.done():
+                answer.set_result(tokens)
+
+        self.engine.probe(PROBE_PROMPT, PROBE_TOKENS, done)
+        self._woken.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise FailedError(ErrorCode.REPLICA_LOST, "no answer") from None
+
     def kill(self) -> None:
         """End as a killed process does: streams break, the engine's state is gone."""
         self.is_down = True
         self._moving.clear()
         self.engine = SimEngine(self.limits, self._cost)
-        for stream in self.streams:
-            stream.break_off()
-        self.streams.clear()
+        self._orphan = None
+        self._ended.clear()
+        self._inbox.clear()
+        if self.stream is not None:
+            self.stream.break_off()
+            self.stream = None
 
     def freeze(self) -> None:
         """Stop as a stopped process does."""
@@ -57,70 +89,119 @@ class SimHost:
         self._moving.set()
         self._woken.set()
 
+    def cut(self) -> None:
+        """Break the stream, as a lost connection does; the engine goes on."""
+        if self.stream is not None:
+            self.stream.break_off()
+            self.forsake(self.stream)
+
+    def forsake(self, stream: "SimHostStream") -> None:
+        """Keep what a broken stream's router may come back for."""
+        if stream is self.stream:
+            self.stream = None
+            self._orphan = stream.epoch, asyncio.get_running_loop().time()
+            self._ended = stream.unconfirmed()
+
     def handle(self, stream: "SimHostStream", request: engine.HostRequest) -> None:
-        """Take a request as the engine host does."""
+        """Take a request as the engine host does: what concerns the engine waits for the step."""
+        if request.HasField("credit"):
+            self.engine.confirm(stream.grant(request.credit.frames))
+        else:
+            self._inbox.append((stream, request))
+            self._woken.set()
+
+    def _apply(self, stream: "SimHostStream", request: engine.HostRequest) -> None:
         kind = request.WhichOneof("kind")
         if kind == "attach":
-            for older in self.streams:
-                older.end()
-            self.engine.cancel(self.engine.held)
-            self.streams = [stream]
-            limits = self.limits
-            attached = engine.Attached(
-                epoch=request.attach.epoch,
-                limits=engine.EngineLimits(
-                    context_tokens_max=limits.context_tokens_max,
-                    sequences_max=limits.sequences_max,
-                    step_tokens_max=limits.step_tokens_max,
-                    kv_blocks=limits.kv_blocks,
-                    block_tokens=limits.block_tokens,
-                ),
-            )
-            stream.credit = request.attach.credit_frames
-            stream.put(engine.HostFrame(attached=attached))
-        elif stream not in self.streams:
+            self._attach(stream, request.attach)
+        elif stream is not self.stream:
             return
         elif kind == "submit":
             self.engine.submit(request.submit.sequences)
         elif kind == "cancel":
             self.engine.cancel(request.cancel.sequences)
-        elif kind == "credit":
-            stream.credit += request.credit.frames
-            stream.flush()
         elif kind == "detach":
-            self.streams.remove(stream)
-            self.engine.cancel(self.engine.held)
+            self.stream = None
+            self._clear()
             stream.end()
-        self._woken.set()
+
+    def _attach(self, stream: "SimHostStream", attach: engine.Attach) -> None:
+        if self.stream is not None:
+            self.stream.end()
+        limits = self.limits
+        attached = engine.Attached(
+            epoch=attach.epoch,
+            limits=engine.EngineLimits(
+                context_tokens_max=limits.context_tokens_max,
+                sequences_max=limits.sequences_max,
+                step_tokens_max=limits.step_tokens_max,
+                kv_blocks=limits.kv_blocks,
+                block_tokens=limits.block_tokens,
+            ),
+        )
+        first = engine.StepFrame()
+        if self._orphan is not None and attach.resumed_epoch == self._orphan[0]:
+            for sequence, output in self.engine.outputs().items():
+                attached.resumed.add(sequence=sequence, output=output)
+            first.finished.extend(self._ended)
+        else:
+            self._clear()
+        self._orphan = None
+        self._ended = []
+        self.stream = stream
+        stream.epoch = attach.epoch
+        stream.credit = attach.credit_frames
+        stream.put(engine.HostFrame(attached=attached))
+        if first.finished:
+            first.state.CopyFrom(self.engine.state())
+            stream.post(first)
+
+    def _clear(self) -> None:
+        """End what the last attachment ran; nobody wants to hear of it."""
+        self.engine.cancel(self.engine.held)
+        self.engine.confirm(list(self.engine.outputs()))
+        self.engine.forget_finished()
 
     async def run(self) -> None:
         """Do steps, forever; belongs into a TaskGroup."""
+        loop = asyncio.get_running_loop()
         while True:
             await self._moving.wait()
-            if self.engine.is_idle:
+            if self.engine.is_idle and not self._inbox:
                 self._woken.clear()
                 try:
-                    async with asyncio.timeout(_HEARTBEAT_S):
+                    async with asyncio.timeout(HEARTBEAT_S):
                         await self._woken.wait()
                 except TimeoutError:
                     pass
+            inbox, self._inbox = self._inbox, []
+            for stream, request in inbox:
+                self._apply(stream, request)
             serving = self.engine
             frame, step_s = serving.step()
             await asyncio.sleep(step_s)
             await self._moving.wait()
-            if serving is self.engine:
-                for stream in self.streams:
-                    stream.post(frame)
+            if serving is not self.engine:
+                continue
+            if self.stream is not None:
+                self.stream.post(frame)
+            elif self._orphan is not None:
+                self._ended.extend(frame.finished)
+                if loop.time() - self._orphan[1] >= ORPHAN_GRACE_S:
+                    self._orphan = None
+                    self._clear()
 
 
 class SimHostStream:
     """The router's side of an attachment; satisfies `router.attach.Stream`."""
 
     def __init__(self, host: SimHost) -> None:
+        self.epoch = 0
         self.credit = 0
         self._host = host
         self._frames: asyncio.Queue[engine.HostFrame | None | FailedError] = asyncio.Queue()
         self._pending: engine.StepFrame | None = None
+        self._sent: list[list[engine.Finished]] = []  # ends in frames that are not confirmed
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -136,11 +217,11 @@ class SimHostStream:
         """End the stream."""
         await self.close(timeout_s=0.0)
 
-    async def open(self, *, timeout_s: float) -> None:
+    async def open(self, *, timeout_s: float, is_patient: bool) -> None:
         """Connect, unless the host is down."""
         await asyncio.sleep(0.001)
         if self._host.is_down:
-            await asyncio.sleep(timeout_s)
+            await asyncio.sleep(timeout_s if is_patient else 0.0)
             raise FailedError(ErrorCode.UNAVAILABLE, "the host is down")
         self._is_open = True
 
@@ -165,13 +246,13 @@ class SimHostStream:
 
     async def close(self, *, timeout_s: float) -> None:
         """Detach; the host ends the stream."""
-        if self._is_open:
-            self._is_open = False
-            if self in self._host.streams and timeout_s and not self._host.is_frozen:
-                self._host.handle(self, engine.HostRequest(detach=engine.Detach()))
-            elif self in self._host.streams:
-                self._host.streams.remove(self)
-                self._host.engine.cancel(self._host.engine.held)
+        if not self._is_open:
+            return
+        self._is_open = False
+        if timeout_s and not self._host.is_frozen:
+            self._host.handle(self, engine.HostRequest(detach=engine.Detach()))
+        else:
+            self._host.forsake(self)
 
     def put(self, frame: engine.HostFrame) -> None:
         """Deliver a frame."""
@@ -184,13 +265,26 @@ class SimHostStream:
         else:
             self._host.merges += 1
             self._pending.MergeFrom(frame)  # columns are appended, numbers replaced
-        self.flush()
+        self._flush()
 
-    def flush(self) -> None:
-        """Send what waits, if there is credit."""
+    def grant(self, frames: int) -> list[int]:
+        """Take credit; return the sequences whose end is confirmed by it."""
+        self.credit += frames
+        confirmed = [end.sequence for ends in self._sent[:frames] for end in ends]
+        del self._sent[:frames]
+        self._flush()
+        return confirmed
+
+    def unconfirmed(self) -> list[engine.Finished]:
+        """Return the ends that the router may not know."""
+        ends = [end for sent in self._sent for end in sent]
+        return ends + (list(self._pending.finished) if self._pending is not None else [])
+
+    def _flush(self) -> None:
         if self._pending is not None and self.credit:
             self.credit -= 1
             self._host.frames_sent += 1
+            self._sent.append(list(self._pending.finished))
             self.put(engine.HostFrame(step=self._pending))
             self._pending = None
 
@@ -199,5 +293,7 @@ class SimHostStream:
         self._frames.put_nowait(None)
 
     def break_off(self) -> None:
-        """End as a broken connection does."""
+        """End as a broken connection does: what was on its way is gone."""
+        while not self._frames.empty():
+            self._frames.get_nowait()
         self._frames.put_nowait(FailedError(ErrorCode.REPLICA_LOST, "broken"))

@@ -46,6 +46,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Return virtual seconds since the loop was made."""
         return self._virtual.now_s
 
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass while nothing runs, as when the process is stopped."""
+        self._virtual.now_s += seconds
+
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:  # noqa: ARG002
         """Refuse: threads run in real time."""
         raise RuntimeError("no threads under virtual time")

@@ -5,32 +5,41 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from router.attach import Attachment
+from router.attach import RESUME_S, Attachment
 from router.core import invariants
-from router.core.model import CoreConfig, EngineLimits, ReplicaPlan
+from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
 from router.hub import GatewayLink, Hub
 from router.metrics import RouterMetrics
 from sim.engine import StepCost, token_at
 from sim.host import SimHost
-from sim.loop import run
+from sim.loop import VirtualLoop, run
 from sluice.wire.router.v1 import router_pb2 as wire
 
 CELL = "cell-0"
 LIMITS = EngineLimits(4096, 16, 256, 512, 16)
+SILENCE_S = 1.0
+
+
+def slots(setup: "Setup") -> list[Slot]:
+    """What is open on any replica."""
+    books = setup.hub.core.replicas.values()
+    return [slot for book in books for slot in book.slots.values() if slot.is_open]
 
 
 class Setup:
-    """Two hosts, their attachments, one gateway that reads every millisecond."""
+    """Hosts, their attachments, one gateway that reads every millisecond."""
 
-    def __init__(self, tasks: asyncio.TaskGroup):
+    def __init__(self, tasks: asyncio.TaskGroup, replicas: int):
         self.hub = Hub(RouterCore(CoreConfig()), RouterMetrics())
-        self.hosts = [SimHost(LIMITS, StepCost()) for _ in range(2)]
+        self.hosts = [SimHost(LIMITS, StepCost()) for _ in range(replicas)]
         self.jobs = [tasks.create_task(host.run()) for host in self.hosts]
         names = [f"replica-{number}" for number in range(len(self.hosts))]
         self.hub.plan([CELL], [ReplicaPlan(name, CELL) for name in names])
         self.attachments = [
-            Attachment(self.hub, name, host.open_stream, router_id="r", silence_s=2.0)
+            Attachment(
+                self.hub, name, host.open_stream, host.probe, router_id="r", silence_s=SILENCE_S
+            )
             for name, host in zip(names, self.hosts, strict=True)
         ]
         self.runs = [tasks.create_task(attachment.run()) for attachment in self.attachments]
@@ -77,10 +86,10 @@ class Setup:
         self.hub.close()
 
 
-def simulate(scenario: Callable[[Setup], Awaitable[None]]) -> Setup:
+def simulate(scenario: Callable[[Setup], Awaitable[None]], replicas: int = 2) -> Setup:
     async def main() -> Setup:
         async with asyncio.TaskGroup() as tasks:
-            setup = Setup(tasks)
+            setup = Setup(tasks, replicas)
             await scenario(setup)
             await setup.finish()
         return setup
@@ -113,7 +122,7 @@ def test_a_lost_replica_is_noticed_in_time_and_comes_back(how: str):
             host.freeze()
         book = setup.hub.core.replicas["replica-0"]
         await setup.until(lambda: book.limits is None)
-        assert loop.time() - broken_at_s <= (0.01 if how == "kill" else 2.1)
+        assert loop.time() - broken_at_s <= (0.01 if how == "kill" else 1.2 * SILENCE_S)
         await setup.until(lambda: len(setup.outcomes) == 40)
         host.revive()
         await setup.until(lambda: book.limits is not None)
@@ -132,6 +141,134 @@ def test_a_lost_replica_is_noticed_in_time_and_comes_back(how: str):
         wire.OUTCOME_KIND_LENGTH,
         wire.OUTCOME_KIND_LOST,
     }
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.0003, 0.004, 0.02])
+def test_a_stream_that_is_cut_while_its_host_lives_costs_nothing(delay_s: float):
+    """Also when it is cut again and again, at any moment of a step, and while streams end."""
+
+    async def scenario(setup: Setup) -> None:
+        setup.submit(*range(1, 41), output=200)
+        await setup.until(lambda: len(setup.tokens) >= 20)
+        for _ in range(8):
+            await asyncio.sleep(0.15 + delay_s)
+            for host in setup.hosts:
+                host.cut()
+        await setup.until(lambda: len(setup.outcomes) == 40)
+
+    setup = simulate(scenario)
+    for handle, outcome in setup.outcomes.items():
+        assert outcome.kind == wire.OUTCOME_KIND_LENGTH
+        assert setup.tokens[handle] == [token_at(handle, 50 + n) for n in range(200)]
+    text = setup.hub.exposition().decode()
+    assert "router_streams_resumed_total 16.0" in text
+    assert "router_requeues_total 0.0" in text
+    assert "router_replicas_lost_total 0.0" in text
+    assert "router_stray_tokens_total 0.0" in text
+    assert "router_count_mismatches_total 0.0" in text
+
+
+def test_the_pause_of_a_cut_stream_is_milliseconds():
+    async def scenario(setup: Setup) -> None:
+        loop = asyncio.get_running_loop()
+        setup.submit(1, output=400)
+        await setup.until(lambda: len(setup.tokens.get(1, ())) >= 20)
+        [host] = setup.hosts
+        host.cut()
+        cut_at = loop.time()
+        seen = len(setup.tokens[1])
+        await setup.until(lambda: len(setup.tokens[1]) > seen)
+        assert loop.time() - cut_at <= 0.03
+
+    simulate(scenario, replicas=1)
+
+
+def test_a_cancel_while_the_stream_is_broken_reaches_the_engine():
+    async def scenario(setup: Setup) -> None:
+        setup.submit(1, 2, output=3000)
+        await setup.until(lambda: len(setup.tokens) == 2)
+        [host] = setup.hosts
+        host.cut()
+        setup.hub.request(setup.link, wire.ConnectRequest(cancels=[1]))
+        await setup.until(lambda: len(host.engine.held) == 1)
+        setup.hub.request(setup.link, wire.ConnectRequest(cancels=[2]))
+        await setup.until(lambda: not host.engine.held)
+        await setup.until(lambda: not setup.hub.core.replicas["replica-0"].slots)
+
+    simulate(scenario, replicas=1)
+
+
+def test_what_is_sent_while_a_stream_breaks_is_done_elsewhere():
+    """Dispatches that a dead connection swallowed are noticed when it is resumed."""
+
+    async def scenario(setup: Setup) -> None:
+        handles = iter(range(1, 401))
+        for _ in range(40):
+            setup.submit(*(next(handles) for _ in range(10)), output=5)
+            setup.hosts[0].cut()
+            await asyncio.sleep(0.05)
+        await setup.until(lambda: len(setup.outcomes) == 400)
+
+    setup = simulate(scenario)
+    for handle, outcome in setup.outcomes.items():
+        assert outcome.kind == wire.OUTCOME_KIND_LENGTH
+        assert setup.tokens[handle] == [token_at(handle, 50 + n) for n in range(5)]
+
+
+def test_a_host_that_does_not_come_back_in_time_is_lost():
+    async def scenario(setup: Setup) -> None:
+        loop = asyncio.get_running_loop()
+        setup.submit(*range(1, 21), output=400)
+        await setup.until(lambda: len(setup.tokens) == 20)
+        host = setup.hosts[0]
+        host.freeze()
+        host.cut()  # it accepts connections, and never answers
+        cut_at = loop.time()
+        book = setup.hub.core.replicas["replica-0"]
+        await setup.until(lambda: book.limits is None)
+        assert RESUME_S <= loop.time() - cut_at <= RESUME_S + 0.01
+        await setup.until(lambda: len(setup.outcomes) == 20)
+
+    simulate(scenario)
+
+
+def test_a_router_that_stood_still_itself_loses_nobody():
+    async def scenario(setup: Setup) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        setup.submit(*range(1, 21), output=300)
+        await setup.until(lambda: len(setup.tokens) == 20)
+        for host in setup.hosts:
+            host.freeze()
+        loop.stand_still(5.0)
+        for host in setup.hosts:
+            host.revive()
+        await setup.until(lambda: len(setup.outcomes) == 20)
+
+    setup = simulate(scenario)
+    assert {outcome.kind for outcome in setup.outcomes.values()} == {wire.OUTCOME_KIND_LENGTH}
+    assert "router_replicas_lost_total 0.0" in setup.hub.exposition().decode()
+
+
+def test_a_replica_that_lies_is_found_by_probes_and_given_nothing_more():
+    async def scenario(setup: Setup) -> None:
+        await setup.until(lambda: all(book.limits for book in setup.hub.core.replicas.values()))
+        setup.submit(*range(1, 9), output=600)
+        await setup.until(lambda: len(setup.tokens) == 8)
+        setup.hosts[2].engine.is_lying = True
+        health = setup.hub.core.cells[CELL].health
+        await setup.until(lambda: health.reason("replica-2") == "lying")
+        running = {slot.replica_id for slot in slots(setup)}
+        assert "replica-2" not in running
+        setup.submit(*range(100, 130), output=20)
+        await setup.until(lambda: all(handle in setup.outcomes for handle in range(100, 130)))
+        assert not setup.hosts[2].engine.held
+        setup.hosts[2].engine.is_lying = False
+        await setup.until(lambda: health.reason("replica-2") == "")
+
+    setup = simulate(scenario, replicas=4)
+    for handle in range(100, 130):
+        assert setup.tokens[handle] == [token_at(handle, 50 + n) for n in range(20)]
 
 
 def test_a_gateway_that_leaves_frees_the_engines():
