@@ -40,7 +40,7 @@ def rejection(
         return _rejected(ErrorCode.DRAINING, message, DRAINING_RETRY_S)
     if cell is None or not cell.is_owned:
         message = f"this router does not own cell {request.cell_id}; try again"
-        return _rejected(ErrorCode.NO_CAPACITY, message, _RELOCATION_S)
+        return _rejected(ErrorCode.UNAVAILABLE, message, _RELOCATION_S)
     cell.forecast.seen(request.priority, now)
     return (
         _unservable(request, cell)

@@ -160,4 +160,4 @@ def moved(cell_id: str, *, emitted: bool) -> Ending:
     """Return the end of a request whose cell has another owner now: its gateway goes there."""
     kind = wire.OUTCOME_KIND_LOST if emitted else wire.OUTCOME_KIND_EVICTED
     text = f"cell {cell_id} moved to another router; try again"
-    return Ending(kind, ErrorCode.NO_CAPACITY, text, retry_after_s=MOVED_RETRY_S)
+    return Ending(kind, ErrorCode.UNAVAILABLE, text, retry_after_s=MOVED_RETRY_S)

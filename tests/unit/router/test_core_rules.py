@@ -153,7 +153,7 @@ def test_a_longer_queue_means_a_longer_wait(bench):
 
 def test_rejections_name_their_reason(bench):
     world = bench()
-    assert world.outcome(world.submit(cell_id="elsewhere")).code == "no_capacity"
+    assert world.outcome(world.submit(cell_id="elsewhere")).code == "unavailable"
     assert world.outcome(world.submit(prompt=1000)).code == "context_length_exceeded"
     world.core.drain()
     outcome = world.outcome(world.submit())
@@ -320,8 +320,8 @@ def test_a_cell_that_moves_away_gives_back_what_waits_and_ends_what_runs(bench):
     world.plan(cells=())
     world.tick()
     outcome = world.outcome(waits)
-    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_EVICTED, "no_capacity")
-    assert world.outcome(world.submit()).code == "no_capacity"
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_EVICTED, "unavailable")
+    assert world.outcome(world.submit()).code == "unavailable"
     assert not world.core.is_surplus("replica-0")
     slot = world.slot(runs)
     world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
