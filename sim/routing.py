@@ -272,6 +272,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     arguments = parser.parse_args(argv)
     policies = [name.strip() for name in arguments.policy.split(",")]
+    if arguments.cells > arguments.replicas:
+        parser.error(f"{arguments.cells} cells need at least as many replicas")
+    if arguments.lose_replica_at_s is not None and arguments.replicas == 1:
+        parser.error("the only replica cannot be lost: nothing would be left to serve")
     base = _base(arguments)
     try:
         for policy in policies:
