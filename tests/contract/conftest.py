@@ -70,6 +70,12 @@ class HostServer:
     is_silent: bool = False
     closed: bool = False
     holds: asyncio.Event = field(default_factory=asyncio.Event)
+    streams: dict[asyncio.Queue, None] = field(default_factory=dict)
+
+    def cut(self, status: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+        """Break every open stream; the host goes on."""
+        for responses in self.streams:
+            responses.put_nowait(("", status))
 
     async def stop(self) -> None:
         if not self.closed:
@@ -104,17 +110,22 @@ async def start_host(options: dict) -> HostServer:
             is_half_closed = True
             responses.put_nowait(("", None))
 
+        holder[0].streams[responses] = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 reader = tasks.create_task(read())
                 while not (is_half_closed and in_flight == 0):
                     request_id, data = await responses.get()
+                    if isinstance(data, grpc.StatusCode):
+                        reader.cancel()
+                        await context.abort(data, "cut")
                     if data is None:
                         in_flight -= bool(request_id)
                     elif not holder[0].is_silent:
                         await context.write(data)
                 reader.cancel()
         finally:
+            del holder[0].streams[responses]
             for responder in responders:
                 responder.is_gone.set()
 

@@ -8,7 +8,9 @@ import pytest
 
 from router import hub
 from router.app import run
-from sluice.kserve import probe
+from sluice.errors import FailedError
+from sluice.kserve import HostStream, probe
+from sluice.process import free_port
 from sluice.wire.router.v1 import router_pb2 as wire
 
 
@@ -16,6 +18,10 @@ def get(router, path: str) -> tuple[int, str]:
     url = f"http://{router.settings.http_address}{path}"
     with urllib.request.urlopen(url, timeout=5) as page:
         return page.status, page.read().decode()
+
+
+def all_have(gateway, handles: list[int], tokens: int) -> bool:
+    return all(len(gateway.tokens.get(handle, ())) >= tokens for handle in handles)
 
 
 async def test_a_batch_streams_to_its_end(hosts, start_router, connect):
@@ -68,6 +74,43 @@ async def test_a_silent_replica_is_lost_and_comes_back(hosts, start_router, conn
     assert gateway.outcomes[again[0]].kind == wire.OUTCOME_KIND_LENGTH
 
 
+@pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
+async def test_a_stream_that_breaks_while_its_host_lives_costs_nothing(
+    hosts, start_router, connect, status: grpc.StatusCode
+):
+    first, second = await hosts(speed=2.0), await hosts(speed=2.0)
+    router = await start_router(first.address, second.address)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready(2)
+    handles = await gateway.submit(count=20, output=600)
+    for share in (1, 50, 100, 200, 300):
+        await gateway.until(lambda share=share: all_have(gateway, handles, share))
+        first.cut(status)
+        second.cut(status)
+    await gateway.until_over(handles)
+    for handle in handles:
+        assert gateway.outcomes[handle].kind == wire.OUTCOME_KIND_LENGTH
+        assert gateway.outcomes[handle].output_tokens == len(gateway.tokens[handle]) == 600
+        assert len(gateway.placed[handle]) == 1
+    _, text = await asyncio.to_thread(get, router, "/metrics")
+    assert "router_streams_resumed_total 10.0" in text
+    for name in ("requeues", "replicas_lost", "stray_tokens", "count_mismatches"):
+        assert f"router_{name}_total 0.0" in text
+
+
+async def test_probes_of_the_core_reach_every_host(hosts, start_router, connect):
+    started = [await hosts() for _ in range(3)]
+    router = await start_router(*(host.address for host in started))
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready(3)
+    probed = [host.host.counters for host in started]
+    async with asyncio.timeout(20):
+        while not all(counters.ended["length"] for counters in probed):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    _, text = await asyncio.to_thread(get, router, "/metrics")
+    assert 'router_replicas{health="healthy"} 3.0' in text
+
+
 async def test_cancel_and_hang_up_free_the_engine(hosts, start_router, connect):
     host = await hosts(speed=0.2)
     router = await start_router(host.address)
@@ -95,7 +138,7 @@ async def test_what_cannot_be_served_is_told_at_once(hosts, start_router, connec
     [elsewhere] = await gateway.submit(cell_id="cell-of-somebody-else")
     [too_long] = await gateway.submit(prompt_tokens=9000)
     await gateway.until_over([elsewhere, too_long])
-    assert gateway.outcomes[elsewhere].code == "no_capacity"
+    assert gateway.outcomes[elsewhere].code == "unavailable"
     assert gateway.outcomes[too_long].code == "context_length_exceeded"
     # One write: three are queued, the fourth and fifth find the queue full.
     flood = await gateway.submit(count=5, output=4000)
@@ -215,3 +258,9 @@ async def test_a_taken_port_is_one_clear_line(hosts, start_router):
     router = await start_router(host.address)
     with pytest.raises(SystemExit, match="ROUTER__GRPC_ADDRESS"):
         await run(router.settings, asyncio.Event())
+
+
+async def test_an_impatient_stream_does_not_wait_for_a_host_that_is_gone():
+    async with asyncio.timeout(10), HostStream(f"127.0.0.1:{free_port()}", "llm") as stream:
+        with pytest.raises(FailedError, match="no engine host answers"):
+            await stream.open(timeout_s=100.0, is_patient=False)
