@@ -20,6 +20,7 @@ MODULES = {
     "embed": "benchmarks.load.embed",
     "agent": "benchmarks.load.agent_faults",
     "stack": "benchmarks.load.stack",
+    "routing": "benchmarks.load.routing_study",
 }
 
 

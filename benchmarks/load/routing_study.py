@@ -1,0 +1,245 @@
+"""The routing study: the real router core against the peers on published traces, in simulation.
+
+One operation: a trace replayed to its end on simulated replicas by one policy, over four seeds; the
+figures are means of goodput, TTFT, TPOT and hit ratio. Not measured: processor time, real engines,
+networks; times of steps come from cost models (see docs/routing-study.md). Peers have exact and
+instant state, the router core has reports 100 ms and an index 3 s old.
+Run: `SLUICE_TRACES=FOLDER python -m benchmarks.load.routing_study [--cases ...] [--policies ...]`;
+without a folder of traces it only says so. What is not run again stays in the results as it was.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import RESULTS, write_result
+from sim import plots, routing
+from sim.runs import Run, Source
+
+NAME = "routing_study"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "routing-study.md"
+SEEDS = (0, 1, 2, 3)
+CONVERSATION = ("mooncake_conversation_trace.jsonl.gz", "mooncake")
+AZURE = ("azure2023_conv.csv.gz", "azure")
+COMPARED = ("sluice", "peer_best", "oracle")
+# Goodput by the simulator that came with the traces, seed 0, load 0.95 on eight replicas.
+REFERENCE = {
+    "oracle": 0.996,
+    "dynq_16_0_wspt": 0.969,
+    "dynamo_kv_pls16": 0.928,
+    "dynamo_kv_pls4": 0.892,
+    "dynamo_kv": 0.803,
+    "preble_e2": 0.757,
+    "llmd_predlat": 0.724,
+    "aibrix_prefix_cache": 0.719,
+    "session_sticky": 0.699,
+    "llmd_precise": 0.696,
+    "llmd_default": 0.678,
+    "sglang_cache_aware_old": 0.668,
+    "least_requests": 0.653,
+    "sglang_cache_aware": 0.633,
+    "least_tokens": 0.623,
+    "chwbl": 0.553,
+    "power_of_two": 0.517,
+    "round_robin": 0.377,
+    "random": 0.277,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One table of the study.
+
+    Attributes:
+        title: In the docs.
+        trace: File name and format.
+        options: Of `Run`, besides these.
+        has_picture: Drawn for the docs.
+    """
+
+    title: str
+    trace: tuple[str, str]
+    replicas: int
+    cost: str
+    loads: tuple[float, ...]
+    policies: tuple[str, ...] = COMPARED
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    has_picture: bool = False
+
+
+CASES = {
+    "conversation-8": Case(
+        "Conversation trace, 8 replicas, H70",
+        CONVERSATION, 8, "h70", (0.8, 0.95, 1.05), has_picture=True,
+    ),
+    "azure-8": Case(
+        "Azure conversation trace, 8 replicas, M8",
+        AZURE, 8, "m8", (0.8, 0.95, 1.05), has_picture=True,
+    ),
+    "conversation-32": Case(
+        "Conversation trace, 32 replicas, H70", CONVERSATION, 32, "h70", (0.95, 1.05)
+    ),
+    "azure-32": Case(
+        "Azure conversation trace, 32 replicas, M8", AZURE, 32, "m8", (0.95, 1.05)
+    ),
+    "conversation-12-uneven": Case(
+        "Conversation trace, 12 replicas of uneven speed (0.85-1.15), index 10 s old",
+        CONVERSATION, 12, "h70", (0.95,),
+        options={"speed_spread": 0.15, "index_delay_s": 10.0},
+    ),
+    "azure-24-uneven": Case(
+        "Azure conversation trace, 24 replicas of uneven speed (0.85-1.15)",
+        AZURE, 24, "m8", (0.95,), options={"speed_spread": 0.15},
+    ),
+    "conversation-8-fault": Case(
+        "Conversation trace, 8 replicas, one lost at 400 s, one added at 700 s",
+        CONVERSATION, 8, "h70", (0.8,), options={"lose_at_s": 400.0, "add_at_s": 700.0},
+    ),
+    "cells-1": Case(
+        "Conversation trace, 64 replicas in one cell",
+        CONVERSATION, 64, "h70", (0.95,), policies=("sluice",),
+    ),
+    "cells-8": Case(
+        "Conversation trace, 64 replicas in eight cells",
+        CONVERSATION, 64, "h70", (0.95,), policies=("sluice",), options={"cells": 8},
+    ),
+    "peers": Case(
+        "All policies: conversation trace, 8 replicas, H70, load 0.95",
+        CONVERSATION, 8, "h70", (0.95,), policies=("sluice", *REFERENCE), has_picture=True,
+    ),
+}  # fmt: skip
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_case(
+    case: Case, traces: Path, policies: Sequence[str], executor: Executor | None
+) -> list[dict[str, Any]]:
+    """Return the records of the policies at every load of a case."""
+    file_name, format_name = case.trace
+    base = Run(
+        source=Source(str(traces / file_name), format_name),
+        replicas=case.replicas,
+        cost=case.cost,
+        load=0.0,
+        policy="",
+        **case.options,
+    )
+    results = routing.compare(base, policies, case.loads, SEEDS, executor)
+    print(routing.table(results), flush=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    name = file_name.partition(".")[0].removesuffix("_trace")
+    return [result.as_json(name) | {"commit": commit} for result in results]
+
+
+def merge(
+    known: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], case: Case
+) -> list[dict[str, Any]]:
+    """Return the records of a case in its order, new ones in the place of older ones."""
+    records = {(record["load"], record["policy"]): record for record in (*known, *new)}
+    wanted = ((load, policy) for load in case.loads for policy in case.policies)
+    return [records[key] for key in wanted if key in records]
+
+
+def markdown(name: str, case: Case, records: Sequence[dict[str, Any]]) -> str:
+    """Return a case as a table for the docs."""
+    has_reference = name == "peers"
+    lines = [
+        f"### {case.title}\n",
+        "| policy | load | goodput (min-max) | TTFT p50 / p90 / p99, s | longest tenth p99, s |"
+        " worst / objective | TPOT p99, ms | hit ratio |"
+        + (" reference |" if has_reference else ""),
+        "| --- " * (9 if has_reference else 8) + "|",
+    ]
+    for record in records:
+        goodputs, ttft = record["goodput_by_seed"], record["ttft_s"]
+        policy, winner = record["policy"], record["settings"]["winner"]
+        shown = policy if winner == policy else f"{policy}: {winner}"
+        line = (
+            f"| {shown} | {record['load']:g} | {record['goodput_mean']:.3f}"
+            f" ({min(goodputs):.3f}-{max(goodputs):.3f}) | {ttft['p50']:.2f} / {ttft['p90']:.2f} /"
+            f" {ttft['p99']:.2f} | {record['ttft_longest_decile_p99_s']:.1f} |"
+            f" {record['ttft_worst_ratio']:.1f} | {record['tpot_ms']['p99']:.0f} |"
+            f" {record['hit_ratio']:.3f} |"
+        )
+        if has_reference:
+            known = REFERENCE.get(policy)
+            line += f" {known:.3f} |" if known is not None else " |"
+        lines.append(line)
+    if case.has_picture:
+        lines.append(f"\n![{case.title}](images/routing-{name}.png)")
+    return "\n".join(lines)
+
+
+def write_page(cases: dict[str, list[dict[str, Any]]]) -> None:
+    """Put tables and pictures into the docs page, between its two marks."""
+    begin, end = "<!-- results: begin -->", "<!-- results: end -->"
+    text = PAGE.read_text()
+    head, tail = text.partition(begin)[0], text.partition(end)[2]
+    tables = "\n\n".join(markdown(name, CASES[name], rows) for name, rows in cases.items() if rows)
+    PAGE.write_text(f"{head}{begin}\n{tables}\n{end}{tail}")
+    (DOCS / "images").mkdir(exist_ok=True)
+    for name, rows in cases.items():
+        if rows and CASES[name].has_picture:
+            plots.compare(rows, DOCS / "images" / f"routing-{name}.png")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def main() -> None:
+    """Run the cases, record them and write the docs page anew."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.load.routing_study",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cases", type=_names, default=list(CASES), help=", ".join(CASES))
+    parser.add_argument("--policies", type=_names, help="only these, where a case has them")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--page-only", action="store_true", help="write the docs page, run nothing")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.cases) - CASES.keys():
+        parser.error(f"unknown case {', '.join(sorted(unknown))}; known: {', '.join(CASES)}")
+    path = RESULTS / f"{NAME}.json"
+    recorded = json.loads(path.read_text())["cases"] if path.exists() else {}
+    cases = {name: recorded.get(name, []) for name in CASES}
+    traces = os.environ.get("SLUICE_TRACES")
+    if arguments.page_only:
+        write_page(cases)
+        return
+    if not traces:
+        print("not run: set SLUICE_TRACES to the folder that holds the traces")
+        return
+    started_s = time.monotonic()
+    with ProcessPoolExecutor(arguments.jobs) as executor:
+        for name in arguments.cases:
+            case = CASES[name]
+            policies = [p for p in case.policies if p in (arguments.policies or case.policies)]
+            _note(f"== {name}: {', '.join(policies)}")
+            if policies:
+                new = run_case(case, Path(traces), policies, executor)
+                cases[name] = merge(cases[name], new, case)
+            # After each case: an interruption costs one case at most.
+            operation = "one trace replayed to its end; goodput and times are of simulated engines"
+            write_result(NAME, operation, {"seeds": SEEDS, "cases": cases})
+    write_page(cases)
+    _note(f"{time.monotonic() - started_s:.0f} s; {path}")
+
+
+if __name__ == "__main__":
+    main()
