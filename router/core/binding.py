@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from router.core import explain
 from router.core.cell_book import CellBook
 from router.core.model import Actions, Request, Slot, State
 from router.core.outcomes import Ending
@@ -72,6 +73,9 @@ def _dispatch(
     slot = Slot(request, tenant, book.replica_id, sequence=core.sequences, now=now)
     request.slot = slot
     request.state = State.RUNNING
+    sample = core.config.decision_sample
+    if sample and core.sequences % sample == 0:
+        slot.decision = explain.decision(cell, request, book, now)
     book.add(slot, cell.output_expected(request), choice.cached_tokens, now)
     cell.dispatched(book, request, now)
     actions.dispatches.setdefault(book.replica_id, []).append(slot)

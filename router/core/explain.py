@@ -1,0 +1,260 @@
+"""Why a request is where it is, or where it would go if it came now.
+
+Reads the books with the functions that decide, and changes nothing: what would learn from the
+question does so on a copy.
+"""
+
+from collections.abc import Sequence
+from copy import copy, deepcopy
+from typing import TYPE_CHECKING
+
+from router.core import admission, capacity, placement
+from router.core.cell_book import CellBook
+from router.core.model import Request, Slot
+from router.core.replica_book import ReplicaBook
+from sluice.wire.router.v1 import router_pb2 as wire
+
+if TYPE_CHECKING:
+    from router.core.router import RouterCore
+
+_LONGEST_S = 4e6  # what fits into 32 bits of milliseconds; also for what never happens
+
+
+def explain(core: "RouterCore", what: str | Request, now: float) -> wire.Explanation:
+    """Return what the router knows of a request.
+
+    Args:
+        core: Is not changed.
+        what: The id of a request that waits or runs, or a request that might come; the latter is
+            filled in as if it had come now, and must never have been submitted.
+        now: Time.
+    """
+    if isinstance(what, Request):
+        return _new(core, what, now)
+    for gateway in core.gateways.values():
+        for request in gateway.requests.values():
+            if request.request_id == what:
+                return _known(core.cells[request.cell_id], request, now)
+    reason = "no request of this id waits or runs here; it may have ended"
+    return wire.Explanation(request_id=what, state="unknown", reason=reason)
+
+
+def decision(cell: CellBook, request: Request, chosen: ReplicaBook, now: float) -> wire.Explanation:
+    """Return what is known of a request that is about to be sent to a replica."""
+    explanation = _outline(request, "placed", now)
+    explanation.chosen = chosen.replica_id
+    explanation.candidates.extend(candidates(cell, request, now))
+    explanation.predicted_ttft_ms = _ms(_start_s(explanation.candidates))
+    explanation.reason = _why_chosen(explanation)
+    return explanation
+
+
+def candidates(cell: CellBook, request: Request, now: float) -> list[wire.Candidate]:
+    """Return all replicas of a cell as placement sees them for a request, best first.
+
+    Those that may take it stand before the others. Of equals, the one that placement would take is
+    the first.
+    """
+    matches = cell.index.matches(request.hashes) if request.hashes else {}
+    home = cell.sessions.home(request.session, now) if request.session else None
+    waits_s = cell.adapter_s(request.adapter) if request.adapter else {}
+    output = cell.output_expected(request)
+    is_shut = cell.opens_at(now) > now  # one open window lets all be looked at
+    rows: list[tuple[bool, float, wire.Candidate]] = []
+    for book in (cell.takers | cell.replicas).values():
+        candidate = _candidate(cell, book)
+        if book.limits is None:
+            candidate.excluded_by = "not attached"
+            rows.append((True, float("inf"), candidate))
+            continue
+        cached = placement.cached_tokens(book, request, matches)
+        uncached = request.prompt_tokens - cached
+        wait_s = waits_s.get(book.replica_id, 0.0)
+        has_slot = wait_s < float("inf")
+        wait_s = wait_s if has_slot else 0.0
+        is_home = home == book.replica_id
+        cost_s = placement.cost_s(book, uncached, cached, wait_s, now, is_home=is_home)
+        reason = placement.excluded_by(book, request, output, is_only=len(cell.takers) == 1)
+        candidate.excluded_by = (
+            reason or ("" if has_slot else "adapter") or ("window" if is_shut else "")
+        )
+        candidate.cost_us = _us(cost_s)
+        candidate.backlog_us = _us(book.backlog_s(now))
+        candidate.prefill_us = _us(book.prefill_s(uncached, cached))
+        candidate.adapter_us = _us(wait_s)
+        candidate.cached_tokens = cached
+        candidate.is_session_home = is_home
+        rows.append((bool(candidate.excluded_by), cost_s, candidate))
+    rows.sort(key=lambda row: row[:2])
+    return [candidate for _, _, candidate in rows]
+
+
+def _candidate(cell: CellBook, book: ReplicaBook) -> wire.Candidate:
+    state = cell.health.state(book.replica_id)
+    words = [state.name.lower().replace("_", " "), cell.health.reason(book.replica_id)]
+    return wire.Candidate(
+        replica_id=book.replica_id,
+        active=len(book.slots),
+        kv_free_blocks=max(0, book.kv_free_blocks()),
+        health=": ".join(word for word in words if word),
+    )
+
+
+def _outline(request: Request, state: str, now: float) -> wire.Explanation:
+    return wire.Explanation(
+        cell_id=request.cell_id,
+        request_id=request.request_id,
+        state=state,
+        deadline_left_ms=_ms(request.deadline_at - now),
+    )
+
+
+def _known(cell: CellBook, request: Request, now: float) -> wire.Explanation:
+    slot = request.slot
+    if slot is None:
+        explanation = _outline(request, "queued", now)
+        explanation.candidates.extend(candidates(cell, request, now))
+        _predict(explanation, cell, request, now)
+        explanation.reason = _why_queued(explanation, cell, request, now)
+        return explanation
+    explanation = _outline(request, "running" if slot.emitted else "placed", now)
+    explanation.chosen = slot.replica_id
+    seen = "now"
+    if slot.decision is not None:
+        explanation.candidates.extend(slot.decision.candidates)
+        seen = "when it was placed"
+    else:
+        explanation.candidates.extend(candidates(cell, request, now))
+    if slot.emitted:
+        explanation.deadline_left_ms = 0
+    else:
+        book = cell.replicas.get(slot.replica_id)
+        explanation.predicted_ttft_ms = _ms(book.backlog_s(now) if book is not None else 0.0)
+    explanation.reason = f"{_why_running(slot, now)}; replicas as they are {seen}"
+    return explanation
+
+
+def _new(core: "RouterCore", request: Request, now: float) -> wire.Explanation:
+    """Explain what would become of a request that came now."""
+    request.arrived_at = now
+    request.deadline_at = now + (request.deadline_s or core.config.deadline_default_s)
+    found = core.cells.get(request.cell_id)
+    cell = None if found is None else _aside(found)
+    if cell is not None:
+        cell.price(request)
+    rejection = admission.rejection(
+        request, cell, core.config, now, router_is_draining=core.is_draining
+    )
+    explanation = _outline(request, "admitted" if rejection is None else "rejected", now)
+    if cell is not None:
+        explanation.candidates.extend(candidates(cell, request, now))
+        _predict(explanation, cell, request, now)
+    if rejection is not None:
+        explanation.code = rejection.code or ""
+        explanation.reason = rejection.message
+        explanation.retry_after_ms = _ms(rejection.retry_after_s)
+        return explanation
+    assert cell is not None, "without a cell it is rejected"
+    if explanation.requests_ahead or not _may_start(explanation.candidates):
+        explanation.reason = _why_queued(explanation, cell, request, now)
+    else:
+        explanation.chosen = explanation.candidates[0].replica_id
+        explanation.reason = _why_chosen(explanation)
+    return explanation
+
+
+def _aside(cell: CellBook) -> CellBook:
+    """Return a cell with the same books, that learns and promises for itself alone."""
+    aside = copy(cell)
+    aside.forecast = deepcopy(cell.forecast)
+    return aside
+
+
+def _predict(explanation: wire.Explanation, cell: CellBook, request: Request, now: float) -> None:
+    demand = capacity.demand_of(cell, request, now)
+    supply = cell.forecast.supply(cell, now)
+    correction = cell.forecast.accuracy.correction()
+    queue_s = capacity.queue_s(supply, demand.requests_ahead, demand.tokens_ahead)
+    explanation.predicted_queue_ms = _ms(queue_s * correction)
+    explanation.predicted_ttft_ms = _ms(capacity.ttft_s(supply, demand) * correction)
+    explanation.requests_ahead = demand.requests_ahead
+    explanation.tokens_ahead = int(demand.tokens_ahead)
+
+
+# --- in words -------------------------------------------------------------------------------
+
+
+def _may_start(found: Sequence[wire.Candidate]) -> bool:
+    return bool(found) and not found[0].excluded_by
+
+
+def _start_s(found: Sequence[wire.Candidate]) -> float:
+    """Return the predicted time until the first token on the best replica."""
+    best = found[0]
+    return (best.backlog_us + best.prefill_us + best.adapter_us) * 1e-6
+
+
+def _why_chosen(explanation: wire.Explanation) -> str:
+    best = explanation.candidates[0]
+    words = [f"least cost: {_shown(best.cost_us)}"]
+    if best.cached_tokens:
+        words.append(f"{best.cached_tokens} prompt tokens are cached there")
+    if best.is_session_home:
+        words.append("its session was there")
+    others = [other for other in explanation.candidates[1:] if not other.excluded_by]
+    if others:
+        words.append(f"next is {others[0].replica_id} with {_shown(others[0].cost_us)}")
+    else:
+        words.append("no other replica may take it")
+    return "; ".join(words)
+
+
+def _why_queued(explanation: wire.Explanation, cell: CellBook, request: Request, now: float) -> str:
+    words: list[str] = []
+    if request.attempts:
+        words.append(f"{request.attempts} attempts failed, the last on {request.avoid}")
+    if request.preemptions:
+        words.append(f"it was interrupted {request.preemptions} times for more urgent work")
+    if explanation.requests_ahead:
+        words.append(
+            f"about {explanation.requests_ahead} requests with {explanation.tokens_ahead} prompt"
+            " tokens to compute are served before it"
+        )
+    if not _may_start(explanation.candidates):
+        words.append(_why_none(explanation.candidates, cell, now))
+    return "; ".join(words) or "it is next, and will be placed at once"
+
+
+def _why_none(found: Sequence[wire.Candidate], cell: CellBook, now: float) -> str:
+    """Return why no replica may take a request now."""
+    reasons = [candidate.excluded_by for candidate in found]
+    if not reasons:
+        return "its cell has no replicas"
+    if "window" in reasons:
+        opens_s = cell.opens_at(now) - now
+        return f"all replicas have work enough; the next takes more in {opens_s * 1000:.0f} ms"
+    counted = ", ".join(f"{reasons.count(reason)} {reason}" for reason in dict.fromkeys(reasons))
+    return f"no replica can take it: {counted}"
+
+
+def _why_running(slot: Slot, now: float) -> str:
+    waited_s = slot.dispatched_at - slot.request.arrived_at
+    text = (
+        f"sent to {slot.replica_id} {_shown(int(waited_s * 1e6))} after it came, with"
+        f" {slot.cached_tokens} of {slot.prompt_tokens} prompt tokens cached"
+    )
+    if slot.emitted:
+        return f"{text}; {slot.emitted} tokens so far"
+    return f"{text}; its prefill takes {_shown(int((now - slot.dispatched_at) * 1e6))} already"
+
+
+def _shown(micros: int) -> str:
+    return f"{micros / 1e6:.2f} s" if micros >= 1_000_000 else f"{micros / 1e3:.1f} ms"
+
+
+def _ms(seconds: float) -> int:
+    return round(max(0.0, min(seconds, _LONGEST_S)) * 1000)
+
+
+def _us(seconds: float) -> int:
+    return round(max(0.0, min(seconds, _LONGEST_S)) * 1e6)

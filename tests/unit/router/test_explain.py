@@ -1,0 +1,238 @@
+"""Explanations: what placement saw, in its order, with a reason; asking changes nothing."""
+
+import pickle
+from copy import deepcopy
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.core.explain import explain
+from router.core.model import Request
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+CELL = "cell"
+HASHES = tuple(range(1000, 1060))
+STOP = engine.FINISH_REASON_STOP
+
+
+def asked(**fields) -> Request:
+    words = {"handle": 0, "cell_id": CELL, "prompt_tokens": 100, "tenant_id": "tenant"}
+    return Request(**words | fields)
+
+
+def told(world, what):
+    return explain(world.core, what, world.now)
+
+
+def by_name(explanation):
+    return {candidate.replica_id: candidate for candidate in explanation.candidates}
+
+
+def test_a_request_that_might_come_is_told_where_it_would_go(bench):
+    world = bench(replicas=3, sequences=100, step=4096)
+    busy = world.slot(world.submit(prompt=900)).replica_id
+    explanation = told(world, asked(request_id="maybe", prompt_tokens=900))
+    assert (explanation.state, explanation.request_id) == ("admitted", "maybe")
+    assert explanation.chosen == explanation.candidates[0].replica_id != busy
+    assert explanation.candidates[-1].replica_id == busy
+    assert not any(candidate.excluded_by for candidate in explanation.candidates)
+    assert "least cost" in explanation.reason
+    assert explanation.predicted_ttft_ms > 0
+    assert explanation.deadline_left_ms == 30_000
+    assert by_name(explanation)[busy].active == 1
+
+
+def test_what_is_cached_and_whose_session_it_is_can_be_seen(bench):
+    world = bench(replicas=2, sequences=100, step=4096)
+    first = world.submit(prompt=960, hashes=HASHES, session=7)
+    home = world.slot(first).replica_id
+    world.frame(home, tokens={world.slot(first): [1]}, state=engine.EngineState(running=1))
+    explanation = told(world, asked(prompt_tokens=990, hashes=HASHES, session=7))
+    best = explanation.candidates[0]
+    assert (best.replica_id, best.cached_tokens, best.is_session_home) == (home, 960, True)
+    assert "960 prompt tokens are cached there; its session was there" in explanation.reason
+    other = explanation.candidates[1]
+    assert (other.cached_tokens, other.is_session_home) == (0, False)
+    assert best.prefill_us < other.prefill_us
+    assert best.cost_us < other.cost_us
+
+
+def test_every_exclusion_is_named(bench):
+    world = bench(replicas=4, sequences=2, step=4096, context=1000, blocks=100)
+    world.plan(draining=("replica-0",))
+    for handle in (world.submit(), world.submit()):
+        assert world.slot(handle)
+    world.core.on_replica_lost("replica-3", 1, world.now)
+    world.tick()
+    crowded = [name for name in ("replica-1", "replica-2") if len(world.sent.get(name, ())) == 2]
+    for name in ("replica-1", "replica-2"):
+        while len(world.core.replicas[name].slots) < 2:
+            world.submit()
+    reasons = {
+        name: candidate.excluded_by for name, candidate in by_name(told(world, asked())).items()
+    }
+    assert reasons == {
+        "replica-0": "draining",
+        "replica-1": "sequences",
+        "replica-2": "sequences",
+        "replica-3": "not attached",
+    }, crowded
+    with_adapter = by_name(told(world, asked(adapter="a" * 64)))
+    assert with_adapter["replica-1"].excluded_by == "sequences"
+
+
+def test_no_room_in_the_cache_and_windows_are_named(bench):
+    world = bench(replicas=1, blocks=20, step=4096, output_tokens_expected=32)
+    world.submit(prompt=200)
+    explanation = told(world, asked(prompt_tokens=200))
+    assert explanation.candidates[0].excluded_by == "kv"
+    assert explanation.reason == "no replica can take it: 1 kv"
+    assert explanation.chosen == ""
+    world = bench(replicas=1, sequences=100, step=64)
+    for _ in range(10):
+        world.submit(prompt=64)
+    explanation = told(world, asked())
+    assert explanation.candidates[0].excluded_by == "window"
+    assert explanation.requests_ahead > 0
+    assert "have work enough" in explanation.reason
+    assert explanation.predicted_ttft_ms >= explanation.predicted_queue_ms > 0
+
+
+def test_a_refusal_is_told_with_its_code_and_the_time_to_come_back(bench):
+    world = bench(replicas=1, sequences=1, queue_requests_max=2)
+    for _ in range(3):
+        world.submit()
+    explanation = told(world, asked())
+    assert (explanation.state, explanation.code) == ("rejected", "queue_full")
+    assert explanation.retry_after_ms > 0
+    assert "try again" in explanation.reason
+    too_long = told(world, asked(prompt_tokens=5000))
+    assert (too_long.state, too_long.code) == ("rejected", "context_length_exceeded")
+    elsewhere = told(world, asked(cell_id="of-somebody-else"))
+    assert (elsewhere.state, elsewhere.code) == ("rejected", "unavailable")
+    assert not elsewhere.candidates
+
+
+def test_a_request_is_followed_from_the_queue_to_its_end(bench):
+    world = bench(replicas=1, sequences=1)
+    first = world.submit(request_id="first")
+    world.submit(request_id="second", prompt=20)
+    queued = told(world, "second")
+    assert (queued.state, queued.chosen, queued.cell_id) == ("queued", "", CELL)
+    assert queued.reason.endswith("no replica can take it: 1 sequences")
+    placed = told(world, "first")
+    assert (placed.state, placed.chosen) == ("placed", "replica-0")
+    assert "its prefill takes" in placed.reason
+    slot = world.slot(first)
+    world.frame("replica-0", admitted=[slot], tokens={slot: [1, 2]})
+    running = told(world, "first")
+    assert (running.state, running.deadline_left_ms) == ("running", 0)
+    assert "3 of 10 prompt tokens cached; 2 tokens so far" in running.reason
+    world.frame("replica-0", finished={slot: STOP})
+    gone = told(world, "first")
+    assert (gone.state, len(gone.candidates)) == ("unknown", 0)
+    assert "may have ended" in gone.reason
+    assert told(world, "second").state == "placed"
+
+
+def test_failed_attempts_are_told(bench):
+    world = bench(replicas=1, sequences=1)
+    world.submit(request_id="it")
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    world.tick()
+    explanation = told(world, "it")
+    assert explanation.state == "queued"
+    assert "1 attempts failed, the last on replica-0" in explanation.reason
+    assert "1 not attached" in explanation.reason
+
+
+def test_one_of_so_many_placements_is_explained_to_the_gateway(bench):
+    world = bench(replicas=3, sequences=100, step=4096, decision_sample=2)
+    handles = [world.submit(request_id=f"r{number}") for number in range(6)]
+    decisions = [world.slot(handle).decision for handle in handles]
+    assert [decision is not None for decision in decisions] == [False, True] * 3
+    slot = world.slot(handles[1])
+    decision = slot.decision
+    assert decision is not None
+    assert (decision.chosen, decision.request_id, decision.state) == (
+        slot.replica_id,
+        "r1",
+        "placed",
+    )
+    assert decision.candidates[0].replica_id == slot.replica_id
+    assert len(decision.candidates) == 3
+    assert "when it was placed" in told(world, "r1").reason
+    world.frame(slot.replica_id, admitted=[slot])
+    [placed] = [entry for entry in world.batch().placed if entry.handle == handles[1]]
+    assert placed.decision == decision
+
+
+def test_nothing_is_explained_unasked(bench):
+    world = bench(replicas=2)
+    assert world.slot(world.submit()).decision is None
+
+
+def books(world) -> bytes:
+    """What must not change when somebody asks, as far as later decisions can see it."""
+    cell = world.core.cells[CELL]
+    values = [
+        (cell.uncached_mean, cell.output_mean, cell.queue.requests, cell.queue.tokens),
+        (cell.forecast.accuracy.correction(), deepcopy(vars_of(cell.forecast.promises))),
+        (world.core.sequences, world.core.live_requests, len(cell.index)),
+        [(book.replica_id, book.kv_booked, len(book.slots)) for book in cell.replicas.values()],
+        (world.core.next_tick_at(world.now), vars(world.core.requests)["_orders"]),
+    ]
+    return pickle.dumps(values)
+
+
+def vars_of(thing) -> dict:
+    return {name: getattr(thing, name) for name in thing.__slots__}
+
+
+@st.composite
+def requests(draw) -> dict:
+    hashed = draw(st.integers(0, 40))
+    return {
+        "prompt": draw(st.integers(1, 40)) * 16 + 15 + 16 * hashed,
+        "hashes": HASHES[:hashed],
+        "session": draw(st.integers(0, 2)),
+        "tenant_id": draw(st.sampled_from("ab")),
+        "priority": draw(st.integers(0, 1)),
+        "deadline_s": draw(st.sampled_from([0.0, 0.001])),
+    }
+
+
+@pytest.fixture
+def worlds(bench):
+    """Makes a new one for every example."""
+    return lambda: bench(
+        replicas=3, sequences=3, step=512, context=2000, blocks=300, queue_requests_max=5
+    )
+
+
+@given(coming=st.lists(requests(), min_size=1, max_size=12), last=requests())
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_an_explanation_says_what_then_happens_and_changes_nothing(worlds, coming, last):
+    world = worlds()
+    for fields in coming:
+        world.submit(**fields)
+        world.tick(0.01)
+    words = {"prompt_tokens" if name == "prompt" else name: last[name] for name in last}
+    before = books(world)
+    explanation = told(world, asked(**words, output_max=5))
+    assert books(world) == before
+    handle = world.submit(**last)
+    outcomes = {outcome.handle: outcome for outcome in world.batch().outcomes}
+    slots = [slot for sent in world.sent.values() for slot in sent if slot.handle == handle]
+    if explanation.state == "rejected":
+        assert outcomes[handle].code == explanation.code
+        assert outcomes[handle].retry_after_ms == pytest.approx(explanation.retry_after_ms, abs=1)
+        return
+    assert handle not in outcomes
+    if explanation.chosen:
+        assert slots[0].replica_id == explanation.chosen
+    elif not explanation.requests_ahead:
+        assert not slots
