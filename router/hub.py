@@ -11,6 +11,7 @@ from contextlib import suppress
 import structlog
 
 from router import wire as convert
+from router.core.explain import explain
 from router.core.model import Batch, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
 from router.metrics import RouterMetrics
@@ -21,6 +22,7 @@ log = structlog.get_logger(__name__)
 
 PENDING_TOKENS_MAX = 500_000  # for one gateway; about 10 s of 500 fast streams
 PENDING_EVENTS_MAX = 50_000  # placements and outcomes
+_LOGGED = 4  # replicas of a decision
 _MEASURE_S = 0.25  # metrics are behind by so much at most, but for a scrape
 
 
@@ -170,6 +172,17 @@ class Hub:
             self.core.cancel(link.key, handle)
         self._tick_soon()
 
+    def explain(self, message: wire.ExplainRequest) -> wire.Explanation:
+        """Say what is known of a request; ValueError when the question makes no sense."""
+        now = self._loop.time()
+        match message.WhichOneof("what"):
+            case "request_id":
+                return explain(self.core, message.request_id, now)
+            case "submit":
+                return explain(self.core, convert.request(message.submit), now)
+            case _:
+                raise ValueError("name a request_id, or give a submit")
+
     # --- replicas ---------------------------------------------------------------------------
 
     def plan(self, cells: list[str], replicas: list[ReplicaPlan]) -> None:
@@ -235,6 +248,8 @@ class Hub:
         actions = self.core.tick(now)
         for replica_id, slots in actions.dispatches.items():
             self._outboxes[replica_id].dispatch(slots)
+            if self.core.config.decision_sample:
+                _log_decisions(slots)
         for replica_id, sequences in actions.cancels.items():
             self._outboxes[replica_id].cancel(sequences)
         for replica_id in actions.probes:
@@ -296,3 +311,28 @@ class Hub:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         return not self.core.live_requests
+
+
+def _log_decisions(slots: list[Slot]) -> None:
+    """Log the placements of the sample, with the replicas that came closest."""
+    for slot in slots:
+        decision = slot.decision
+        if decision is not None:
+            log.info(
+                "decision",
+                request_id=decision.request_id,
+                cell_id=decision.cell_id,
+                replica_id=decision.chosen,
+                waited_ms=round(1000 * (slot.dispatched_at - slot.request.arrived_at)),
+                predicted_ttft_ms=decision.predicted_ttft_ms,
+                reason=decision.reason,
+                candidates=[
+                    {
+                        "replica_id": candidate.replica_id,
+                        "excluded_by": candidate.excluded_by,
+                        "cost_us": candidate.cost_us,
+                        "cached_tokens": candidate.cached_tokens,
+                    }
+                    for candidate in decision.candidates[:_LOGGED]
+                ],
+            )

@@ -45,12 +45,31 @@ class RouterService:
             request_deserializer=wire.ConnectRequest.FromString,
             response_serializer=cast("Callable[[bytes], bytes]", None),
         )
-        handlers = grpc.method_handlers_generic_handler(_SERVICE, {"Connect": handler})
+        explain = grpc.unary_unary_rpc_method_handler(
+            self.explain,  # pyright: ignore[reportArgumentType]
+            request_deserializer=wire.ExplainRequest.FromString,
+            response_serializer=wire.Explanation.SerializeToString,
+        )
+        methods = {"Connect": handler, "Explain": explain}
+        handlers = grpc.method_handlers_generic_handler(_SERVICE, methods)
         server.add_generic_rpc_handlers((handlers,))
 
     def end(self) -> None:
         """End every stream, after what waits for it has been written."""
         self._ended.set()
+
+    async def explain(
+        self,
+        request: wire.ExplainRequest,
+        context: "grpc.aio.ServicerContext[wire.ExplainRequest, wire.Explanation]",
+    ) -> wire.Explanation:
+        """Return what is known of a request, or of one that might come."""
+        try:
+            explanation = self._hub.explain(request)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        explanation.router_id = self._router_id
+        return explanation
 
     async def connect(
         self,

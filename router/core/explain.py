@@ -6,21 +6,27 @@ question does so on a copy.
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from router.core import admission, capacity, placement
 from router.core.cell_book import CellBook
-from router.core.model import Request, Slot
+from router.core.model import CoreConfig, Gateway, Request, Slot
 from router.core.replica_book import ReplicaBook
 from sluice.wire.router.v1 import router_pb2 as wire
-
-if TYPE_CHECKING:
-    from router.core.router import RouterCore
 
 _LONGEST_S = 4e6  # what fits into 32 bits of milliseconds; also for what never happens
 
 
-def explain(core: "RouterCore", what: str | Request, now: float) -> wire.Explanation:
+class Core(Protocol):
+    """What is looked at of the router's core."""
+
+    config: CoreConfig
+    cells: dict[str, CellBook]
+    gateways: dict[int, Gateway]
+    is_draining: bool
+
+
+def explain(core: Core, what: str | Request, now: float) -> wire.Explanation:
     """Return what the router knows of a request.
 
     Args:
@@ -134,7 +140,7 @@ def _known(cell: CellBook, request: Request, now: float) -> wire.Explanation:
     return explanation
 
 
-def _new(core: "RouterCore", request: Request, now: float) -> wire.Explanation:
+def _new(core: Core, request: Request, now: float) -> wire.Explanation:
     """Explain what would become of a request that came now."""
     request.arrived_at = now
     request.deadline_at = now + (request.deadline_s or core.config.deadline_default_s)
