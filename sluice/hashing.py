@@ -28,6 +28,14 @@ def cache_root(base_digest: str, adapter_digest: str, tenant_salt: bytes) -> byt
     return digest.digest()
 
 
+def session_hash(tenant_id: str, session: str) -> int:
+    """Return what keeps a session together; 0 when there is none. Tenants do not share them."""
+    if not session:
+        return 0
+    digest = hashlib.blake2b(session.encode(), key=tenant_id.encode()[:64], digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
 def block_hashes(
     tokens: Sequence[int], root: bytes, count: int, known: Sequence[bytes] = ()
 ) -> list[bytes]:
