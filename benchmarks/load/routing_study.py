@@ -22,12 +22,14 @@ from typing import Any
 
 from benchmarks.results import RESULTS, write_result
 from sim import plots, routing
-from sim.runs import Run, Source
+from sim.runs import SYNTHETIC, Run, Source, capacity
 
 NAME = "routing_study"
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "routing-study.md"
 SEEDS = (0, 1, 2, 3)
+# 100,000 requests/s over 80 cells are 1,250 per cell; 60 s of them.
+FLEET_CELL = ("requests=75000,rate=1250,prompt=150,prompt_sigma=0.8,output=40", "synthetic")
 CONVERSATION = ("mooncake_conversation_trace.jsonl.gz", "mooncake")
 AZURE = ("azure2023_conv.csv.gz", "azure")
 COMPARED = ("sluice", "peer_best", "oracle")
@@ -61,9 +63,12 @@ class Case:
 
     Attributes:
         title: In the docs.
-        trace: File name and format.
+        trace: File name and format, or settings of a generated workload.
+        loads: Shares of capacity; empty where there is a rate.
         options: Of `Run`, besides these.
         has_picture: Drawn for the docs.
+        rate_per_s: Of requests, instead of loads; 0: none.
+        seeds: Of the runs.
     """
 
     title: str
@@ -74,6 +79,8 @@ class Case:
     policies: tuple[str, ...] = COMPARED
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     has_picture: bool = False
+    rate_per_s: float = 0.0
+    seeds: tuple[int, ...] = SEEDS
 
 
 CASES = {
@@ -112,6 +119,10 @@ CASES = {
         "Conversation trace, 64 replicas in eight cells",
         CONVERSATION, 64, "h70", (0.95,), policies=("sluice",), options={"cells": 8},
     ),
+    "fleet-cell": Case(
+        "One of 80 cells of a fleet of 1,250 replicas that gets 100,000 requests/s, for 60 s",
+        FLEET_CELL, 16, "m8", (), policies=("sluice",), rate_per_s=1250.0, seeds=(0, 1),
+    ),
     "peers": Case(
         "All policies: conversation trace, 8 replicas, H70, load 0.95",
         CONVERSATION, 8, "h70", (0.95,), policies=("sluice", *REFERENCE), has_picture=True,
@@ -127,22 +138,26 @@ def run_case(
     case: Case, traces: Path, policies: Sequence[str], executor: Executor | None
 ) -> list[dict[str, Any]]:
     """Return the records of the policies at every load of a case."""
-    file_name, format_name = case.trace
+    name, format_name = case.trace
+    is_file = format_name != SYNTHETIC
     base = Run(
-        source=Source(str(traces / file_name), format_name),
+        source=Source(str(traces / name) if is_file else name, format_name),
         replicas=case.replicas,
         cost=case.cost,
         load=0.0,
         policy="",
         **case.options,
     )
-    results = routing.compare(base, policies, case.loads, SEEDS, executor)
+    loads = case.loads
+    if case.rate_per_s:
+        loads = (round(case.rate_per_s / capacity(base.source, base.replicas, base.cost), 4),)
+    results = routing.compare(base, policies, loads, case.seeds, executor)
     print(routing.table(results), flush=True)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    name = file_name.partition(".")[0].removesuffix("_trace")
-    return [result.as_json(name) | {"commit": commit} for result in results]
+    shown = name.partition(".")[0].removesuffix("_trace") if is_file else format_name
+    return [result.as_json(shown) | {"commit": commit} for result in results]
 
 
 def merge(
@@ -150,7 +165,8 @@ def merge(
 ) -> list[dict[str, Any]]:
     """Return the records of a case in its order, new ones in the place of older ones."""
     records = {(record["load"], record["policy"]): record for record in (*known, *new)}
-    wanted = ((load, policy) for load in case.loads for policy in case.policies)
+    loads = case.loads or sorted({record["load"] for record in new or known})
+    wanted = ((load, policy) for load in loads for policy in case.policies)
     return [records[key] for key in wanted if key in records]
 
 
@@ -236,7 +252,7 @@ def main() -> None:
                 cases[name] = merge(cases[name], new, case)
             # After each case: an interruption costs one case at most.
             operation = "one trace replayed to its end; goodput and times are of simulated engines"
-            write_result(NAME, operation, {"seeds": SEEDS, "cases": cases})
+            write_result(NAME, operation, {"cases": cases})
     write_page(cases)
     _note(f"{time.monotonic() - started_s:.0f} s; {path}")
 
