@@ -19,7 +19,7 @@ tenants = typer.Typer(help="Who may use the platform.", no_args_is_help=True)
 keys = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
 models = typer.Typer(help="What can be asked for.", no_args_is_help=True)
 
-_WHERE = (
+WHERE = (
     "Where: SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and SLUICE_TELEMETRY_URL of the environment, else "
     "the running stack of $SLUICE_HOME."
 )
@@ -27,10 +27,10 @@ _WHERE = (
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.add_typer(tenants, name="tenants", epilog=_WHERE)
-    app.add_typer(keys, name="keys", epilog=_WHERE)
-    app.add_typer(models, name="models", epilog=_WHERE)
-    app.command(epilog=_WHERE)(requests)
+    app.add_typer(tenants, name="tenants", epilog=WHERE)
+    app.add_typer(keys, name="keys", epilog=WHERE)
+    app.add_typer(models, name="models", epilog=WHERE)
+    app.command(epilog=WHERE)(requests)
 
 
 def _setting(name: str) -> str:
@@ -42,7 +42,7 @@ def _setting(name: str) -> str:
     return value
 
 
-def _ask(work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL") -> Any:
+def ask(work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL") -> Any:
     """Return what `work` gets from the API; a refusal is one line on stderr and status 1."""
 
     async def run() -> Any:
@@ -58,7 +58,7 @@ def _ask(work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_UR
 @tenants.command("list")
 def list_tenants(*, as_json: AsJson = False) -> None:
     """List the tenants."""
-    found = _ask(lambda api: api.list("/v1/tenants"))
+    found = ask(lambda api: api.list("/v1/tenants"))
     show_objects(found, ("id", "name", "tier_id", "weight", "is_disabled"), as_json=as_json)
 
 
@@ -72,21 +72,21 @@ def create_tenant(
 ) -> None:
     """Create a tenant, or change its tier and name."""
     body = {"name": name or tenant, "tier_id": tier, "weight": 1}
-    made = _ask(lambda api: api.call("PUT", f"/v1/tenants/{tenant}", body))
+    made = ask(lambda api: api.call("PUT", f"/v1/tenants/{tenant}", body))
     show_objects([made], ("id", "name", "tier_id"), as_json=as_json)
 
 
 @keys.command("list")
 def list_keys(tenant: Tenant, *, as_json: AsJson = False) -> None:
     """List a tenant's keys; the keys themselves are kept nowhere."""
-    found = _ask(lambda api: api.list(f"/v1/tenants/{tenant}/keys"))
+    found = ask(lambda api: api.list(f"/v1/tenants/{tenant}/keys"))
     show_objects(found, ("id", "tenant_id", "is_disabled", "rpm", "tpm"), as_json=as_json)
 
 
 @keys.command("create")
 def create_key(tenant: Tenant, *, as_json: AsJson = False) -> None:
     """Create a key and show it, this one time."""
-    made = _ask(lambda api: api.call("POST", f"/v1/tenants/{tenant}/keys", {}))
+    made = ask(lambda api: api.call("POST", f"/v1/tenants/{tenant}/keys", {}))
     if as_json:
         show_json(made)
     else:
@@ -99,14 +99,14 @@ def revoke_key(
     tenant: Tenant, key: Annotated[str, typer.Argument(help="Id of the key, not the key.")]
 ) -> None:
     """Revoke a key; gateways refuse it within a second."""
-    _ask(lambda api: api.call("DELETE", f"/v1/tenants/{tenant}/keys/{key}"))
+    ask(lambda api: api.call("DELETE", f"/v1/tenants/{tenant}/keys/{key}"))
     typer.echo(f"revoked {key}")
 
 
 @models.command("list")
 def list_models(*, as_json: AsJson = False) -> None:
     """List the models and what serves them."""
-    found = _ask(lambda api: api.list("/v1/models"))
+    found = ask(lambda api: api.list("/v1/models"))
     show_objects(found, ("id", "pool_id", "release", "base_digest"), as_json=as_json)
 
 
@@ -116,7 +116,7 @@ def requests(
     as_json: AsJson = False,
 ) -> None:
     """Show the latest requests, as the trace store has them."""
-    found = _ask(lambda api: api.list("/v1/requests", limit=limit), "SLUICE_TELEMETRY_URL")
+    found = ask(lambda api: api.list("/v1/requests", limit=limit), "SLUICE_TELEMETRY_URL")
     columns = (
         "received_at",
         "request_id",

@@ -4,7 +4,7 @@ from importlib.metadata import version as installed_version
 
 import typer
 
-from cli import admin_commands, stack_commands
+from cli import admin_commands, explain, stack_commands
 
 app = typer.Typer(
     name="sluice",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 stack_commands.register(app)
 admin_commands.register(app)
+explain.register(app)
 
 
 @app.command()

@@ -1,0 +1,291 @@
+"""`sluice explain`: why a request is where it is, or where it would go; asked of the routers."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import grpc.aio
+import typer
+
+from cli.admin_commands import WHERE, AsJson, ask
+from cli.api import Api, ApiError
+from cli.render import console, show_json, table
+from cli.stack_commands import fail
+from sluice.hashing import HASH_BYTES, chained_hashes, session_hash
+from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
+
+_TIMEOUT_S = 5.0
+_BYTES_PER_TOKEN = 4  # of a text whose tokens nobody has counted
+_TOKENS_MAX = 4_000_000
+_NUMBERS = ("cost", "owed", "prefill", "adapter", "cached", "active", "kv_free")
+_CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request that might come.
+
+    Attributes:
+        model: Its public name.
+        prompt: Token ids; only their number matters while `cache_root` is empty.
+        cache_root: With it the routers can tell what is cached.
+    """
+
+    model: str
+    prompt: list[int]
+    output_tokens: int = 0
+    session: str = ""
+    tenant: str = ""
+    cell: str = ""
+    cache_root: bytes = b""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=WHERE)(explain)
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(help="Of one that waits or runs.")] = "",
+    *,
+    model: Annotated[str, typer.Option(help="Instead: of one that might come, its model.")] = "",
+    prompt: Annotated[str, typer.Option(help="Its text; 4 bytes count as a token.")] = "",
+    prompt_tokens: Annotated[
+        int, typer.Option(min=0, max=_TOKENS_MAX, help="Or how many tokens it has.")
+    ] = 0,
+    tokens_file: Annotated[
+        Path | None, typer.Option(help="Or a file with its token ids, as JSON.")
+    ] = None,
+    cache_root: Annotated[
+        str, typer.Option(help="Root of its prefix cache in hexadecimals, with --tokens-file.")
+    ] = "",
+    output_tokens: Annotated[int, typer.Option(min=0, help="Most tokens of the answer.")] = 0,
+    session: Annotated[str, typer.Option(help="The session it would belong to.")] = "",
+    tenant: Annotated[str, typer.Option(help="Who would ask; sets tier, weight, deadline.")] = "",
+    cell: Annotated[str, typer.Option(help="One cell; default: all of the model's pool.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show why a request is where it is, or where one would go that came now."""
+    if bool(request_id) == bool(model):
+        raise fail("name either the id of a request or, with --model, one that might come", 2)
+    if request_id:
+        answers, silent = ask(lambda api: _find(api, request_id))
+    else:
+        ids = _prompt(prompt, prompt_tokens, tokens_file)
+        question = Question(
+            model, ids, output_tokens, session, tenant, cell, _root(cache_root, tokens_file)
+        )
+        answers, silent = ask(lambda api: _suppose(api, question))
+    for line in silent:
+        console(stderr=True).print(f"sluice: {line}", markup=False, soft_wrap=True)
+    if as_json:
+        show_json([_plain(answer) for answer in answers])
+        return
+    _show(answers[0])
+    if len(answers) > 1:
+        _show_others(answers[1:])
+
+
+# --- what is asked --------------------------------------------------------------------------
+
+
+def _prompt(text: str, tokens: int, path: Path | None) -> list[int]:
+    if sum((bool(text), bool(tokens), path is not None)) != 1:
+        raise fail("say what the prompt is: --prompt, --prompt-tokens or --tokens-file", 2)
+    if path is None:
+        return [0] * (tokens or -(-len(text.encode()) // _BYTES_PER_TOKEN))
+    try:
+        ids = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise fail(f"{path} cannot be read as JSON: {error}", 2) from None
+    if not isinstance(ids, list) or not ids or not all(_is_token(token) for token in ids):
+        raise fail(f"{path} is no list of token ids", 2)
+    return ids
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 32
+
+
+def _root(text: str, path: Path | None) -> bytes:
+    if not text:
+        return b""
+    try:
+        root = bytes.fromhex(text)
+    except ValueError:
+        root = b""
+    if len(root) != HASH_BYTES or path is None:
+        raise fail(f"--cache-root has {2 * HASH_BYTES} hexadecimals and needs --tokens-file", 2)
+    return root
+
+
+async def _find(api: Api, request_id: str) -> tuple[list[wire.Explanation], list[str]]:
+    """Return the answer of the router that knows a request."""
+    addresses = {cell["router_address"]: None for cell in await _cells(api)}
+    request = wire.ExplainRequest(request_id=request_id)
+    answers, silent = await _ask_all([(address, request) for address in addresses])
+    known = [answer for answer in answers if answer.state != "unknown"]
+    if known:
+        return known, silent
+    text = f"no router knows request {request_id}; it may have ended (see: sluice requests)"
+    raise ApiError("; ".join([text, *silent]))
+
+
+async def _suppose(api: Api, question: Question) -> tuple[list[wire.Explanation], list[str]]:
+    """Return the answers of all cells that could serve a request, the best first."""
+    model = await api.find(f"/v1/models/{question.model}")
+    if model is None:
+        raise ApiError(f"there is no model {question.model}; see: sluice models list")
+    submit = await _submit(api, question, model)
+    asked: list[tuple[str, wire.ExplainRequest]] = []
+    for cell in await _cells(api):
+        if cell["pool_id"] == model["pool_id"] and question.cell in {"", cell["id"]}:
+            submit.cell_id = cell["id"]
+            asked.append((cell["router_address"], wire.ExplainRequest(submit=submit)))
+    if not asked:
+        which = f"cell {question.cell}" if question.cell else "any cell"
+        raise ApiError(f"no router owns {which} of pool {model['pool_id']}; see: sluice status")
+    answers, silent = await _ask_all(asked)
+    if not answers:
+        raise ApiError("; ".join(silent))
+    answers.sort(key=lambda answer: (answer.state == "rejected", answer.predicted_ttft_ms))
+    return answers, silent
+
+
+async def _submit(api: Api, question: Question, model: Mapping[str, Any]) -> wire.Submit:
+    submit = wire.Submit(
+        request_id="hypothetical",
+        tenant_id=question.tenant,
+        prompt=question.prompt,
+        output_tokens_max=question.output_tokens,
+        adapter_digest=model["adapter_digest"] or "",
+        session_hash=session_hash(question.tenant, question.session),
+    )
+    if question.cache_root:
+        submit.block_hashes = chained_hashes(question.prompt, question.cache_root)
+    if question.tenant:
+        tenant = await api.find(f"/v1/tenants/{question.tenant}")
+        if tenant is None:
+            raise ApiError(f"there is no tenant {question.tenant}; see: sluice tenants list")
+        tier = await api.call("GET", f"/v1/tiers/{tenant['tier_id']}")
+        submit.tenant_weight = tenant["weight"]
+        submit.tier_priority = tier["priority"]
+        submit.deadline_ms = tier["ttft_deadline_ms"]
+        submit.is_preemptible = tier["is_preemptible"]
+        submit.tier_reserved_permille = tier["reserved_permille"]
+    return submit
+
+
+async def _cells(api: Api) -> list[dict[str, Any]]:
+    """Return the cells that a router owns."""
+    cells: list[dict[str, Any]] = []
+    after = ""
+    while True:
+        page = await api.call("GET", "/v1/cells", query={"after": after})
+        cells += page["data"]
+        if not page["has_more"]:
+            break
+        after = page["data"][-1]["id"]
+    owned = [cell for cell in cells if cell["router_address"]]
+    if not owned:
+        raise ApiError("no router owns a cell; see: sluice status")
+    return owned
+
+
+async def _ask_all(
+    asked: list[tuple[str, wire.ExplainRequest]],
+) -> tuple[list[wire.Explanation], list[str]]:
+    """Return what routers say, and of those that say nothing why."""
+    replies = await asyncio.gather(*(_ask_router(*question) for question in asked))
+    answers = [reply for reply in replies if isinstance(reply, wire.Explanation)]
+    return answers, [reply for reply in replies if isinstance(reply, str)]
+
+
+async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explanation | str:
+    async with grpc.aio.insecure_channel(address, options=_CHANNEL) as channel:
+        try:
+            return await RouterServiceStub(channel).Explain(request, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            what = (error.details() or error.code().name).partition("\n")[0]
+            return f"the router at {address} does not answer: {what}"
+
+
+# --- how it is shown ------------------------------------------------------------------------
+
+
+def _plain(answer: wire.Explanation) -> dict[str, Any]:
+    """Return a message as JSON has it, with all its fields."""
+    values = {field.name: getattr(answer, field.name) for field in answer.DESCRIPTOR.fields}
+    values["candidates"] = [
+        {field.name: getattr(candidate, field.name) for field in candidate.DESCRIPTOR.fields}
+        for candidate in answer.candidates
+    ]
+    return values
+
+
+def _show(answer: wire.Explanation) -> None:
+    out = console()
+    for line in _lines(answer):
+        out.print(line, markup=False, soft_wrap=True)
+    columns = ("replica", *_NUMBERS, "health", "note")
+    rows = [_row(candidate, answer.chosen) for candidate in answer.candidates]
+    if rows:
+        out.print(table(columns, rows, right=" ".join(_NUMBERS)))
+
+
+def _lines(answer: wire.Explanation) -> Iterator[str]:
+    """Yield what is said above the table."""
+    where = f"cell {answer.cell_id}, router {answer.router_id}"
+    end = f" ({answer.code})" if answer.code else ""
+    yield f"{answer.request_id}: {answer.state}{end} in {where}"
+    yield answer.reason
+    if answer.retry_after_ms:
+        yield f"come back in {_seconds(answer.retry_after_ms)}"
+    if answer.predicted_ttft_ms and answer.state != "rejected":
+        queue = f", {_seconds(answer.predicted_queue_ms)} of it in the queue"
+        wait = queue if answer.predicted_queue_ms else ""
+        left = f"; deadline in {_seconds(answer.deadline_left_ms)}"
+        yield f"first token in {_seconds(answer.predicted_ttft_ms)}{wait}{left}"
+
+
+def _row(candidate: wire.Candidate, chosen: str) -> list[str]:
+    notes = (
+        "chosen" if candidate.replica_id == chosen else "",
+        "its session" if candidate.is_session_home else "",
+        f"no: {candidate.excluded_by}" if candidate.excluded_by else "",
+    )
+    times = (
+        *(candidate.cost_us, candidate.backlog_us),
+        *(candidate.prefill_us, candidate.adapter_us),
+    )
+    return [
+        candidate.replica_id,
+        *(f"{micros / 1000:.1f} ms" for micros in times),
+        str(candidate.cached_tokens),
+        str(candidate.active),
+        str(candidate.kv_free_blocks),
+        candidate.health,
+        ", ".join(note for note in notes if note),
+    ]
+
+
+def _show_others(answers: list[wire.Explanation]) -> None:
+    rows = [
+        [
+            *(answer.cell_id, answer.router_id, answer.state),
+            "-" if answer.state == "rejected" else _seconds(answer.predicted_ttft_ms),
+            answer.reason,
+        ]
+        for answer in answers
+    ]
+    columns = ("other cell", "router", "state", "first token", "reason")
+    console().print(table(columns, rows))
+
+
+def _seconds(millis: int) -> str:
+    return f"{millis / 1000:.2f} s" if millis >= 1000 else f"{millis} ms"
