@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from router.core import explain
+from router.core import disaggregation, explain
 from router.core.cell_book import CellBook
+from router.core.fair_queue import Tenant
 from router.core.model import Actions, Request, Slot, State
 from router.core.outcomes import Ending
 from router.core.placement import Choice
@@ -20,7 +21,7 @@ def bind(core: "RouterCore", cell: CellBook, actions: Actions, now: float) -> No
     """Dispatch in the queue's order while some replica's backlog is below its window."""
     queue = cell.queue
     cell.reprice_some()
-    while queue.requests and cell.opens_at(now) <= now:
+    while queue.requests and _opens_at(cell, now) <= now:
         found = _next(core, cell, now)
         if found is None:
             break
@@ -30,6 +31,11 @@ def bind(core: "RouterCore", cell: CellBook, actions: Actions, now: float) -> No
         if head is not None:
             for slot in cell.preemption.victims(cell, head, now):
                 core.requests.preempt(slot, now)
+
+
+def _opens_at(cell: CellBook, now: float) -> float:
+    opens_at = cell.opens_at(now)
+    return min(opens_at, disaggregation.opens_at(cell, now)) if cell.prefillers else opens_at
 
 
 def _next(core: "RouterCore", cell: CellBook, now: float) -> tuple[Request, Choice] | None:
@@ -44,6 +50,8 @@ def _next(core: "RouterCore", cell: CellBook, now: float) -> tuple[Request, Choi
             repriced += 1
             request = queue.peek(now)  # it cost more than was thought: another may be first now
             continue
+        if choice is not None and cell.prefillers:
+            choice = disaggregation.refine(core.handovers, cell, request, choice, now)
         if choice is not None:
             return request, choice
         longest = cell.prompt_tokens_max
@@ -67,15 +75,53 @@ def _dispatch(
     actions: Actions,
     now: float,
 ) -> None:
-    book = choice.book
     tenant = cell.queue.take(request, now)
+    slot = occupy(core, cell, request, tenant, choice, now)
+    if slot is not None:
+        actions.dispatches.setdefault(slot.replica_id, []).append(slot)
+
+
+def occupy(
+    core: "RouterCore",
+    cell: CellBook,
+    request: Request,
+    tenant: Tenant,
+    choice: Choice,
+    now: float,
+) -> Slot | None:
+    """Book a request on a replica; return what is to be sent there, None: its blocks come first."""
+    book = choice.book
     core.sequences += 1
+    if choice.is_split and request.output is None:
+        request.output = []  # what the second replica goes on behind
     slot = Slot(request, tenant, book.replica_id, sequence=core.sequences, now=now)
+    slot.is_placed = bool(request.prefilled_on)  # the gateway was told, and what was cached there
     request.slot = slot
     request.state = State.RUNNING
     sample = core.config.decision_sample
     if sample and core.sequences % sample == 0:
         slot.decision = explain.decision(cell, request, book, now)
-    book.add(slot, cell.output_expected(request), choice.cached_tokens, now)
+    output = 1 if choice.is_split else cell.output_expected(request)
+    book.add(slot, output, choice.cached_tokens, now)
+    if choice.is_split:
+        slot.is_prefill = True
+        slot.output_max = 1
     cell.dispatched(book, request, now)
-    actions.dispatches.setdefault(book.replica_id, []).append(slot)
+    if request.prefilled_on and core.handovers.begin(cell, slot, choice.cached_tokens, now):
+        return None
+    return slot
+
+
+def hand_over(core: "RouterCore", cell: CellBook, slot: Slot, now: float) -> None:
+    """Let a request go on behind its first token, on a replica that decodes."""
+    request = slot.request
+    request.prefilled_on = slot.replica_id
+    matches = cell.index.matches(request.hashes)
+    choice = cell.choose(request, matches, now) if cell.is_owned else None
+    if choice is None:
+        core.requests.requeue(slot, now)
+        return
+    slot.is_open = False
+    follower = occupy(core, cell, request, slot.tenant, choice, now)
+    if follower is not None:
+        core.handovers.ready.append(follower)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.core.health import HealthState
+from router.core.model import Role
 
 if TYPE_CHECKING:
     from router.core.cell_book import CellBook
@@ -237,6 +238,8 @@ def supply_of(cell: "CellBook", now: float) -> Supply:
         tokens_s += book.tokens_s
         owed_s = book.backlog_s(now)
         backlog_s = min(backlog_s, owed_s)
+        if book.role is Role.PREFILL:
+            continue  # answers have their places elsewhere
         running = len(book.slots)
         room = int(book.kv_free_blocks() * limits.block_tokens / sequence_tokens)
         if not running:

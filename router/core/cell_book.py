@@ -8,7 +8,7 @@ from router.core.adapters import AdapterResidency
 from router.core.capacity import Forecast
 from router.core.fair_queue import FairQueue
 from router.core.health import CellHealth
-from router.core.model import CoreConfig, Request, Slot
+from router.core.model import CoreConfig, Request, Role, Slot
 from router.core.placement import Choice
 from router.core.preemption import Preemption
 from router.core.prefix_index import PrefixIndex
@@ -32,6 +32,7 @@ class CellBook:
 
     Attributes:
         takers: Replicas that may be sent more, now or when their window opens.
+        prefillers: Those of them that compute prompts for others, and are no takers.
         prompt_tokens_max: Of any replica; None: nothing is attached.
         has_adapters: Whether any attached replica can serve adapters.
         uncached_mean: Prompt tokens to compute per request, of late.
@@ -42,7 +43,7 @@ class CellBook:
         *("adapter_waiters", "cell_id", "config", "forecast", "has_adapters", "health", "index"),
         *("is_dirty", "is_owned", "output_mean", "preemption", "prompt_tokens_max", "queue"),
         *("replicas", "residency", "sessions"),
-        *("takers", "told", "uncached_mean", "_output_means", "_to_price", "_seen"),
+        *("prefillers", "takers", "told", "uncached_mean", "_output_means", "_to_price", "_seen"),
     )
 
     def __init__(self, cell_id: str, config: CoreConfig) -> None:
@@ -52,6 +53,7 @@ class CellBook:
         self.queue = FairQueue()
         self.replicas: dict[str, ReplicaBook] = {}
         self.takers: dict[str, ReplicaBook] = {}
+        self.prefillers: dict[str, ReplicaBook] = {}
         self.index = PrefixIndex()
         self.residency = AdapterResidency()
         self.sessions = Sessions()
@@ -81,10 +83,14 @@ class CellBook:
             window = placement.window_tokens(limits.step_tokens_max, self.uncached_mean)
             is_healthy = self.health.may_take(book.replica_id, len(book.slots))
             book.refresh(window, is_healthy=is_healthy)
+        is_prefiller = book.role is Role.PREFILL
+        ours = self.prefillers if is_prefiller else self.takers
+        others = self.takers if is_prefiller else self.prefillers
+        others.pop(book.replica_id, None)
         if book.may_take:
-            self.takers[book.replica_id] = book
+            ours[book.replica_id] = book
         else:
-            self.takers.pop(book.replica_id, None)
+            ours.pop(book.replica_id, None)
 
     def attached(self, book: ReplicaBook, now: float) -> None:
         """Begin to use a replica that holds nothing of ours."""
@@ -111,6 +117,7 @@ class CellBook:
         self.sessions.forget_replica(replica_id)
         self.health.forget(replica_id)
         self.takers.pop(replica_id, None)
+        self.prefillers.pop(replica_id, None)
 
     def replicas_ready(self) -> list[ReplicaBook]:
         """Return the replicas that are attached and not draining."""
@@ -187,6 +194,10 @@ class CellBook:
         """Return the best replica for a waiting request, or None when none can hold it now."""
         matches = self.index.matches(request.hashes) if request.hashes else {}
         self._reprice(request, matches)
+        return self.choose(request, matches, now)
+
+    def choose(self, request: Request, matches: Mapping[str, int], now: float) -> Choice | None:
+        """Return the best replica for a request, or None when none can hold it now."""
         takers = self.takers
         return placement.choose(
             takers.values(),

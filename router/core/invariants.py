@@ -3,7 +3,7 @@
 from collections.abc import KeysView
 
 from router.core.cell_book import CellBook
-from router.core.model import State
+from router.core.model import Role, State
 from router.core.router import RouterCore
 
 
@@ -35,7 +35,9 @@ def _check_cell(core: RouterCore, cell: CellBook, live: KeysView[int]) -> int:
     assert cell.is_owned or not waiting, "nothing waits for a cell that moved away"
     for replica_id, book in cell.replicas.items():
         assert core.replicas[replica_id] is book
-        assert (replica_id in cell.takers) == book.may_take
+        is_prefiller = book.role is Role.PREFILL
+        assert (replica_id in cell.takers) == (book.may_take and not is_prefiller)
+        assert (replica_id in cell.prefillers) == (book.may_take and is_prefiller)
     return len(waiting)
 
 

@@ -164,6 +164,7 @@ class Request:
         avoid: The replica where it failed last.
         output: What was emitted; kept for preemptible requests only.
         prediction: Of its first token; told once what became of it.
+        prefilled_on: The replica that computed its prompt for another one; see `disaggregation`.
     """
 
     __slots__ = (
@@ -173,7 +174,7 @@ class Request:
         *("gateway", "order", "arrived_at", "deadline_at", "state", "slot", "attempts", "avoid"),
         *("uncached_tokens", "objective_s", "overdue_at", "output", "is_charged"),
         "charged_tokens",
-        *("preemptions", "prediction"),
+        *("preemptions", "prediction", "prefilled_on"),
     )
 
     def __init__(
@@ -226,6 +227,7 @@ class Request:
         self.charged_tokens = 0  # ... so many tokens of it
         self.preemptions = 0
         self.prediction: Prediction | None = None
+        self.prefilled_on = ""
 
     @property
     def is_done(self) -> bool:
@@ -251,13 +253,14 @@ class Slot:
         first_at: When the first token was told; 0.0 before.
         is_open: Somebody still wants its tokens.
         is_placed: The gateway was told where it runs.
+        is_prefill: It ends with its first token, and the answer goes on elsewhere.
     """
 
     __slots__ = (
         *("request", "gateway", "handle", "tenant", "charge", "replica_id", "sequence"),
         *("prompt_tokens", "prefill_owed", "cached_tokens", "output_booked", "output_max"),
         *("kv_blocks", "dispatched_at", "emitted", "first_at", "is_open", "is_placed"),
-        *("output", "decision"),
+        *("output", "decision", "is_prefill"),
     )
 
     def __init__(
@@ -282,7 +285,27 @@ class Slot:
         self.first_at = 0.0
         self.is_open = True
         self.is_placed = False
+        self.is_prefill = False
         self.decision: wire.Explanation | None = None  # of a sample
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """KV blocks that one replica is to hand to another.
+
+    Attributes:
+        slot: Booked on the target, and not sent there before the transfer has ended.
+        source: Replica that has them.
+        first: Index of the first one among the prompt's blocks.
+        blocks: How many.
+        deadline_s: For all of it; then the target computes them itself.
+    """
+
+    slot: Slot
+    source: str
+    first: int
+    blocks: int
+    deadline_s: float
 
 
 @dataclass(slots=True)
@@ -294,12 +317,14 @@ class Actions:
         dispatches: Sequences to send, per replica.
         cancels: Sequences to cancel, per replica; may name those of `dispatches`.
         probes: Replicas that are to run a canary inference.
+        transfers: To be started; each is answered by `on_transferred`.
     """
 
     batches: list[tuple[int, Batch]] = field(default_factory=list[tuple[int, Batch]])
     dispatches: dict[str, list[Slot]] = field(default_factory=dict[str, list[Slot]])
     cancels: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     probes: list[str] = field(default_factory=list[str])
+    transfers: list[Transfer] = field(default_factory=list[Transfer])
 
 
 @dataclass(slots=True)

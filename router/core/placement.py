@@ -20,11 +20,19 @@ _HOME_FACTOR = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A replica for a request, with what was predicted."""
+    """A replica for a request, with what was predicted.
+
+    Attributes:
+        book: The replica.
+        cached_tokens: Of the prompt, there.
+        cost_s: What placement minimises.
+        is_split: It computes the prompt only; see `disaggregation`.
+    """
 
     book: ReplicaBook
     cached_tokens: int
     cost_s: float
+    is_split: bool = False
 
 
 def window_tokens(budget: int, uncached_mean: float) -> float:

@@ -71,7 +71,7 @@ class Requests:
                 text = f"gave up after {request.attempts} attempts; last: {message}"
                 self.end(request, Ending(wire.OUTCOME_KIND_FAILED, code, text))
                 return
-        self._requeue(slot, now)
+        self.requeue(slot, now)
 
     def preempt(self, slot: Slot, now: float) -> None:
         """Interrupt an open slot's request: it goes on later, behind what it has emitted."""
@@ -79,9 +79,10 @@ class Requests:
         self.cancels.setdefault(slot.replica_id, []).append(slot.sequence)
         slot.request.preemptions += 1
         self.stats.preemptions += 1
-        self._requeue(slot, now)
+        self.requeue(slot, now)
 
-    def _requeue(self, slot: Slot, now: float) -> None:
+    def requeue(self, slot: Slot, now: float) -> None:
+        """Let an open slot's request wait again, behind what it has emitted."""
         request = slot.request
         cell = self._cells[request.cell_id]
         if not cell.is_owned:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from router.core import admission, binding, frames
 from router.core.cell_book import CellBook
+from router.core.disaggregation import Handovers
 from router.core.health import HealthState
 from router.core.model import (
     Actions,
@@ -44,6 +45,7 @@ class RouterCore:
         self.replicas: dict[str, ReplicaBook] = {}
         self.gateways: dict[int, Gateway] = {}
         self.requests = Requests(config, self.cells)
+        self.handovers = Handovers()
         self.is_draining = False
         self.sequences = 0
         self._busy: dict[str, ReplicaBook] = {}  # said "busy" a moment ago
@@ -224,6 +226,10 @@ class RouterCore:
         if book is not None:
             self.cells[book.cell_id].health.probe_failed(replica_id, now)
 
+    def on_transferred(self, sequence: int, blocks: int, now: float) -> None:
+        """End a transfer that brought so many blocks, in order; the request goes on anyway."""
+        self.handovers.end(self.cells, sequence, blocks, now)
+
     # --- frames -----------------------------------------------------------------------------
 
     def on_frame(self, replica_id: str, epoch: int, frame: engine.StepFrame, now: float) -> None:
@@ -293,6 +299,11 @@ class RouterCore:
             book.finish(slot)
             cell.released(slot)
             kind = FINISHED.get(entry.reason)
+            if slot.is_prefill and entry.reason == engine.FINISH_REASON_LENGTH:
+                cell.health.succeeded(book.replica_id, now)
+                if slot.is_open:
+                    binding.hand_over(self, cell, slot, now)
+                continue
             if kind is not None:
                 cell.finished(slot, now)
                 self.requests.stats.count_mismatches += slot.emitted != entry.output_tokens
@@ -336,6 +347,7 @@ class RouterCore:
             self._judge(cell, now)
             if cell.queue.requests:
                 binding.bind(self, cell, actions, now)
+        self._hand_over(actions, now)
         is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S
         self._tell_cells(now, everything=is_sign_of_life)
         if is_sign_of_life:
@@ -359,7 +371,28 @@ class RouterCore:
             due = min(due, cell.health.next_at(now))
         for book in self._busy.values():
             due = min(due, book.busy_until)
+        due = min(due, self.handovers.next_at())
         return max(due, now)
+
+    def _hand_over(self, actions: Actions, now: float) -> None:
+        """Start transfers, and send what does not wait for one any more."""
+        handovers = self.handovers
+        for sequence in handovers.overdue(now):
+            self.on_transferred(sequence, 0, now)
+        for slot in handovers.ready:
+            book = self.replicas.get(slot.replica_id)
+            if book is None or book.slots.get(slot.sequence) is not slot:
+                continue
+            if slot.is_open:
+                slot.dispatched_at = now
+                actions.dispatches.setdefault(slot.replica_id, []).append(slot)
+            else:  # cancelled before its engine heard of it
+                cell = self.cells[book.cell_id]
+                book.finish(slot)
+                cell.released(slot)
+                cell.update(book)
+        handovers.ready = []
+        actions.transfers, handovers.transfers = handovers.transfers, []
 
     def _wake_busy(self, now: float) -> None:
         for book in list(self._busy.values()):

@@ -114,8 +114,8 @@ class Tier:
         has_run = slot.is_placed or slot.emitted > 0
         if has_run:
             self._output_mean += _SMOOTHING * (slot.emitted - self._output_mean)
-        if request.attempts or request.preemptions:
-            return  # what was computed twice is paid once, as predicted first
+        if request.attempts or request.preemptions or request.prefilled_on:
+            return  # what was computed twice, or elsewhere, is paid once, as predicted first
         computed = slot.prompt_tokens - slot.cached_tokens if has_run else 0
         self._correct(tenant, request, computed)
 
