@@ -115,7 +115,7 @@ def third_party(package: str) -> dict[str, str]:
         ("control_plane", "control-plane"),
         ("telemetry", "telemetry"),
         ("cli", "local"),
-        ("sim", "local"),
+        ("sim", "sim"),
     ],
 )
 def test_an_extra_brings_all_that_its_service_imports(package: str, extra: str) -> None:
