@@ -32,7 +32,7 @@ def test_without_faults_every_request_that_stays_finishes(seed: int):
     assert finished(world) == len(world.clients)
 
 
-@pytest.mark.parametrize("kind", ["die", "freeze", "busy", "fail"])
+@pytest.mark.parametrize("kind", ["die", "freeze", "cut", "busy", "fail", "slow"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fault_of_one_replica_costs_no_token(kind: str, seed: int):
     fault = Fault(at_s=1.0, kind=kind, replica=0, for_s=3.0)
@@ -43,7 +43,7 @@ def test_a_fault_of_one_replica_costs_no_token(kind: str, seed: int):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_storm_of_faults_leaves_nothing_behind(seed: int):
     world = World(seed, replicas=4)
-    kinds = ("die", "freeze", "busy", "fail")
+    kinds = ("die", "freeze", "cut", "busy", "fail", "slow", "lie")
     faults = [
         Fault(
             at_s=world.random.uniform(0.2, 5.0),
@@ -54,6 +54,26 @@ def test_a_storm_of_faults_leaves_nothing_behind(seed: int):
         for _ in range(12)
     ]
     run(world, Workload(requests=300, rate_per_s=80, cancel_share=0.15), *faults)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_streams_that_are_cut_again_and_again_cost_no_retry(seed: int):
+    """Not even when something was on its way: it is sent elsewhere, and nobody pays for it."""
+    world = World(seed, replicas=3)
+    faults = [Fault(0.2 + 0.031 * number, "cut", number % 3, 0.001) for number in range(60)]
+    run(world, Workload(cancel_share=0.1), *faults)
+    assert all(client.resumes == 0 for client in world.clients)
+    assert all(client.final.kind != wire.OUTCOME_KIND_FAILED for client in world.clients)
+
+
+def test_batch_work_is_interrupted_for_others_and_ends_whole():
+    limits = EngineLimits(4096, 6, 128, 256, 16)
+    world = World(3, replicas=1, limits=limits)
+    run(world, Workload(requests=150, rate_per_s=12, output_tokens=80, batch_share=0.6))
+    preempted = world.preemptions
+    assert preempted > 0
+    batch = [client for client in world.clients if client.submit.is_preemptible]
+    assert all(client.resumes == 0 for client in batch), "a pause, not an error"
 
 
 def test_overload_is_bounded_and_told_at_once():
