@@ -125,10 +125,10 @@ def _known(cell: CellBook, request: Request, now: float) -> wire.Explanation:
         return explanation
     explanation = _outline(request, "running" if slot.emitted else "placed", now)
     explanation.chosen = slot.replica_id
-    seen = "now"
+    seen = "as they are now"
     if slot.decision is not None:
         explanation.candidates.extend(slot.decision.candidates)
-        seen = "when it was placed"
+        seen = "as they were when it was placed"
     else:
         explanation.candidates.extend(candidates(cell, request, now))
     if slot.emitted:
@@ -136,7 +136,7 @@ def _known(cell: CellBook, request: Request, now: float) -> wire.Explanation:
     else:
         book = cell.replicas.get(slot.replica_id)
         explanation.predicted_ttft_ms = _ms(book.backlog_s(now) if book is not None else 0.0)
-    explanation.reason = f"{_why_running(slot, now)}; replicas as they are {seen}"
+    explanation.reason = f"{_why_running(slot, now)}; replicas {seen}"
     return explanation
 
 

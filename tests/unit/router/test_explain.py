@@ -124,6 +124,7 @@ def test_a_request_is_followed_from_the_queue_to_its_end(bench):
     placed = told(world, "first")
     assert (placed.state, placed.chosen) == ("placed", "replica-0")
     assert "its prefill takes" in placed.reason
+    assert placed.reason.endswith("; replicas as they are now")
     slot = world.slot(first)
     world.frame("replica-0", admitted=[slot], tokens={slot: [1, 2]})
     running = told(world, "first")
@@ -162,7 +163,7 @@ def test_one_of_so_many_placements_is_explained_to_the_gateway(bench):
     )
     assert decision.candidates[0].replica_id == slot.replica_id
     assert len(decision.candidates) == 3
-    assert "when it was placed" in told(world, "r1").reason
+    assert told(world, "r1").reason.endswith("; replicas as they were when it was placed")
     world.frame(slot.replica_id, admitted=[slot])
     [placed] = [entry for entry in world.batch().placed if entry.handle == handles[1]]
     assert placed.decision == decision
