@@ -100,7 +100,7 @@ def occupy(
     request.state = State.RUNNING
     sample = core.config.decision_sample
     if sample and core.sequences % sample == 0:
-        slot.decision = explain.decision(cell, request, book, now)
+        slot.decision = explain.decision(cell, request, choice, now)
     output = 1 if choice.is_split else cell.output_expected(request)
     book.add(slot, output, choice.cached_tokens, now)
     if choice.is_split:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from copy import copy, deepcopy
 from typing import Protocol
 
-from router.core import admission, capacity, placement
+from router.core import admission, capacity, disaggregation, placement
 from router.core.cell_book import CellBook
+from router.core.disaggregation import Handovers
 from router.core.model import CoreConfig, Gateway, Request, Slot
+from router.core.placement import Choice
 from router.core.replica_book import ReplicaBook
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -23,6 +25,7 @@ class Core(Protocol):
     config: CoreConfig
     cells: dict[str, CellBook]
     gateways: dict[int, Gateway]
+    handovers: Handovers
     is_draining: bool
 
 
@@ -45,13 +48,12 @@ def explain(core: Core, what: str | Request, now: float) -> wire.Explanation:
     return wire.Explanation(request_id=what, state="unknown", reason=reason)
 
 
-def decision(cell: CellBook, request: Request, chosen: ReplicaBook, now: float) -> wire.Explanation:
+def decision(cell: CellBook, request: Request, choice: Choice, now: float) -> wire.Explanation:
     """Return what is known of a request that is about to be sent to a replica."""
     explanation = _outline(request, "placed", now)
-    explanation.chosen = chosen.replica_id
     explanation.candidates.extend(candidates(cell, request, now))
-    explanation.predicted_ttft_ms = _ms(_start_s(explanation.candidates))
-    explanation.reason = _why_chosen(explanation)
+    _tell_choice(explanation, request, choice)
+    explanation.predicted_ttft_ms = _ms(_start_s(explanation))
     return explanation
 
 
@@ -161,12 +163,21 @@ def _new(core: Core, request: Request, now: float) -> wire.Explanation:
         explanation.retry_after_ms = _ms(rejection.retry_after_s)
         return explanation
     assert cell is not None, "without a cell it is rejected"
-    if explanation.requests_ahead or not _may_start(explanation.candidates):
+    choice = None if explanation.requests_ahead else _choice(core, cell, request, now)
+    if choice is None:
         explanation.reason = _why_queued(explanation, cell, request, now)
     else:
-        explanation.chosen = explanation.candidates[0].replica_id
-        explanation.reason = _why_chosen(explanation)
+        _tell_choice(explanation, request, choice)
     return explanation
+
+
+def _choice(core: Core, cell: CellBook, request: Request, now: float) -> Choice | None:
+    """Return where a request that is next would be sent now; None: it waits."""
+    matches = cell.index.matches(request.hashes) if request.hashes else {}
+    choice = cell.choose(request, matches, now)
+    if choice is not None and cell.prefillers:
+        return disaggregation.refine(core.handovers, cell, request, choice, now)
+    return choice if cell.opens_at(now) <= now else None
 
 
 def _aside(cell: CellBook) -> CellBook:
@@ -194,25 +205,44 @@ def _may_start(found: Sequence[wire.Candidate]) -> bool:
     return bool(found) and not found[0].excluded_by
 
 
-def _start_s(found: Sequence[wire.Candidate]) -> float:
-    """Return the predicted time until the first token on the best replica."""
-    best = found[0]
-    return (best.backlog_us + best.prefill_us + best.adapter_us) * 1e-6
+def _start_s(explanation: wire.Explanation) -> float:
+    """Return the predicted time until the first token on the chosen replica."""
+    chosen = _chosen(explanation)
+    return (chosen.backlog_us + chosen.prefill_us + chosen.adapter_us) * 1e-6
 
 
-def _why_chosen(explanation: wire.Explanation) -> str:
-    best = explanation.candidates[0]
-    words = [f"least cost: {_shown(best.cost_us)}"]
-    if best.cached_tokens:
-        words.append(f"{best.cached_tokens} prompt tokens are cached there")
-    if best.is_session_home:
+def _chosen(explanation: wire.Explanation) -> wire.Candidate:
+    return next(c for c in explanation.candidates if c.replica_id == explanation.chosen)
+
+
+def _tell_choice(explanation: wire.Explanation, request: Request, choice: Choice) -> None:
+    """Say where a request is sent, and why there."""
+    explanation.chosen = choice.book.replica_id
+    chosen = _chosen(explanation)
+    if choice.is_split:
+        best = explanation.candidates[0].replica_id
+        explanation.reason = (
+            f"cheaper on two replicas: {explanation.chosen} computes the prompt,"
+            f" the best of the others, now {best}, the answer"
+        )
+        return
+    words = [f"least cost: {_shown(chosen.cost_us)}"]
+    if request.prefilled_on:
+        words.append(f"its prompt was computed on {request.prefilled_on}")
+    if chosen.cached_tokens:
+        words.append(f"{chosen.cached_tokens} prompt tokens are cached there")
+    if chosen.is_session_home:
         words.append("its session was there")
-    others = [other for other in explanation.candidates[1:] if not other.excluded_by]
+    others = [
+        other
+        for other in explanation.candidates
+        if not other.excluded_by and other.replica_id != explanation.chosen
+    ]
     if others:
         words.append(f"next is {others[0].replica_id} with {_shown(others[0].cost_us)}")
     else:
         words.append("no other replica may take it")
-    return "; ".join(words)
+    explanation.reason = "; ".join(words)
 
 
 def _why_queued(explanation: wire.Explanation, cell: CellBook, request: Request, now: float) -> str:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.core.disaggregation import FEATURE
 from router.core.explain import explain
-from router.core.model import Request
+from router.core.model import EngineLimits, ReplicaPlan, Request, Role
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 CELL = "cell"
@@ -172,6 +173,52 @@ def test_one_of_so_many_placements_is_explained_to_the_gateway(bench):
 def test_nothing_is_explained_unasked(bench):
     world = bench(replicas=2)
     assert world.slot(world.submit()).decision is None
+
+
+@pytest.fixture
+def split_world(bench):
+    """A prefill replica and two busy ones that decode."""
+    world = bench(replicas=0, output_tokens_expected=300, decision_sample=1)
+    world.limits = EngineLimits(4000, 64, 512, 4096, 16, features=frozenset({FEATURE}))
+    world.names = ["prefill", "decode-1", "decode-2"]
+    roles = (Role.PREFILL, Role.DECODE, Role.DECODE)
+    plans = [
+        ReplicaPlan(name, CELL, role=role) for name, role in zip(world.names, roles, strict=True)
+    ]
+    world.core.on_cells([CELL], plans)
+    for name in world.names:
+        world.attach(name)
+    for _ in range(40):
+        slot = world.slot(world.submit(prompt=4, output=900))
+        world.frame(slot.replica_id, tokens={slot: [1]})
+    for book in world.core.replicas.values():
+        book.speed.token_s = 0.001
+    world.tick(1.0)
+    return world
+
+
+def test_a_request_on_two_replicas_is_explained(split_world):
+    world = split_world
+    fields = {"hashes": range(62), "request_id": "split"}
+    expected = told(world, asked(prompt_tokens=1000, output_max=200, **fields))
+    handle = world.submit(prompt=1000, output=200, **fields)
+    decision = world.slot(handle).decision
+    for explanation in (expected, decision):
+        assert explanation.chosen == "prefill"
+        assert "cheaper on two replicas: prefill computes the prompt" in explanation.reason
+        assert by_name(explanation)["prefill"].excluded_by == "role"
+        assert explanation.candidates[0].replica_id in {"decode-1", "decode-2"}
+    slot = world.slot(handle)
+    world.frame("prefill", tokens={slot: [7]}, finished={slot: engine.FINISH_REASON_LENGTH})
+    [follower] = [
+        slot
+        for name in ("decode-1", "decode-2")
+        for slot in world.core.replicas[name].slots.values()
+        if slot.handle == handle
+    ]
+    assert follower.decision is not None
+    assert follower.decision.chosen == follower.replica_id
+    assert "its prompt was computed on prefill" in follower.decision.reason
 
 
 def books(world) -> bytes:
