@@ -14,6 +14,7 @@ from router.hub import Hub
 from router.metrics import RouterMetrics
 from router.service import SERVER_OPTIONS, RouterService
 from router.settings import Settings
+from router.transfers import Transfers
 from sluice.kserve import HostStream, probe
 from sluice.lifecycle import run_every, stop_signals
 from sluice.status_http import status_server
@@ -68,6 +69,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
             router_id=settings.instance_id,
             silence_s=settings.silence_s,
         )
+        hub.transfer_by(Transfers(tasks, fleet.target, _open_stream, hub.transferred).start)
         watcher.on_change(lambda _: fleet.follow(watcher.state))
         watcher.load_from_disk()
         watching = tasks.create_task(watcher.run())

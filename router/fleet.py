@@ -85,6 +85,11 @@ class Fleet:
             if replica_id not in self._attachments:
                 self._start(replica_id, target)
 
+    def target(self, replica_id: str) -> Target | None:
+        """Return where a replica is; None: it is not, or no longer, ours."""
+        entry = self._attachments.get(replica_id)
+        return None if entry is None else entry[0]
+
     def _start(self, replica_id: str, target: Target) -> None:
         attachment = Attachment(
             self._hub,

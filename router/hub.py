@@ -5,14 +5,14 @@ Everything here is synchronous and runs on the event loop; tasks belong to the c
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import structlog
 
 from router import wire as convert
 from router.core.explain import explain
-from router.core.model import Batch, EngineLimits, ReplicaPlan, Slot
+from router.core.model import Actions, Batch, EngineLimits, ReplicaPlan, Slot, Transfer
 from router.core.router import RouterCore
 from router.metrics import RouterMetrics
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -131,6 +131,7 @@ class Hub:
         self._outboxes: dict[str, HostOutbox] = {}
         self._keys = 0
         self._epoch = time.time_ns() // 1000  # grows over restarts; unique among routers
+        self._start_transfer: Callable[[Transfer], None] | None = None
         self._tick_handle: asyncio.Handle | None = None
         self._armed_at = 0.0
         self._is_tick_soon = False
@@ -232,6 +233,21 @@ class Hub:
         self.core.on_probe_failed(replica_id, self._loop.time())
         self._tick_soon()
 
+    def transfer_by(self, start: Callable[[Transfer], None]) -> None:
+        """Say who carries KV blocks between replicas; without anybody they are computed again."""
+        self._start_transfer = start
+
+    def transferred(self, sequence: int, blocks: int) -> None:
+        """Take the end of a transfer that brought so many blocks."""
+        self.core.on_transferred(sequence, blocks, self._loop.time())
+        self._tick_soon()
+
+    def _transfer(self, transfer: Transfer) -> None:
+        if self._start_transfer is None:
+            self.transferred(transfer.slot.sequence, 0)
+        else:
+            self._start_transfer(transfer)
+
     def lost(self, replica_id: str, outbox: HostOutbox) -> None:
         """Give a replica up."""
         if self._outboxes.get(replica_id) is outbox:
@@ -246,16 +262,7 @@ class Hub:
         self._is_tick_soon = False
         now = self._loop.time()
         actions = self.core.tick(now)
-        for replica_id, slots in actions.dispatches.items():
-            self._outboxes[replica_id].dispatch(slots)
-            if self.core.config.decision_sample:
-                _log_decisions(slots)
-        for replica_id, sequences in actions.cancels.items():
-            self._outboxes[replica_id].cancel(sequences)
-        for replica_id in actions.probes:
-            self._outboxes[replica_id].probe_wanted.set()
-        for key, batch in actions.batches:
-            self._links[key].put(batch)
+        self._hand_out(actions)
         if now - self._measured_at >= _MEASURE_S:
             self.measure()
         if not self.core.live_requests:
@@ -266,6 +273,20 @@ class Hub:
                 self._tick_handle.cancel()
             self._armed_at = due
             self._tick_handle = self._loop.call_at(due, self.tick)
+
+    def _hand_out(self, actions: Actions) -> None:
+        for replica_id, slots in actions.dispatches.items():
+            self._outboxes[replica_id].dispatch(slots)
+            if self.core.config.decision_sample:
+                _log_decisions(slots)
+        for replica_id, sequences in actions.cancels.items():
+            self._outboxes[replica_id].cancel(sequences)
+        for replica_id in actions.probes:
+            self._outboxes[replica_id].probe_wanted.set()
+        for transfer in actions.transfers:
+            self._transfer(transfer)
+        for key, batch in actions.batches:
+            self._links[key].put(batch)
 
     def measure(self) -> None:
         """Move the core's running totals into the metrics."""

@@ -1,0 +1,141 @@
+"""Carries KV blocks from one engine host to another for requests that were split.
+
+Beside the attachments, on streams of its own: a slow transfer holds no frame up. Everything has a
+deadline, and whatever goes wrong is answered with the blocks that were brought, at worst none: the
+target then computes the rest itself.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from sluice.errors import ErrorCode, FailedError
+from sluice.hashing import HASH_BYTES
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+if TYPE_CHECKING:
+    from router.attach import Stream
+    from router.core.model import Transfer
+    from router.fleet import Target
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE_MAX = 2  # the bytes pass through this process
+# Of one message: a step of the engine passes before each is answered, and taking it in keeps the
+# event loop from everything else for about a millisecond per megabyte.
+_MESSAGE_BYTES = 4 << 20
+_FIRST_BLOCKS = 4  # until the size of a block is known
+_CLOSE_TIMEOUT_S = 0.5
+
+
+class Transfers:
+    """The transfers of a router; their tasks belong to the group that the fleet's belong to."""
+
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        target_of: "Callable[[str], Target | None]",
+        open_stream: "Callable[[Target], Stream]",
+        done: Callable[[int, int], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            tasks: Transfers run in it.
+            target_of: Where a replica is; None: it has gone.
+            open_stream: Makes an unopened stream to an engine host.
+            done: Takes the sequence and the number of blocks that were brought, once per transfer.
+        """
+        self._tasks = tasks
+        self._target_of = target_of
+        self._open_stream = open_stream
+        self._done = done
+        self._places = asyncio.Semaphore(AT_ONCE_MAX)
+
+    def start(self, transfer: "Transfer") -> None:
+        """Begin a transfer; its end is told to `done`, within its deadline and a moment."""
+        slot = transfer.slot
+        source, target = self._target_of(transfer.source), self._target_of(slot.replica_id)
+        payload = slot.request.payload
+        if source is None or target is None or payload is None:
+            self._done(slot.sequence, 0)
+            return
+        first = transfer.first * HASH_BYTES
+        hashes = payload.block_hashes[first : first + transfer.blocks * HASH_BYTES]
+        self._tasks.create_task(self._run(transfer, source, target, hashes))
+
+    async def _run(
+        self, transfer: "Transfer", source: "Target", target: "Target", hashes: bytes
+    ) -> None:
+        giver, taker = self._open_stream(source), self._open_stream(target)
+        relay = _Relay(hashes)
+        reason = ""
+        try:
+            try:
+                async with asyncio.timeout(transfer.deadline_s), self._places:
+                    for stream in (giver, taker):
+                        await stream.open(timeout_s=transfer.deadline_s, is_patient=False)
+                    await relay.run(giver, taker)
+            except (FailedError, TimeoutError) as error:
+                reason = str(error) or f"not over within {transfer.deadline_s:.2f} s"
+            if relay.brought < transfer.blocks:
+                log.info(
+                    "transfer_incomplete",
+                    source=transfer.source,
+                    target=transfer.slot.replica_id,
+                    blocks=transfer.blocks,
+                    brought=relay.brought,
+                    reason=reason,
+                )
+            self._done(transfer.slot.sequence, relay.brought)
+        finally:  # in order even after a failure: hosts do not like streams that are cut off
+            for stream in (giver, taker):
+                await stream.close(timeout_s=_CLOSE_TIMEOUT_S)
+
+
+class _Relay:
+    """One transfer over two open streams.
+
+    Attributes:
+        brought: Blocks that the taker has now, from the first one.
+    """
+
+    def __init__(self, hashes: bytes) -> None:
+        self._hashes = hashes
+        self._asked = 0  # up to here blocks were asked for
+        self.brought = 0
+
+    async def run(self, giver: "Stream", taker: "Stream") -> None:
+        """Bring all blocks, or as many as there are; the next ones are asked for ahead."""
+        await self._ask(giver, _FIRST_BLOCKS)
+        while True:
+            blocks = (await _answer(giver, "exported")).exported
+            count = len(blocks.hashes) // HASH_BYTES
+            if not count:
+                return
+            self._asked = self.brought + count
+            is_last = self._asked * HASH_BYTES >= len(self._hashes)
+            if not is_last:
+                await self._ask(giver, max(1, _MESSAGE_BYTES // max(1, blocks.block_bytes)))
+            await taker.send(engine.HostRequest(import_kv=engine.Import(blocks=blocks)))
+            imported = (await _answer(taker, "imported")).imported.blocks
+            self.brought += imported
+            if is_last or imported < count:
+                return
+
+    async def _ask(self, giver: "Stream", count: int) -> None:
+        start = self._asked * HASH_BYTES
+        wanted = self._hashes[start : start + count * HASH_BYTES]
+        await giver.send(engine.HostRequest(export_kv=engine.Export(hashes=wanted)))
+
+
+async def _answer(stream: "Stream", kind: str) -> engine.HostFrame:
+    frame = await stream.receive(None)
+    if frame is None:
+        raise FailedError(ErrorCode.REPLICA_LOST, "the host ended the stream")
+    if frame.WhichOneof("kind") != kind:
+        text = frame.refused.message if frame.HasField("refused") else "an answer to nothing asked"
+        raise FailedError(ErrorCode.ENGINE_FAILED, text)
+    return frame
