@@ -1,0 +1,242 @@
+"""Published fair schedulers at the queue of one engine, to compare the router with.
+
+Each engine decides by itself, at its step boundaries, with exact counters of its own and with the
+true size of every answer when it reserves memory: more than a router can know. Service of a
+request = its prompt tokens + 2 x its output tokens.
+
+fcfs      arrival order
+lcf       the client with the least service so far
+vtc       the same, with the lift of returning clients (virtual token counters)
+vtc_pred  vtc charged with the client's mean output at admission, and with what is beyond it
+sfq       start-time fair queueing on prompt + mean output
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from sim.engines import Engine, Job
+from sim.policies.base import Peer
+from sim.pool import Pool
+
+OUTPUT_SERVICE = 2.0
+_SMOOTHING = 0.1
+
+
+class Scheduler:
+    """Whose request an engine admits next; subclasses rank and charge."""
+
+    def __init__(self, output_mean: float) -> None:
+        self.queues: dict[str, deque[Job]] = {}  # by client, by arrival
+        self.counters: dict[str, float] = {}
+        self.last_client = ""
+        self._prior = output_mean
+        self._means: dict[str, float] = {}
+
+    def expected(self, client: str) -> float:
+        """Return the mean output of a client so far."""
+        return self._means.get(client, self._prior)
+
+    def push(self, job: Job) -> None:
+        """Let a job wait."""
+        client = job.request.tenant
+        if not self.queues.get(client):
+            self.returns(client)
+        self.queues.setdefault(client, deque()).append(job)
+
+    def head(self) -> Job | None:
+        """Return the next job."""
+        heads = [queue[0] for queue in self.queues.values() if queue]
+        return min(heads, key=lambda job: (self.rank(job), job.arrived_at), default=None)
+
+    def pop(self, job: Job) -> None:
+        """Take out a head that is admitted, and charge its prompt."""
+        client = job.request.tenant
+        self.queues[client].popleft()
+        self.last_client = client
+        self.admitted(job)
+
+    def done(self, job: Job) -> None:
+        """Learn from a finished job."""
+        client, output = job.request.tenant, job.request.output_tokens
+        mean = self._means.get(client, output)
+        self._means[client] = mean + _SMOOTHING * (output - mean)
+
+    def charge(self, client: str, service: float) -> None:
+        """Add to a counter."""
+        self.counters[client] = self.counters.get(client, 0.0) + service
+
+    def rank(self, job: Job) -> float:
+        """Return the place of a head; the least goes first."""
+        return self.counters.get(job.request.tenant, 0.0)
+
+    def returns(self, client: str) -> None:
+        """Note that a client which had nothing waiting has."""
+
+    def admitted(self, job: Job) -> None:
+        """Charge an admission."""
+        self.charge(job.request.tenant, job.request.prompt_tokens)
+
+    def generated(self, job: Job, before: int, tokens: int) -> None:
+        """Charge output tokens number `before` to `tokens`."""
+        self.charge(job.request.tenant, OUTPUT_SERVICE * (tokens - before))
+
+
+class Fcfs(Scheduler):
+    """First come, first served."""
+
+    def rank(self, job: Job) -> float:
+        """See `Scheduler`."""
+        return job.arrived_at
+
+
+class Vtc(Scheduler):
+    """Least counter first; who returns is lifted to the least counter among the waiting."""
+
+    def returns(self, client: str) -> None:
+        """See `Scheduler`."""
+        others = [name for name, queue in self.queues.items() if queue] or [self.last_client]
+        least = min(self.counters.get(name, 0.0) for name in others)
+        self.counters[client] = max(self.counters.get(client, 0.0), least)
+
+
+class VtcPredicted(Vtc):
+    """VTC that charges the expected output at admission."""
+
+    def __init__(self, output_mean: float) -> None:
+        super().__init__(output_mean)
+        self._guesses: dict[int, float] = {}
+
+    def admitted(self, job: Job) -> None:
+        """See `Scheduler`."""
+        guess = self._guesses[job.number] = self.expected(job.request.tenant)
+        service = job.request.prompt_tokens + OUTPUT_SERVICE * guess
+        self.charge(job.request.tenant, service)
+
+    def generated(self, job: Job, before: int, tokens: int) -> None:
+        """See `Scheduler`."""
+        guess = self._guesses[job.number]
+        beyond = max(0.0, tokens - guess) - max(0.0, before - guess)
+        self.charge(job.request.tenant, OUTPUT_SERVICE * beyond)
+
+
+class Sfq(Scheduler):
+    """Start-time fair queueing on expected service."""
+
+    def __init__(self, output_mean: float) -> None:
+        super().__init__(output_mean)
+        self._now = 0.0  # virtual
+        self._starts: dict[int, float] = {}
+        self._finishes: dict[str, float] = {}
+
+    def push(self, job: Job) -> None:
+        """See `Scheduler`."""
+        client = job.request.tenant
+        start = max(self._now, self._finishes.get(client, 0.0))
+        service = job.request.prompt_tokens + OUTPUT_SERVICE * self.expected(client)
+        self._starts[job.number] = start
+        self._finishes[client] = start + service
+        super().push(job)
+
+    def rank(self, job: Job) -> float:
+        """See `Scheduler`."""
+        return self._starts[job.number]
+
+    def admitted(self, job: Job) -> None:
+        """See `Scheduler`."""
+        self._now = max(self._now, self._starts[job.number])
+
+    def generated(self, job: Job, before: int, tokens: int) -> None:
+        """See `Scheduler`."""
+
+
+SCHEDULERS: dict[str, Callable[[float], Scheduler]] = {
+    "fcfs": Fcfs,
+    "lcf": Scheduler,
+    "vtc": Vtc,
+    "vtc_pred": VtcPredicted,
+    "sfq": Sfq,
+}
+
+
+class FairEngine(Engine):
+    """An engine that admits in the order of a scheduler of its own."""
+
+    scheduler: Scheduler
+    _charged: dict[int, int]  # output tokens, of what decodes
+
+    @classmethod
+    def instead_of(cls, engine: Engine, pool: Pool, scheduler: Scheduler) -> "FairEngine":
+        """Return such an engine with the number and the size of another one."""
+        made = cls(
+            engine.number,
+            engine.cost,
+            pool.timeline,
+            pool,
+            block_tokens=engine.block_tokens,
+            kv_tokens=engine.cache.capacity * engine.block_tokens,
+            speed=engine.speed,
+        )
+        made.scheduler = scheduler
+        made._charged = {}
+        return made
+
+    def submit(self, job: Job) -> None:
+        """Let a job wait in its client's queue."""
+        job.replica = self.number
+        self.scheduler.push(job)
+        self.held += 1
+        self._wake(self._timeline.now)
+
+    def _admit(self) -> None:
+        self._charge()
+        while (job := self.scheduler.head()) is not None and self.has_room(job):
+            self.scheduler.pop(job)
+            self.waiting.append(job)
+            job.owed = self.uncached(job)
+            self.owed_tokens += job.owed
+            super()._admit()
+            assert not self.waiting, "there was room"
+
+    def _charge(self) -> None:
+        """Bring the counters up to the last step."""
+        for job in self.decoding.values():
+            self._generated(job, self.steps - job.first_step)
+
+    def _generated(self, job: Job, tokens: int) -> None:
+        before = self._charged.get(job.number, 0)
+        if tokens > before:
+            self._charged[job.number] = tokens
+            self.scheduler.generated(job, before, tokens)
+
+    def _finish(self, job: Job, now: float) -> None:
+        self._generated(job, job.request.output_tokens - 1)
+        self._charged.pop(job.number, None)
+        self.scheduler.done(job)
+        super()._finish(job, now)
+
+
+class PerEngine(Peer):
+    """Round robin over engines, each with a scheduler and counters of its own.
+
+    Args:
+        name: One of `SCHEDULERS`.
+        output_mean: Expected of a client that has no history.
+    """
+
+    def __init__(self, name: str, output_mean: float) -> None:
+        self.name = name
+        self._output_mean = output_mean
+        self._next = 0
+
+    def bind(self, pool: Pool) -> None:
+        """See `Policy`."""
+        super().bind(pool)
+        make = SCHEDULERS[self.name]
+        pool.engines[:] = [
+            FairEngine.instead_of(engine, pool, make(self._output_mean)) for engine in pool.engines
+        ]
+
+    def pick(self, job: Job) -> int:  # noqa: ARG002 - blind on purpose
+        """See `Peer`."""
+        self._next += 1
+        return self.pool.alive[self._next % len(self.pool.alive)]
