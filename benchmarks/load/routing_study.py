@@ -32,7 +32,7 @@ SEEDS = (0, 1, 2, 3)
 FLEET_CELL = ("requests=75000,rate=1250,prompt=150,prompt_sigma=0.8,output=40", "synthetic")
 CONVERSATION = ("mooncake_conversation_trace.jsonl.gz", "mooncake")
 AZURE = ("azure2023_conv.csv.gz", "azure")
-COMPARED = ("sluice", "peer_best", "oracle")
+COMPARED = ("sluice", "dynamo_best", "oracle")
 # Goodput by the simulator that came with the traces, seed 0, load 0.95 on eight replicas.
 REFERENCE = {
     "oracle": 0.996,
