@@ -227,8 +227,8 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="policies: " + ", ".join(registry.names()) + "\n\nS prefill_load_scale, T threshold"
-        " in full steps, ORDER fcfs or wspt; dynamo_best, dynq_best, peer_best and oracle are the best"
-        " of several on these seeds.",
+        " in full steps, ORDER fcfs or wspt; dynamo_best, dynq_best, peer_best and oracle are the"
+        " best of several on these seeds.",
     )
     add = parser.add_argument
     add("--trace", required=True, help="file, .gz or plain; for synthetic: SETTING=VALUE,...")
