@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from jinja2 import TemplateSyntaxError
@@ -20,6 +20,7 @@ from gateway.detokenizer import TokenTable, token_table
 from gateway.templates import ChatTemplate
 from sluice.artifacts import artifact_path
 from sluice.errors import ErrorCode, RejectedError
+from sluice.hashing import chained_hashes
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +39,13 @@ class SamplingDefaults:
     top_k: int
 
 
+class EncodedPrompt(NamedTuple):
+    """A prompt's token ids, and the hashes of its full blocks, 16 bytes each."""
+
+    ids: list[int]
+    block_hashes: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class BaseAssets:
     """Tokenizer, template and defaults of one base."""
@@ -48,21 +56,27 @@ class BaseAssets:
     end_ids: frozenset[int]
     defaults: SamplingDefaults
 
-    async def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Return the prompt's token ids; large prompts are worked on in a thread."""
+    async def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool], cache_root: bytes
+    ) -> EncodedPrompt:
+        """Return the prompt as ids and block hashes; large ones are worked on in a thread."""
         size = sum(_CHARACTERS_PER_MESSAGE + len(message.text()) for message in messages)
         has_calls = any(message.tool_calls for message in messages)
         if size <= _INLINE_CHARACTERS_MAX and not tools and not has_calls:
-            return self._encode(messages, tools)
-        return await asyncio.to_thread(self._encode, messages, tools)
+            return self._encode(messages, tools, cache_root)
+        return await asyncio.to_thread(self._encode, messages, tools, cache_root)
 
-    def _encode(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+    def _encode(
+        self, messages: Sequence[Message], tools: Sequence[Tool], cache_root: bytes
+    ) -> EncodedPrompt:
         pieces = self.template.pieces(messages, tools)
         # The batch call lets go of the interpreter lock, and the fast one computes no offsets.
         encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
         if len(encodings) == 1:
-            return encodings[0].ids
-        return [token for encoding in encodings for token in encoding.ids]
+            ids = encodings[0].ids
+        else:
+            ids = [token for encoding in encodings for token in encoding.ids]
+        return EncodedPrompt(ids, chained_hashes(ids, cache_root))
 
 
 def load_base(directory: Path) -> BaseAssets:

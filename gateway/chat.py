@@ -76,8 +76,8 @@ class ChatCompletions:
         resolved = self._directory.resolve(principal, chat.model)
         assets = await self._assets.get(resolved.model.base_digest)
         tools = () if chat.tool_choice == "none" else chat.tools or ()
-        prompt = await assets.encode_chat(chat.messages, tools)
-        output_max = output_budget(chat, len(prompt), resolved.context_tokens_max)
+        prompt = await assets.encode_chat(chat.messages, tools, resolved.cache_root)
+        output_max = output_budget(chat, len(prompt.ids), resolved.context_tokens_max)
         identity = identity_of(request)
         spec = generation_spec(
             chat,
@@ -103,7 +103,7 @@ class ChatCompletions:
             received_at_unix_ms=received_at_unix_ms,
             principal=principal,
             model=resolved.model,
-            reservation=await self._limiter.reserve(principal, len(prompt) + expected),
+            reservation=await self._limiter.reserve(principal, len(prompt.ids) + expected),
             is_stream=bool(chat.stream),
         )
         if not chat.stream:

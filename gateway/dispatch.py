@@ -23,6 +23,9 @@ _DEADLINE_S = 30.0  # until the first token, for tiers without their own; the ro
 _GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
 _RETRY_PAUSE_S = 0.1
 
+# The router gives the cell away: whoever owns it next is asked, whatever was emitted. The wait of a
+# request that was in the queue is not the client's business.
+_MOVED = frozenset({ErrorCode.DRAINING, ErrorCode.UNAVAILABLE})
 # Refusals that mean "not here, not now": a begun answer tries again.
 _TRANSIENT = frozenset(
     {
@@ -100,34 +103,17 @@ class Dispatcher:
     async def _run(
         self, generation: Generation, on_submit: Callable[[str, str], None], on_first: "_Once"
     ) -> Ending:
-        loop = asyncio.get_running_loop()
-        give_up_at_s = loop.time() + (generation.spec.deadline_ms / 1000 or _DEADLINE_S)
-        connect_by_s = loop.time() + _CONNECT_WAIT_S
-        is_resuming = False
+        now = asyncio.get_running_loop().time
+        patience = _Patience(generation, now())
         while True:
             ending = generation.begin_attempt()
             if ending is None:
-                until_s = give_up_at_s if is_resuming else min(give_up_at_s, connect_by_s)
-                ending = await self._attempt(generation, on_submit, on_first, until_s, give_up_at_s)
+                patience.begin_attempt(now())
+                ending = await self._attempt(generation, on_submit, on_first, patience)
             if ending.kind in _SUCCESS or self._is_stopping:
                 return ending
-            if ending.kind is EndKind.LOST:
-                if generation.emitted and generation.resumes >= RESUMES_MAX:
-                    return _refused(ending, ErrorCode.REPLICA_LOST)
-                if generation.emitted:
-                    generation.resumes += 1
-                    give_up_at_s = loop.time() + _RESUME_WAIT_S
-                is_resuming = True
-                log.warning(
-                    "attempt_lost",
-                    request_id=generation.spec.request_id,
-                    emitted=len(generation.emitted),
-                    reason=ending.message,
-                )
-            elif not (generation.emitted and ending.code in _TRANSIENT):
-                return ending
-            if loop.time() + _RETRY_PAUSE_S >= give_up_at_s:
-                return _refused(ending, ErrorCode.REPLICA_LOST)
+            if (refusal := patience.refusal(ending, now())) is not None:
+                return refusal
             await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _attempt(
@@ -135,19 +121,20 @@ class Dispatcher:
         generation: Generation,
         on_submit: Callable[[str, str], None],
         on_first: "_Once",
-        acquire_by_s: float,
-        give_up_at_s: float,
+        patience: "_Patience",
     ) -> Ending:
         loop = asyncio.get_running_loop()
         spec = generation.spec
-        found = await self._links.acquire(spec.pool_id, generation.wish, acquire_by_s)
+        give_up_at_s = patience.give_up_at_s
+        found = await self._links.acquire(spec.pool_id, spec.wish, patience.acquire_by_s)
         if found is None:
             text = "No router serves this model at the moment."
             return Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
         link, cell_id = found
-        is_first = not generation.emitted and generation.placed is None
         left_ms = max(1, round((give_up_at_s - loop.time()) * 1000))
-        handle = link.submit(generation, cell_id, spec.deadline_ms if is_first else left_ms)
+        handle = link.submit(
+            generation, cell_id, left_ms if patience.has_tried else spec.deadline_ms
+        )
         on_submit(cell_id, link.router_id)
         try:
             async with asyncio.timeout_at(give_up_at_s + _GRACE_S):
@@ -163,6 +150,72 @@ class Dispatcher:
             return generation.ending
         finally:
             link.cancel(handle)  # nothing, when the router has said the end
+
+
+class _Patience:
+    """How long one request goes on trying, and after which endings.
+
+    Attributes:
+        give_up_at_s: Loop time; then the client is told.
+    """
+
+    def __init__(self, generation: Generation, now_s: float) -> None:
+        self._generation = generation
+        self._connect_by_s = now_s + _CONNECT_WAIT_S
+        self._attempts = 0
+        self._began_at_s = now_s
+        self._is_resuming = False
+        self.give_up_at_s = now_s + (generation.spec.deadline_ms / 1000 or _DEADLINE_S)
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether this attempt is not the first."""
+        return self._attempts > 1
+
+    @property
+    def acquire_by_s(self) -> float:
+        """Until when a router is waited for."""
+        if self._is_resuming:
+            return self.give_up_at_s
+        return min(self.give_up_at_s, self._connect_by_s)
+
+    def begin_attempt(self, now_s: float) -> None:
+        """Note that the request goes to a router."""
+        self._attempts += 1
+        self._began_at_s = now_s
+
+    def refusal(self, ending: Ending, now_s: float) -> Ending | None:
+        """Return what the client is told after an attempt that failed; None: it is tried again."""
+        generation = self._generation
+        if ending.kind is EndKind.LOST:
+            if generation.emitted and generation.resumes >= RESUMES_MAX:
+                return _refused(ending, ErrorCode.REPLICA_LOST)
+            if generation.emitted:
+                generation.resumes += 1
+                self.give_up_at_s = now_s + _RESUME_WAIT_S
+            self._is_resuming = True
+            log.warning(
+                "attempt_lost",
+                request_id=generation.spec.request_id,
+                emitted=len(generation.emitted),
+                reason=ending.message,
+            )
+        elif generation.emitted:
+            if ending.code not in _TRANSIENT:
+                return ending
+        elif not self._is_sent_on(ending, now_s):
+            return ending
+        if now_s + _RETRY_PAUSE_S >= self.give_up_at_s:
+            return _refused(ending, ErrorCode.REPLICA_LOST)
+        return None
+
+    def _is_sent_on(self, ending: Ending, now_s: float) -> bool:
+        """Return whether a request without any token goes to the next owner of its cell."""
+        if ending.code not in _MOVED:
+            return False
+        if now_s - self._began_at_s > 2 * _RETRY_PAUSE_S:  # it was taken, and waited
+            self._connect_by_s = now_s + _CONNECT_WAIT_S
+        return now_s + _RETRY_PAUSE_S < self.acquire_by_s
 
 
 class _Once:

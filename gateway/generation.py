@@ -5,18 +5,27 @@ coroutine only waits for the first tokens and for the end. Nothing here does I/O
 """
 
 import asyncio
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from gateway.cell_choice import Wish, prefix_key
 from gateway.text_pipe import TextPipe
 from sluice.errors import ErrorCode
+from sluice.hashing import chained_hashes
 from sluice.wire.router.v1 import router_pb2 as wire
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """What a router needs to know; sampling values as the engine takes them."""
+    """What a router needs to know; sampling values as the engine takes them.
+
+    Attributes:
+        block_hashes: Of the prompt's full blocks, concatenated; see `sluice.hashing`.
+        tier_reserved_permille: Of the tier: its share of a cell while it has work.
+        is_preemptible: Batch work.
+    """
 
     request_id: str
     tenant_id: str
@@ -36,6 +45,16 @@ class GenerationSpec:
     deadline_ms: int
     ignore_eos: bool
     traceparent: str
+    block_hashes: bytes = b""
+    tier_reserved_permille: int = 0
+    is_preemptible: bool = False
+
+    @property
+    def wish(self) -> Wish:
+        """What decides about the cell."""
+        prefix = prefix_key(self.block_hashes)
+        salt = zlib.crc32(self.request_id.encode())
+        return Wish(self.session_hash, prefix, len(self.prompt), salt)
 
 
 class EndKind(Enum):
@@ -188,6 +207,10 @@ class Generation:
     def submit_message(self, handle: int, cell_id: str, deadline_ms: int) -> wire.Submit:
         """Return the request for a router: everything that is still to be generated."""
         spec = self.spec
+        prompt, hashes = spec.prompt, spec.block_hashes
+        if self.emitted:
+            prompt = [*spec.prompt, *self.emitted]
+            hashes = chained_hashes(prompt, spec.cache_root, known=hashes)
         return wire.Submit(
             handle=handle,
             request_id=spec.request_id,
@@ -195,7 +218,10 @@ class Generation:
             tenant_id=spec.tenant_id,
             tier_priority=spec.tier_priority,
             tenant_weight=spec.tenant_weight,
-            prompt=[*spec.prompt, *self.emitted] if self.emitted else spec.prompt,
+            tier_reserved_permille=spec.tier_reserved_permille,
+            is_preemptible=spec.is_preemptible,
+            prompt=prompt,
+            block_hashes=hashes,
             output_tokens_max=self.output_tokens_left,
             temperature=spec.temperature,
             top_p=spec.top_p,

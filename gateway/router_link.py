@@ -6,13 +6,14 @@ they are handed out in one synchronous loop, with no task switch per request or 
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
+from gateway.cell_choice import CellView
 from gateway.generation import Ending, EndKind, Generation, ending_of
 from sluice.errors import ErrorCode
 from sluice.lifecycle import backoff_s
@@ -58,15 +59,16 @@ class RouterLink:
     Attributes:
         router_id: As the router says; empty before the first connection.
         is_up: Whether requests can be submitted.
-        cells: What the router last said about each of its cells.
+        cells: What the router last said about each of its cells. A router tells at once which it
+            owns: another one may be about to be its own, but would refuse requests now.
     """
 
     def __init__(self, address: str, gateway_id: str, on_change: Callable[[], None]) -> None:
-        """Prepare; `on_change` is called when the link comes up or goes down."""
+        """Prepare; `on_change` is called when the link comes up or goes down, or owns a cell."""
         self.address = address
         self.router_id = ""
         self.is_up = False
-        self.cells: dict[str, wire.CellState] = {}
+        self.cells: dict[str, CellView] = {}
         self._gateway_id = gateway_id
         self._on_change = on_change
         self._generations: dict[int, Generation] = {}
@@ -91,7 +93,10 @@ class RouterLink:
             generation.end(Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "no router answers"))
             return self._last_handle
         self._generations[self._last_handle] = generation
-        self._submits.append(generation.submit_message(self._last_handle, cell_id, deadline_ms))
+        submit = generation.submit_message(self._last_handle, cell_id, deadline_ms)
+        self._submits.append(submit)
+        if (cell := self.cells.get(cell_id)) is not None:  # until it tells us so itself
+            cell.tokens_owed += len(submit.prompt)
         self._has_outgoing.set()
         return self._last_handle
 
@@ -115,6 +120,9 @@ class RouterLink:
                 reason = "; ".join(_text(error) for error in errors.exceptions)
             finally:
                 was_up = self._go_down()
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # together with an error, which won
+                raise asyncio.CancelledError
             attempt = 0 if was_up else attempt + 1
             if was_up or attempt == 1:
                 log.warning("router_lost", address=self.address, reason=reason)
@@ -191,8 +199,23 @@ class RouterLink:
             if (generation := generations.pop(outcome.handle, None)) is not None:
                 generation.prefill_us = outcome.prefill_us
                 generation.end(ending_of(outcome))
-        for cell in message.cells:
-            self.cells[cell.cell_id] = cell
+        if message.cells:
+            self._learn_cells(message.cells)
+
+    def _learn_cells(self, states: Iterable[wire.CellState]) -> None:
+        has_news = False
+        for state in states:
+            before = self.cells.get(state.cell_id)
+            self.cells[state.cell_id] = CellView(
+                cell_id=state.cell_id,
+                replicas_ready=state.replicas_ready,
+                tokens_owed=state.tokens_owed,
+                wait_ms=state.wait_ms,
+                is_refusing=state.is_draining,
+            )
+            has_news = has_news or before is None
+        if has_news and self.is_up:
+            self._on_change()
 
     def _go_up(self, first: wire.ConnectResponse) -> None:
         self.router_id = first.welcome.router_id

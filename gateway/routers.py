@@ -1,13 +1,11 @@
 """The routers that this worker is connected to, and which of them gets a request."""
 
 import asyncio
-import hashlib
-from collections.abc import Sequence
 from contextlib import suppress
 
+from gateway.cell_choice import CellView, Wish, choose
 from gateway.directory import Directory
 from gateway.router_link import RouterLink
-from sluice.wire.control.v1 import control_pb2 as control
 
 _SWEEP_S = 1.0
 
@@ -59,55 +57,35 @@ class RouterLinks:
                 except TimeoutError:
                     continue
 
-    def find(self, pool_id: str, session_hash: int) -> tuple[RouterLink, str] | None:
+    def find(self, pool_id: str, wish: Wish) -> tuple[RouterLink, str] | None:
         """Return a connected owner of a cell of the pool, with the cell's id; None without any."""
-        owners = [
-            (link, cell)
-            for cell in self._directory.cells(pool_id)
-            if (link := self._links.get(cell.router_address)) is not None and link.is_up
-        ]
-        if not owners:
+        links = self._links
+        views: list[CellView] = []
+        owners: dict[str, RouterLink] = {}
+        for cell in self._directory.cells(pool_id):
+            link = links.get(cell.router_address)
+            if link is not None and link.is_up and (view := link.cells.get(cell.id)) is not None:
+                view.is_draining = cell.is_draining
+                views.append(view)
+                owners[cell.id] = link
+        if not views:
             return None
-        link, cell = _pick(owners, session_hash)
-        return link, cell.id
+        chosen = choose(views, wish).cell_id
+        return owners[chosen], chosen
 
     async def acquire(
-        self, pool_id: str, session_hash: int, until_s: float
+        self, pool_id: str, wish: Wish, until_s: float
     ) -> tuple[RouterLink, str] | None:
         """Return what `find` finds by the loop time `until_s`, or None."""
-        found = self.find(pool_id, session_hash)
+        found = self.find(pool_id, wish)
         if found is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until_s):
                     while found is None:
                         self._changed.clear()
                         await self._changed.wait()
-                        found = self.find(pool_id, session_hash)
+                        found = self.find(pool_id, wish)
         return found
 
     def _announce(self) -> None:
         self._changed.set()
-
-
-def _pick(
-    owners: Sequence[tuple[RouterLink, control.Cell]], session_hash: int
-) -> tuple[RouterLink, control.Cell]:
-    """Return the session's cell by rendezvous hashing, or the one that owes the fewest tokens."""
-    if len(owners) == 1:
-        return owners[0]
-    if session_hash:
-        return max(owners, key=lambda owner: _weight(owner[1].id, session_hash))
-    return min(owners, key=lambda owner: _load(*owner))
-
-
-def _weight(cell_id: str, session_hash: int) -> bytes:
-    key = session_hash.to_bytes(8, "little")
-    return hashlib.blake2b(cell_id.encode(), key=key, digest_size=8).digest()
-
-
-def _load(link: RouterLink, cell: control.Cell) -> tuple[bool, int, int, str]:
-    """Cells without replicas last; then by tokens owed, our own requests in flight, and name."""
-    state = link.cells.get(cell.id)
-    if state is None:
-        return (False, 0, link.in_flight, cell.id)
-    return (state.replicas_ready == 0, state.tokens_owed, link.in_flight, cell.id)

@@ -1,13 +1,12 @@
 """From a validated body to what the engine is told: budget, sampling, session. Pure."""
 
-import hashlib
-
-from gateway.assets import BaseAssets
+from gateway.assets import BaseAssets, EncodedPrompt
 from gateway.chat_request import ChatRequest
 from gateway.directory import Principal, ResolvedModel
 from gateway.generation import GenerationSpec
 from gateway.http import Identity
 from sluice.errors import BadRequestError, ErrorCode
+from sluice.hashing import session_hash
 
 # Bounds answers of models whose context nobody has stated.
 _UNKNOWN_CONTEXT_TOKENS = 1 << 20
@@ -38,14 +37,6 @@ def output_budget(chat: ChatRequest, prompt_tokens: int, context_tokens_max: int
     )
 
 
-def session_hash(tenant_id: str, session: str) -> int:
-    """Return what keeps a session together; 0 when there is none. Tenants do not share them."""
-    if not session:
-        return 0
-    digest = hashlib.blake2b(session.encode(), key=tenant_id.encode()[:64], digest_size=8).digest()
-    return int.from_bytes(digest, "little") or 1
-
-
 def generation_spec(
     chat: ChatRequest,
     *,
@@ -53,7 +44,7 @@ def generation_spec(
     principal: Principal,
     resolved: ResolvedModel,
     assets: BaseAssets,
-    prompt: list[int],
+    prompt: EncodedPrompt,
     output_tokens_max: int,
 ) -> GenerationSpec:
     """Return what a router is told; what the request leaves open, the base's authors decide."""
@@ -66,7 +57,7 @@ def generation_spec(
         pool_id=resolved.model.pool_id,
         adapter_digest=resolved.model.adapter_digest,
         cache_root=resolved.cache_root,
-        prompt=prompt,
+        prompt=prompt.ids,
         output_tokens_max=output_tokens_max,
         end_ids=assets.end_ids,
         temperature=defaults.temperature if chat.temperature is None else chat.temperature,
@@ -77,4 +68,7 @@ def generation_spec(
         deadline_ms=principal.tier.ttft_deadline_ms,
         ignore_eos=chat.ignore_eos,
         traceparent=identity.traceparent,
+        block_hashes=prompt.block_hashes,
+        tier_reserved_permille=principal.tier.reserved_permille,
+        is_preemptible=principal.tier.is_preemptible,
     )

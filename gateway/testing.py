@@ -45,11 +45,21 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         submits: Everything that was submitted.
         cancelled: Request ids whose cancel came.
         is_frozen: Says nothing, not even that it lives.
+        cells: What it tells of the cells that it owns; told when a gateway connects.
     """
 
-    def __init__(self, plan: Callable[[wire.Submit], Plan], *, step_s: float = 0.002) -> None:
+    def __init__(
+        self,
+        plan: Callable[[wire.Submit], Plan],
+        *,
+        step_s: float = 0.002,
+        cells: Sequence[str] = ("cell",),
+        router_id: str = "scripted",
+    ) -> None:
         """Prepare; `serve` starts it."""
         self.plan = plan
+        self.router_id = router_id
+        self.cells = [wire.CellState(cell_id=cell_id, replicas_ready=1) for cell_id in cells]
         self.step_s = step_s
         self.submits: list[wire.Submit] = []
         self.cancelled: list[str] = []
@@ -71,7 +81,8 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         session = _Session(self)
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(session.read(request_iterator))
-            yield wire.ConnectResponse(welcome=wire.Welcome(router_id="scripted", epoch=1))
+            welcome = wire.Welcome(router_id=self.router_id, epoch=1)
+            yield wire.ConnectResponse(welcome=welcome, cells=self.cells)
             alive_at = 0.0
             while not broken.is_set():
                 await asyncio.sleep(self.step_s)
@@ -82,7 +93,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
                     yield message
                 elif now - alive_at >= _HEARTBEAT_S:
                     alive_at = now
-                    yield wire.ConnectResponse()
+                    yield wire.ConnectResponse(cells=self.cells)
             reader.cancel()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the test")
 

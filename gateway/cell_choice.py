@@ -1,0 +1,140 @@
+"""Which cell of a pool gets a request; pure.
+
+Three wishes, in this order. A session stays in its cell, where its conversation is cached, unless
+that cell is so busy that computing the prompt anew elsewhere is sooner. Requests that share a long
+beginning go to the same cell as long as it is not much fuller than the others. The rest go to the
+cell that owes the least work per replica. Both kinds of keys are placed by rendezvous hashing: when
+a cell comes or goes, only the keys that it gets or had move.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sluice.hashing import HASH_BYTES
+
+# The block whose hash is the affinity of a prompt: its first 2,048 tokens. Conversations that only
+# have a system prompt in common mostly differ before it and spread; the same document, or the same
+# long conversation, agrees beyond it. On the Mooncake conversation trace in 8 cells 0.371 of the
+# prompt tokens can be hit with this depth, of 0.374 in one cell; 0.138 without affinity.
+AFFINITY_BLOCKS = 64
+# A cell takes requests by affinity while it owes at most this many times the pool's mean.
+LOAD_FACTOR = 1.25
+# Tokens owed per replica below which a cell counts as idle: about a fifth of a second of work.
+IDLE_TOKENS = 2048
+# A session leaves its cell when that makes it wait more than so many times as long as the best one,
+# plus a time that grows with what would have to be computed anew.
+WAIT_FACTOR = 2.0
+WAIT_SLACK_MS = 250.0
+WAIT_SLACK_MS_PER_TOKEN = 0.1
+_MASK = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class CellView:
+    """What is known of a cell.
+
+    Attributes:
+        cell_id: Its name.
+        replicas_ready: That can take requests now.
+        tokens_owed: Prompt and output tokens that it has accepted and not computed; as last told,
+            plus what was sent there since.
+        wait_ms: Until the first token of a new request, as predicted by its router.
+        is_draining: It is about to be removed, but serves.
+        is_refusing: Its router is shutting down.
+    """
+
+    cell_id: str
+    replicas_ready: int = 0
+    tokens_owed: int = 0
+    wait_ms: int = 0
+    is_draining: bool = False
+    is_refusing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request brings for the choice.
+
+    Attributes:
+        session: Hash that its session shares; 0 without one.
+        prefix: From `prefix_key`; 0 without one.
+        prompt_tokens: Of the prompt.
+        salt: Any number of its own; decides between equals.
+    """
+
+    session: int
+    prefix: int
+    prompt_tokens: int
+    salt: int
+
+
+def prefix_key(block_hashes: bytes) -> int:
+    """Return what prompts with the same long beginning share; 0 for shorter ones."""
+    end = AFFINITY_BLOCKS * HASH_BYTES
+    if len(block_hashes) < end:
+        return 0
+    return int.from_bytes(block_hashes[end - 8 : end], "little") or 1
+
+
+def choose(cells: Sequence[CellView], wish: Wish) -> CellView:
+    """Return the cell for a request.
+
+    Args:
+        cells: Those of the pool that can be reached; at least one.
+        wish: Of the request.
+    """
+    if len(cells) == 1:
+        return cells[0]
+    best = min(map(_unfitness, cells))
+    fit = [cell for cell in cells if _unfitness(cell) == best]
+    if wish.session:
+        limit_ms = min(cell.wait_ms for cell in fit) * WAIT_FACTOR + WAIT_SLACK_MS
+        limit_ms += WAIT_SLACK_MS_PER_TOKEN * wish.prompt_tokens
+        near = [cell for cell in fit if cell.wait_ms <= limit_ms]
+        return max(near, key=lambda cell: _weight(cell.cell_id, wish.session))
+    if wish.prefix:
+        bound = load_bound(fit)
+        free = [cell for cell in fit if _owed(cell) <= bound]
+        return max(free, key=lambda cell: _weight(cell.cell_id, wish.prefix))
+    return min(fit, key=lambda cell: (_owed(cell), _weight(cell.cell_id, wish.salt)))
+
+
+def load_bound(cells: Sequence[CellView]) -> float:
+    """Return how many tokens per replica a cell may owe to be chosen by affinity.
+
+    At least one cell owes that or less: the mean lies above the smallest.
+    """
+    mean = sum(cell.tokens_owed for cell in cells) / sum(map(_replicas, cells))
+    return max(IDLE_TOKENS, LOAD_FACTOR * mean)
+
+
+def _unfitness(cell: CellView) -> int:
+    """Grade what speaks against a cell: it goes soon, it has nobody, it refuses everything."""
+    if cell.is_refusing:
+        return 3
+    if not cell.replicas_ready:
+        return 2
+    return int(cell.is_draining)
+
+
+def _owed(cell: CellView) -> float:
+    return cell.tokens_owed / _replicas(cell)
+
+
+def _replicas(cell: CellView) -> int:
+    return cell.replicas_ready or 1
+
+
+def _weight(cell_id: str, key: int) -> int:
+    """Return the rendezvous weight: the key goes where it is highest."""
+    mixed = _seed(cell_id) ^ key
+    mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ mixed >> 31
+
+
+@lru_cache(maxsize=4096)
+def _seed(cell_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(cell_id.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,57 @@
+"""What a router is told: at first, and when an answer goes on after a loss."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.generation import Generation, GenerationSpec
+from gateway.router_link import RouterLink
+from gateway.text_pipe import TextPipe
+from sluice.hashing import chained_hashes
+from sluice.wire.router.v1 import router_pb2 as wire
+from tests.unit.gateway.test_streamed import SPEC, TABLE
+
+_ROOT = b"r" * 16
+_IDS = st.lists(st.integers(0, 200), max_size=150)
+
+
+def _generation(spec: GenerationSpec) -> Generation:
+    return Generation(spec, TextPipe(TABLE.stream(), (), None))
+
+
+@given(_IDS, st.lists(_IDS, max_size=3))
+def test_the_hashes_are_those_of_the_prompt_that_is_sent(prompt, emitted) -> None:
+    spec = replace(
+        SPEC, prompt=prompt, cache_root=_ROOT, block_hashes=chained_hashes(prompt, _ROOT)
+    )
+    generation = _generation(spec)
+    for tokens in emitted:
+        submit = generation.submit_message(1, "c", 0)
+        assert list(submit.prompt) == [*prompt, *generation.emitted]
+        assert submit.block_hashes == chained_hashes(submit.prompt, _ROOT)
+        assert submit.resumed_tokens == len(generation.emitted)
+        generation.push(tokens, 1.0)
+
+
+def test_the_tier_is_told_and_the_session_decides_about_the_cell() -> None:
+    spec = replace(SPEC, tier_reserved_permille=250, is_preemptible=True, session_hash=7)
+    submit = _generation(spec).submit_message(1, "c", 0)
+    assert (submit.tier_reserved_permille, submit.is_preemptible) == (250, True)
+    assert (spec.wish.session, spec.wish.prefix, spec.wish.prompt_tokens) == (7, 0, 1)
+
+
+def test_what_was_sent_counts_until_the_router_says_more() -> None:
+    changes: list[None] = []
+    link = RouterLink("a:1", "g", lambda: changes.append(None))
+    link._go_up(wire.ConnectResponse(welcome=wire.Welcome(router_id="r")))
+    told = wire.CellState(cell_id="c", replicas_ready=2, tokens_owed=50, wait_ms=9)
+    link.deliver(wire.ConnectResponse(cells=[told]), 1.0)
+    assert len(changes) == 2, "it came up, and later owned a cell"
+    link.submit(_generation(replace(SPEC, prompt=[1] * 30)), "c", 0)
+    view = link.cells["c"]
+    assert (view.tokens_owed, view.replicas_ready, view.wait_ms) == (80, 2, 9)
+    told.is_draining = True
+    link.deliver(wire.ConnectResponse(cells=[told]), 1.0)
+    assert (link.cells["c"].tokens_owed, link.cells["c"].is_refusing) == (50, True)
+    assert len(changes) == 2
