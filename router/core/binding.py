@@ -12,6 +12,7 @@ from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 
 if TYPE_CHECKING:
+    from router.core.replica_book import ReplicaBook
     from router.core.router import RouterCore
 
 _LOOK_AHEAD = 8  # requests behind one that no replica can hold now
@@ -43,9 +44,10 @@ def _next(core: "RouterCore", cell: CellBook, now: float) -> tuple[Request, Choi
     queue = cell.queue
     request = queue.peek(now)
     looked = repriced = 0
+    held: ReplicaBook | None = None
     while request is not None and looked < _LOOK_AHEAD:
         before = request.uncached_tokens
-        choice = cell.place(request, now)
+        choice = cell.place(request, now, held=held)
         if request.uncached_tokens > before and repriced < _LOOK_AHEAD:
             repriced += 1
             request = queue.peek(now)  # it cost more than was thought: another may be first now
@@ -62,6 +64,8 @@ def _next(core: "RouterCore", cell: CellBook, now: float) -> tuple[Request, Choi
             core.requests.withdraw(request, Ending(wire.OUTCOME_KIND_EVICTED, code, text))
             request = following
             continue
+        if held is None:
+            held = cell.held_for(request)
         looked += 1
         request = queue.skip(request)
     return None

@@ -18,7 +18,7 @@ from router.core.shedding import AdapterWaiters
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
-_OUTPUT_MARGIN = 1.5  # what is booked, over the mean answer
+_OUTPUT_MARGIN = 1.1  # what is booked, over the mean answer
 _TENANTS_KEPT = 4096
 _REPRICED_PER_PASS = 4  # waiting requests whose cached tokens are looked up again
 _LOOK_AGAIN_S = 0.02  # a window is open, but nothing that waits fits
@@ -190,17 +190,39 @@ class CellBook:
             self._to_price.append(request)
             self._reprice(request, self.index.matches(request.hashes))
 
-    def place(self, request: Request, now: float) -> Choice | None:
-        """Return the best replica for a waiting request, or None when none can hold it now."""
+    def place(
+        self, request: Request, now: float, *, held: ReplicaBook | None = None
+    ) -> Choice | None:
+        """Return the best replica but `held` for a waiting request; None: none can hold it now."""
         matches = self.index.matches(request.hashes) if request.hashes else {}
         self._reprice(request, matches)
-        return self.choose(request, matches, now)
+        return self.choose(request, matches, now, held=held)
 
-    def choose(self, request: Request, matches: Mapping[str, int], now: float) -> Choice | None:
-        """Return the best replica for a request, or None when none can hold it now."""
+    def held_for(self, request: Request) -> ReplicaBook | None:
+        """Return the replica whose memory is to be kept for a request that finds none free.
+
+        Whoever is behind it may go elsewhere, but must not take what it waits for.
+        """
+        output, takers = self.output_expected(request), self.takers
+        full = [
+            book
+            for book in takers.values()
+            if placement.excluded_by(book, request, output, is_only=len(takers) == 1) == "kv"
+        ]
+        return max(full, key=lambda book: book.kv_free_blocks(), default=None)
+
+    def choose(
+        self,
+        request: Request,
+        matches: Mapping[str, int],
+        now: float,
+        *,
+        held: ReplicaBook | None = None,
+    ) -> Choice | None:
+        """Return the best replica but `held` for a request; None: none can hold it now."""
         takers = self.takers
         return placement.choose(
-            takers.values(),
+            [book for book in takers.values() if book is not held],
             request,
             matches,
             output=self.output_expected(request),

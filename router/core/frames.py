@@ -26,6 +26,8 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
         if not slot.emitted and number:
             first_token(book, slot, stats, now)
         slot.emitted += number
+        if slot.emitted > slot.output_booked:
+            book.outgrow(slot)
         tenant = slot.tenant
         tenant.counter += slot.charge * number
         tenant.tier.served += 2 * number

@@ -8,6 +8,8 @@ from router.core.model import EngineLimits, Role, Slot
 from router.core.speed import Speed
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
+_OUTGROWN_PART = 4  # an answer longer than booked is expected to grow by one in so many
+
 
 class ReplicaBook:
     """One replica's slots and predicted backlog; `refresh` after every change.
@@ -25,6 +27,7 @@ class ReplicaBook:
         *("frame_at", "is_broken", "is_draining", "is_leaving", "kv_booked", "limits"),
         *("may_take", "opens_at", "replica_id", "role", "slots", "speed", "tokens_s", "emitted"),
         *("output_booked", "window_tokens", "running", "foreign", "foreign_blocks"),
+        "_kv_told",
     )
 
     def __init__(self, replica_id: str, cell_id: str) -> None:
@@ -46,6 +49,7 @@ class ReplicaBook:
         self.running = 0  # by the engine's last word
         self.foreign = 0  # sequences of others: of the cell's last owner, or of an operator
         self.foreign_blocks = 0  # KV blocks that they hold
+        self._kv_told = 0  # blocks in use by the engine's account, and of what it lacks
         self.busy_until = 0.0
         self.frame_at = 0.0
         self.is_broken = False
@@ -98,10 +102,10 @@ class ReplicaBook:
         return -(-tokens // self.limits.block_tokens)
 
     def kv_free_blocks(self) -> int:
-        """Return how many KV blocks are not booked."""
+        """Return how many KV blocks are free by the books and by the engine's own account."""
         if self.limits is None:
             return 0
-        return self.limits.kv_blocks - self.kv_booked - self.foreign_blocks
+        return self.limits.kv_blocks - max(self.kv_booked + self.foreign_blocks, self._kv_told)
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Return whether the KV cache has room; one sequence alone always goes."""
@@ -109,9 +113,7 @@ class ReplicaBook:
         assert limits is not None
         if prompt_tokens > limits.prompt_tokens_max:
             return False
-        tokens = prompt_tokens + output_tokens
-        booked = self.kv_booked + self.foreign_blocks - (-tokens // limits.block_tokens)
-        return booked <= limits.kv_blocks or not self.slots
+        return self.blocks(prompt_tokens + output_tokens) <= self.kv_free_blocks() or not self.slots
 
     def add(self, slot: Slot, output_tokens: int, cached_tokens: int, now: float) -> None:
         """Book a dispatch with the cached tokens and the output that it is expected to have."""
@@ -129,6 +131,7 @@ class ReplicaBook:
         self._owed_at = now
         self.slots[slot.sequence] = slot
         self.kv_booked += slot.kv_blocks
+        self._kv_told += slot.kv_blocks
         self._book_owed += slot.prefill_owed
         self.output_booked += output_tokens
 
@@ -145,6 +148,15 @@ class ReplicaBook:
         """Note a first token: nothing of the prompt is owed any more."""
         self._book_owed -= slot.prefill_owed
         slot.prefill_owed = 0
+
+    def outgrow(self, slot: Slot) -> None:
+        """Book more for an answer that is longer than was expected, and may get longer yet."""
+        output = min(slot.output_max, slot.emitted + max(1, slot.emitted // _OUTGROWN_PART))
+        self.output_booked += output - slot.output_booked
+        slot.output_booked = output
+        blocks = self.blocks(slot.prompt_tokens + slot.output_booked)
+        self.kv_booked += blocks - slot.kv_blocks
+        slot.kv_blocks = blocks
 
     def finish(self, slot: Slot) -> None:
         """Take a sequence that the engine has ended out of the books."""
@@ -183,9 +195,20 @@ class ReplicaBook:
                     break
             if not state.prefill_tokens_owed:
                 written_at = max(written_at, first_at)
+        self._kv_told = state.kv_blocks_used + self._not_admitted_blocks()
         # Of what waits there, the engine does not know yet how much is cached; the books may.
         self._owed = owed if self.foreign else min(owed, self._book_owed)
         self._owed_at = min(written_at, now)
+
+    def _not_admitted_blocks(self) -> int:
+        """Return the blocks of the youngest sequences, which the engine does not run yet."""
+        blocks, left = 0, len(self.slots) - self.running
+        for slot in reversed(self.slots.values()):
+            if left <= 0:
+                break
+            blocks += slot.kv_blocks
+            left -= 1
+        return blocks
 
     def owed_tokens(self, now: float) -> float:
         """Return the prompt tokens that the engine still has to compute, predicted for now."""

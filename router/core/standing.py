@@ -43,6 +43,9 @@ class Standing:
         for tenant in tenants:
             first, end = tenant.counter, finish_tag(tenant, output_service)
             requests, tokens = tenant.requests, tenant.uncached_tokens
+            # A request goes when its tenant's counter has its turn: half of one goes before.
+            half = (end - first) / (2 * requests)
+            first, end = first - half, end - half
             self._spans[tenant] = (first, end, requests, tokens)
             rates = (requests / (end - first), tokens / (end - first))
             edges.append((first, rates[0], rates[1]))
@@ -61,7 +64,10 @@ class Standing:
             self._sums.append((requests_sum, tokens_sum))
             self._slopes.append((requests_slope, tokens_slope))
         # The tenant whose work ends last is the first to lose some.
-        self._losers = [(-span[1], n, t) for n, (t, span) in enumerate(self._spans.items())]
+        self._losers = [
+            (-finish_tag(tenant, output_service), number, tenant)
+            for number, tenant in enumerate(tenants)
+        ]
         heapify(self._losers)
 
     def before(self, point: float, without: Tenant | None) -> tuple[float, float]:
