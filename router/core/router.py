@@ -412,6 +412,9 @@ class RouterCore:
                 ejections[verdict.reason] = ejections.get(verdict.reason, 0) + 1
                 if verdict.reason == "lying":
                     self._abandon(book, now)
+            elif verdict.state is HealthState.HALF_OPEN:
+                ready = cell.replicas_ready()
+                book.speed.adopt([peer.speed for peer in ready if peer is not book])
             cell.update(book)
 
     def _abandon(self, book: ReplicaBook, now: float) -> None:

@@ -4,6 +4,9 @@ A step is taken as decode_step_s + token_s * (prompt tokens in it); both follow 
 took, so that a replica that slows down, or whose batch grows, is seen within some steps.
 """
 
+from collections.abc import Sequence
+from statistics import median
+
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 _SMOOTHING = 0.1  # weight of a new sample
@@ -33,9 +36,10 @@ class Speed:
             return
         prompt_tokens = state.step_prompt_tokens
         if prompt_tokens * _SAMPLE_SHARE >= budget:
-            fixed_s = self.decode_step_s if self._decodes else 0.0
+            # Before the first decode the prior stands in: without it a replica's first step would
+            # make it look slower than its peers, and nothing would be sent there to correct that.
             self._prefills += 1
-            sample_s = max(0.1 * step_s, step_s - fixed_s) / prompt_tokens
+            sample_s = max(0.1 * step_s, step_s - self.decode_step_s) / prompt_tokens
             self.token_s += max(_SMOOTHING, 1 / self._prefills) * (sample_s - self.token_s)
         elif not prompt_tokens and state.running:
             self._decodes += 1
@@ -47,6 +51,13 @@ class Speed:
         self._lags += 1
         sample_s = min(max(lag_s, 0.0), _LAG_MAX_S)
         self.lag_s += max(_SMOOTHING, 1 / self._lags) * (sample_s - self.lag_s)
+
+    def adopt(self, peers: Sequence["Speed"]) -> None:
+        """Take over what is usual among peers: what was learned in bad times tells nothing now."""
+        if peers:
+            self.token_s = median(peer.token_s for peer in peers)
+            self.decode_step_s = median(peer.decode_step_s for peer in peers)
+        self._prefills = self._decodes = 0
 
     def full_step_s(self, budget: int) -> float:
         """Return the duration of a step whose token budget is used up."""
