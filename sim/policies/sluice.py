@@ -5,17 +5,18 @@ KV events ride on the first frame that arrives `index_delay_s` after they happen
 how long answers will be. Dispatches take 1 ms. Everything else is the product's own code.
 """
 
-import hashlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gateway.cell_choice import AFFINITY_BLOCKS, CellView, Wish, choose
 from router.core.model import Actions, CoreConfig, EngineLimits, ReplicaPlan, Request
 from router.core.prefix_index import BlockHashes
 from router.core.router import RouterCore
 from sim.engines import Engine, Job, StepRecord
 from sim.pool import Pool
+from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -70,7 +71,7 @@ class _Link:
         "cell",
         "events",
         "frames",
-        "is_flush_planned",
+        "is_heartbeat_planned",
         "is_up",
         "jobs",
         "number",
@@ -85,19 +86,19 @@ class _Link:
         self.events: deque[tuple[float, int, bool]] = deque()
         self.frames = 0
         self.is_up = True
-        self.is_flush_planned = False
+        self.is_heartbeat_planned = False
 
 
 class _Cell:
-    """One cell with its core, and what the gateway knows of it."""
+    """One cell with its core; `view` is what the gateway knows of it."""
 
-    __slots__ = ("cell_id", "core", "members", "state", "tick_at")
+    __slots__ = ("cell_id", "core", "members", "tick_at", "view")
 
     def __init__(self, cell_id: str, core: RouterCore) -> None:
         self.cell_id = cell_id
         self.core = core
         self.members: list[int] = []
-        self.state = wire.CellState()
+        self.view = CellView(cell_id)
         self.tick_at = float("inf")
 
 
@@ -187,7 +188,7 @@ class Sluice:
 
     def arrive(self, job: Job) -> None:
         """See `Policy`."""
-        cell = self._choose(job.request.session)
+        cell = self._choose(job)
         self._submit(job, cell)
         self._tick(cell)
 
@@ -217,14 +218,20 @@ class Sluice:
             self._longest = max(job.request.output_tokens for job in self.pool.jobs)
         return 2 * self._longest
 
-    def _choose(self, session: int) -> _Cell:
-        """Return the cell as gateways choose it: by session, else the one that owes least."""
+    def _choose(self, job: Job) -> _Cell:
+        """Return the cell as gateways choose it."""
         if len(self._cells) == 1:
             return self._cells[0]
-        cells = [cell for cell in self._cells if cell.members]
-        if session >= 0:
-            return max(cells, key=lambda cell: _weight(cell.cell_id, session))
-        return min(cells, key=lambda cell: (cell.state.tokens_owed, cell.cell_id))
+        shared = AFFINITY_BLOCKS * BLOCK_TOKENS // self.pool.block_tokens
+        wish = Wish(
+            session=max(0, job.request.session + 1),
+            prefix=job.blocks[shared - 1] + 1 if len(job.blocks) >= shared else 0,
+            prompt_tokens=job.prompt_tokens,
+            salt=job.number,
+        )
+        view = choose([cell.view for cell in self._cells], wish)
+        view.tokens_owed += job.prompt_tokens
+        return next(cell for cell in self._cells if cell.view is view)
 
     # --- the core ---------------------------------------------------------------------------
 
@@ -253,8 +260,13 @@ class Sluice:
         for replica_id in actions.probes:
             self._after(_PROBE_S, self._probe, self._by_id[replica_id])
         for _, batch in actions.batches:
-            if batch.cells:
-                cell.state = batch.cells[-1]
+            for state in batch.cells:
+                cell.view = CellView(
+                    cell.cell_id,
+                    replicas_ready=state.replicas_ready,
+                    tokens_owed=state.tokens_owed,
+                    wait_ms=state.wait_ms,
+                )
             for outcome in batch.outcomes:
                 self._end(cell, outcome)
 
@@ -323,20 +335,20 @@ class Sluice:
         core = link.cell.core
         core.on_frame(link.replica_id, _EPOCH, frame, self.pool.now)
         self._tick(link.cell)
-        if not link.is_flush_planned and self._jobs:
-            link.is_flush_planned = True
+        if not link.is_heartbeat_planned and (self._jobs or link.events):
+            link.is_heartbeat_planned = True
             self._after(HEARTBEAT_S, self._heartbeat, link, link.frames)
 
     def _heartbeat(self, link: _Link, frames: int) -> None:
         """Let an engine that has said nothing since say that it is there."""
-        link.is_flush_planned = False
+        link.is_heartbeat_planned = False
         serving = self.pool.engines[link.number]
         if link.is_up and link.frames == frames and serving.is_idle:
             frame = engine.StepFrame(step=serving.steps, steps=1)
             frame.state.CopyFrom(state_of(serving, 0.0, 0))
             self._deliver(link, frame)
-        elif link.is_up and self._jobs:
-            link.is_flush_planned = True
+        elif link.is_up and (self._jobs or link.events):
+            link.is_heartbeat_planned = True
             self._after(HEARTBEAT_S, self._heartbeat, link, link.frames)
 
 
@@ -387,8 +399,3 @@ def _hashes(blocks: Sequence[int]) -> BlockHashes:
     data = array("Q", bytes(16 * len(blocks)))
     data[::2] = array("Q", blocks)
     return BlockHashes(data.tobytes())
-
-
-def _weight(cell_id: str, session: int) -> bytes:
-    key = session.to_bytes(8, "little")
-    return hashlib.blake2b(cell_id.encode(), key=key, digest_size=8).digest()
