@@ -1,0 +1,219 @@
+"""A router is killed under load: real control plane, routers, gateway and engines (`sim`)."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+import openai
+import pytest
+import structlog
+
+from gateway.app import Gateway, running_gateway
+from gateway.cell_choice import Wish
+from gateway.settings import GatewaySettings
+from replica.agent.replica_state import EngineSpec
+from replica.agent.testing import Triton, running_tritons
+from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
+from sluice.wire.agent.v1 import agent_pb2 as agent
+from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
+from sluice.wire.control.v1 import control_pb2 as control
+
+pytestmark = pytest.mark.real
+log = structlog.get_logger(__name__)
+
+WAIT_S = 60.0
+TOKENS = 150
+STREAMS = 12
+
+
+@asynccontextmanager
+async def running_router(
+    name: str, control_address: str, home: Path
+) -> AsyncIterator[ChildProcess]:
+    port = free_port()
+    spec = ProcessSpec(
+        name=name,
+        command=[sys.executable, "-m", "router"],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "ROUTER__INSTANCE_ID": name,
+            "ROUTER__GRPC_ADDRESS": f"127.0.0.1:{port}",
+            "ROUTER__HTTP_ADDRESS": f"127.0.0.1:{free_port()}",
+            "ROUTER__CONTROL_ADDRESS": control_address,
+            "ROUTER__STATE_DIR": str(home / name),
+        },
+        log_file=home / f"{name}.log",
+        ready=lambda: port_answers("127.0.0.1", port),
+    )
+    child = await ChildProcess.start(spec)
+    try:
+        await child.wait_ready(WAIT_S)
+        yield child
+    finally:
+        await child.stop()
+
+
+@asynccontextmanager
+async def running_node(control_address: str, tritons: list[Triton]) -> AsyncIterator[None]:
+    """An agent's reports: what is wanted of it, these Tritons already serve."""
+    facts = agent.NodeFacts(cpu_count=2, memory_bytes=8 << 30, engines=["sim"])
+
+    async def report(call) -> None:
+        wanted: list[str] = []
+        while True:
+            observed = [
+                agent.ObservedReplica(
+                    replica_id=replica_id,
+                    state=control.REPLICA_STATE_READY,
+                    grpc_address=triton.launch.grpc_address,
+                )
+                for replica_id, triton in zip(wanted, tritons, strict=False)
+            ]
+            await call.write(agent.SyncRequest(node_id="n", facts=facts, replicas=observed))
+            wanted = [replica.replica_id for replica in (await call.read()).replicas]
+
+    async with grpc.aio.insecure_channel(control_address) as channel:
+        call = AgentServiceStub(channel).Sync()
+        async with asyncio.TaskGroup() as tasks:
+            reporting = tasks.create_task(report(call))
+            yield
+            reporting.cancel()
+        call.cancel()
+
+
+class Site:
+    """Everything is up, and answers."""
+
+    def __init__(self, gateway: Gateway, key: str, routers: dict[str, ChildProcess]) -> None:
+        self.gateway = gateway
+        self.key = key
+        self.routers = routers
+        self.pause_s = 0.0  # the longest between two chunks of any stream
+
+    def owners(self) -> dict[str, str]:
+        cells = self.gateway.watcher.state.cells.values()
+        return {cell.id: cell.router_id for cell in cells}
+
+    async def streamed(self, number: int, begun: asyncio.Semaphore) -> str:
+        sdk = openai.AsyncOpenAI(
+            base_url=f"http://{self.gateway.settings.http_address}/v1",
+            api_key=self.key,
+            max_retries=0,
+            timeout=WAIT_S,
+        )
+        async with sdk:
+            stream = await sdk.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": f"tell me about {number}"}],
+                max_tokens=TOKENS,
+                temperature=0,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            parts: list[str] = []
+            last_at = time.monotonic()
+            async for chunk in stream:
+                if not parts:
+                    begun.release()
+                else:
+                    self.pause_s = max(self.pause_s, time.monotonic() - last_at)
+                last_at = time.monotonic()
+                parts += [choice.delta.content or "" for choice in chunk.choices]
+            return "".join(parts)
+
+    async def many(self, disturb: Callable[[], None] | None = None) -> list[str]:
+        begun = asyncio.Semaphore(0)
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(self.streamed(n, begun)) for n in range(STREAMS)]
+            for _ in calls:
+                await begun.acquire()
+            if disturb is not None:
+                disturb()
+        return [call.result() for call in calls]
+
+
+@asynccontextmanager
+async def running_site(plane, world, home: Path, cell_replicas_max: int) -> AsyncIterator[Site]:
+    artifacts, digest, valkey_url = world
+    await plane.put(f"bases/{digest}", context_tokens_max=2048)
+    await plane.put("tiers/t")
+    await plane.put("tenants/one", tier_id="t")
+    made = await plane.admin.post("/v1/tenants/one/keys", json={})
+    spec = EngineSpec("sim", digest, (("blocks", "4096"), ("cost_step_s", "0.02")))
+    async with AsyncExitStack() as stack:
+        tritons = await stack.enter_async_context(
+            running_tritons(home, {"t1": spec, "t2": spec}, artifacts_dir=artifacts)
+        )
+        routers = {
+            name: await stack.enter_async_context(running_router(name, plane.grpc_address, home))
+            for name in ("one", "two")
+        }
+        await stack.enter_async_context(running_node(plane.grpc_address, tritons))
+        await plane.put(
+            "pools/pool",
+            base_digest=digest,
+            engine="sim",
+            replicas_wanted=2,
+            cell_replicas_max=cell_replicas_max,
+        )
+        await plane.put("models/tiny", base_digest=digest, pool_id="pool")
+        settings = GatewaySettings(
+            instance_id="g",
+            http_address=f"127.0.0.1:{free_port()}",
+            control_address=plane.grpc_address,
+            state_dir=home / "gateway",
+            artifacts_dir=artifacts,
+            valkey_url=valkey_url,
+            kafka_bootstrap="127.0.0.1:1",
+            flush_s=0.05,
+        )
+        gateway = await stack.enter_async_context(running_gateway(settings))
+        yield Site(gateway, made.json()["key"], routers)
+
+
+def all_serve(site: Site) -> bool:
+    """Whether both replicas can be reached through the routers of their cells."""
+    links = site.gateway.links
+    found = links.find("pool", Wish(0, 0, 1, 1))
+    views = [view for link in links._links.values() for view in link.cells.values()]
+    return found is not None and sum(view.replicas_ready for view in views) == 2
+
+
+@pytest.mark.parametrize("cell_replicas_max", [1, 0], ids=["two cells", "one cell"])
+async def test_no_stream_ends_when_a_router_is_killed(
+    control_plane, artifacts, valkey, eventually, tmp_path, cell_replicas_max
+) -> None:
+    world = (artifacts[0], artifacts[1], valkey[1])
+    async with running_site(control_plane, world, tmp_path, cell_replicas_max) as site:
+        await eventually(lambda: all_serve(site))
+        undisturbed = await site.many()
+        assert all(undisturbed)
+        loser = site.owners()["pool-0"]
+        (heir,) = set(site.routers) - {loser}
+        site.pause_s, killed_at, moved_at = 0.0, 0.0, 0.0
+
+        def note_move(_: object) -> None:
+            nonlocal moved_at
+            if killed_at and not moved_at and set(site.owners().values()) == {heir}:
+                moved_at = time.monotonic()
+
+        def kill() -> None:
+            nonlocal killed_at
+            killed_at = time.monotonic()
+            os.kill(site.routers[loser].pid, signal.SIGKILL)
+
+        site.gateway.watcher.on_change(note_move)
+        assert await site.many(kill) == undisturbed
+        await eventually(lambda: moved_at)
+        log.info(  # `pytest -rP` shows it
+            "failover_measured",
+            gateway_knows_after_s=round(moved_at - killed_at, 3),
+            longest_pause_s=round(site.pause_s, 3),
+        )
+        assert set(site.owners().values()) == {heir}
