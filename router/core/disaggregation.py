@@ -23,11 +23,14 @@ FEATURE = "kv_transfer"  # of an engine that hands blocks out and takes them in
 # A second of prefill takes so much from each sequence that decodes there, in seconds of waiting
 # for a first token: it delays them all, and each of them a little.
 _INTERFERENCE = 0.01
+# So many of those that wait count: enough to keep no prefill replica idle beside a queue.
+_WAITING_MAX = 8
 # Priors: 320 KB of cache per token (a 70-billion-parameter base) over 100-gigabit Ethernet.
 _TOKEN_S = 32e-6
 _SETUP_S = 0.01
+_PRIOR_TOKENS = 2000.0  # weight of the prior, as so many tokens
 _SMOOTHING = 0.2
-_DEADLINE_MIN_S = 0.25
+_DEADLINE_MIN_S = 1.0  # every message waits for a step on either side
 _DEADLINE_MAX_S = 5.0
 _DEADLINE_FACTOR = 4.0  # of what was predicted
 _GRACE_S = 1.0  # beyond its deadline nobody answers for a transfer any more
@@ -43,11 +46,13 @@ class Whole:
         backlog_s: Prefill owed there.
         prefill_s: Of its own prompt there.
         decodes: Sequences that are slowed by it.
+        waiting: Requests that would wait for its prefill; none while replicas are free.
     """
 
     backlog_s: float
     prefill_s: float
     decodes: int
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,9 @@ class Split:
 
 
 def whole_cost_s(whole: Whole) -> float:
-    """Return the predicted time until the first token, with what it costs those that decode."""
-    return whole.backlog_s + whole.prefill_s * (1.0 + _INTERFERENCE * whole.decodes)
+    """Return the predicted time until the first token, with what it costs others."""
+    others = _INTERFERENCE * whole.decodes + min(whole.waiting, _WAITING_MAX)
+    return whole.backlog_s + whole.prefill_s * (1.0 + others)
 
 
 def split_cost_s(split: Split) -> float:
@@ -98,16 +104,17 @@ def is_split_better(whole: Whole, split: Split, tpot_s: float) -> bool:
 class TransferTimes:
     """How long a transfer takes, learned; and whether to try one, after some have failed."""
 
-    __slots__ = ("_backoff_s", "_until", "token_s")
+    __slots__ = ("_backoff_s", "_seconds", "_tokens", "_until")
 
     def __init__(self) -> None:
-        self.token_s = _TOKEN_S
+        self._tokens = _PRIOR_TOKENS
+        self._seconds = _PRIOR_TOKENS * _TOKEN_S
         self._backoff_s = 0.0
         self._until = float("-inf")
 
     def predict_s(self, tokens: int) -> float:
         """Return the predicted time for the blocks of so many tokens."""
-        return _SETUP_S + tokens * self.token_s if tokens else 0.0
+        return _SETUP_S + tokens * self._seconds / self._tokens if tokens else 0.0
 
     def is_usable(self, now: float) -> bool:
         """Return whether transfers are tried: not for a while after one that failed."""
@@ -116,8 +123,8 @@ class TransferTimes:
     def observe(self, tokens: int, seconds: float) -> None:
         """Learn from a transfer that has brought everything."""
         self._backoff_s = 0.0
-        sample_s = max(0.0, seconds - _SETUP_S) / max(1, tokens)
-        self.token_s += _SMOOTHING * (sample_s - self.token_s)
+        self._tokens += _SMOOTHING * (tokens - self._tokens)
+        self._seconds += _SMOOTHING * (max(0.0, seconds - _SETUP_S) - self._seconds)
 
     def failed(self, now: float) -> None:
         """Learn from one that failed: the more of them, the longer none is tried."""
@@ -282,6 +289,7 @@ def _best_split(
         backlog_s=target.backlog_s(now),
         prefill_s=target.prefill_s(uncached, whole.cached_tokens),
         decodes=len(target.slots),
+        waiting=cell.queue.requests - 1 if cell.opens_at(now) > now else 0,
     )
     as_split = Split(
         backlog_s=backlog_s,

@@ -25,7 +25,13 @@ BLOCK = 16
 P, D, D2 = "replica-0", "replica-1", "replica-2"
 
 SECONDS = st.floats(0.0, 100.0)
-WHOLES = st.builds(Whole, backlog_s=SECONDS, prefill_s=SECONDS, decodes=st.integers(0, 500))
+WHOLES = st.builds(
+    Whole,
+    backlog_s=SECONDS,
+    prefill_s=SECONDS,
+    decodes=st.integers(0, 500),
+    waiting=st.integers(0, 50),
+)
 SPLITS = st.builds(
     Split,
     backlog_s=SECONDS,
@@ -66,6 +72,12 @@ def test_busy_decodes_speak_for_a_split_and_short_answers_against_it():
     assert not is_split_better(Whole(0.0, 0.4, decodes=60), short, 0.1)
     waits = dataclasses.replace(split, backlog_s=1.0)
     assert not is_split_better(Whole(0.0, 0.4, decodes=60), waits, 0.1)
+
+
+def test_no_prefill_replica_idles_beside_a_queue():
+    split = Split(0.0, 0.05, 0.2, output_tokens=200, decode_step_s=0.03)
+    assert not is_split_better(Whole(0.05, 0.05, decodes=1), split, 0.1)
+    assert is_split_better(Whole(0.05, 0.05, decodes=1, waiting=5), split, 0.1)
 
 
 def test_the_time_of_transfers_is_learned():
