@@ -110,3 +110,29 @@ class BlockCache:
         while self._idle and self.used + len(self._idle) > self.capacity:
             block, _ = self._idle.popitem(last=False)
             self._on_removed(block)
+
+
+class SharedPrefixes:
+    """One infinite cache that all replicas share at no cost: the upper bound of any routing.
+
+    Args:
+        on_stored: Told of every block that becomes known.
+    """
+
+    def __init__(self, on_stored: Callable[[int], None]) -> None:
+        self._known: set[int] = set()
+        self._on_stored = on_stored
+
+    def match(self, blocks: Sequence[int]) -> int:
+        """Return how many leading blocks somebody has computed."""
+        for depth, block in enumerate(blocks):
+            if block not in self._known:
+                return depth
+        return len(blocks)
+
+    def add(self, blocks: Sequence[int]) -> None:
+        """Make a prompt known."""
+        for block in blocks:
+            if block not in self._known:
+                self._known.add(block)
+                self._on_stored(block)

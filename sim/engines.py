@@ -8,13 +8,13 @@ one serves lengths, fast.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
 from replica.drivers.sim_costs import CostModel, StepWork
-from sim.blocks import BlockCache
+from sim.blocks import BlockCache, SharedPrefixes
 from sim.timeline import Timeline
 from sim.workload import TraceRequest
 from sluice.hashing import BLOCK_TOKENS
@@ -150,6 +150,9 @@ class StepRecord:
     cancelled: list[Job]
 
 
+Recorder = Callable[["Engine", StepRecord], None]
+
+
 class Engine:
     """One replica.
 
@@ -180,7 +183,7 @@ class Engine:
         block_tokens: int,
         kv_tokens: int | None = None,
         speed: float = 1.0,
-        shared: "SharedPrefixes | None" = None,
+        shared: SharedPrefixes | None = None,
     ) -> None:
         self.number = number
         self.cost = cost
@@ -197,7 +200,7 @@ class Engine:
         self.owed_tokens = self.context_tokens = self.held = 0
         self.steps = self.prefilled_tokens = self.decoded_tokens = 0
         self.busy_s = 0.0
-        self.recorder: Callable[[Engine, StepRecord], None] | None = None
+        self.recorder: Recorder | None = None
         self.stretch_max_s = float("inf")
         self._timeline = timeline
         self._listener = listener
@@ -469,29 +472,3 @@ class Engine:
     def _unowe(self, job: Job) -> None:
         self.owed_tokens -= job.owed
         self.held -= 1
-
-
-class SharedPrefixes:
-    """One infinite cache that all replicas share at no cost: the upper bound of any routing.
-
-    Args:
-        on_stored: Told of every block that becomes known.
-    """
-
-    def __init__(self, on_stored: Callable[[int], None]) -> None:
-        self._known: set[int] = set()
-        self._on_stored = on_stored
-
-    def match(self, blocks: Sequence[int]) -> int:
-        """Return how many leading blocks somebody has computed."""
-        for depth, block in enumerate(blocks):
-            if block not in self._known:
-                return depth
-        return len(blocks)
-
-    def add(self, blocks: Sequence[int]) -> None:
-        """Make a prompt known."""
-        for block in blocks:
-            if block not in self._known:
-                self._known.add(block)
-                self._on_stored(block)

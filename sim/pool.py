@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from replica.drivers.sim_costs import CostModel, StepWork
-from sim.engines import Engine, Job, SharedPrefixes
+from sim.blocks import SharedPrefixes
+from sim.engines import Engine, Job
 from sim.policies.base import Policy
 from sim.timeline import Timeline
 from sim.workload import Trace
