@@ -199,7 +199,7 @@ class PrefixIndex:
         while start < len(keys):
             run = self._find(keys[start])
             if run is not None and run.holders & held.bit:
-                start += 1
+                start += _stretch(run.keys, keys, start, 1)
                 continue
             run = self._make(keys, start) if run is None else self._cut(run, keys, start)
             self._use(held, run, use)
@@ -216,14 +216,18 @@ class PrefixIndex:
         held.has_events = True
         newest = now - REMOVAL_GUARD_S
         gone: dict[_Run, set[Hashable]] = {}
-        for key in hashes:
-            run = self._find(key)
-            if run is None or not run.holders & held.bit:
-                continue
-            if run in gone or held.by_age[held.uses[run]].at <= newest:
-                gone.setdefault(run, set()).add(key)
-        for run, keys in gone.items():
-            self._lose_some(held, run, keys)
+        keys = list(hashes)
+        start = 0
+        while start < len(keys):
+            run = self._find(keys[start])
+            count = 1
+            if run is not None and run.holders & held.bit:
+                count = _stretch(run.keys, keys, start, -1)  # engines evict the tails first
+                if held.by_age[held.uses[run]].at <= newest:
+                    gone.setdefault(run, set()).update(keys[start : start + count])
+            start += count
+        for run, lost in gone.items():
+            self._lose_some(held, run, lost)
 
     def matches(self, hashes: Sequence[Hashable]) -> dict[str, int]:
         """Return how many leading blocks of a prompt each replica holds; holders only.
@@ -351,14 +355,7 @@ class PrefixIndex:
             use = held.by_age[next(iter(held.by_age))]
             run = use.runs[-1]
             size = len(run.keys)
-            if size <= excess:
-                self._lose(held, run)
-            elif run.holders != held.bit:
-                self._lose(held, self._split(run, size - excess))
-            else:
-                self._forget(run.keys[size - excess :])
-                del run.keys[size - excess :]
-                held.blocks -= excess
+            self._trim(held, run, max(0, size - excess))
             excess -= size
 
     def _lose(self, held: _Held, run: _Run) -> None:
@@ -368,6 +365,17 @@ class PrefixIndex:
         run.holders ^= held.bit
         if not run.holders:
             self._forget(run.keys)
+
+    def _trim(self, held: _Held, run: _Run, at: int) -> None:
+        """Note that a replica does not hold `run.keys[at:]` any more."""
+        if not at:
+            self._lose(held, run)
+        elif run.holders != held.bit:
+            self._lose(held, self._split(run, at))
+        else:
+            held.blocks -= len(run.keys) - at
+            self._forget(run.keys[at:])
+            del run.keys[at:]
 
     def _forget(self, keys: list[Hashable]) -> None:
         """Delete blocks that nobody holds."""
@@ -384,9 +392,10 @@ class PrefixIndex:
             start = stop - 1
             while start and (keys[start - 1] in gone) is is_gone:
                 start -= 1
-            part = self._split(run, start) if start else run
             if is_gone:
-                self._lose(held, part)
+                self._trim(held, run, start)
+            elif start:
+                self._split(run, start)
             stop = start
 
     def _clear(self, held: _Held) -> None:
@@ -428,3 +437,13 @@ class PrefixIndex:
             used = {run: number for number, use in held.by_age.items() for run in use.runs}
             assert used == held.uses
             assert all(use.runs for use in held.by_age.values())
+
+
+def _stretch(own: list[Hashable], keys: list[Hashable], start: int, step: int) -> int:
+    """Return for how many keys, from `start` on, they go through `own` by steps of 1 or -1."""
+    at = len(own) - 1 if own[-1] == keys[start] else own.index(keys[start])
+    count = 1
+    limit = min(len(keys) - start, len(own) - at if step > 0 else at + 1)
+    while count < limit and keys[start + count] == own[at + step * count]:
+        count += 1
+    return count

@@ -100,9 +100,10 @@ class IndexMachine(RuleBasedStateMachine):
                 naive.blocks.setdefault(key, float("-inf"))
             naive.shrink()
 
-    @rule(name=NAMES, prompt=PROMPTS, first=st.integers(0, ROOM))
-    def remove(self, name: str, prompt: list[Hashable], first: int) -> None:
-        self.index.removed(name, prompt[first:], self.now)
+    @rule(name=NAMES, prompt=PROMPTS, first=st.integers(0, ROOM), tail_first=st.booleans())
+    def remove(self, name: str, prompt: list[Hashable], first: int, tail_first: bool) -> None:
+        gone = prompt[first:]
+        self.index.removed(name, gone[::-1] if tail_first else gone, self.now)
         if naive := self.model.get(name):
             naive.has_events = True
             for key in prompt[first:]:
@@ -122,7 +123,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert len(self.index) == sum(len(naive.blocks) for naive in self.model.values())
 
 
-IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+IndexMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 test_index_machine = IndexMachine.TestCase
 
 
