@@ -34,6 +34,8 @@ class SimHost:
         self.is_frozen = False
         self._moving = asyncio.Event()  # neither frozen nor down
         self._moving.set()
+        self._is_up = asyncio.Event()
+        self._is_up.set()
         self.stream: SimHostStream | None = None
         self._orphan: tuple[int, float] | None = None  # epoch whose stream broke, and when
         self._ended: list[engine.Finished] = []  # of the orphan: its router may not know
@@ -46,6 +48,15 @@ class SimHost:
     def open_stream(self) -> "SimHostStream":
         """Return an unopened stream to this host."""
         return SimHostStream(self)
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Return whether connections are accepted, now or within a time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_up.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def probe(self, timeout_s: float) -> Sequence[int]:
         """Run a canary inference."""
@@ -69,6 +80,7 @@ class SimHost:
     def kill(self) -> None:
         """End as a killed process does: streams break, the engine's state is gone."""
         self.is_down = True
+        self._is_up.clear()
         self._moving.clear()
         self.engine = SimEngine(self.limits, self._cost)
         self._orphan = None
@@ -86,6 +98,7 @@ class SimHost:
     def revive(self) -> None:
         """Be there again."""
         self.is_down = self.is_frozen = False
+        self._is_up.set()
         self._moving.set()
         self._woken.set()
 
@@ -220,8 +233,7 @@ class SimHostStream:
     async def open(self, *, timeout_s: float, is_patient: bool) -> None:
         """Connect, unless the host is down."""
         await asyncio.sleep(0.001)
-        if self._host.is_down:
-            await asyncio.sleep(timeout_s if is_patient else 0.0)
+        if not await self._host.answers(timeout_s if is_patient else 0.0):
             raise FailedError(ErrorCode.UNAVAILABLE, "the host is down")
         self._is_open = True
 
