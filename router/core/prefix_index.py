@@ -35,9 +35,12 @@ class BlockHashes(Sequence[int]):
     Only the first eight bytes of each hash are used: among ten million blocks, one pair in 370,000
     indices is mistaken for another, and what that spoils is a prediction. Such keys need less
     memory than the bytes, and cost nothing to make.
+
+    Attributes:
+        view: The same, without a call into Python for each hash.
     """
 
-    __slots__ = ("_keys",)
+    __slots__ = ("view",)
 
     def __init__(self, data: bytes) -> None:
         """Look at concatenated hashes.
@@ -47,20 +50,20 @@ class BlockHashes(Sequence[int]):
         """
         if len(data) % HASH_BYTES:
             raise ValueError(f"{len(data)} bytes of block hashes, not a multiple of {HASH_BYTES}")
-        self._keys = memoryview(data).cast("Q")[:: HASH_BYTES // 8]
+        self.view = memoryview(data).cast("Q")[:: HASH_BYTES // 8]
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.view)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._keys.tolist())
+        return iter(self.view.tolist())
 
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[int]: ...
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        return self._keys[index]
+        return self.view[index]
 
 
 class _Run:
@@ -234,6 +237,8 @@ class PrefixIndex:
 
         About log2(blocks) lookups for each different set of holders along the prompt.
         """
+        if isinstance(hashes, BlockHashes):
+            hashes = hashes.view
         size = len(hashes)
         first = self._find(hashes[0]) if size else None
         found: dict[str, int] = {}
