@@ -9,7 +9,7 @@ a cell comes or goes, only the keys that it gets or had move.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sluice.hashing import HASH_BYTES
@@ -43,6 +43,7 @@ class CellView:
         wait_ms: Until the first token of a new request, as predicted by its router.
         is_draining: It is about to be removed, but serves.
         is_refusing: Its router is shutting down.
+        seed: Made of its name.
     """
 
     cell_id: str
@@ -51,6 +52,10 @@ class CellView:
     wait_ms: int = 0
     is_draining: bool = False
     is_refusing: bool = False
+    seed: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.seed = _seed(self.cell_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +92,18 @@ def choose(cells: Sequence[CellView], wish: Wish) -> CellView:
     """
     if len(cells) == 1:
         return cells[0]
-    best = min(map(_unfitness, cells))
-    fit = [cell for cell in cells if _unfitness(cell) == best]
+    fit = _fittest(cells)
     if wish.session:
-        limit_ms = min(cell.wait_ms for cell in fit) * WAIT_FACTOR + WAIT_SLACK_MS
+        limit_ms = min([cell.wait_ms for cell in fit]) * WAIT_FACTOR + WAIT_SLACK_MS
         limit_ms += WAIT_SLACK_MS_PER_TOKEN * wish.prompt_tokens
-        near = [cell for cell in fit if cell.wait_ms <= limit_ms]
-        return max(near, key=lambda cell: _weight(cell.cell_id, wish.session))
+        return _heaviest([cell for cell in fit if cell.wait_ms <= limit_ms], wish.session)
     if wish.prefix:
         bound = load_bound(fit)
-        free = [cell for cell in fit if _owed(cell) <= bound]
-        return max(free, key=lambda cell: _weight(cell.cell_id, wish.prefix))
-    return min(fit, key=lambda cell: (_owed(cell), _weight(cell.cell_id, wish.salt)))
+        free = [c for c in fit if c.tokens_owed <= bound * (c.replicas_ready or 1)]
+        return _heaviest(free, wish.prefix)
+    owed = [cell.tokens_owed / (cell.replicas_ready or 1) for cell in fit]
+    least = min(owed)
+    return _heaviest([cell for cell, it in zip(fit, owed, strict=True) if it == least], wish.salt)
 
 
 def load_bound(cells: Sequence[CellView]) -> float:
@@ -106,8 +111,17 @@ def load_bound(cells: Sequence[CellView]) -> float:
 
     At least one cell owes that or less: the mean lies above the smallest.
     """
-    mean = sum(cell.tokens_owed for cell in cells) / sum(map(_replicas, cells))
-    return max(IDLE_TOKENS, LOAD_FACTOR * mean)
+    replicas = sum([cell.replicas_ready or 1 for cell in cells])
+    return max(IDLE_TOKENS, LOAD_FACTOR * sum([cell.tokens_owed for cell in cells]) / replicas)
+
+
+def _fittest(cells: Sequence[CellView]) -> Sequence[CellView]:
+    """Return the cells against which the least speaks; nearly always nothing does."""
+    fit = [c for c in cells if c.replicas_ready and not (c.is_draining or c.is_refusing)]
+    if fit:
+        return fit
+    best = min(map(_unfitness, cells))
+    return [cell for cell in cells if _unfitness(cell) == best]
 
 
 def _unfitness(cell: CellView) -> int:
@@ -119,20 +133,16 @@ def _unfitness(cell: CellView) -> int:
     return int(cell.is_draining)
 
 
-def _owed(cell: CellView) -> float:
-    return cell.tokens_owed / _replicas(cell)
-
-
-def _replicas(cell: CellView) -> int:
-    return cell.replicas_ready or 1
-
-
-def _weight(cell_id: str, key: int) -> int:
-    """Return the rendezvous weight: the key goes where it is highest."""
-    mixed = _seed(cell_id) ^ key
-    mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK
-    return mixed ^ mixed >> 31
+def _heaviest(cells: Sequence[CellView], key: int) -> CellView:
+    """Return the cell with the highest rendezvous weight for a key."""
+    chosen, highest = cells[0], -1
+    if len(cells) > 1:
+        for cell in cells:  # written out: a call per cell would cost more than the rest
+            mixed = (cell.seed ^ key) * 0xBF58476D1CE4E5B9 & _MASK
+            weight = (mixed ^ mixed >> 32) * 0x94D049BB133111EB & _MASK
+            if weight > highest:
+                chosen, highest = cell, weight
+    return chosen
 
 
 @lru_cache(maxsize=4096)

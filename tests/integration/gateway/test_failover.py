@@ -1,4 +1,4 @@
-"""A router is killed under load: real control plane, routers, gateway and engines (`sim`)."""
+"""A router ends under load: real control plane, routers, gateway and engines (`sim`)."""
 
 import asyncio
 import os
@@ -185,9 +185,13 @@ def all_serve(site: Site) -> bool:
     return found is not None and sum(view.replicas_ready for view in views) == 2
 
 
-@pytest.mark.parametrize("cell_replicas_max", [1, 0], ids=["two cells", "one cell"])
-async def test_no_stream_ends_when_a_router_is_killed(
-    control_plane, artifacts, valkey, eventually, tmp_path, cell_replicas_max
+@pytest.mark.parametrize(
+    ("cell_replicas_max", "how"),
+    [(1, signal.SIGKILL), (0, signal.SIGKILL), (0, signal.SIGTERM)],
+    ids=["two cells, killed", "one cell, killed", "one cell, told to end"],
+)
+async def test_no_stream_ends_when_a_router_does(
+    control_plane, artifacts, valkey, eventually, tmp_path, cell_replicas_max: int, how
 ) -> None:
     world = (artifacts[0], artifacts[1], valkey[1])
     async with running_site(control_plane, world, tmp_path, cell_replicas_max) as site:
@@ -196,24 +200,24 @@ async def test_no_stream_ends_when_a_router_is_killed(
         assert all(undisturbed)
         loser = site.owners()["pool-0"]
         (heir,) = set(site.routers) - {loser}
-        site.pause_s, killed_at, moved_at = 0.0, 0.0, 0.0
+        site.pause_s, ended_at, moved_at = 0.0, 0.0, 0.0
 
         def note_move(_: object) -> None:
             nonlocal moved_at
-            if killed_at and not moved_at and set(site.owners().values()) == {heir}:
+            if ended_at and not moved_at and set(site.owners().values()) == {heir}:
                 moved_at = time.monotonic()
 
-        def kill() -> None:
-            nonlocal killed_at
-            killed_at = time.monotonic()
-            os.kill(site.routers[loser].pid, signal.SIGKILL)
+        def end() -> None:
+            nonlocal ended_at
+            ended_at = time.monotonic()
+            os.kill(site.routers[loser].pid, how)
 
         site.gateway.watcher.on_change(note_move)
-        assert await site.many(kill) == undisturbed
+        assert await site.many(end) == undisturbed
         await eventually(lambda: moved_at)
         log.info(  # `pytest -rP` shows it
             "failover_measured",
-            gateway_knows_after_s=round(moved_at - killed_at, 3),
+            gateway_knows_after_s=round(moved_at - ended_at, 3),
             longest_pause_s=round(site.pause_s, 3),
         )
         assert set(site.owners().values()) == {heir}
