@@ -77,6 +77,29 @@ async def test_requests_that_run_wait_or_might_come_are_explained(
     assert not gateway.outcomes
 
 
+async def test_a_new_router_knows_at_once_what_engines_have_cached(
+    hosts, start_router, connect, explain
+):
+    host = await hosts()
+    older = await start_router(host.address)
+    gateway = await connect(older.settings.grpc_address)
+    await gateway.until_ready()
+    handle = await submit(gateway, request_id="first", output=5)
+    await gateway.until_over([handle])
+    older.stop.set()
+    await older.task
+    router = await start_router(host.address)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready()
+    question = wire.Submit(
+        cell_id=CELL, prompt=PROMPT, block_hashes=chained_hashes(PROMPT, ROOT), output_tokens_max=5
+    )
+    async with asyncio.timeout(5):  # the engine's list comes with its first frame
+        while not (answer := await explain(router, submit=question)).candidates[0].cached_tokens:
+            await gateway.call.read()
+    assert answer.candidates[0].cached_tokens == 319
+
+
 async def test_questions_without_sense_are_refused(hosts, start_router, explain):
     router = await start_router((await hosts()).address)
     for what in ({}, {"submit": wire.Submit(cell_id=CELL, prompt=[1], block_hashes=b"x" * 16)}):
