@@ -181,14 +181,16 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def _numbers(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+def _numbers(
+    kind: Callable[[str], Any], *, is_zero_allowed: bool
+) -> Callable[[str], tuple[Any, ...]]:
     def parse(text: str) -> tuple[Any, ...]:
         try:
             values = tuple(kind(part) for part in text.split(","))
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers") from None
-        if any(value < 0 for value in values):
-            raise argparse.ArgumentTypeError(f"{text!r} has a negative number")
+        if any(value < 0 or (value == 0 and not is_zero_allowed) for value in values):
+            raise argparse.ArgumentTypeError(f"{text!r} has a number that is too small")
         return values
 
     return parse
@@ -236,9 +238,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--requests-max", type=_positive(int), help="only the first requests of the file")
     add("--replicas", type=_positive(int), default=8, help="default %(default)s")
     add("--cost", choices=MODELS_BY_NAME, default="h70", help="time of a step, default %(default)s")
-    add("--load", type=_numbers(float), default=(0.95,), help="shares of capacity, by comma")
+    add(
+        "--load",
+        type=_numbers(float, is_zero_allowed=False),
+        default=(0.95,),
+        help="shares of capacity, by comma",
+    )
     add("--policy", default="sluice", help="names by comma, default %(default)s; see below")
-    add("--seeds", type=_numbers(int), default=(0,), help="by comma, default 0")
+    add(
+        "--seeds",
+        type=_numbers(int, is_zero_allowed=True),
+        default=(0,),
+        help="by comma, default 0",
+    )
     add("--report-age-s", type=_seconds, default=0.1, help="of what sluice knows of an engine")
     add("--index-delay-s", type=_seconds, default=3.0, help="age of sluice's index of blocks")
     add("--speed-spread", type=_share, default=0.0, help="speeds are 1-S..1+S, drawn by seed")

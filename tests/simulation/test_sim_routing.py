@@ -96,6 +96,7 @@ def test_a_group_runs_its_best_on_all_seeds():
         (("--policy", "round_robin,dynq_x"), "unknown policy 'dynq_x'"),
         (("--trace", "speed=3"), "unknown setting 'speed'"),
         (("--load", "fast"), "'fast' is no list of numbers"),
+        (("--load", "0.9,0"), "too small"),
         (("--replicas", "0"), "0 is not above 0"),
         (("--speed-spread", "1"), "1 is not in [0, 1)"),
         (("--replicas", "1", "--lose-replica-at-s", "5"), "the only replica cannot be lost"),
