@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -170,6 +169,21 @@ def merge(
     return [records[key] for key in wanted if key in records]
 
 
+def recorded() -> dict[str, list[dict[str, Any]]]:
+    """Return the records so far, by case, in the order of the cases."""
+    path = RESULTS / f"{NAME}.json"
+    known = json.loads(path.read_text())["cases"] if path.exists() else {}
+    return {name: known.get(name, []) for name in CASES}
+
+
+def record(name: str, new: Sequence[dict[str, Any]]) -> None:
+    """Add records of a case to the file, which another process may have changed meanwhile."""
+    cases = recorded()
+    cases[name] = merge(cases[name], new, CASES[name])
+    operation = "one trace replayed to its end; goodput and times are of simulated engines"
+    write_result(NAME, operation, {"cases": cases})
+
+
 def markdown(name: str, case: Case, records: Sequence[dict[str, Any]]) -> str:
     """Return a case as a table for the docs."""
     has_reference = name == "peers"
@@ -231,30 +245,21 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.cases) - CASES.keys():
         parser.error(f"unknown case {', '.join(sorted(unknown))}; known: {', '.join(CASES)}")
-    path = RESULTS / f"{NAME}.json"
-    recorded = json.loads(path.read_text())["cases"] if path.exists() else {}
-    cases = {name: recorded.get(name, []) for name in CASES}
-    traces = os.environ.get("SLUICE_TRACES")
     if arguments.page_only:
-        write_page(cases)
+        write_page(recorded())
         return
+    traces = os.environ.get("SLUICE_TRACES")
     if not traces:
         print("not run: set SLUICE_TRACES to the folder that holds the traces")
         return
-    started_s = time.monotonic()
     with ProcessPoolExecutor(arguments.jobs) as executor:
         for name in arguments.cases:
             case = CASES[name]
             policies = [p for p in case.policies if p in (arguments.policies or case.policies)]
-            _note(f"== {name}: {', '.join(policies)}")
             if policies:
-                new = run_case(case, Path(traces), policies, executor)
-                cases[name] = merge(cases[name], new, case)
-            # After each case: an interruption costs one case at most.
-            operation = "one trace replayed to its end; goodput and times are of simulated engines"
-            write_result(NAME, operation, {"cases": cases})
-    write_page(cases)
-    _note(f"{time.monotonic() - started_s:.0f} s; {path}")
+                _note(f"== {name}: {', '.join(policies)}")
+                record(name, run_case(case, Path(traces), policies, executor))
+    write_page(recorded())
 
 
 if __name__ == "__main__":
