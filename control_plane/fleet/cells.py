@@ -17,7 +17,7 @@ ROUTER_GRACE_S = 1.0
 # What waits for a cell that is to be removed has so long to be served there.
 CELL_DRAIN_S = 5.0
 # A cell too many is kept while the others would be fuller than this share without it, so that a
-# pool that is scaled to and fro at the edge does not make and drain a cell each time.
+# pool that is scaled up and down at the edge does not make and drain a cell each time.
 _FULL_SHARE = 0.75
 # Evening out takes one cell at a time, a minute after anything else happened to cells or routers,
 # and only from a router that has a third more than another one.
