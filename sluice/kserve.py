@@ -226,6 +226,8 @@ class HostStream:
         if call is None:
             raise FailedError(ErrorCode.REPLICA_LOST, f"the stream to {self._address} is closed")
         try:
+            if timeout_s is None:
+                return await operation(call)
             async with asyncio.timeout(timeout_s):
                 return await operation(call)
         except TimeoutError:

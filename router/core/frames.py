@@ -13,11 +13,12 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
         ValueError: The columns of the frame do not agree; nothing of it was filed.
     """
     slots = book.slots
-    tokens, counts = list(frame.token), list(frame.count)
-    if len(frame.sequence) != len(counts) or sum(counts) != len(tokens):
+    # Slices are lists made in C; iterating over a column costs three times as much.
+    sequences, counts, tokens = frame.sequence[:], frame.count[:], frame.token[:]
+    if len(sequences) != len(counts) or sum(counts) != len(tokens):
         raise ValueError("the columns of a frame do not agree")
     start = known = 0
-    for sequence, number in zip(frame.sequence, counts, strict=True):
+    for sequence, number in zip(sequences, counts, strict=True):
         stop = start + number
         slot = slots.get(sequence)
         if slot is None:
