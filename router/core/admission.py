@@ -160,7 +160,7 @@ def _drain_s(cell: CellBook, now: float) -> float:
     """Return the time until half of what waits is served."""
     queue = cell.queue
     wait_s = capacity.queue_s(cell.forecast.supply(cell, now), queue.requests, queue.tokens)
-    return bounded_retry_s(wait_s * cell.forecast.accuracy.correction() / 2)
+    return bounded_retry_s(wait_s / 2)
 
 
 def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) -> Ending | None:
@@ -174,10 +174,12 @@ def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) 
     if not is_cold and request.order % _SAMPLE:
         # With everybody before it, it would wait longest: cheap to see, and mostly enough.
         longest_s = capacity.queue_s(supply, cell.queue.requests, cell.queue.tokens)
-        longest_s += capacity.alone_s(cell, request)
-        if longest_s * forecast.accuracy.correction() <= deadline_s:
+        accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
+        longest_s = longest_s * accuracy.correction() + capacity.alone_s(cell, request)
+        if longest_s <= deadline_s:
             return None
-    wait_s, prediction = capacity.predict(cell, request, now)
+    prediction = capacity.predict(cell, request, now)
+    wait_s = prediction.ttft_s()
     over_s = wait_s - (deadline_s * COLD_SHARE if is_cold else deadline_s)
     if over_s <= 0.0 or _is_kept(request, cell, now):
         request.prediction = prediction

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from router.core.model import Request
 
 CORRECTION_MIN = 0.5
-CORRECTION_MAX = 4.0
+CORRECTION_MAX = 8.0
 RETRY_AFTER_MIN_S = 0.1
 RETRY_AFTER_MAX_S = 30.0
 RETRY_AFTER_UNKNOWN_S = 2.0  # nothing is attached: about the time a replica takes to come back
@@ -27,6 +27,7 @@ _PRIOR_S = 1.0  # waits that the first errors are weighed against
 _SUPPLY_KEPT_S = 0.01
 _SUPPLY_KEPT_PER_REPLICA_S = 0.0005
 _RUNS_KEPT_S = 0.05
+_SIZES = (1.0, 4.0)  # of prompts, in means: short, long, very long
 _TOP_KEPT_S = 60.0  # the highest tier is the highest one seen in this time
 
 
@@ -81,12 +82,6 @@ def queue_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> float:
     if lacking <= 0 or supply.ends_s <= 0.0:
         return prefill_s
     return max(prefill_s, lacking / supply.ends_s)
-
-
-def ttft_s(supply: Supply, demand: Demand) -> float:
-    """Return the predicted time until the first token, as yet uncorrected."""
-    wait_s = queue_s(supply, demand.requests_ahead, demand.tokens_ahead)
-    return wait_s + demand.prefill_s + demand.adapter_s
 
 
 def service_s(supply: Supply, tokens: float) -> float:
@@ -150,22 +145,36 @@ class Promises:
 
 
 class Prediction:
-    """What was predicted for one request; told what became of it, once."""
+    """What was predicted for one request; told what became of it, once.
 
-    __slots__ = ("_accuracy", "raw_s")
+    Attributes:
+        queue_s: Until it is started, before the correction.
+        own_s: From then on.
+    """
 
-    def __init__(self, accuracy: Accuracy, raw_s: float) -> None:
+    __slots__ = ("_accuracy", "own_s", "queue_s")
+
+    def __init__(self, accuracy: Accuracy, queue_s: float, own_s: float) -> None:
         self._accuracy = accuracy
-        self.raw_s = raw_s  # before the correction
+        self.queue_s = queue_s
+        self.own_s = own_s
+
+    def wait_s(self) -> float:
+        """Return the time until it is started, corrected; inf: nobody serves."""
+        return self.queue_s * self._accuracy.correction()
+
+    def ttft_s(self) -> float:
+        """Return the time until the first token; inf: nobody serves."""
+        return self.wait_s() + self.own_s
 
     def first_token(self, waited_s: float) -> None:
         """Learn from the first token."""
-        self._accuracy.observe(self.raw_s, waited_s)
+        self._accuracy.observe(self.queue_s, max(0.0, waited_s - self.own_s))
 
     def expired(self, waited_s: float) -> None:
         """Learn from a request that had none by now: it took longer than this."""
-        if waited_s > self.raw_s:
-            self._accuracy.observe(self.raw_s, waited_s)
+        if waited_s > self.queue_s + self.own_s:
+            self.first_token(waited_s)
 
 
 class Forecast:
@@ -173,11 +182,11 @@ class Forecast:
 
     __slots__ = (
         *("_below", "_below_of", "_below_until", "_supply", "_supply_until", "_top", "_top_until"),
-        *("accuracy", "promises"),
+        *("_accuracies", "promises"),
     )
 
     def __init__(self) -> None:
-        self.accuracy = Accuracy()
+        self._accuracies = tuple(Accuracy() for _ in range(len(_SIZES) + 1))
         self.promises = Promises()
         self._supply = NO_SUPPLY
         self._supply_until = float("-inf")
@@ -186,6 +195,14 @@ class Forecast:
         self._below = False
         self._below_of = 0
         self._below_until = float("-inf")
+
+    def accuracy(self, uncached_tokens: int, mean: float) -> Accuracy:
+        """Return what is known about predictions for prompts of a size.
+
+        Shortest first lets what comes later overtake the long ones, and only them.
+        """
+        size = sum(uncached_tokens > factor * mean for factor in _SIZES)
+        return self._accuracies[size]
 
     def supply(self, cell: "CellBook", now: float) -> Supply:
         """Return what the cell can do, as of a moment ago: walking over it takes its time."""
@@ -268,19 +285,18 @@ def adapter_s(cell: "CellBook", request: "Request") -> float:
     return cell.residency.load_s(anywhere, request.adapter)
 
 
-def predict(cell: "CellBook", request: "Request", now: float) -> tuple[float, Prediction]:
-    """Return when a request would have its first token if it came now, and what to learn from it.
-
-    The time is in seconds from now, corrected; inf: nobody serves.
-    """
+def predict(cell: "CellBook", request: "Request", now: float) -> Prediction:
+    """Return when a request would have its first token if it came now."""
     forecast = cell.forecast
-    raw_s = ttft_s(forecast.supply(cell, now), demand_of(cell, request, now))
-    return raw_s * forecast.accuracy.correction(), Prediction(forecast.accuracy, raw_s)
+    demand = demand_of(cell, request, now)
+    wait_s = queue_s(forecast.supply(cell, now), demand.requests_ahead, demand.tokens_ahead)
+    accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
+    return Prediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s)
 
 
 def predict_ttft_s(cell: "CellBook", request: "Request", now: float) -> float:
     """Return when a request would have its first token if it came now; inf: nobody serves."""
-    return predict(cell, request, now)[0]
+    return predict(cell, request, now).ttft_s()
 
 
 def alone_s(cell: "CellBook", request: "Request") -> float:

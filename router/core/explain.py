@@ -189,11 +189,9 @@ def _aside(cell: CellBook) -> CellBook:
 
 def _predict(explanation: wire.Explanation, cell: CellBook, request: Request, now: float) -> None:
     demand = capacity.demand_of(cell, request, now)
-    supply = cell.forecast.supply(cell, now)
-    correction = cell.forecast.accuracy.correction()
-    queue_s = capacity.queue_s(supply, demand.requests_ahead, demand.tokens_ahead)
-    explanation.predicted_queue_ms = _ms(queue_s * correction)
-    explanation.predicted_ttft_ms = _ms(capacity.ttft_s(supply, demand) * correction)
+    prediction = capacity.predict(cell, request, now)
+    explanation.predicted_queue_ms = _ms(prediction.wait_s())
+    explanation.predicted_ttft_ms = _ms(prediction.ttft_s())
     explanation.requests_ahead = demand.requests_ahead
     explanation.tokens_ahead = int(demand.tokens_ahead)
 

@@ -325,4 +325,4 @@ def test_predictions_follow_what_happens():
         world.submit(prompt=1000)
     request = next(r for r in world.cell.queue.waiting() if r.prediction is not None)
     request.prediction.first_token(30.0)
-    assert world.cell.forecast.accuracy.correction() > 1.0
+    assert world.cell.forecast.accuracy(1000, 1000.0).correction() > 1.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core import capacity
-from router.core.capacity import Accuracy, Demand, Forecast, Prediction, Promises, Supply
+from router.core.capacity import Accuracy, Forecast, Prediction, Promises, Supply
 
 SECONDS = st.floats(0.0, 1e4, allow_nan=False)
 SUPPLIES = st.builds(
@@ -18,25 +18,17 @@ SUPPLIES = st.builds(
     sequences_free=st.integers(0, 10_000),
     ends_s=st.floats(0.0, 1e5),
 )
-DEMANDS = st.builds(
-    Demand,
-    requests_ahead=st.integers(0, 100_000),
-    tokens_ahead=st.floats(0.0, 1e9),
-    prefill_s=st.floats(0.0, 100.0),
-    adapter_s=st.floats(0.0, 10.0),
-)
+AHEAD = st.tuples(st.integers(0, 100_000), st.floats(0.0, 1e9))
 
 
 def test_prefill_ahead_is_served_at_the_rate_of_all_replicas():
     supply = Supply(replicas=4, tokens_s=20_000.0, backlog_s=0.1, sequences_free=50, ends_s=5.0)
-    demand = Demand(requests_ahead=10, tokens_ahead=40_000, prefill_s=0.3, adapter_s=1.0)
-    assert capacity.ttft_s(supply, demand) == pytest.approx(0.1 + 2.0 + 0.3 + 1.0)
+    assert capacity.queue_s(supply, 10, 40_000) == pytest.approx(0.1 + 2.0)
 
 
 def test_where_places_are_scarcer_than_prefill_they_decide():
     supply = Supply(replicas=1, tokens_s=20_000.0, backlog_s=0.1, sequences_free=0, ends_s=2.0)
-    demand = Demand(requests_ahead=9, tokens_ahead=1000, prefill_s=0.3)
-    assert capacity.ttft_s(supply, demand) == pytest.approx(10 / 2.0 + 0.3)
+    assert capacity.queue_s(supply, 9, 1000) == pytest.approx(10 / 2.0)
 
 
 def test_nobody_serves_without_replicas():
@@ -44,24 +36,22 @@ def test_nobody_serves_without_replicas():
     assert capacity.service_s(capacity.NO_SUPPLY, 100.0) == 0.0
 
 
-@given(SUPPLIES, DEMANDS, st.integers(0, 1000), st.floats(0.0, 1e6))
-def test_more_ahead_is_never_a_shorter_wait(supply, demand, requests, tokens):
-    more = Demand(
-        demand.requests_ahead + requests,
-        demand.tokens_ahead + tokens,
-        demand.prefill_s,
-        demand.adapter_s,
-    )
-    assert capacity.ttft_s(supply, more) >= capacity.ttft_s(supply, demand) >= demand.prefill_s
+@given(SUPPLIES, AHEAD, AHEAD)
+def test_more_ahead_is_never_a_shorter_wait(supply, ahead, more):
+    wait_s = capacity.queue_s(supply, *ahead)
+    assert capacity.queue_s(supply, ahead[0] + more[0], ahead[1] + more[1]) >= wait_s >= 0.0
 
 
-@given(st.lists(st.tuples(SECONDS, SECONDS), max_size=60), SUPPLIES, DEMANDS)
-def test_the_correction_stays_within_its_bounds(samples, supply, demand):
+@given(st.lists(st.tuples(SECONDS, SECONDS), max_size=60), SECONDS, SECONDS)
+def test_the_correction_stays_within_its_bounds(samples, queue_s, own_s):
     accuracy = Accuracy()
     for predicted_s, actual_s in samples:
         accuracy.observe(predicted_s, actual_s)
     correction = accuracy.correction()
     assert capacity.CORRECTION_MIN <= correction <= capacity.CORRECTION_MAX
+    ttft_s = Prediction(accuracy, queue_s, own_s).ttft_s()
+    assert ttft_s >= own_s + capacity.CORRECTION_MIN * queue_s
+    assert ttft_s <= own_s + capacity.CORRECTION_MAX * queue_s
 
 
 @given(st.floats(0.6, 3.5), st.floats(0.5, 50.0))
@@ -82,10 +72,20 @@ def test_long_waits_count_for_more_than_short_ones():
 
 def test_what_expired_teaches_only_that_it_took_longer():
     accuracy = Accuracy()
-    Prediction(accuracy, 40.0).expired(30.0)
+    Prediction(accuracy, 40.0, 1.0).expired(30.0)
     assert accuracy.correction() == 1.0
-    Prediction(accuracy, 10.0).expired(30.0)
+    Prediction(accuracy, 10.0, 1.0).expired(30.0)
     assert accuracy.correction() > 1.0
+
+
+def test_only_the_wait_is_corrected_and_by_size():
+    forecast = Forecast()
+    short, long = forecast.accuracy(100, 1000.0), forecast.accuracy(9000, 1000.0)
+    for _ in range(200):
+        Prediction(short, 1.0, 0.5).first_token(1.5)
+        Prediction(long, 1.0, 5.0).first_token(8.0)
+    assert Prediction(short, 2.0, 0.1).ttft_s() == pytest.approx(2.1, rel=0.01)
+    assert Prediction(long, 2.0, 7.0).ttft_s() == pytest.approx(6.0 + 7.0, rel=0.01)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), SECONDS, SECONDS, SECONDS), max_size=40))

@@ -226,7 +226,8 @@ def books(world) -> bytes:
     cell = world.core.cells[CELL]
     values = [
         (cell.uncached_mean, cell.output_mean, cell.queue.requests, cell.queue.tokens),
-        (cell.forecast.accuracy.correction(), deepcopy(vars_of(cell.forecast.promises))),
+        [entry.correction() for entry in cell.forecast._accuracies],
+        deepcopy(vars_of(cell.forecast.promises)),
         (world.core.sequences, world.core.live_requests, len(cell.index)),
         [(book.replica_id, book.kv_booked, len(book.slots)) for book in cell.replicas.values()],
         (world.core.next_tick_at(world.now), vars(world.core.requests)["_orders"]),
