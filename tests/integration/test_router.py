@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,26 +160,90 @@ async def running_router(
         await child.stop()
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def router(tritons: list[Triton], tmp_path: Path) -> AsyncIterator[Router]:
-    """A router whose control plane is away: it starts from its snapshot."""
+def write_fleet(addresses: list[str], home: Path) -> None:
+    """Write the snapshot that a router starts from."""
     objects = control.Objects(
         cells=[control.Cell(id=CELL, pool_id="pool", router_id=ROUTER, epoch=1)],
         replicas=[
             control.Replica(
-                id=triton.replica_id,
+                id=f"replica-{number}",
                 cell_id=CELL,
-                grpc_address=triton.launch.grpc_address,
+                grpc_address=address,
                 triton_model=MODEL,
                 state=control.REPLICA_STATE_READY,
             )
-            for triton in tritons
+            for number, address in enumerate(addresses, start=1)
         ],
     )
     snapshot = control.WatchResponse(version=1, is_snapshot=True, upserts=objects)
-    write_snapshot(iter([snapshot.SerializeToString()]), tmp_path / "router-snapshot.bin")
+    write_snapshot(iter([snapshot.SerializeToString()]), home / "router-snapshot.bin")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def router(tritons: list[Triton], tmp_path: Path) -> AsyncIterator[Router]:
+    """A router whose control plane is away: it starts from its snapshot."""
+    write_fleet([triton.launch.grpc_address for triton in tritons], tmp_path)
     async with running_router(tmp_path, f"127.0.0.1:{free_port()}") as running:
         yield running
+
+
+class Wire:
+    """A TCP connection through which a router reaches a Triton, and which can be cut."""
+
+    def __init__(self, address: str) -> None:
+        self.host, _, port = address.rpartition(":")
+        self.port = int(port)
+        self.ends: list[asyncio.StreamWriter] = []
+
+    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        beyond, onward = await asyncio.open_connection(self.host, self.port)
+        self.ends += [writer, onward]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.carry(reader, onward))
+                tasks.create_task(self.carry(beyond, writer))
+        finally:
+            writer.transport.abort()
+            onward.transport.abort()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def cut(self) -> None:
+        for end in self.ends:
+            end.transport.abort()
+        self.ends.clear()
+
+
+async def test_a_cut_connection_costs_no_token(tritons: list[Triton], tmp_path: Path) -> None:
+    wire_to_first = Wire(tritons[0].launch.grpc_address)
+    server = await asyncio.start_server(wire_to_first.connect, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    write_fleet([f"127.0.0.1:{port}"], tmp_path)
+    async with (
+        server,
+        running_router(tmp_path, f"127.0.0.1:{free_port()}") as router,
+        router.gateway(1) as gateway,
+    ):
+        handles = await gateway.submit(10, 150)
+        for share in (1, 40, 80, 120):
+            await gateway.until(
+                lambda share=share: all(len(gateway.tokens.get(h, ())) >= share for h in handles)
+            )
+            wire_to_first.cut()
+        await gateway.until_over(handles)
+        assert {gateway.outcomes[handle].kind for handle in handles} == {wire.OUTCOME_KIND_LENGTH}
+        assert {len(gateway.tokens[handle]) for handle in handles} == {150}
+        metrics = await router.metrics()
+        assert metrics["router_streams_resumed_total"] == 4
+        assert metrics["router_replicas_lost_total"] == 0
+        assert metrics["router_requeues_total"] == 0
+        assert metrics["router_stray_tokens_total"] == 0
+        assert metrics["router_count_mismatches_total"] == 0
 
 
 async def test_streams_end_on_both_replicas(router: Router) -> None:
