@@ -70,6 +70,11 @@ class RouterMetrics:
             buckets=_TTFT_EDGES_S,
             registry=self.registry,
         )
+        self.ttft_predicted_s = Counter(
+            "router_ttft_predicted_seconds",
+            "Predicted at their admission for the requests of router_ttft_seconds, summed",
+            registry=self.registry,
+        )
         self.queue_s = Histogram(
             "router_queue_seconds",
             "Arrival at the router to dispatch",
@@ -103,6 +108,7 @@ class RouterMetrics:
         self.preemptions.inc(stats.preemptions)
         self.prompt_tokens.inc(stats.prompt_tokens)
         self.cached_tokens.inc(stats.cached_tokens)
+        self.ttft_predicted_s.inc(stats.ttft_predicted_s)
         for reason, number in stats.ejections.items():
             self.ejections.labels(reason=reason).inc(number)
         self.stray_tokens.inc(stats.stray_tokens)

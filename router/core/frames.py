@@ -1,5 +1,7 @@
 """From an engine's columns to the gateways' columns: the work that is done for every token."""
 
+from math import isfinite
+
 from router.core.model import Slot, Stats
 from router.core.replica_book import ReplicaBook
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -94,6 +96,10 @@ def first_token(book: ReplicaBook, slot: Slot, stats: Stats, now: float) -> None
             request = slot.request
             waited_s = now - request.arrived_at
             stats.ttft_s.append(waited_s)
+            predicted_s = waited_s
             if request.prediction is not None:
+                predicted_s = request.prediction.ttft_s()
                 request.prediction.first_token(waited_s)
                 request.prediction = None
+            # Where nobody served at the time there was nothing to predict from.
+            stats.ttft_predicted_s += predicted_s if isfinite(predicted_s) else waited_s

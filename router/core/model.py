@@ -334,6 +334,7 @@ class Stats:
     outcomes: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     ttft_s: list[float] = field(default_factory=list[float])
     queue_s: list[float] = field(default_factory=list[float])
+    ttft_predicted_s: float = 0.0  # sum over the requests in `ttft_s`
     tokens: int = 0
     prompt_tokens: int = 0  # placed
     cached_tokens: int = 0  # of these, found in a cache
