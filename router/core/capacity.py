@@ -150,18 +150,26 @@ class Prediction:
     Attributes:
         queue_s: Until it is started, before the correction.
         own_s: From then on.
+        overdue_s: From then on nobody overtakes it.
     """
 
-    __slots__ = ("_accuracy", "own_s", "queue_s")
+    __slots__ = ("_accuracy", "overdue_s", "own_s", "queue_s")
 
-    def __init__(self, accuracy: Accuracy, queue_s: float, own_s: float) -> None:
+    def __init__(
+        self, accuracy: Accuracy, queue_s: float, own_s: float, overdue_s: float = float("inf")
+    ) -> None:
         self._accuracy = accuracy
         self.queue_s = queue_s
         self.own_s = own_s
+        self.overdue_s = overdue_s
 
     def wait_s(self) -> float:
-        """Return the time until it is started, corrected; inf: nobody serves."""
-        return self.queue_s * self._accuracy.correction()
+        """Return the time until it is started, corrected; inf: nobody serves.
+
+        What is before it now is served whatever comes; what overtakes it does so for a time.
+        """
+        corrected_s = self.queue_s * self._accuracy.correction()
+        return min(corrected_s, max(self.queue_s, self.overdue_s))
 
     def ttft_s(self) -> float:
         """Return the time until the first token; inf: nobody serves."""
@@ -291,7 +299,8 @@ def predict(cell: "CellBook", request: "Request", now: float) -> Prediction:
     demand = demand_of(cell, request, now)
     wait_s = queue_s(forecast.supply(cell, now), demand.requests_ahead, demand.tokens_ahead)
     accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
-    return Prediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s)
+    overdue_s = request.overdue_at - request.arrived_at
+    return Prediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)
 
 
 def predict_ttft_s(cell: "CellBook", request: "Request", now: float) -> float:

@@ -88,6 +88,15 @@ def test_only_the_wait_is_corrected_and_by_size():
     assert Prediction(long, 2.0, 7.0).ttft_s() == pytest.approx(6.0 + 7.0, rel=0.01)
 
 
+def test_overtaking_ends_when_it_is_overdue():
+    accuracy = Accuracy()
+    for _ in range(200):
+        accuracy.observe(1.0, 4.0)
+    assert Prediction(accuracy, 2.0, 0.0).ttft_s() == pytest.approx(8.0, rel=0.01)
+    assert Prediction(accuracy, 2.0, 1.0, overdue_s=5.0).ttft_s() == pytest.approx(6.0)
+    assert Prediction(accuracy, 7.0, 1.0, overdue_s=5.0).ttft_s() == pytest.approx(8.0)
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), SECONDS, SECONDS, SECONDS), max_size=40))
 def test_a_retry_after_is_never_zero_and_never_long(events):
     promises, now = Promises(), 0.0
