@@ -99,9 +99,10 @@ def _play_all(
     results: list[Metrics] = []
     for number, run in enumerate(runs):
         metrics, took_s = futures[number].result() if futures else _timed(run, requests_per_s)
+        refused = f", {metrics.unserved:.2%} not served" if metrics.unserved else ""
         _note(
             f"{run.policy} load {run.load:g} seed {run.seed}: goodput {metrics.goodput:.4f}"
-            f" ({took_s:.1f} s)"
+            f"{refused} ({took_s:.1f} s)"
         )
         results.append(metrics)
     return results
