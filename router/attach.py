@@ -27,6 +27,11 @@ _OPEN_TIMEOUT_S = 2.0
 _ATTACHED_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0
 _LOOKS = 8  # how often, within the longest silence, it is asked whether there was a frame
+# An engine whose steps take long (a processor shared with others) is silent during each of them:
+# it gets so many times its longest step of late, and at most so many times the usual limit.
+_GAP_FACTOR = 4.0
+_GAP_DECAY = 0.98  # per frame
+_LIMIT_FACTOR = 5.0
 # Says nothing about the health of an engine, which has taken on more than it can answer.
 _NO_VERDICT = (ErrorCode.ENGINE_BUSY, ErrorCode.DRAINING)
 
@@ -89,7 +94,7 @@ class Attachment:
             open_stream: Makes an unopened stream to it.
             probe: Runs a canary inference on it within so many seconds; returns the answer.
             router_id: Who we are.
-            silence_s: Without a frame for so long it is lost.
+            silence_s: Without a frame for so long it is lost; longer if its steps are long.
         """
         self.replica_id = replica_id
         self._hub = hub
@@ -102,6 +107,7 @@ class Attachment:
         self._limits: EngineLimits | None = None
         self._attempt = 0
         self._heard_at = 0.0
+        self._gap_s = 0.0  # longest of late between two frames
 
     def stop(self) -> None:
         """Detach and end `run`; one that is not attached may be cancelled as well."""
@@ -209,6 +215,7 @@ class Attachment:
 
     async def _serve(self, stream: Stream, outbox: HostOutbox, attached: engine.Attached) -> None:
         self._heard_at = asyncio.get_running_loop().time()
+        self._gap_s = 0.0
         async with asyncio.TaskGroup() as tasks:
             others = [
                 tasks.create_task(self._write(stream, outbox)),
@@ -228,7 +235,9 @@ class Attachment:
         now = asyncio.get_running_loop().time
         taken = 0
         while (frame := await stream.receive(None)) is not None:
-            self._heard_at = now()
+            heard_at = now()
+            self._gap_s = max(heard_at - self._heard_at, _GAP_DECAY * self._gap_s)
+            self._heard_at = heard_at
             if frame.HasField("step"):
                 step = frame.step
                 if first.adapters_changed:  # of these, frames only tell changes
@@ -265,9 +274,10 @@ class Attachment:
             late_s = now() - looked_at - pause_s
             looked_at += pause_s + late_s
             self._heard_at = min(self._heard_at + late_s, looked_at)
-            if looked_at - self._heard_at >= self._silence_s:
-                message = f"silent for {self._silence_s} s"
-                raise FailedError(ErrorCode.UNAVAILABLE, message)
+            limit_s = min(_GAP_FACTOR * self._gap_s, _LIMIT_FACTOR * self._silence_s)
+            limit_s = max(limit_s, self._silence_s)
+            if looked_at - self._heard_at >= limit_s:
+                raise FailedError(ErrorCode.UNAVAILABLE, f"silent for {limit_s:.1f} s")
 
     async def _probe(self, outbox: HostOutbox) -> None:
         """Run the canary inferences that the core asks for, one at a time."""

@@ -232,6 +232,23 @@ def test_a_host_that_does_not_come_back_in_time_is_lost():
     simulate(scenario)
 
 
+def test_an_engine_with_long_steps_is_not_taken_for_a_frozen_one():
+    """Its steps grow to more than the silence that would be the end of another."""
+
+    async def scenario(setup: Setup) -> None:
+        setup.submit(*range(1, 5), output=60)
+        await setup.until(lambda: len(setup.tokens) == 4)
+        for slowness in (10, 30, 60, 120, 150):  # steps of up to 1.2 s
+            for host in setup.hosts:
+                host.engine.slowness = slowness
+            await asyncio.sleep(4.0)
+        await setup.until(lambda: len(setup.outcomes) == 4)
+
+    setup = simulate(scenario)
+    assert {outcome.kind for outcome in setup.outcomes.values()} == {wire.OUTCOME_KIND_LENGTH}
+    assert "router_replicas_lost_total 0.0" in setup.hub.exposition().decode()
+
+
 def test_a_router_that_stood_still_itself_loses_nobody():
     async def scenario(setup: Setup) -> None:
         loop = asyncio.get_running_loop()
