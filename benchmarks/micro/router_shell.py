@@ -1,0 +1,116 @@
+"""CPU of the router's shell and core per frame of an engine, with its tick.
+
+One operation: a Triton response with one step frame (one token per row) from bytes through
+`decode_response`, the hub and the core, one tick of the loop, and the gateway's bytes. One replica,
+one gateway. Not measured: gRPC and sockets. The figure is that of the best of 30 parts of the run,
+which a busy machine disturbs least; CPU time of one core. Run: `python -m
+benchmarks.micro.router_shell`.
+"""
+
+import asyncio
+import gc
+import time
+from typing import Any
+
+import uvloop
+
+from benchmarks.results import write_result
+from router.core.model import CoreConfig, EngineLimits, ReplicaPlan
+from router.core.router import RouterCore
+from router.hub import HostOutbox, Hub
+from router.metrics import RouterMetrics
+from sluice import kserve
+from sluice.wire.engine.v1 import engine_pb2 as engine
+from sluice.wire.kserve.v2 import kserve_pb2
+from sluice.wire.router.v1 import router_pb2 as wire
+
+CELL, REPLICA, EPOCH = "cell", "replica", 1
+LIMITS = EngineLimits(1 << 20, 512, 8192, 1 << 20, 32)
+FRAMES = 6000
+PARTS = 30
+
+
+async def dispatched(hub: Hub, outbox: HostOutbox, rows: int) -> list[int]:
+    """Submit requests; return their sequences once the replica has been sent all of them."""
+    sequences: list[int] = []
+    for _ in range(100 * rows):
+        hub.tick()
+        sequences += [entry.id for message in outbox.take() for entry in message.submit.sequences]
+        if len(sequences) == rows:
+            return sequences
+        idle = engine.EngineState(running=len(sequences), step_us=1000)
+        hub.frame(REPLICA, EPOCH, engine.StepFrame(steps=1, state=idle))
+        await asyncio.sleep(0.001)
+    raise AssertionError("the core does not dispatch")
+
+
+def response(sequences: list[int], step: int) -> bytes:
+    """Return what Triton sends for a step."""
+    rows = len(sequences)
+    frame = engine.StepFrame(
+        step=step,
+        steps=1,
+        sequence=sequences,
+        count=[1] * rows,
+        token=[(step * 7 + row) % 50_000 for row in range(rows)],
+        state=engine.EngineState(running=rows, step_us=10_000, kv_blocks_used=3 * rows),
+    )
+    message = kserve_pb2.ModelStreamInferResponse()
+    message.infer_response.id = "attach"
+    message.infer_response.model_name = "llm"
+    message.infer_response.raw_output_contents.append(
+        engine.HostFrame(step=frame).SerializeToString()
+    )
+    return message.SerializeToString()
+
+
+async def per_frame(rows: int) -> dict[str, Any]:
+    """Return the CPU of a frame with so many rows."""
+    hub = Hub(RouterCore(CoreConfig()), RouterMetrics())
+    hub.plan([CELL], [ReplicaPlan(REPLICA, CELL)])
+    link = hub.connect("gateway")
+    outbox = HostOutbox(EPOCH)
+    hub.attached(REPLICA, outbox, LIMITS)
+    submits = [
+        wire.Submit(handle=row + 1, cell_id=CELL, prompt=[1] * 20, output_tokens_max=1 << 19)
+        for row in range(rows)
+    ]
+    hub.request(link, wire.ConnectRequest(submits=submits))
+    sequences = await dispatched(hub, outbox, rows)
+    frames = [response(sequences, step) for step in range(FRAMES)]
+    best_s = float("inf")
+    size = FRAMES // PARTS
+    for first in range(0, FRAMES, size):
+        started_s = time.process_time()
+        for data in frames[first : first + size]:
+            _, frame, _, _ = kserve.decode_response(data)
+            assert frame is not None
+            hub.frame(REPLICA, EPOCH, frame.step)
+            await asyncio.sleep(0)  # the tick
+            assert link.take() is not None
+        best_s = min(best_s, (time.process_time() - started_s) / size)
+    hub.close()
+    return {
+        "rows": rows,
+        "us_per_frame": round(1e6 * best_s, 1),
+        "us_per_token": round(1e6 * best_s / rows, 2),
+    }
+
+
+def main() -> None:
+    """Measure, print and record."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    figures = [uvloop.run(per_frame(rows)) for rows in (8, 64, 256)]
+    operation = (
+        "one step frame of one token per row, from Triton's bytes to the gateway's bytes, with its"
+        " tick; best of 30 parts. CPU time of one core; no gRPC, no sockets."
+    )
+    path = write_result("router_shell", operation, {"frames": figures})
+    for row in figures:
+        print(row)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
