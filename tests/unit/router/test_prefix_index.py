@@ -2,9 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from itertools import zip_longest
 
 import pytest
-from hypothesis import assume, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -21,19 +22,6 @@ def chain(tokens: Sequence[int]) -> list[Hashable]:
     return [tuple(tokens[: end + 1]) for end in range(len(tokens))]
 
 
-def walk(index: PrefixIndex, held: dict[str, set[Hashable]], prompt: Sequence[Hashable]) -> None:
-    """Compare an answer with counting block by block, where that is what the index promises."""
-    expected: dict[str, int] = {}
-    for name, blocks in held.items():
-        leading = 0
-        while leading < len(prompt) and prompt[leading] in blocks:
-            leading += 1
-        assume(not blocks.intersection(prompt[leading:]))  # holds a prefix of it
-        if leading:
-            expected[name] = leading
-    assert index.matches(prompt) == expected
-
-
 class Naive:
     """One replica: an exact LRU cache of (time of the last dispatch) by block."""
 
@@ -44,6 +32,18 @@ class Naive:
     def shrink(self) -> None:
         while len(self.blocks) > ROOM + (SLACK if self.has_events else 0):
             self.blocks.popitem(last=False)
+
+
+def walk(held: dict[str, Naive], prompt: Sequence[Hashable]) -> dict[str, int]:
+    """Count leading blocks one by one."""
+    found: dict[str, int] = {}
+    for name, naive in held.items():
+        leading = 0
+        while leading < len(prompt) and prompt[leading] in naive.blocks:
+            leading += 1
+        if leading:
+            found[name] = leading
+    return found
 
 
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=ROOM).map(chain)
@@ -100,6 +100,12 @@ class IndexMachine(RuleBasedStateMachine):
                 naive.blocks.setdefault(key, float("-inf"))
             naive.shrink()
 
+    @rule(name=NAMES, prompts=st.lists(PROMPTS, min_size=2, max_size=3), first=st.integers(0, 4))
+    def store_of_several(self, name: str, prompts: list[list[Hashable]], first: int) -> None:
+        """A step brings blocks of many sequences, and does not say which follows which."""
+        mixed = [key for row in zip_longest(*prompts) for key in row[first % 2 :] if key]
+        self.store(name, list(dict.fromkeys(mixed)), first)
+
     @rule(name=NAMES, prompt=PROMPTS, first=st.integers(0, ROOM), tail_first=st.booleans())
     def remove(self, name: str, prompt: list[Hashable], first: int, tail_first: bool) -> None:
         gone = prompt[first:]
@@ -112,15 +118,14 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(prompt=PROMPTS)
     def look_up(self, prompt: list[Hashable]) -> None:
-        walk(self.index, {name: set(naive.blocks) for name, naive in self.model.items()}, prompt)
+        assert self.index.matches(prompt) == walk(self.model, prompt)
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
         self.index.check()
-        for name, naive in self.model.items():
-            for key in naive.blocks:
-                assert name in self.index.matches([key])
-        assert len(self.index) == sum(len(naive.blocks) for naive in self.model.values())
+        held = {name: set(found.where) for name, found in self.index._held.items()}
+        assert held == {name: set(naive.blocks) for name, naive in self.model.items()}
+        assert len(self.index) == sum(map(len, held.values()))
 
 
 IndexMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
@@ -178,6 +183,20 @@ def test_a_replica_that_reports_is_not_guessed_at_within_the_slack() -> None:
     index.removed("a", numbers(70, 10), 2.1)
     assert index.matches(numbers(0, 80)) == {"a": 70}
     assert len(index) == 80
+
+
+def test_answers_of_several_sequences_in_one_report_continue_their_prompts() -> None:
+    index = an_index()
+    first, second = numbers(0, 10), numbers(100, 10)
+    index.dispatched("a", first[:7], 1.0)
+    index.dispatched("a", second[:5], 1.0)
+    index.dispatched("b", second[:5], 1.0)
+    for step in range(3):
+        index.stored("a", [first[7 + step], second[5 + step]], 2.0 + step)
+    index.stored("b", [900, *second[5:7], 901], 9.0)
+    assert index.matches(first) == {"a": 10}
+    assert index.matches(second) == {"a": 8, "b": 7}
+    index.check()
 
 
 def test_a_snapshot_replaces_what_was_known() -> None:
