@@ -124,6 +124,8 @@ class SimHost:
             self._woken.set()
 
     def _apply(self, stream: "SimHostStream", request: engine.HostRequest) -> None:
+        if not stream.is_open and not request.HasField("detach"):
+            return
         kind = request.WhichOneof("kind")
         if kind == "attach":
             self._attach(stream, request.attach)
@@ -215,7 +217,7 @@ class SimHostStream:
         self._frames: asyncio.Queue[engine.HostFrame | None | FailedError] = asyncio.Queue()
         self._pending: engine.StepFrame | None = None
         self._sent: list[list[engine.Finished]] = []  # ends in frames that are not confirmed
-        self._is_open = False
+        self.is_open = False
 
     async def __aenter__(self) -> Self:
         """Return the stream."""
@@ -235,15 +237,14 @@ class SimHostStream:
         await asyncio.sleep(0.001)
         if not await self._host.answers(timeout_s if is_patient else 0.0):
             raise FailedError(ErrorCode.UNAVAILABLE, "the host is down")
-        self._is_open = True
+        self.is_open = True
 
     async def send(self, request: engine.HostRequest) -> None:
-        """Hand the request to the host after the link's delay, unless it is frozen or down."""
+        """Hand the request to the host after the link's delay; a frozen one sees it later."""
         await asyncio.sleep(0.0005)
         if self._host.is_down:
             raise FailedError(ErrorCode.REPLICA_LOST, "broken")
-        if not self._host.is_frozen:
-            self._host.handle(self, request)
+        self._host.handle(self, request)
 
     async def receive(self, timeout_s: float | None) -> engine.HostFrame | None:
         """Return the next frame; None at the end."""
@@ -258,9 +259,9 @@ class SimHostStream:
 
     async def close(self, *, timeout_s: float) -> None:
         """Detach; the host ends the stream."""
-        if not self._is_open:
+        if not self.is_open:
             return
-        self._is_open = False
+        self.is_open = False
         if timeout_s and not self._host.is_frozen:
             self._host.handle(self, engine.HostRequest(detach=engine.Detach()))
         else:
