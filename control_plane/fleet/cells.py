@@ -191,8 +191,8 @@ def even_out(
 
     A new router is given nothing at first: whoever has just come may go again, and each move makes
     what waits there wait anew. After a quiet minute it gets one cell, and so on each minute while
-    that makes the largest share smaller. So a restart of all routers one by one, or one that
-    crashes at night, heals by itself, and one that comes and goes is left alone.
+    that makes two shares more even. So a restart of all routers one by one, or one that crashes at
+    night, heals by itself; one that crashes again and again is left alone and hinders nobody.
 
     Args:
         cells: All cells.
@@ -201,26 +201,25 @@ def even_out(
         quiet_s: Since a cell last changed its owner.
     """
     live = {router.id: router for router in routers.values() if router.absent_s <= 0}
+    settled = {key for key, router in live.items() if router.here_s >= REBALANCE_PAUSE_S}
+    is_quiet = quiet_s >= REBALANCE_PAUSE_S and all(cell.router_id in live for cell in cells)
+    if not is_quiet or len(settled) < 2:
+        return None
     loads = _loads(cells, replicas_of)
-    settled = quiet_s >= REBALANCE_PAUSE_S and all(
-        router.here_s >= REBALANCE_PAUSE_S for router in live.values()
-    )
-    if not settled or len(live) < 2 or any(cell.router_id not in live for cell in cells):
-        return None
-    most = max(live, key=lambda router_id: (loads[router_id], router_id))
-    least = min(live, key=lambda router_id: (loads[router_id], router_id))
-    gap = loads[most] - loads[least]
-    if loads[most] < _UNEVEN_FACTOR * loads[least]:
-        return None
-    movable = [
-        cell
-        for cell in cells
-        if cell.router_id == most and not cell.is_draining and _weight(cell, replicas_of) < gap
-    ]
-    if not movable:
-        return None
-    best = min(movable, key=lambda cell: (abs(gap - 2 * _weight(cell, replicas_of)), cell.id))
-    return _given(best, live[least])
+    least = min(settled, key=lambda router_id: (loads[router_id], router_id))
+    for giver in sorted(settled, key=lambda router_id: (-loads[router_id], router_id)):
+        gap = loads[giver] - loads[least]
+        if loads[giver] < _UNEVEN_FACTOR * loads[least]:
+            return None
+        movable = [
+            cell
+            for cell in cells
+            if cell.router_id == giver and not cell.is_draining and _weight(cell, replicas_of) < gap
+        ]
+        if movable:
+            best = min(movable, key=lambda c: (abs(gap - 2 * _weight(c, replicas_of)), c.id))
+            return _given(best, live[least])
+    return None
 
 
 def _loads(cells: Iterable[Cell], replicas_of: Mapping[str, int]) -> Counter[str]:
