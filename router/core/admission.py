@@ -19,7 +19,7 @@ DRAINING_RETRY_S = 0.5
 _RELOCATION_S = 1.0  # a cell without owner here: about the time until one is assigned
 COLD_SHARE = 0.75  # of the queue's bounds or of the deadline; beyond it cold adapters are refused
 _COLD_ADAPTER = "the adapter is on no replica yet; try again later, or ask for the base model"
-_SAMPLE = 8  # one of so many predictions is made although nothing depends on it, to learn from it
+_SAMPLE = 4  # one of so many predictions is made although nothing depends on it, to learn from it
 
 
 def rejection(
@@ -42,12 +42,15 @@ def rejection(
         message = f"this router does not own cell {request.cell_id}; try again"
         return _rejected(ErrorCode.UNAVAILABLE, message, _RELOCATION_S)
     cell.forecast.seen(request.priority, now)
-    return (
+    ending = (
         _unservable(request, cell)
         or _over_tenant_limit(request, cell, config, now)
         or _over_queue_limit(request, cell, config, now)
         or _too_late(request, cell, config, now)
     )
+    if ending is None:
+        cell.forecast.arrivals.add(request.priority, request.uncached_tokens, now)
+    return ending
 
 
 def room_for(
@@ -166,7 +169,7 @@ def _drain_s(cell: CellBook, now: float) -> float:
 def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) -> Ending | None:
     """Refuse what would not have its first token by its deadline, however long it waited."""
     forecast = cell.forecast
-    supply = forecast.supply(cell, now)
+    supply = forecast.supply_for(cell, request, now)
     if not cell.queue.requests or not supply.replicas or _is_begun(request):
         return None  # with nobody before it, only trying shows how long it takes
     deadline_s = request.deadline_s or config.deadline_default_s

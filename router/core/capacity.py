@@ -5,7 +5,8 @@ decides whether a request is refused at once, so what it does not know it leaves
 which follows what really happened and stays within bounds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import exp
 from typing import TYPE_CHECKING
 
 from router.core.health import HealthState
@@ -27,6 +28,9 @@ _PRIOR_S = 1.0  # waits that the first errors are weighed against
 _SUPPLY_KEPT_S = 0.01
 _SUPPLY_KEPT_PER_REPLICA_S = 0.0005
 _RUNS_KEPT_S = 0.05
+_SHARE_MIN = 0.02  # of what higher tiers leave
+_ARRIVALS_S = 5.0  # horizon of what is known of arrivals
+_ARRIVALS_KNOWN_S = 2.0  # less is no rate but a burst
 _SIZES = (1.0, 4.0)  # of prompts, in means: short, long, very long
 _TOP_KEPT_S = 60.0  # the highest tier is the highest one seen in this time
 
@@ -84,6 +88,24 @@ def queue_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> float:
     return max(prefill_s, lacking / supply.ends_s)
 
 
+def left_for(supply: Supply, requests_s: float, tokens_s: float, share: float) -> Supply:
+    """Return what is left of a supply beside higher tiers.
+
+    Args:
+        supply: Of all tiers.
+        requests_s: Requests per second that go first whenever they come.
+        tokens_s: Prompt tokens per second of these.
+        share: What the tier gets at least.
+    """
+    taken = tokens_s / supply.tokens_s if supply.tokens_s > 0.0 else 0.0
+    if supply.sequences_free <= 0 and supply.ends_s > 0.0:
+        taken = max(taken, requests_s / supply.ends_s)
+    left = max(1.0 - taken, share, _SHARE_MIN)
+    if left >= 1.0:
+        return supply
+    return replace(supply, tokens_s=left * supply.tokens_s, ends_s=left * supply.ends_s)
+
+
 def service_s(supply: Supply, tokens: float) -> float:
     """Return by how much a request makes the wait of those behind it longer."""
     if not supply.replicas or supply.tokens_s <= 0.0:
@@ -120,6 +142,38 @@ class Accuracy:
             return CORRECTION_MAX if self._actual_s > 0.0 else 1.0
         ratio = self._actual_s / self._predicted_s
         return min(max(ratio, CORRECTION_MIN), CORRECTION_MAX)
+
+
+class Arrivals:
+    """How much has come of late, by tier."""
+
+    __slots__ = ("_since", "_tiers")
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # when the first one came
+        self._tiers: dict[int, tuple[float, float, float]] = {}  # requests, tokens, when
+
+    def add(self, priority: int, tokens: int, now: float) -> None:
+        """Note a request that was let in."""
+        if self._since is None:
+            self._since = now
+        requests, before, at = self._tiers.get(priority, (0.0, 0.0, now))
+        kept = exp((at - now) / _ARRIVALS_S)
+        self._tiers[priority] = kept * requests + 1.0, kept * before + tokens, now
+
+    def above(self, priority: int, now: float) -> tuple[float, float]:
+        """Return requests and tokens per second of the tiers above one."""
+        if self._since is None:
+            return 0.0, 0.0
+        requests = tokens = 0.0
+        for tier, (count, size, at) in self._tiers.items():
+            if tier > priority:
+                kept = exp((at - now) / _ARRIVALS_S)
+                requests += kept * count
+                tokens += kept * size
+        known_s = _ARRIVALS_S * (1.0 - exp((self._since - now) / _ARRIVALS_S))
+        known_s = max(known_s, _ARRIVALS_KNOWN_S)
+        return requests / known_s, tokens / known_s
 
 
 class Promises:
@@ -190,11 +244,12 @@ class Forecast:
 
     __slots__ = (
         *("_below", "_below_of", "_below_until", "_supply", "_supply_until", "_top", "_top_until"),
-        *("_accuracies", "promises"),
+        *("_accuracies", "arrivals", "promises"),
     )
 
     def __init__(self) -> None:
         self._accuracies = tuple(Accuracy() for _ in range(len(_SIZES) + 1))
+        self.arrivals = Arrivals()
         self.promises = Promises()
         self._supply = NO_SUPPLY
         self._supply_until = float("-inf")
@@ -220,6 +275,12 @@ class Forecast:
                 _SUPPLY_KEPT_S, self._supply.replicas * _SUPPLY_KEPT_PER_REPLICA_S
             )
         return self._supply
+
+    def supply_for(self, cell: "CellBook", request: "Request", now: float) -> Supply:
+        """Return what the cell can do for a request, beside what comes in higher tiers."""
+        requests_s, tokens_s = self.arrivals.above(request.priority, now)
+        share = request.reserved_permille / 1000
+        return left_for(self.supply(cell, now), requests_s, tokens_s, share)
 
     def seen(self, priority: int, now: float) -> None:
         """Note that a tier has work."""
@@ -297,7 +358,8 @@ def predict(cell: "CellBook", request: "Request", now: float) -> Prediction:
     """Return when a request would have its first token if it came now."""
     forecast = cell.forecast
     demand = demand_of(cell, request, now)
-    wait_s = queue_s(forecast.supply(cell, now), demand.requests_ahead, demand.tokens_ahead)
+    supply = forecast.supply_for(cell, request, now)
+    wait_s = queue_s(supply, demand.requests_ahead, demand.tokens_ahead)
     accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
     overdue_s = request.overdue_at - request.arrived_at
     return Prediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core import capacity
-from router.core.capacity import Accuracy, Forecast, Prediction, Promises, Supply
+from router.core.capacity import Accuracy, Arrivals, Forecast, Prediction, Promises, Supply
 
 SECONDS = st.floats(0.0, 1e4, allow_nan=False)
 SUPPLIES = st.builds(
@@ -95,6 +95,37 @@ def test_overtaking_ends_when_it_is_overdue():
     assert Prediction(accuracy, 2.0, 0.0).ttft_s() == pytest.approx(8.0, rel=0.01)
     assert Prediction(accuracy, 2.0, 1.0, overdue_s=5.0).ttft_s() == pytest.approx(6.0)
     assert Prediction(accuracy, 7.0, 1.0, overdue_s=5.0).ttft_s() == pytest.approx(8.0)
+
+
+def test_what_comes_in_higher_tiers_is_known_as_a_rate():
+    arrivals = Arrivals()
+    for step in range(400):
+        arrivals.add(9, 1000, step / 10)
+        arrivals.add(5, 4000, step / 10)
+    now = 40.0
+    assert arrivals.above(9, now) == (0.0, 0.0)
+    assert arrivals.above(5, now) == pytest.approx((10.0, 10_000.0), rel=0.05)
+    assert arrivals.above(1, now) == pytest.approx((20.0, 50_000.0), rel=0.05)
+    assert arrivals.above(1, now + 60.0) == pytest.approx((0.0, 0.0), abs=1.0)
+    arrivals.add(9, 1000, now + 1000.0)
+    assert arrivals.above(1, now + 1000.0) == pytest.approx((0.2, 200.0), rel=0.05)
+
+
+def test_a_burst_at_the_start_is_no_rate():
+    arrivals = Arrivals()
+    for _ in range(20):
+        arrivals.add(9, 1000, 0.0)
+    assert arrivals.above(1, 0.0) == pytest.approx((10.0, 10_000.0))
+
+
+@given(SUPPLIES, st.floats(0.0, 1e6), st.floats(0.0, 1e8), st.floats(0.0, 1.0))
+def test_something_is_always_left(supply, requests_s, tokens_s, share):
+    left = capacity.left_for(supply, requests_s, tokens_s, share)
+    assert 0.0 < left.tokens_s <= supply.tokens_s
+    assert left.tokens_s >= share * supply.tokens_s * (1 - 1e-9)
+    more = capacity.left_for(supply, 2 * requests_s, 2 * tokens_s, share)
+    assert more.tokens_s <= left.tokens_s
+    assert capacity.queue_s(left, 10, 1000) >= capacity.queue_s(supply, 10, 1000)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), SECONDS, SECONDS, SECONDS), max_size=40))
