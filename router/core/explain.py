@@ -43,7 +43,7 @@ def explain(core: Core, what: str | Request, now: float) -> wire.Explanation:
     for gateway in core.gateways.values():
         for request in gateway.requests.values():
             if request.request_id == what:
-                return _known(core.cells[request.cell_id], request, now)
+                return _known(core, core.cells[request.cell_id], request, now)
     reason = "no request of this id waits or runs here; it may have ended"
     return wire.Explanation(request_id=what, state="unknown", reason=reason)
 
@@ -117,13 +117,14 @@ def _outline(request: Request, state: str, now: float) -> wire.Explanation:
     )
 
 
-def _known(cell: CellBook, request: Request, now: float) -> wire.Explanation:
+def _known(core: Core, cell: CellBook, request: Request, now: float) -> wire.Explanation:
     slot = request.slot
     if slot is None:
         explanation = _outline(request, "queued", now)
         explanation.candidates.extend(candidates(cell, request, now))
         _predict(explanation, cell, request, now)
-        explanation.reason = _why_queued(explanation, cell, request, now)
+        may_go = _choice(core, cell, request, now) is not None
+        explanation.reason = _why_queued(explanation, cell, request, now, may_go=may_go)
         return explanation
     explanation = _outline(request, "running" if slot.emitted else "placed", now)
     explanation.chosen = slot.replica_id
@@ -165,7 +166,7 @@ def _new(core: Core, request: Request, now: float) -> wire.Explanation:
     assert cell is not None, "without a cell it is rejected"
     choice = None if explanation.requests_ahead else _choice(core, cell, request, now)
     if choice is None:
-        explanation.reason = _why_queued(explanation, cell, request, now)
+        explanation.reason = _why_queued(explanation, cell, request, now, may_go=False)
     else:
         _tell_choice(explanation, request, choice)
     return explanation
@@ -243,7 +244,9 @@ def _tell_choice(explanation: wire.Explanation, request: Request, choice: Choice
     explanation.reason = "; ".join(words)
 
 
-def _why_queued(explanation: wire.Explanation, cell: CellBook, request: Request, now: float) -> str:
+def _why_queued(
+    explanation: wire.Explanation, cell: CellBook, request: Request, now: float, *, may_go: bool
+) -> str:
     words: list[str] = []
     if request.attempts:
         words.append(f"{request.attempts} attempts failed, the last on {request.avoid}")
@@ -256,6 +259,8 @@ def _why_queued(explanation: wire.Explanation, cell: CellBook, request: Request,
         )
     if not _may_start(explanation.candidates):
         words.append(_why_none(explanation.candidates, cell, now))
+    elif not (may_go or explanation.requests_ahead):
+        words.append("the replicas that can take it are kept for others at the moment")
     return "; ".join(words) or "it is next, and will be placed at once"
 
 

@@ -283,5 +283,8 @@ def test_an_explanation_says_what_then_happens_and_changes_nothing(worlds, comin
     assert handle not in outcomes
     if explanation.chosen:
         assert slots[0].replica_id == explanation.chosen
-    elif not explanation.requests_ahead:
+    elif explanation.requests_ahead:
+        assert "are served before it" in explanation.reason
+        assert "kept for others" not in explanation.reason
+    else:
         assert not slots
