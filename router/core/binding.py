@@ -64,6 +64,8 @@ def _next(core: "RouterCore", cell: CellBook, now: float) -> tuple[Request, Choi
             core.requests.withdraw(request, Ending(wire.OUTCOME_KIND_EVICTED, code, text))
             request = following
             continue
+        if cell.is_gathered(request, now):
+            return None
         if held is None:
             held = cell.held_for(request)
         looked += 1

@@ -18,9 +18,11 @@ from router.core.shedding import AdapterWaiters
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
-_OUTPUT_MARGIN = 1.1  # what is booked, over the mean answer
+_OUTPUT_MARGIN = 1.0  # what is booked, over the mean answer; more when it outgrows that
 _TENANTS_KEPT = 4096
 _REPRICED_PER_PASS = 4  # waiting requests whose cached tokens are looked up again
+_LATE_FACTOR = 4.0  # times the objective: from then on a request waits for a group
+_GATHER_S = 0.4  # between two groups of prompts for a replica whose memory is full
 _LOOK_AGAIN_S = 0.02  # a window is open, but nothing that waits fits
 _RETRY_AFTER_MIN_S = 0.1
 _RETRY_AFTER_MAX_S = 30.0
@@ -201,7 +203,9 @@ class CellBook:
     def held_for(self, request: Request) -> ReplicaBook | None:
         """Return the replica whose memory is to be kept for a request that finds none free.
 
-        Whoever is behind it may go elsewhere, but must not take what it waits for.
+        Whoever is behind it may go elsewhere, but must not take what it waits for. All that are
+        full are sent to in groups from now on: a step with a prompt in it costs more, however short
+        the prompt, and who has missed its objective by far loses little until the next group.
         """
         output, takers = self.output_expected(request), self.takers
         full = [
@@ -209,7 +213,15 @@ class CellBook:
             for book in takers.values()
             if placement.excluded_by(book, request, output, is_only=len(takers) == 1) == "kv"
         ]
+        for book in full:
+            book.gathers_until = book.sent_at + _GATHER_S
         return max(full, key=lambda book: book.kv_free_blocks(), default=None)
+
+    def is_gathered(self, request: Request, now: float) -> bool:
+        """Return whether a request is left for a replica's next group."""
+        if not _is_far_too_late(request, now):
+            return False
+        return any(book.gathers_until > now for book in self.takers.values())
 
     def choose(
         self,
@@ -221,8 +233,9 @@ class CellBook:
     ) -> Choice | None:
         """Return the best replica but `held` for a request; None: none can hold it now."""
         takers = self.takers
+        until = now if _is_far_too_late(request, now) else float("inf")
         return placement.choose(
-            [book for book in takers.values() if book is not held],
+            [b for b in takers.values() if b is not held and b.gathers_until <= until],
             request,
             matches,
             output=self.output_expected(request),
@@ -334,3 +347,7 @@ class CellBook:
             wait_ms=min(int(self.wait_s(now) * 1000), 1 << 31),
             is_draining=is_draining,
         )
+
+
+def _is_far_too_late(request: Request, now: float) -> bool:
+    return now > request.arrived_at + _LATE_FACTOR * request.objective_s

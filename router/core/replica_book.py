@@ -20,6 +20,9 @@ class ReplicaBook:
         is_broken: Its stream is gone, it may be back in a moment.
         may_take: Attached, not draining, healthy, with a sequence to spare: the rest is time.
         opens_at: When its predicted backlog falls below the window.
+        sent_at: Last dispatch.
+        gathers_until: Until then its memory was full, and what it frees is left for a group of
+            those that are late anyway.
     """
 
     __slots__ = (
@@ -27,7 +30,7 @@ class ReplicaBook:
         *("frame_at", "is_broken", "is_draining", "is_leaving", "kv_booked", "limits"),
         *("may_take", "opens_at", "replica_id", "role", "slots", "speed", "tokens_s", "emitted"),
         *("output_booked", "window_tokens", "running", "foreign", "foreign_blocks"),
-        "_kv_told",
+        *("sent_at", "gathers_until", "_kv_told"),
     )
 
     def __init__(self, replica_id: str, cell_id: str) -> None:
@@ -50,6 +53,7 @@ class ReplicaBook:
         self.foreign = 0  # sequences of others: of the cell's last owner, or of an operator
         self.foreign_blocks = 0  # KV blocks that they hold
         self._kv_told = 0  # blocks in use by the engine's account, and of what it lacks
+        self.sent_at = self.gathers_until = 0.0
         self.busy_until = 0.0
         self.frame_at = 0.0
         self.is_broken = False
@@ -130,6 +134,7 @@ class ReplicaBook:
         self._owed = self.owed_tokens(now) + slot.prefill_owed
         self._owed_at = now
         self.slots[slot.sequence] = slot
+        self.sent_at = now
         self.kv_booked += slot.kv_blocks
         self._kv_told += slot.kv_blocks
         self._book_owed += slot.prefill_owed

@@ -264,7 +264,10 @@ class Tier:
         output = OUTPUT_SERVICE * self._output_mean
         turn = counter + (tokens + output * requests) / weight
         others = self._picture(now).before(turn, tenant)
-        return requests + others[0], tokens + others[1]
+        # The picture may be a little old.
+        return min(requests + others[0], self.requests), min(
+            tokens + others[1], self.uncached_tokens
+        )
 
     def cheapest_to_lose(self, now: float) -> Request | None:
         """Return the last request of the tenant whose waiting work would be done last."""
