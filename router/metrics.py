@@ -36,6 +36,12 @@ class RouterMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.transfers = Counter(
+            "router_transfers",
+            "Transfers of KV blocks for split requests: complete, partial, failed or abandoned",
+            ["result"],
+            registry=self.registry,
+        )
         self.prompt_tokens = Counter(
             "router_prompt_tokens", "Prompt tokens placed on replicas", registry=self.registry
         )
@@ -109,6 +115,8 @@ class RouterMetrics:
         self.prompt_tokens.inc(stats.prompt_tokens)
         self.cached_tokens.inc(stats.cached_tokens)
         self.ttft_predicted_s.inc(stats.ttft_predicted_s)
+        for result, number in stats.transfers.items():
+            self.transfers.labels(result=result).inc(number)
         for reason, number in stats.ejections.items():
             self.ejections.labels(reason=reason).inc(number)
         self.stray_tokens.inc(stats.stray_tokens)

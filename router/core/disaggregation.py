@@ -207,7 +207,7 @@ class Handovers:
             and source.limits.block_tokens == target.limits.block_tokens
         )
 
-    def end(self, cells: "Mapping[str, CellBook]", sequence: int, blocks: int, now: float) -> None:
+    def end(self, cells: "Mapping[str, CellBook]", sequence: int, blocks: int, now: float) -> str:
         """Take the end of a transfer; its slot is ready to run, whatever was brought.
 
         Args:
@@ -215,23 +215,30 @@ class Handovers:
             sequence: Of the slot; one that is not waited for any more is ignored.
             blocks: That were brought, in order from the first.
             now: Time.
+
+        Returns:
+            How it ended: complete, partial, failed, or abandoned when nobody needs it any more;
+            empty when it was ignored.
         """
         move = self._moves.pop(sequence, None)
         if move is None:
-            return
-        transfer = move.transfer
-        cell = cells.get(move.slot.request.cell_id)
-        target = None if cell is None else cell.replicas.get(move.slot.replica_id)
-        if blocks >= transfer.blocks and target is not None and target.limits is not None:
-            tokens = transfer.blocks * target.limits.block_tokens
-            self.times.observe(tokens, now - move.started_at)
-        else:
-            self.times.failed(now)
-        if target is None or target.slots.get(sequence) is not move.slot:
-            return  # the replica was lost meanwhile
+            return ""
+        transfer, slot = move.transfer, move.slot
+        cell = cells.get(slot.request.cell_id)
+        target = None if cell is None else cell.replicas.get(slot.replica_id)
+        if target is None or target.slots.get(sequence) is not slot:
+            return "abandoned"  # the replica was lost meanwhile
         assert target.limits is not None, "only an attached replica holds slots"
-        target.admitted(move.slot, (transfer.first + blocks) * target.limits.block_tokens)
-        self.ready.append(move.slot)
+        block_tokens = target.limits.block_tokens
+        target.admitted(slot, (transfer.first + blocks) * block_tokens)
+        self.ready.append(slot)
+        if not slot.is_open:
+            return "abandoned"
+        if blocks < transfer.blocks:
+            self.times.failed(now)
+            return "partial" if blocks else "failed"
+        self.times.observe(blocks * block_tokens, now - move.started_at)
+        return "complete"
 
     def overdue(self, now: float) -> list[int]:
         """Return the transfers that nobody has answered for."""

@@ -341,5 +341,6 @@ class Stats:
     requeues: int = 0
     preemptions: int = 0
     ejections: dict[str, int] = field(default_factory=dict[str, int])  # by reason
+    transfers: dict[str, int] = field(default_factory=dict[str, int])  # by result
     stray_tokens: int = 0  # of sequences the books do not know
     count_mismatches: int = 0  # engine and router disagree on a sequence's tokens

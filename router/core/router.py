@@ -228,7 +228,10 @@ class RouterCore:
 
     def on_transferred(self, sequence: int, blocks: int, now: float) -> None:
         """End a transfer that brought so many blocks, in order; the request goes on anyway."""
-        self.handovers.end(self.cells, sequence, blocks, now)
+        result = self.handovers.end(self.cells, sequence, blocks, now)
+        if result:
+            transfers = self.requests.stats.transfers
+            transfers[result] = transfers.get(result, 0) + 1
 
     # --- frames -----------------------------------------------------------------------------
 

@@ -217,6 +217,7 @@ def test_a_transfer_that_fails_costs_time_and_nothing_else(world, blocks):
     prefill(world, handle)
     slot = world.transfers[0].slot
     world.core.on_transferred(slot.sequence, blocks, world.now)
+    assert world.core.take_stats().transfers == {"partial" if blocks else "failed": 1}
     world.tick()
     assert world.slot(handle) is slot
     assert slot.prefill_owed == 1001 - blocks * BLOCK
@@ -247,8 +248,10 @@ def test_cancelled_on_the_way_its_room_is_free_again(world):
     world.core.cancel(1, handle)
     world.tick()
     assert world.outcome(handle).kind == wire.OUTCOME_KIND_CANCELLED
-    world.core.on_transferred(slot.sequence, 5, world.now)
+    world.core.on_transferred(slot.sequence, 0, world.now)
+    assert world.core.take_stats().transfers == {"abandoned": 1}
     world.tick()
+    assert world.slot(submit(world)).replica_id == P  # that was nobody's failure
     assert slot.sequence not in world.core.replicas[slot.replica_id].slots
     assert world.order.count(handle) == 1
 

@@ -22,12 +22,14 @@ def test_names_and_types_are_as_documented():
 def test_what_happened_is_counted():
     metrics = RouterMetrics()
     stats = Stats(prompt_tokens=100, cached_tokens=60, preemptions=2, ejections={"slow": 1})
+    stats.transfers["partial"] = 3
     metrics.take(stats)
     metrics.take(stats)
     lines = metrics.exposition(RouterCore(CoreConfig())).decode().splitlines()
     assert "router_prompt_tokens_total 200.0" in lines
     assert "router_cached_tokens_total 120.0" in lines
     assert "router_preemptions_total 4.0" in lines
+    assert 'router_transfers_total{result="partial"} 6.0' in lines
     assert 'router_ejections_total{reason="slow"} 2.0' in lines
 
 
