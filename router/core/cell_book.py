@@ -252,9 +252,8 @@ class CellBook:
         }
 
     def _adapter_s(self, book: ReplicaBook, adapter: str) -> float:
-        used = self.residency.used(book.replica_id)
         slots = book.limits.adapter_slots if book.limits is not None else 0
-        if adapter not in used and len(used) >= slots:
+        if not self.residency.has_room(book.replica_id, adapter, slots):
             return float("inf")
         return self.residency.load_s(book.replica_id, adapter)
 
