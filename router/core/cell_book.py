@@ -263,11 +263,13 @@ class CellBook:
             self.queue.reprice(request, uncached)
 
     def _most_cached(self, request: Request, matches: Mapping[str, int]) -> int:
-        most = 0
-        for replica_id in matches:
-            book = self.replicas.get(replica_id)
-            if book is not None:
-                most = max(most, placement.cached_tokens(book, request, matches))
+        most = most_blocks = 0
+        for replica_id, blocks in matches.items():
+            if blocks > most_blocks:  # most replicas hold the same few blocks
+                book = self.replicas.get(replica_id)
+                if book is not None and book.limits is not None:
+                    most_blocks = blocks
+                    most = placement.cached_tokens(book, request, matches)
         return most
 
     def dispatched(self, book: ReplicaBook, request: Request, now: float) -> None:
