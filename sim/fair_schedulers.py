@@ -191,6 +191,7 @@ class FairEngine(Engine):
         self._charge()
         while (job := self.scheduler.head()) is not None and self.has_room(job):
             self.scheduler.pop(job)
+            job.dispatched_at = self._timeline.now
             self.waiting.append(job)
             job.owed = self.uncached(job)
             self.owed_tokens += job.owed
