@@ -169,14 +169,15 @@ def _drain_s(cell: CellBook, now: float) -> float:
 def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) -> Ending | None:
     """Refuse what would not have its first token by its deadline, however long it waited."""
     forecast = cell.forecast
-    supply = forecast.supply_for(cell, request, now)
+    supply = forecast.supply(cell, now)
     if not cell.queue.requests or not supply.replicas or _is_begun(request):
         return None  # with nobody before it, only trying shows how long it takes
     deadline_s = request.deadline_s or config.deadline_default_s
     is_cold = _is_cold(request, cell)
     if not is_cold and request.order % _SAMPLE:
         # With everybody before it, it would wait longest: cheap to see, and mostly enough.
-        longest_s = capacity.queue_s(supply, cell.queue.requests, cell.queue.tokens)
+        everybody = cell.queue.requests, cell.queue.tokens
+        longest_s = forecast.queue_s(cell, request, everybody, now)
         accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
         longest_s = longest_s * accuracy.correction() + capacity.alone_s(cell, request)
         if longest_s <= deadline_s:

@@ -5,7 +5,7 @@ decides whether a request is refused at once, so what it does not know it leaves
 which follows what really happened and stays within bounds.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp
 from typing import TYPE_CHECKING
 
@@ -88,22 +88,27 @@ def queue_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> float:
     return max(prefill_s, lacking / supply.ends_s)
 
 
-def left_for(supply: Supply, requests_s: float, tokens_s: float, share: float) -> Supply:
-    """Return what is left of a supply beside higher tiers.
+def share_left(supply: Supply, requests_s: float, tokens_s: float, reserved: float) -> float:
+    """Return the share of a supply that is left beside higher tiers.
 
     Args:
         supply: Of all tiers.
         requests_s: Requests per second that go first whenever they come.
         tokens_s: Prompt tokens per second of these.
-        share: What the tier gets at least.
+        reserved: What the tier gets at least.
     """
     taken = tokens_s / supply.tokens_s if supply.tokens_s > 0.0 else 0.0
     if supply.sequences_free <= 0 and supply.ends_s > 0.0:
         taken = max(taken, requests_s / supply.ends_s)
-    left = max(1.0 - taken, share, _SHARE_MIN)
-    if left >= 1.0:
-        return supply
-    return replace(supply, tokens_s=left * supply.tokens_s, ends_s=left * supply.ends_s)
+    return min(1.0, max(1.0 - taken, reserved, _SHARE_MIN))
+
+
+def beside_s(wait_s: float, share: float, for_s: float) -> float:
+    """Return a wait during which only a share of the supply is to be had, for so long at most.
+
+    What has come for some seconds is taken to go on for as long, and not for ever.
+    """
+    return min(wait_s / share, wait_s + (1.0 - share) * for_s)
 
 
 def service_s(supply: Supply, tokens: float) -> float:
@@ -161,18 +166,21 @@ class Arrivals:
         kept = exp((at - now) / _ARRIVALS_S)
         self._tiers[priority] = kept * requests + 1.0, kept * before + tokens, now
 
+    def known_s(self, now: float) -> float:
+        """Return for how long arrivals are known, up to the horizon."""
+        if self._since is None:
+            return 0.0
+        return _ARRIVALS_S * (1.0 - exp((self._since - now) / _ARRIVALS_S))
+
     def above(self, priority: int, now: float) -> tuple[float, float]:
         """Return requests and tokens per second of the tiers above one."""
-        if self._since is None:
-            return 0.0, 0.0
         requests = tokens = 0.0
         for tier, (count, size, at) in self._tiers.items():
             if tier > priority:
                 kept = exp((at - now) / _ARRIVALS_S)
                 requests += kept * count
                 tokens += kept * size
-        known_s = _ARRIVALS_S * (1.0 - exp((self._since - now) / _ARRIVALS_S))
-        known_s = max(known_s, _ARRIVALS_KNOWN_S)
+        known_s = max(self.known_s(now), _ARRIVALS_KNOWN_S)
         return requests / known_s, tokens / known_s
 
 
@@ -276,11 +284,22 @@ class Forecast:
             )
         return self._supply
 
-    def supply_for(self, cell: "CellBook", request: "Request", now: float) -> Supply:
-        """Return what the cell can do for a request, beside what comes in higher tiers."""
-        requests_s, tokens_s = self.arrivals.above(request.priority, now)
-        share = request.reserved_permille / 1000
-        return left_for(self.supply(cell, now), requests_s, tokens_s, share)
+    def queue_s(
+        self, cell: "CellBook", request: "Request", ahead: tuple[int, float], now: float
+    ) -> float:
+        """Return the time until a request with so much before it is started, as yet uncorrected.
+
+        Args:
+            cell: Whose forecast this is.
+            request: Not yet waiting.
+            ahead: Requests and prompt tokens that are served before it.
+            now: Time.
+        """
+        supply = self.supply(cell, now)
+        wait_s = queue_s(supply, *ahead)
+        above = self.arrivals.above(request.priority, now)
+        share = share_left(supply, *above, request.reserved_permille / 1000)
+        return beside_s(wait_s, share, self.arrivals.known_s(now))
 
     def seen(self, priority: int, now: float) -> None:
         """Note that a tier has work."""
@@ -358,8 +377,8 @@ def predict(cell: "CellBook", request: "Request", now: float) -> Prediction:
     """Return when a request would have its first token if it came now."""
     forecast = cell.forecast
     demand = demand_of(cell, request, now)
-    supply = forecast.supply_for(cell, request, now)
-    wait_s = queue_s(supply, demand.requests_ahead, demand.tokens_ahead)
+    ahead = demand.requests_ahead, demand.tokens_ahead
+    wait_s = forecast.queue_s(cell, request, ahead, now)
     accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
     overdue_s = request.overdue_at - request.arrived_at
     return Prediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)

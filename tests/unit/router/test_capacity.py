@@ -119,13 +119,19 @@ def test_a_burst_at_the_start_is_no_rate():
 
 
 @given(SUPPLIES, st.floats(0.0, 1e6), st.floats(0.0, 1e8), st.floats(0.0, 1.0))
-def test_something_is_always_left(supply, requests_s, tokens_s, share):
-    left = capacity.left_for(supply, requests_s, tokens_s, share)
-    assert 0.0 < left.tokens_s <= supply.tokens_s
-    assert left.tokens_s >= share * supply.tokens_s * (1 - 1e-9)
-    more = capacity.left_for(supply, 2 * requests_s, 2 * tokens_s, share)
-    assert more.tokens_s <= left.tokens_s
-    assert capacity.queue_s(left, 10, 1000) >= capacity.queue_s(supply, 10, 1000)
+def test_something_is_always_left(supply, requests_s, tokens_s, reserved):
+    share = capacity.share_left(supply, requests_s, tokens_s, reserved)
+    assert max(reserved, 0.01) <= share <= 1.0
+    assert capacity.share_left(supply, 2 * requests_s, 2 * tokens_s, reserved) <= share
+    assert capacity.share_left(supply, 0.0, 0.0, reserved) == 1.0
+
+
+@given(SECONDS, st.floats(0.01, 1.0), st.floats(0.0, 5.0))
+def test_arrivals_are_not_taken_to_go_on_for_ever(wait_s, share, for_s):
+    longer_s = capacity.beside_s(wait_s, share, for_s)
+    assert wait_s <= longer_s <= wait_s + for_s + 1e-9
+    assert longer_s <= wait_s / share + 1e-9
+    assert capacity.beside_s(wait_s, share / 2, for_s) >= longer_s - 1e-9
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), SECONDS, SECONDS, SECONDS), max_size=40))
