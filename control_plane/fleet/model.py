@@ -5,11 +5,12 @@ cells are decided about in `control_plane.fleet.cells`. Each function is idempot
 own result it changes nothing more.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from heapq import heapify, heapreplace
 
 # An agent's heartbeat comes every 5 s; three missed ones mean the node is lost.
 NODE_LOST_AFTER_S = 15.0
@@ -168,10 +169,13 @@ def plan_replicas(
         hosts = [node.id for node in live if pool.engine in node.engines]
         missing = pool.replicas_wanted - len(counted) if hosts and homes else 0
         sizes = Counter(replica.cell_id for replica in counted)
+        least_loaded = [(load[node_id], node_id) for node_id in hosts]
+        heapify(least_loaded)
         for _ in range(missing):
-            host = min(hosts, key=lambda node_id: (load[node_id], node_id))
-            home = min(homes, key=lambda cell_id: sizes[cell_id])
+            host = least_loaded[0][1]
             load[host] += 1
+            heapreplace(least_loaded, (load[host], host))
+            home = min(homes, key=lambda cell_id: sizes[cell_id])
             sizes[home] += 1
             create.append(Replica(new_id(), pool.id, home, host))
     return Plan(tuple(create), tuple(drain), tuple(forget))
@@ -215,17 +219,24 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
         own = counted.get(pool.id, [])
         configured = {"prefill": pool.prefill, "decode": pool.decode}
         having: dict[str, list[Replica]] = {role: [] for role in configured}
-        free: list[Replica] = []
+        waiting: dict[str, deque[Replica]] = {}  # by cell
         for replica in own:
-            keeps = len(having.get(replica.role, ())) < configured.get(replica.role, 0)
-            (having[replica.role] if keeps else free).append(replica)
+            if len(having.get(replica.role, ())) < configured.get(replica.role, 0):
+                having[replica.role].append(replica)
+            else:
+                waiting.setdefault(replica.cell_id, deque()).append(replica)
         for role, target in zip(configured, _role_targets(pool, len(own)), strict=True):
             in_cell = Counter(replica.cell_id for replica in having[role])
-            for _ in range(min(target - in_cell.total(), len(free))):
-                chosen = min(free, key=lambda r: (in_cell[r.cell_id], r.id))
-                free.remove(chosen)
-                having[role].append(chosen)
-                in_cell[chosen.cell_id] += 1
+            for _ in range(target - in_cell.total()):
+                cell_id = min(
+                    (cell_id for cell_id, queue in waiting.items() if queue),
+                    key=lambda cell_id: (in_cell[cell_id], waiting[cell_id][0].id),
+                    default=None,
+                )
+                if cell_id is None:
+                    break
+                having[role].append(waiting[cell_id].popleft())
+                in_cell[cell_id] += 1
         roles = {replica.id: role for role, held in having.items() for replica in held}
         changed |= {r.id: roles.get(r.id, "") for r in own if r.role != roles.get(r.id, "")}
     return changed

@@ -111,9 +111,7 @@ async def write_spread(connection: AsyncConnection, spread: Spread) -> None:
     ):
         if ids:
             await connection.execute(update(table).where(table.c.id.in_(ids)).values(**values))
-    for replica_id, cell_id in spread.move.items():
-        row = tables.replicas.c.id == replica_id
-        await connection.execute(update(tables.replicas).where(row).values(cell_id=cell_id))
+    await _set_replicas(connection, "cell_id", spread.move)
     if spread.remove:
         # Deleting a cell deletes its replicas.
         held = exists().where(tables.replicas.c.cell_id == table.c.id)
@@ -231,9 +229,20 @@ async def forget_replicas(connection: AsyncConnection, ids: Sequence[str]) -> No
 
 async def write_roles(connection: AsyncConnection, roles: Mapping[str, str]) -> None:
     """Set what replicas are for."""
+    await _set_replicas(connection, "role", roles)
+
+
+async def _set_replicas(
+    connection: AsyncConnection, column: str, values: Mapping[str, str]
+) -> None:
+    """Set a column of replicas, by id; one statement per value, because a pool may have 10,000."""
+    ids_of: dict[str, list[str]] = {}
+    for replica_id, value in sorted(values.items()):
+        ids_of.setdefault(value, []).append(replica_id)
     table = tables.replicas
-    for replica_id, role in roles.items():
-        await connection.execute(update(table).where(table.c.id == replica_id).values(role=role))
+    for value, ids in ids_of.items():
+        query = update(table).where(table.c.id.in_(ids)).values({column: value})
+        await connection.execute(query)
 
 
 async def write_node(connection: AsyncConnection, message: wire.SyncRequest) -> None:
