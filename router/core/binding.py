@@ -28,10 +28,23 @@ def bind(core: "RouterCore", cell: CellBook, actions: Actions, now: float) -> No
             break
         _dispatch(core, cell, *found, actions, now)
     if queue.requests:
-        head = queue.peek(now)
-        if head is not None:
-            for slot in cell.preemption.victims(cell, head, now):
-                core.requests.preempt(slot, now)
+        _preempt(core, cell, now)
+
+
+def _preempt(core: "RouterCore", cell: CellBook, now: float) -> None:
+    """Interrupt batch work for those that are next, as far as it helps."""
+    victims: list[Slot] = []
+    request = cell.queue.peek(now)
+    for _ in range(_LOOK_AHEAD):
+        if request is None:
+            break
+        found = cell.preemption.victims(cell, request, now)
+        if not found and not cell.preemption.has_claim(request):
+            break
+        victims += found
+        request = cell.queue.skip(request)
+    for slot in victims:
+        core.requests.preempt(slot, now)
 
 
 def _opens_at(cell: CellBook, now: float) -> float:

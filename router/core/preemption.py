@@ -133,8 +133,14 @@ class Preemption:
             self._nobody_until = now + _LOOK_AGAIN_S
             return []
         book, slots, blocks = found
-        self._claims[request.order] = _Claim(request, book.replica_id, blocks, now + _CLAIM_S)
+        stopped = frozenset(slot.sequence for slot in slots)
+        until = now + _CLAIM_S
+        self._claims[request.order] = _Claim(request, book.replica_id, blocks, stopped, until)
         return slots
+
+    def has_claim(self, request: Request) -> bool:
+        """Return whether room is being made for a waiting request."""
+        return request.order in self._claims
 
     def _forget_claims(self, now: float) -> None:
         gone = [
@@ -149,6 +155,7 @@ class Preemption:
         self, cell: "CellBook", request: Request, due_s: float, now: float
     ) -> "tuple[ReplicaBook, list[Slot], int] | None":
         """Return where the least is lost; None: somewhere there is room in time, or nowhere."""
+        stopped = frozenset[int]().union(*(claim.stopped for claim in self._claims.values()))
         places: list[tuple[float, int, ReplicaBook, Room]] = []
         for index, book in enumerate(_candidates(cell, request)):
             room = self._room(book, cell, request, now)
@@ -161,7 +168,7 @@ class Preemption:
         best_cost = (1 << 62, 0)
         for _, _, book, room in places[:_REPLICAS_MAX]:
             slots = [s for s in book.slots.values() if not s.is_open or _may_stop(s, request)]
-            running = [_running(book, slot) for slot in slots]
+            running = [_running(book, slot, stopped) for slot in slots]
             chosen = cheapest(room, running, due_s)
             if chosen is None:  # late it is already, but it need not wait any longer
                 chosen = cheapest(room, running, request.deadline_at - now)
@@ -195,6 +202,7 @@ class _Claim:
     request: Request
     replica_id: str
     blocks: int
+    stopped: frozenset[int]  # sequences
     until: float
 
 
@@ -222,11 +230,11 @@ def _may_stop(slot: Slot, request: Request) -> bool:
     )
 
 
-def _running(book: "ReplicaBook", slot: Slot) -> Running:
+def _running(book: "ReplicaBook", slot: Slot, stopped: frozenset[int]) -> Running:
     computed = slot.prompt_tokens - slot.cached_tokens - slot.prefill_owed
     return Running(
         blocks=slot.kv_blocks,
         progress_tokens=max(0, computed) + slot.emitted,
         owed_s=slot.prefill_owed / book.tokens_s,
-        is_ending=not slot.is_open,
+        is_ending=not slot.is_open or slot.sequence in stopped,
     )

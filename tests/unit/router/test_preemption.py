@@ -120,6 +120,21 @@ def test_one_room_is_made_for_one_request(bench):
     assert len(world.cancelled["replica-0"]) == 1
 
 
+def test_several_that_wait_do_not_wait_for_one_another(bench):
+    world = bench(replicas=1, sequences=4)
+    for _ in range(4):
+        world.frame("replica-0", tokens={world.slot(world.submit(output=500, **BATCH)): [1]})
+    world.tick(0.1)
+    gold = [world.submit(tick=False, **GOLD) for _ in range(3)]
+    world.tick()
+    stopped = world.cancelled["replica-0"]
+    assert len(set(stopped)) == len(stopped) == 3
+    ended = {slot: CANCELLED for slot in world.sent["replica-0"] if slot.sequence in stopped}
+    world.frame("replica-0", finished=ended)
+    assert set(world.order[4:]) == set(gold)
+    assert len(world.cancelled["replica-0"]) == 3
+
+
 def test_nobody_is_interrupted_while_there_is_room(bench):
     world = bench(replicas=2, sequences=2)
     for _ in range(3):
