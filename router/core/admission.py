@@ -168,10 +168,12 @@ def _drain_s(cell: CellBook, now: float) -> float:
 
 def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) -> Ending | None:
     """Refuse what would not have its first token by its deadline, however long it waited."""
+    if not cell.queue.requests or _is_begun(request):
+        return None  # with nobody before it, only trying shows how long it takes
     forecast = cell.forecast
     supply = forecast.supply(cell, now)
-    if not cell.queue.requests or not supply.replicas or _is_begun(request):
-        return None  # with nobody before it, only trying shows how long it takes
+    if not supply.replicas:
+        return None
     deadline_s = request.deadline_s or config.deadline_default_s
     is_cold = _is_cold(request, cell)
     if not is_cold and request.order % _SAMPLE:
