@@ -1,6 +1,7 @@
 """The router's metrics, all of them, on a registry of their own. Labels come from closed sets."""
 
 from collections import Counter as Counts
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -17,76 +18,40 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.outcomes = Counter(
-            "router_outcomes",
-            "Requests by how they ended",
-            ["kind", "code"],
-            registry=self.registry,
+        counter = partial(Counter, registry=self.registry)
+        self.outcomes = counter("router_outcomes", "Requests by how they ended", ["kind", "code"])
+        self.tokens = counter("router_tokens", "Output tokens forwarded")
+        self.requeues = counter("router_requeues", "Dispatches that came back to the queue")
+        self.preemptions = counter("router_preemptions", "Running requests that were interrupted")
+        self.ejections = counter(
+            "router_ejections", "Replicas that were taken out of service, by reason", ["reason"]
         )
-        self.tokens = Counter("router_tokens", "Output tokens forwarded", registry=self.registry)
-        self.requeues = Counter(
-            "router_requeues", "Dispatches that came back to the queue", registry=self.registry
-        )
-        self.preemptions = Counter(
-            "router_preemptions", "Running requests that were interrupted", registry=self.registry
-        )
-        self.ejections = Counter(
-            "router_ejections",
-            "Replicas that were taken out of service, by reason",
-            ["reason"],
-            registry=self.registry,
-        )
-        self.transfers = Counter(
+        self.transfers = counter(
             "router_transfers",
             "Transfers of KV blocks for split requests: complete, partial, failed or abandoned",
             ["result"],
-            registry=self.registry,
         )
-        self.prompt_tokens = Counter(
-            "router_prompt_tokens", "Prompt tokens placed on replicas", registry=self.registry
+        self.prompt_tokens = counter("router_prompt_tokens", "Prompt tokens placed on replicas")
+        self.cached_tokens = counter(
+            "router_cached_tokens", "Prompt tokens of those that engines had cached"
         )
-        self.cached_tokens = Counter(
-            "router_cached_tokens",
-            "Prompt tokens of those that engines had cached",
-            registry=self.registry,
+        self.stray_tokens = counter("router_stray_tokens", "Tokens of unknown sequences")
+        self.count_mismatches = counter(
+            "router_count_mismatches", "Sequences whose tokens engine and router count differently"
         )
-        self.stray_tokens = Counter(
-            "router_stray_tokens", "Tokens of unknown sequences", registry=self.registry
+        self.frames = counter("router_frames", "Step frames received")
+        self.replicas_lost = counter("router_replicas_lost", "Attachments that ended unasked")
+        self.streams_resumed = counter(
+            "router_streams_resumed", "Broken streams to replicas that went on without a loss"
         )
-        self.count_mismatches = Counter(
-            "router_count_mismatches",
-            "Sequences whose tokens engine and router count differently",
-            registry=self.registry,
-        )
-        self.frames = Counter("router_frames", "Step frames received", registry=self.registry)
-        self.replicas_lost = Counter(
-            "router_replicas_lost", "Attachments that ended unasked", registry=self.registry
-        )
-        self.streams_resumed = Counter(
-            "router_streams_resumed",
-            "Broken streams to replicas that went on without a loss",
-            registry=self.registry,
-        )
-        self.gateways_cut = Counter(
-            "router_gateways_cut", "Gateways that read too slowly", registry=self.registry
-        )
-        self.ttft_s = Histogram(
-            "router_ttft_seconds",
-            "Arrival at the router to first token",
-            buckets=_TTFT_EDGES_S,
-            registry=self.registry,
-        )
-        self.ttft_predicted_s = Counter(
+        self.gateways_cut = counter("router_gateways_cut", "Gateways that read too slowly")
+        histogram = partial(Histogram, buckets=_TTFT_EDGES_S, registry=self.registry)
+        self.ttft_s = histogram("router_ttft_seconds", "Arrival at the router to first token")
+        self.ttft_predicted_s = counter(
             "router_ttft_predicted_seconds",
             "Predicted at their admission for the requests of router_ttft_seconds, summed",
-            registry=self.registry,
         )
-        self.queue_s = Histogram(
-            "router_queue_seconds",
-            "Arrival at the router to dispatch",
-            buckets=_TTFT_EDGES_S,
-            registry=self.registry,
-        )
+        self.queue_s = histogram("router_queue_seconds", "Arrival at the router to dispatch")
         self._health = Gauge(
             "router_replicas",
             "Attached replicas, by health",
