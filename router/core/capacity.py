@@ -212,26 +212,23 @@ class Prediction:
     Attributes:
         queue_s: Until it is started, before the correction.
         own_s: From then on.
-        overdue_s: From then on nobody overtakes it.
     """
 
-    __slots__ = ("_accuracy", "overdue_s", "own_s", "queue_s")
+    __slots__ = ("_accuracy", "_wait_s", "own_s", "queue_s")
 
     def __init__(
         self, accuracy: Accuracy, queue_s: float, own_s: float, overdue_s: float = float("inf")
     ) -> None:
+        """Predict with what is known now; after `overdue_s` nobody overtakes the request."""
         self._accuracy = accuracy
         self.queue_s = queue_s
         self.own_s = own_s
-        self.overdue_s = overdue_s
+        # What is before it now is served whatever comes; what overtakes it does so for a time.
+        self._wait_s = min(queue_s * accuracy.correction(), max(queue_s, overdue_s))
 
     def wait_s(self) -> float:
-        """Return the time until it is started, corrected; inf: nobody serves.
-
-        What is before it now is served whatever comes; what overtakes it does so for a time.
-        """
-        corrected_s = self.queue_s * self._accuracy.correction()
-        return min(corrected_s, max(self.queue_s, self.overdue_s))
+        """Return the time until it is started, corrected by what was known; inf: nobody serves."""
+        return self._wait_s
 
     def ttft_s(self) -> float:
         """Return the time until the first token; inf: nobody serves."""
