@@ -184,6 +184,16 @@ def test_rare_hiccups_are_not_slow():
     assert not pool.verdicts
 
 
+def test_two_slow_steps_are_an_accident():
+    pool = Pool()
+    everybody = dict.fromkeys(range(6), 0.02)
+    pool.steps(everybody, decodes=8)
+    for _ in range(3):
+        pool.steps(everybody | {4: 0.2}, rounds=2, decodes=8)
+        pool.steps(everybody, rounds=300, decodes=8)
+    assert not pool.verdicts
+
+
 def test_steps_of_no_length_compare_as_equal():
     pool = Pool()
     pool.steps(dict.fromkeys(range(5), 0.0001) | {5: 0.0015}, rounds=400, decodes=8)
@@ -269,6 +279,27 @@ def test_the_mildest_case_comes_back_when_others_are_lost():
     pool.health.lost(pool.names[0], pool.now + 0.1)
     assert pool.state(4) == (HALF_OPEN, "slow")
     assert pool.state(5) == (EJECTED, "failing")
+
+
+def test_the_mildest_case_comes_back_when_others_leave_the_cell():
+    pool = Pool(6)
+    for number in (1, 2):
+        for at in range(3):
+            pool.health.failed(pool.names[number], number + at * 0.001)
+    assert pool.state(1)[0] is pool.state(2)[0] is EJECTED
+    pool.health.forget(pool.names[0])
+    pool.health.tick(2.1)
+    assert (pool.state(1)[0], pool.state(2)[0]) == (HALF_OPEN, EJECTED)
+
+
+def test_the_answer_of_a_lost_replica_does_not_count():
+    """Two that disagree are a tie, whatever a third one said before it was lost."""
+    pool = Pool(3)
+    pool.step_until(1.0)
+    pool.health.lost(pool.names[0], 1.0)
+    pool.answers[pool.names[1]] = WRONG
+    pool.step_until(60.0)
+    assert not pool.verdicts
 
 
 def test_a_replica_that_was_lost_once_is_tried_at_once():

@@ -1,13 +1,21 @@
 """Random histories of a pool's health: what never happens, and that all of it heals."""
 
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from router.core import health
 from router.core.health import CellHealth, HealthState
 
-NAMES = tuple(f"replica-{number}" for number in range(7))
+NAMES = tuple(f"replica-{number}" for number in range(6))
 ANSWERS = ((1, 2), (1, 3), (4,))
 
 
@@ -79,6 +87,23 @@ class HealthMachine(RuleBasedStateMachine):
         else:
             self.tell("answered", name, answer, self.now)
 
+    @initialize()
+    def begin(self):
+        for name in NAMES[:4]:
+            self.attach(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def fail_in_a_row(self, name):
+        for _ in range(3):
+            self.now += 0.001
+            self.tell("failed", name, self.now)
+
+    @precondition(lambda self: self.asked)
+    @rule(number=st.integers(0, len(NAMES) - 1), answer=st.sampled_from(ANSWERS))
+    def reply_to_a_probe(self, number, answer):
+        asked = sorted(self.asked)
+        self.reply(asked[number % len(asked)], answer)
+
     @rule(seconds=st.sampled_from((0.001, 0.1, 1.0, 7.0)))
     def pass_time(self, seconds):
         self.now += seconds
@@ -132,6 +157,16 @@ class HealthMachine(RuleBasedStateMachine):
             assert is_healthy == (reason == "")
             assert self.both[0].may_take(name, 0) == (name not in ejected)
             assert self.both[0].may_take(name, 100) == is_healthy
+
+    @invariant()
+    def the_votes_are_those_of_who_may_vote(self):
+        one = self.both[0]
+        voters = [
+            replica.answer
+            for replica in one._replicas.values()
+            if replica.answer is not None and replica.state is not HealthState.EJECTED
+        ]
+        assert one._votes == Counter(voters)
 
     @invariant()
     def a_next_time_is_never_past(self):
