@@ -11,6 +11,7 @@ MODULES = {
     "gateway": "benchmarks.micro.gateway_paths",
     "router": "benchmarks.micro.router_core",
     "index": "benchmarks.micro.router_index",
+    "shell": "benchmarks.micro.router_shell",
     "events": "benchmarks.micro.event_emit",
     "sampling": "benchmarks.micro.sampling",
     "engine": "benchmarks.engine_alone",

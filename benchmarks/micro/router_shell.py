@@ -3,8 +3,8 @@
 One operation: a Triton response with one step frame (one token per row) from bytes through
 `decode_response`, the hub and the core, one tick of the loop, and the gateway's bytes. One replica,
 one gateway. Not measured: gRPC and sockets. The figure is that of the best of 30 parts of the run,
-which a busy machine disturbs least; CPU time of one core. Run: `python -m
-benchmarks.micro.router_shell`.
+which a busy machine disturbs least; CPU time of one core.
+Run: `python -m benchmarks.micro.router_shell`.
 """
 
 import asyncio
