@@ -2,10 +2,11 @@
 
 A replica is ejected as *slow* when the 99th percentile of its recent steps is more than three times
 the median of its peers', each step measured against what steps of its size usually take in this
-cell; as *lying* when its answer to the canary prompt differs, twice in a row, from the answer that
-more than half of the replicas give; as *failing* after engine failures in a row. After a back-off
-that doubles it is probed, gets a trial share of the work, and is healthy again after good answers.
-What is lost and comes back begins with the trial; what is lost again and again waits like the rest.
+cell; as *lying* when its answer to the canary prompt differs, three times in a row, from the answer
+that more than half of the replicas give; as *failing* after engine failures in a row. After a
+back-off that doubles it is probed, gets a trial share of the work, and is healthy again after good
+answers. What is lost and comes back begins with the trial; what is lost again and again waits like
+the rest.
 
 Never is more than a third of the attached replicas ejected: when many seem ill, it is the measure
 that is wrong, or the load, and a pool that serves badly is better than one that does not.
@@ -32,7 +33,9 @@ _FIRST_PROBE_S = 0.25  # after the attachment, so that a pool's first answers co
 _TRIAL_PROBE_S = 0.2
 _FAILURES_MAX = 3  # incidents in a row
 _PROBES_MISSED_MAX = 2  # in a row
-_DOUBTS_MAX = 2  # different answers in a row: batches may round a near tie differently once
+# Different answers in a row; another batch may round a near tie differently now and then.
+_DOUBTS_MAX = 3
+_ASK_AGAIN_S = 0.1  # so that the next answer comes from another batch
 _VOTERS_MIN = 3
 
 _NEVER = float("inf")
@@ -422,13 +425,14 @@ class CellHealth:
             self._eject(replica, replica.reason if truth is None else LYING, now)
 
     def _doubt(self, replica: _Replica, now: float) -> None:
-        """Ask once more at once; then eject."""
+        """Ask again soon; in the end, eject."""
         replica.doubts += 1
         replica.good = 0
         if replica.doubts >= _DOUBTS_MAX and self._may_eject():
             self._eject(replica, LYING, now)
         elif replica.doubts < _DOUBTS_MAX:
-            replica.probe_at = now
+            replica.probe_at = now + _ASK_AGAIN_S
+            self._due = min(self._due, replica.probe_at)
 
 
 def _strike(replica: _Replica, now: float) -> None:
