@@ -11,6 +11,8 @@ OUTPUT_SERVICE = 2.0  # of an output token; one of the prompt is 1
 SHARE_MIN = 0.01  # of every tier that waits, whatever is reserved for it: nobody starves
 _DEBT_MEMORY_S = 10.0  # service beyond the share is forgotten with this time constant
 _LARGEST_FADES = 0.99  # per dispatch of the cell
+_CREDIT_REQUESTS = 4.0  # mean ones; what a tenant keeps whose queue was empty while others ran
+_SERVICE_PRIOR = 512.0  # of a request, until some have ended
 _OUTPUT_PRIOR = 128.0  # tokens per dispatch, until some have ended
 _SMOOTHING = 0.02
 _TENANTS_KEPT = 1024  # idle ones are forgotten above this, where that changes nothing
@@ -21,6 +23,8 @@ class Tier:
 
     Tenants by virtual counters: the least goes first; one that returns is lifted to the least
     among the waiting ones (the last one served when nobody waits), so that idleness earns nothing.
+    One with requests that still run was not away: it keeps a credit of a few requests, which it
+    has when others got more while its queue was empty for a moment.
 
     Attributes:
         served: Service so far: prompt tokens computed, and 2 x output tokens.
@@ -35,7 +39,15 @@ class Tier:
         *("priority", "is_preemptible", "share", "served", "credit"),
         *("requests", "tokens", "uncached_tokens"),
         *("_tenants", "_tenants_max", "_heap", "_listings", "_last"),
-        *("_behind", "_looked_at", "_output_mean", "_debt_at", "_largest", "_standing"),
+        *(
+            "_behind",
+            "_looked_at",
+            "_output_mean",
+            "_service_mean",
+            "_debt_at",
+            "_largest",
+            "_standing",
+        ),
     )
 
     def __init__(self, priority: int) -> None:
@@ -54,7 +66,7 @@ class Tier:
         self._last: Tenant | None = None  # served
         self._behind: list[Tenant] = []  # their heads were set aside during this look-ahead
         self._looked_at: dict[Tenant, None] = {}
-        self._output_mean = _OUTPUT_PRIOR
+        self._output_mean, self._service_mean = _OUTPUT_PRIOR, _SERVICE_PRIOR
         self._debt_at = self._largest = 0.0
         self._standing: Standing | None = None
 
@@ -114,6 +126,8 @@ class Tier:
         has_run = slot.is_placed or slot.emitted > 0
         if has_run:
             self._output_mean += _SMOOTHING * (slot.emitted - self._output_mean)
+            service = request.charged_tokens + OUTPUT_SERVICE * slot.emitted
+            self._service_mean += _SMOOTHING * (service - self._service_mean)
         if request.attempts or request.preemptions or request.prefilled_on:
             return  # what was computed twice, or elsewhere, is paid once, as predicted first
         computed = slot.prompt_tokens - slot.cached_tokens if has_run else 0
@@ -151,7 +165,13 @@ class Tier:
     def _lift(self, tenant: Tenant) -> None:
         top = self._top() or self._last
         if top is not None:
-            tenant.counter = max(tenant.counter, top.counter)
+            credit = self.lift_credit / tenant.weight if tenant.running else 0.0
+            tenant.counter = max(tenant.counter, top.counter - credit)
+
+    @property
+    def lift_credit(self) -> float:
+        """Service that a tenant may lack when its queue fills again while it has some running."""
+        return _CREDIT_REQUESTS * self._service_mean
 
     def _list(self, tenant: Tenant) -> None:
         self._listings += 1

@@ -45,11 +45,11 @@ class Naive:
             return min(counters)
         return None if self.last is None else self.lines[self.last].counter
 
-    def push(self, request: Request, *, comes_back: bool) -> None:
+    def push(self, request: Request, *, comes_back: bool, credit: float) -> None:
         least = self.least()
         line = self.lines.setdefault(request.tenant_id, Line(least or 0.0))
         if not line.returned + line.others and least is not None:
-            line.counter = max(line.counter, least)
+            line.counter = max(line.counter, least - credit / request.weight)
         (line.returned if comes_back else line.others).append(request)
 
     def remove(self, request: Request) -> Line:
@@ -91,6 +91,13 @@ class QueueMachine(RuleBasedStateMachine):
     def tier(self, priority: int) -> Tier:
         return self.queue._tiers[priority]
 
+    def credit(self, request: Request) -> float:
+        return self.tier(request.priority).lift_credit
+
+    def runs(self, request: Request) -> bool:
+        key = (request.priority, request.tenant_id)
+        return key in [(s.request.priority, s.request.tenant_id) for s in self.running]
+
     @rule(seconds=st.sampled_from([0.1, 1.0, 20.0]))
     def time_goes_on(self, seconds) -> None:
         self.now += seconds
@@ -115,8 +122,9 @@ class QueueMachine(RuleBasedStateMachine):
         )
         request.order = self.orders
         request.overdue_at = self.now + patience_s
+        credit = self.credit(request) if self.runs(request) else 0.0
         self.queue.push(request, self.now)
-        self.naive[priority].push(request, comes_back=False)
+        self.naive[priority].push(request, comes_back=False, credit=credit)
 
     @rule(skips=st.integers(0, 3))
     def take(self, skips) -> None:
@@ -155,8 +163,9 @@ class QueueMachine(RuleBasedStateMachine):
     def lose(self, number) -> None:
         slot = self.running.pop(number % len(self.running))
         slot.request.attempts += 1
+        credit = self.credit(slot.request)
         self.queue.push_front(slot.request, self.now)
-        self.naive[slot.request.priority].push(slot.request, comes_back=True)
+        self.naive[slot.request.priority].push(slot.request, comes_back=True, credit=credit)
 
     @precondition(lambda self: self.running)
     @rule(number=st.integers(0, 99), cached=st.integers(0, 50))

@@ -112,6 +112,30 @@ def test_being_away_earns_nothing():
     assert shares(server.service, 1)["steady"] == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_who_still_runs_something_keeps_a_small_credit_at_its_return(runs):
+    queue = FairQueue()
+    first = make(1, "brief", 10)
+    queue.push(first, 0.0)
+    slot = dispatch(queue, first)
+    slot.is_placed = True
+    if not runs:
+        queue.settle(slot)
+    for order in range(2, 200):
+        queue.push(make(order, "flood", 100), 0.0)
+    for _ in range(100):
+        head = queue.peek(0.0)
+        assert head is not None
+        queue.take(head, 0.0)
+    flood = queue.peek(0.0)
+    assert flood is not None
+    flood_counter = slot.tenant.tier._tenants["flood"].counter
+    queue.push(make(300, "brief", 10), 0.0)
+    credit = slot.tenant.tier.lift_credit if runs else 0.0
+    assert 0.0 < slot.tenant.tier.lift_credit < flood_counter - 10.0
+    assert slot.tenant.counter == pytest.approx(flood_counter - credit)
+
+
 def test_a_light_tenant_goes_next_beside_a_flood():
     queue = FairQueue()
     for order in range(1, 501):
