@@ -21,6 +21,7 @@ _LOOK_AHEAD = 8  # requests behind one that no replica can hold now
 def bind(core: "RouterCore", cell: CellBook, actions: Actions, now: float) -> None:
     """Dispatch in the queue's order while some replica's backlog is below its window."""
     queue = cell.queue
+    cell.find_usual(now)
     cell.reprice_some()
     while queue.requests and _opens_at(cell, now) <= now:
         found = _next(core, cell, now)
@@ -60,11 +61,14 @@ def _next(core: "RouterCore", cell: CellBook, now: float) -> tuple[Request, Choi
     held: ReplicaBook | None = None
     while request is not None and looked < _LOOK_AHEAD:
         before = request.uncached_tokens
-        choice = cell.place(request, now, held=held)
+        matches = cell.look_up(request)
         if request.uncached_tokens > before and repriced < _LOOK_AHEAD:
             repriced += 1
             request = queue.peek(now)  # it cost more than was thought: another may be first now
             continue
+        if not cell.prefillers and cell.is_paced(request, matches, now):
+            return None
+        choice = cell.choose(request, matches, now, held=held)
         if choice is not None and cell.prefillers:
             choice = disaggregation.refine(core.handovers, cell, request, choice, now)
         if choice is not None:

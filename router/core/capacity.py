@@ -348,7 +348,7 @@ def supply_of(cell: "CellBook", now: float) -> Supply:
             room = max(room, 1)  # one sequence alone always goes
         free += max(0, min(limits.sequences_max - running, room))
         speed = book.speed
-        step_s = speed.full_step_s(limits.step_tokens_max) if owed_s else speed.decode_step_s
+        step_s = speed.full_step_s() if owed_s else speed.decode_step_s
         ends_s += running / (max(1.0, cell.output_mean) * step_s)
     return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
 

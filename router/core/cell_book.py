@@ -15,6 +15,7 @@ from router.core.prefix_index import PrefixIndex
 from router.core.replica_book import ReplicaBook
 from router.core.sessions import Sessions
 from router.core.shedding import AdapterWaiters
+from router.core.speed import Usual
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
@@ -23,7 +24,8 @@ _TENANTS_KEPT = 4096
 _REPRICED_PER_PASS = 4  # waiting requests whose cached tokens are looked up again
 _LATE_FACTOR = 4.0  # times the objective: from then on a request waits for a group
 _GATHER_S = 0.4  # between two groups of prompts for a replica whose memory is full
-_LOOK_AGAIN_S = 0.02  # a window is open, but nothing that waits fits
+_USUAL_KEPT_S = 0.1
+_LOOK_AGAIN_S = 0.001  # frames come as often; this is for those that are late
 _RETRY_AFTER_MIN_S = 0.1
 _RETRY_AFTER_MAX_S = 30.0
 _RETRY_AFTER_UNKNOWN_S = 2.0  # nothing is attached: about the time a replica takes to come back
@@ -46,6 +48,7 @@ class CellBook:
         *("is_dirty", "is_owned", "output_mean", "preemption", "prompt_tokens_max", "queue"),
         *("replicas", "residency", "sessions"),
         *("prefillers", "takers", "told", "uncached_mean", "_output_means", "_to_price", "_seen"),
+        *("usual", "_usual_until"),
     )
 
     def __init__(self, cell_id: str, config: CoreConfig) -> None:
@@ -60,6 +63,8 @@ class CellBook:
         self.residency = AdapterResidency()
         self.sessions = Sessions()
         self.health = CellHealth()
+        self.usual = Usual()
+        self._usual_until = float("-inf")
         self.forecast = Forecast()
         self.preemption = Preemption()
         self.adapter_waiters = AdapterWaiters()
@@ -78,13 +83,7 @@ class CellBook:
     def update(self, book: ReplicaBook) -> None:
         """Predict a replica anew after a change and file it under `takers` or not."""
         self.is_dirty = True
-        limits = book.limits
-        if limits is None:
-            book.may_take = False
-        else:
-            window = placement.window_tokens(limits.step_tokens_max, self.uncached_mean)
-            is_healthy = self.health.may_take(book.replica_id, len(book.slots))
-            book.refresh(window, is_healthy=is_healthy)
+        book.refresh(is_healthy=self.health.may_take(book.replica_id, len(book.slots)))
         is_prefiller = book.role is Role.PREFILL
         ours = self.prefillers if is_prefiller else self.takers
         others = self.takers if is_prefiller else self.prefillers
@@ -140,15 +139,17 @@ class CellBook:
         """Return when the next replica may be sent something: `now` or later; inf: not by time."""
         first = float("inf")
         for book in self.takers.values():
-            if book.opens_at <= now:
+            opens_at = book.opens_at(now)
+            if opens_at <= now:
                 return now
-            first = min(first, book.opens_at)
+            first = min(first, opens_at)
         return first
 
     def retry_at(self, now: float) -> float:
         """Return when binding is to be tried again without any event; inf: not by time."""
-        at = self.opens_at(now)
-        return at if at > now else now + _LOOK_AGAIN_S
+        boundaries = (book.shadow.boundary_at for book in self.takers.values())
+        at = min((at for at in boundaries if at > now), default=float("inf"))
+        return max(at, now + _LOOK_AGAIN_S)
 
     def tokens_s(self) -> float:
         """Return the prompt tokens that the cell computes per second at most."""
@@ -183,6 +184,12 @@ class CellBook:
         if request.hashes:
             self._to_price.append(request)
 
+    def find_usual(self, now: float) -> None:
+        """Take the mean of the replicas' speeds anew, now and then."""
+        if now >= self._usual_until:
+            self._usual_until = now + _USUAL_KEPT_S
+            self.usual = Usual([book.speed for book in self.replicas_ready()])
+
     def reprice_some(self) -> None:
         """Look again, in turn, at what waiting requests would find cached."""
         for _ in range(min(_REPRICED_PER_PASS, len(self._to_price))):
@@ -192,13 +199,23 @@ class CellBook:
             self._to_price.append(request)
             self._reprice(request, self.index.matches(request.hashes))
 
-    def place(
-        self, request: Request, now: float, *, held: ReplicaBook | None = None
-    ) -> Choice | None:
-        """Return the best replica but `held` for a waiting request; None: none can hold it now."""
+    def look_up(self, request: Request) -> Mapping[str, int]:
+        """Return a waiting request's cached blocks by replica, and price it anew by them."""
         matches = self.index.matches(request.hashes) if request.hashes else {}
         self._reprice(request, matches)
-        return self.choose(request, matches, now, held=held)
+        return matches
+
+    def is_paced(self, request: Request, matches: Mapping[str, int], now: float) -> bool:
+        """Return whether every replica that is open had better decode before it takes this one."""
+        for book in self.takers.values():
+            if book.opens_at(now) <= now:
+                cached = placement.cached_tokens(book, request, matches)
+                has_room = book.fits(request.prompt_tokens, 0, cached)
+                if has_room and not placement.is_paced(
+                    book, request.prompt_tokens - cached, cached
+                ):
+                    return False
+        return True
 
     def held_for(self, request: Request) -> ReplicaBook | None:
         """Return the replica whose memory is to be kept for a request that finds none free.
@@ -211,7 +228,7 @@ class CellBook:
         full = [
             book
             for book in takers.values()
-            if placement.excluded_by(book, request, output, is_only=len(takers) == 1) == "kv"
+            if placement.excluded_by(book, request, output, 0, is_only=len(takers) == 1) == "kv"
         ]
         for book in full:
             book.gathers_until = book.sent_at + _GATHER_S
@@ -238,6 +255,7 @@ class CellBook:
             [b for b in takers.values() if b is not held and b.gathers_until <= until],
             request,
             matches,
+            usual=self.usual,
             output=self.output_expected(request),
             home=self.sessions.home(request.session, now) if request.session else None,
             adapter_s=self.adapter_s(request.adapter) if request.adapter else {},

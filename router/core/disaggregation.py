@@ -254,7 +254,7 @@ class Handovers:
 
 def opens_at(cell: "CellBook", now: float) -> float:
     """Return when the next prefill replica may be sent something; inf: there is none."""
-    return min((max(book.opens_at, now) for book in cell.prefillers.values()), default=float("inf"))
+    return min((book.opens_at(now) for book in cell.prefillers.values()), default=float("inf"))
 
 
 def refine(
@@ -267,7 +267,7 @@ def refine(
     split = _best_split(handovers, cell, request, whole, now)
     if split is None:
         return whole if cell.opens_at(now) <= now else None
-    return split if split.book.opens_at <= now else None
+    return split if split.book.opens_at(now) <= now else None
 
 
 def _best_split(

@@ -81,8 +81,8 @@ def candidates(cell: CellBook, request: Request, now: float) -> list[wire.Candid
         has_slot = wait_s < float("inf")
         wait_s = wait_s if has_slot else 0.0
         is_home = home == book.replica_id
-        cost_s = placement.cost_s(book, uncached, cached, wait_s, now, is_home=is_home)
-        reason = placement.excluded_by(book, request, output, is_only=len(cell.takers) == 1)
+        cost_s = placement.cost_s(book, cell.usual, uncached, cached, wait_s, now, is_home=is_home)
+        reason = placement.excluded_by(book, request, output, cached, is_only=len(cell.takers) == 1)
         candidate.excluded_by = (
             reason or ("" if has_slot else "adapter") or ("window" if is_shut else "")
         )

@@ -53,7 +53,7 @@ class CoreConfig:
     ttft_base_s: float = 0.5
     ttft_factor: float = 2.0
     tpot_s: float = 0.1
-    overtake_factor: float = 20.0
+    overtake_factor: float = 48.0
     decision_sample: int = 0
 
 
@@ -251,6 +251,7 @@ class Slot:
         output_booked: Output tokens that KV blocks are booked for.
         emitted: Tokens told by the engine.
         first_at: When the first token was told; 0.0 before.
+        credit_s: Of its replica, at the first token; see `router.core.shadow`.
         is_open: Somebody still wants its tokens.
         is_placed: The gateway was told where it runs.
         is_prefill: It ends with its first token, and the answer goes on elsewhere.
@@ -259,8 +260,16 @@ class Slot:
     __slots__ = (
         *("request", "gateway", "handle", "tenant", "charge", "replica_id", "sequence"),
         *("prompt_tokens", "prefill_owed", "cached_tokens", "output_booked", "output_max"),
-        *("kv_blocks", "dispatched_at", "emitted", "first_at", "is_open", "is_placed"),
-        *("output", "decision", "is_prefill"),
+        *(
+            "kv_blocks",
+            "dispatched_at",
+            "emitted",
+            "first_at",
+            "credit_s",
+            "is_admitted",
+            "is_open",
+        ),
+        *("output", "is_placed", "decision", "is_prefill"),
     )
 
     def __init__(
@@ -283,6 +292,8 @@ class Slot:
         self.dispatched_at = now
         self.emitted = 0
         self.first_at = 0.0
+        self.credit_s = 0.0
+        self.is_admitted = False
         self.is_open = True
         self.is_placed = False
         self.is_prefill = False

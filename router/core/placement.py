@@ -8,14 +8,17 @@ from dataclasses import dataclass
 
 from router.core.model import Request, Role
 from router.core.replica_book import ReplicaBook
+from router.core.speed import Usual
 
-# A sequence that decodes there makes every step of the prompt a little longer.
-_PER_ACTIVE = 0.002
 # Computing what another replica holds takes capacity from everybody else, too.
-_RECOMPUTE_WEIGHT = 0.5
+_RECOMPUTE_WEIGHT = 1.0
+# A sequence that would miss the objective of its time per token costs this share of it.
+_RISK_SHARE = 0.2
+# Decode-only steps that a prompt waits for at most, so that those who decode are in time again.
+_PAUSES_MAX = 8
 # The session's replica holds the last answer as well, not only the prompt: preferred while its cost
 # is not more than a tenth above the best one's.
-_HOME_FACTOR = 0.9
+_HOME_FACTOR = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +38,39 @@ class Choice:
     is_split: bool = False
 
 
-def window_tokens(budget: int, uncached_mean: float) -> float:
-    """Return how many prompt tokens a replica may owe when it is sent more.
-
-    A step that is not full wastes its fixed cost. Where prompts are small against a step, only
-    what waits at the engine can fill the next one; where a prompt takes many steps, hardly one in
-    many is not full, and what waits here instead can still be overtaken and placed elsewhere.
-
-    Args:
-        budget: Tokens per step.
-        uncached_mean: Of the prompts that come.
-    """
-    return budget * min(1.0, budget / max(uncached_mean, 1.0))
-
-
 def cost_s(
-    book: ReplicaBook, uncached: int, cached: int, adapter_s: float, now: float, *, is_home: bool
+    book: ReplicaBook,
+    usual: Usual,
+    uncached: int,
+    cached: int,
+    adapter_s: float,
+    now: float,
+    *,
+    is_home: bool,
 ) -> float:
     """Return what placement minimises: the predicted time until the first token, weighted."""
-    own_s = book.prefill_s(uncached, cached)
-    cost = book.backlog_s(now) + own_s + adapter_s
-    cost = cost * (1 + _PER_ACTIVE * len(book.slots)) + _RECOMPUTE_WEIGHT * uncached / book.tokens_s
+    cost = book.backlog_s(now) + usual.prefill_s(uncached, cached) + adapter_s
+    cost += _RECOMPUTE_WEIGHT * uncached * usual.token_s
+    shadow = book.shadow
+    at_risk = shadow.at_risk(uncached, book.speed.prompt_s(uncached, cached))
+    cost += _RISK_SHARE * shadow.tpot_s * at_risk
     return cost * _HOME_FACTOR if is_home else cost
 
 
-def excluded_by(book: ReplicaBook, request: Request, output: int, *, is_only: bool) -> str:
+def is_paced(book: ReplicaBook, uncached: int, cached: int) -> bool:
+    """Return whether a replica had better decode for some more steps before its next prompt.
+
+    Call after `opens_at` or `cost_s`.
+    """
+    shadow = book.shadow
+    if shadow.is_idle or shadow.pauses >= _PAUSES_MAX:
+        return False
+    return shadow.at_risk(uncached, book.speed.prompt_s(uncached, cached)) > 0
+
+
+def excluded_by(
+    book: ReplicaBook, request: Request, output: int, cached: int, *, is_only: bool
+) -> str:
     """Return why a replica may not take a request now or soon, in a word; empty when it may."""
     limits = book.limits
     if limits is None:
@@ -72,7 +83,7 @@ def excluded_by(book: ReplicaBook, request: Request, output: int, *, is_only: bo
         ("role", book.role is Role.PREFILL),
         ("adapter", request.adapter and not limits.adapter_slots),
         ("context", prompt > limits.prompt_tokens_max),
-        ("kv", not book.fits(prompt, output)),
+        ("kv", not book.fits(prompt, output, cached)),
         ("failed_here", book.replica_id == request.avoid and not is_only),
     )
     return next((reason for reason, holds in reasons if holds), "")
@@ -91,6 +102,7 @@ def choose(
     request: Request,
     matches: Mapping[str, int],
     *,
+    usual: Usual,
     output: int,
     home: str | None,
     adapter_s: Mapping[str, float],
@@ -103,6 +115,7 @@ def choose(
         books: Those that may take something.
         request: To be placed.
         matches: Cached leading blocks by replica; holders only.
+        usual: Speed of the cell's replicas.
         output: Output tokens that KV blocks are to be booked for.
         home: Where the session's last request ran.
         adapter_s: Seconds until its adapter is in a slot, by replica; empty for the base.
@@ -119,7 +132,7 @@ def choose(
         uncached = request.prompt_tokens - cached
         wait_s = adapter_s.get(book.replica_id, 0.0) if adapter_s else 0.0
         is_home = home == book.replica_id
-        score_s = cost_s(book, uncached, cached, wait_s, now, is_home=is_home)
-        if score_s < best_s and not excluded_by(book, request, output, is_only=is_only):
+        score_s = cost_s(book, usual, uncached, cached, wait_s, now, is_home=is_home)
+        if score_s < best_s and not excluded_by(book, request, output, cached, is_only=is_only):
             best, best_s, best_cached = book, score_s, cached
     return None if best is None else Choice(best, best_cached, best_s)

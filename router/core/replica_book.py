@@ -1,10 +1,10 @@
 """What the router knows about one replica: what it sent, what came back, how fast it is.
 
-The backlog is a shadow of the engine: what it still owed when it wrote its last frame, plus what
-was sent since, minus what it has computed since at its learned speed.
+What the engine is doing now follows from that: see `router.core.shadow`.
 """
 
 from router.core.model import EngineLimits, Role, Slot
+from router.core.shadow import Prompt, Shadow
 from router.core.speed import Speed
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -19,21 +19,25 @@ class ReplicaBook:
         is_leaving: No longer planned for this cell.
         is_broken: Its stream is gone, it may be back in a moment.
         may_take: Attached, not draining, healthy, with a sequence to spare: the rest is time.
-        opens_at: When its predicted backlog falls below the window.
+        credit_s: See `Shadow`; by the last frame.
+        tokens_s: Prompt tokens that it computes per second in full steps.
+        foreign: Sequences of others: of the cell's last owner, or of an operator.
+        foreign_blocks: KV blocks that they hold.
         sent_at: Last dispatch.
         gathers_until: Until then its memory was full, and what it frees is left for a group of
             those that are late anyway.
     """
 
     __slots__ = (
-        *("_book_owed", "_owed", "_owed_at", "_unlisted", "busy_until", "cell_id", "epoch"),
-        *("frame_at", "is_broken", "is_draining", "is_leaving", "kv_booked", "limits"),
-        *("may_take", "opens_at", "replica_id", "role", "slots", "speed", "tokens_s", "emitted"),
-        *("output_booked", "window_tokens", "running", "foreign", "foreign_blocks"),
+        *("_book_owed", "_prefills", "_tpot_s", "_unlisted", "busy_until", "cell_id", "credit_s"),
+        *("emitted", "epoch", "foreign", "foreign_blocks", "frame_at", "is_broken", "is_draining"),
+        *("is_leaving", "kv_booked", "limits", "may_take", "output_booked", "pauses", "replica_id"),
+        *("role", "running", "shadow", "slots", "speed", "tokens_s"),
         *("sent_at", "gathers_until", "_kv_told"),
     )
 
-    def __init__(self, replica_id: str, cell_id: str) -> None:
+    def __init__(self, replica_id: str, cell_id: str, tpot_s: float) -> None:
+        """Begin; `tpot_s` is the objective of the mean time per output token."""
         self.replica_id = replica_id
         self.cell_id = cell_id
         self.is_draining = False
@@ -42,28 +46,26 @@ class ReplicaBook:
         self.epoch = 0
         self.limits: EngineLimits | None = None
         self.speed = Speed(1)
-        self.tokens_s = 1.0  # prompt tokens computed per second in full steps
-        self.window_tokens = 0.0
+        self.tokens_s = 1.0
+        self._tpot_s = tpot_s
         self._reset()
 
     def _reset(self) -> None:
         self.slots: dict[int, Slot] = {}  # by sequence, in the order of dispatch
+        self._prefills: dict[int, Slot] = {}  # of these, those without a first token
         self.kv_booked = 0
-        self.running = 0  # by the engine's last word
-        self.foreign = 0  # sequences of others: of the cell's last owner, or of an operator
-        self.foreign_blocks = 0  # KV blocks that they hold
         self._kv_told = 0  # blocks in use by the engine's account, and of what it lacks
         self.sent_at = self.gathers_until = 0.0
-        self.busy_until = 0.0
-        self.frame_at = 0.0
-        self.is_broken = False
-        self.may_take = False
-        self.opens_at = 0.0
+        self.running = 0  # by the engine's last word
+        self.foreign = self.foreign_blocks = 0
+        self.busy_until = self.frame_at = 0.0
+        self.is_broken = self.may_take = False
         self.output_booked = 0
         self.emitted = 0  # of live slots
+        self.credit_s = 0.0
+        self.pauses = 0
+        self.shadow = Shadow(self.speed, self.speed.budget, self._tpot_s)
         self._book_owed = 0  # prompt tokens of slots without a first token
-        self._owed = 0.0  # prompt tokens owed ...
-        self._owed_at = 0.0  # ... at this time
         self._unlisted: set[int] = set()
 
     # --- attachment -------------------------------------------------------------------------
@@ -71,12 +73,12 @@ class ReplicaBook:
     def attach(self, epoch: int, limits: EngineLimits, now: float) -> None:
         """Begin an attachment with an empty engine."""
         assert not self.slots, "the slots of an older attachment were not given up"
-        self._reset()
-        if self.limits is None or self.limits.step_tokens_max != limits.step_tokens_max:
+        if self.speed.budget != limits.step_tokens_max:
             self.speed = Speed(limits.step_tokens_max)
+        self._reset()
         self.epoch = epoch
         self.limits = limits
-        self.frame_at = self._owed_at = now
+        self.frame_at = now
 
     def detach(self) -> list[Slot]:
         """End the attachment; return the slots that were alive, in the order of dispatch."""
@@ -106,18 +108,29 @@ class ReplicaBook:
         return -(-tokens // self.limits.block_tokens)
 
     def kv_free_blocks(self) -> int:
-        """Return how many KV blocks are free by the books and by the engine's own account."""
-        if self.limits is None:
-            return 0
-        return self.limits.kv_blocks - max(self.kv_booked + self.foreign_blocks, self._kv_told)
+        """Return how many KV blocks are free by the books and by the engine's own account.
 
-    def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
-        """Return whether the KV cache has room; one sequence alone always goes."""
+        The books count what sequences share once for each; the engine's account may not yet hold
+        what its sequences grow by.
+        """
+        limits = self.limits
+        if limits is None:
+            return 0
+        told = self._kv_told
+        grown = told + self.output_owed() // limits.block_tokens
+        return limits.kv_blocks - max(told, min(self.kv_booked + self.foreign_blocks, grown))
+
+    def fits(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> bool:
+        """Return whether the KV cache has room; one sequence alone always goes.
+
+        What is cached for it takes no more room, or takes the room of what would be evicted.
+        """
         limits = self.limits
         assert limits is not None
         if prompt_tokens > limits.prompt_tokens_max:
             return False
-        return self.blocks(prompt_tokens + output_tokens) <= self.kv_free_blocks() or not self.slots
+        needed = self.blocks(prompt_tokens - cached_tokens + output_tokens)
+        return needed <= self.kv_free_blocks() or not self.slots
 
     def add(self, slot: Slot, output_tokens: int, cached_tokens: int, now: float) -> None:
         """Book a dispatch with the cached tokens and the output that it is expected to have."""
@@ -131,28 +144,28 @@ class ReplicaBook:
         prior = slot.prompt_tokens - slot.request.prompt_tokens  # emitted before a preemption
         slot.output_max = min(slot.request.output_max - prior, room)
         slot.kv_blocks = self.blocks(slot.prompt_tokens + output_tokens)
-        self._owed = self.owed_tokens(now) + slot.prefill_owed
-        self._owed_at = now
-        self.slots[slot.sequence] = slot
-        self.sent_at = now
+        self.slots[slot.sequence] = self._prefills[slot.sequence] = slot
         self.kv_booked += slot.kv_blocks
         self._kv_told += slot.kv_blocks
+        self.sent_at = now
         self._book_owed += slot.prefill_owed
         self.output_booked += output_tokens
+        self.shadow.send(slot.prefill_owed, self._work_s(slot), now)
 
     def admitted(self, slot: Slot, cached_tokens: int) -> None:
         """Take over how much of a prompt the engine really found in its cache."""
-        if slot.first_at:
-            return
-        owed = slot.prompt_tokens - min(cached_tokens, slot.prompt_tokens - 1)
-        self._book_owed += owed - slot.prefill_owed
-        slot.prefill_owed = owed
-        slot.cached_tokens = cached_tokens
+        if slot.sequence in self._prefills:
+            owed = slot.prompt_tokens - min(cached_tokens, slot.prompt_tokens - 1)
+            self._owe(slot, owed)
+            slot.cached_tokens = cached_tokens
+            slot.is_admitted = True
 
     def prefilled(self, slot: Slot) -> None:
         """Note a first token: nothing of the prompt is owed any more."""
-        self._book_owed -= slot.prefill_owed
-        slot.prefill_owed = 0
+        if self._prefills.pop(slot.sequence, None) is not None:
+            self._owe(slot, 0)
+            slot.credit_s = self.credit_s
+            self.shadow.began(slot.credit_s)
 
     def outgrow(self, slot: Slot) -> None:
         """Book more for an answer that is longer than was expected, and may get longer yet."""
@@ -166,44 +179,69 @@ class ReplicaBook:
     def finish(self, slot: Slot) -> None:
         """Take a sequence that the engine has ended out of the books."""
         del self.slots[slot.sequence]
+        if self._prefills.pop(slot.sequence, None) is None:
+            self.shadow.ended(slot.credit_s)
         self.kv_booked -= slot.kv_blocks
         self._book_owed -= slot.prefill_owed
         self.output_booked -= slot.output_booked
         self.emitted -= slot.emitted
 
-    # --- the shadow -------------------------------------------------------------------------
+    def _owe(self, slot: Slot, tokens: int) -> None:
+        self._book_owed += tokens - slot.prefill_owed
+        slot.prefill_owed = tokens
+
+    def _work_s(self, slot: Slot) -> float:
+        done = slot.prompt_tokens - slot.prefill_owed
+        return self.speed.prompt_s(slot.prefill_owed, done)
+
+    # --- what the engine says ---------------------------------------------------------------
+
+    def progress(self, frame: engine.StepFrame) -> None:
+        """Book the step of a frame before its tokens: what it took, and what it computed."""
+        state = frame.state
+        if not frame.steps or self.limits is None:
+            return  # a sign of life
+        head = next(iter(self._prefills.values()), None)
+        context = 0.0 if head is None else head.prompt_tokens - head.prefill_owed
+        self.speed.observe(state, context + state.step_prompt_tokens / 2)
+        self.credit_s += frame.steps * (self._tpot_s - state.step_us * 1e-6)
+        computed = state.step_prompt_tokens
+        self.pauses = 0 if computed else self.pauses + frame.steps
+        if frame.steps > 1:  # what the other steps computed is seen in what is left
+            waiting = len(self.slots) - state.running - state.waiting
+            if not waiting:
+                computed = max(computed, self._book_owed - state.prefill_tokens_owed)
+        for slot in self._prefills.values():
+            if computed <= 0:
+                break
+            part = min(computed, slot.prefill_owed)
+            self._owe(slot, slot.prefill_owed - part)
+            computed -= part
 
     def observe(self, frame: engine.StepFrame, now: float) -> None:
-        """Take over what the engine says of itself, after the frame's ends were booked.
-
-        Sequences that were sent but that the engine had not seen when it wrote the frame are those
-        that its counts lack; it sees them in the order of dispatch.
-        """
-        limits = self.limits
-        assert limits is not None
+        """Take over what the engine says of itself, after the frame's ends were booked."""
         state = frame.state
-        self.speed.observe(state, limits.step_tokens_max)
         self.frame_at = now
         self.running = state.running
-        written_at = now - self.speed.lag_s
-        owed: float = state.prefill_tokens_owed
-        unseen = len(self.slots) - state.running - state.waiting
-        self.foreign = max(0, -unseen)
-        self.foreign_blocks = max(0, state.kv_blocks_used - self.kv_booked) if unseen < 0 else 0
-        if unseen > 0:
-            first_at = now
-            for slot in reversed(self.slots.values()):
-                owed += slot.prefill_owed
-                first_at = slot.dispatched_at
-                unseen -= 1
-                if not unseen:
-                    break
-            if not state.prefill_tokens_owed:
-                written_at = max(written_at, first_at)
+        surplus = state.running + state.waiting - len(self.slots)
+        self.foreign = max(0, surplus)
+        self.foreign_blocks = max(0, state.kv_blocks_used - self.kv_booked) if surplus > 0 else 0
         self._kv_told = state.kv_blocks_used + self._not_admitted_blocks()
-        # Of what waits there, the engine does not know yet how much is cached; the books may.
-        self._owed = owed if self.foreign else min(owed, self._book_owed)
-        self._owed_at = min(written_at, now)
+        if not frame.steps and state.running:
+            return  # in the middle of a step
+        written_at = now - self.speed.lag_s
+        prompts: list[Prompt] = []
+        began_at = written_at - state.step_us * 1e-6
+        for slot in self._prefills.values():
+            # What was there before the last step and was not taken into it waits for memory.
+            is_blocked = not slot.is_admitted and slot.dispatched_at < began_at
+            sent_at = float("inf") if is_blocked else slot.dispatched_at
+            prompts.append(Prompt(sent_at, slot.prefill_owed, self._work_s(slot)))
+        if self.foreign:
+            tokens = max(0, state.prefill_tokens_owed - self._book_owed)
+            prompts.insert(0, Prompt(written_at, tokens, tokens / self.tokens_s))
+        decoding = state.running - state.prefilling
+        self.shadow.anchor(written_at, prompts, decoding, self.credit_s, pauses=self.pauses)
 
     def _not_admitted_blocks(self) -> int:
         """Return the blocks of the youngest sequences, which the engine does not run yet."""
@@ -215,49 +253,52 @@ class ReplicaBook:
             left -= 1
         return blocks
 
+    # --- predictions ------------------------------------------------------------------------
+
     def owed_tokens(self, now: float) -> float:
-        """Return the prompt tokens that the engine still has to compute, predicted for now."""
-        left = self._owed - (now - self._owed_at) * self.tokens_s
-        return max(0.0, left)
+        """Return the prompt tokens that are owed beyond the step in flight."""
+        self.shadow.advance(now)
+        return self.shadow.tokens
 
     def output_owed(self) -> int:
         """Return the output tokens that are still expected of live slots."""
         return max(0, self.output_booked - self.emitted)
 
     def backlog_s(self, now: float) -> float:
-        """Return the seconds of prefill that the engine still owes, predicted for now."""
-        left_s = self._owed / self.tokens_s - (now - self._owed_at)
-        return max(0.0, left_s)
+        """Return the time until a prompt that is sent now is begun."""
+        shadow = self.shadow
+        shadow.advance(now)
+        work_s = shadow.work_s
+        if work_s:
+            work_s += shadow.tokens / shadow.budget * self.speed.decode_step_s
+        left_s = shadow.boundary_at - now
+        return work_s + left_s if left_s > 0.0 else work_s
 
     def prefill_s(self, uncached: int, cached: int) -> float:
         """Return the time that a prompt would take here, after what is owed already."""
-        assert self.limits is not None
-        return self.speed.prefill_s(uncached, cached, self.limits.step_tokens_max)
+        return self.speed.prefill_s(uncached, cached)
 
-    def refresh(self, window_tokens: float, *, is_healthy: bool) -> None:
-        """Predict anew when the replica may be sent more.
+    def opens_at(self, now: float) -> float:
+        """Return when it may be sent more: as soon as its next step is not full."""
+        shadow = self.shadow
+        shadow.advance(now)
+        at = shadow.boundary_at if shadow.next_is_full() else now
+        return max(at, self.busy_until)
 
-        Args:
-            window_tokens: Prompt tokens owed below which it is sent more; see `core.window`.
-            is_healthy: Nothing speaks against it.
-        """
+    def refresh(self, *, is_healthy: bool) -> None:
+        """Find anew whether the replica may be sent more at all."""
         limits = self.limits
         if limits is None:
             self.may_take = False
             return
-        budget = limits.step_tokens_max
-        prompt_budget = max(budget // 8, budget - self.running)
-        self.tokens_s = prompt_budget / self.speed.full_step_s(prompt_budget)
-        self.window_tokens = window_tokens
+        prompt_budget = max(limits.step_tokens_max // 8, limits.step_tokens_max - self.running)
+        self.tokens_s = prompt_budget / self.speed.full_step_s()
         self.may_take = (
             is_healthy
             and not self.is_draining
             and not self.is_broken
             and len(self.slots) + self.foreign < limits.sequences_max
         )
-        over = self._owed - window_tokens
-        self.opens_at = self._owed_at + over / self.tokens_s if over >= 0.0 else 0.0
-        self.opens_at = max(self.opens_at, self.busy_until)
 
     def check(self) -> None:
         """Assert that the running sums are those of the slots."""
@@ -266,3 +307,5 @@ class ReplicaBook:
         assert self.output_booked == sum(slot.output_booked for slot in slots)
         assert self.emitted == sum(slot.emitted for slot in slots)
         assert self.kv_booked == sum(slot.kv_blocks for slot in slots)
+        assert list(self._prefills) == [key for key, slot in self.slots.items() if not slot.emitted]
+        self.shadow.check(slot.credit_s for slot in slots if slot.emitted)

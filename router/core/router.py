@@ -116,7 +116,7 @@ class RouterCore:
         for plan in planned.values():
             book = self.replicas.get(plan.replica_id)
             if book is None:
-                book = ReplicaBook(plan.replica_id, plan.cell_id)
+                book = ReplicaBook(plan.replica_id, plan.cell_id, self.config.tpot_s)
                 self.replicas[plan.replica_id] = book
                 self.cells[plan.cell_id].replicas[plan.replica_id] = book
         for book in list(self.replicas.values()):
@@ -248,6 +248,7 @@ class RouterCore:
         state = frame.state
         if frame.admitted:
             self._admitted(book, cell, frame, now)
+        book.progress(frame)
         if frame.sequence or frame.token:
             frames.file_tokens(book, frame, self.requests.stats, now)
         if frame.finished:

@@ -1,50 +1,104 @@
 """How fast one replica is, learned from its frames.
 
-A step is taken as decode_step_s + token_s * (prompt tokens in it); both follow what the last steps
-took, so that a replica that slows down, or whose batch grows, is seen within some steps.
+A step takes decode_step_s, and for every prompt token in it token_s + attention_s * (tokens before
+it). All three follow what the last steps took, so that a replica that slows down, or whose batch
+grows, is seen within some steps.
 """
 
-from collections.abc import Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _SMOOTHING = 0.1  # weight of a new sample
+_TREND_SMOOTHING = 0.03  # of one that also tells how the cost grows with the context
 _STEP_S = 0.02  # of a full step, until the first samples
 _DECODE_STEP_S = 0.01
-_SAMPLE_SHARE = 4  # steps with less than this part of the budget say little
+_SAMPLE_SHARE = 4  # steps with less than this part of the budget say little about a prompt token
 _LAG_MAX_S = 1.0
-# Attention makes a prompt token dearer by its context: twice as dear at so many tokens before it.
-ATTENTION_TOKENS = 4e5
+_CONTEXT_SPREAD_MIN = 500.0  # contexts as alike as this do not tell a trend
+
+
+class Usual:
+    """The mean speed of a cell's replicas.
+
+    What a prompt costs by itself is compared by this one speed: by each replica's own, a fast one
+    would be sent everything ahead of time while a slow one does nothing.
+    """
+
+    __slots__ = ("attention_s", "token_s")
+
+    def __init__(self, speeds: "Sequence[Speed]" = ()) -> None:
+        """Take the mean; without any replica everything is free."""
+        count = max(1, len(speeds))
+        self.token_s = sum(speed.token_s + speed.decode_step_s / speed.budget for speed in speeds)
+        self.token_s /= count
+        self.attention_s = sum(speed.attention_s for speed in speeds) / count
+
+    def prefill_s(self, uncached: float, cached: float) -> float:
+        """Return the time that a prompt takes in full steps, without a queue."""
+        return uncached * (self.token_s + self.attention_s * (cached + uncached / 2))
 
 
 class Speed:
-    """Step times of one replica, and how old what we know of it is."""
+    """Step times of one replica, and how old what we know of it is.
 
-    __slots__ = ("_decodes", "_lags", "_prefills", "decode_step_s", "lag_s", "token_s")
+    Attributes:
+        budget: Tokens per step.
+        decode_step_s: A step without prompt tokens.
+        token_s: On top, per prompt token with nothing before it ...
+        attention_s: ... and for every token before it.
+        lag_s: From the end of a step to its frame here, and back to the engine.
+    """
+
+    __slots__ = (
+        *("_contexts", "_costs", "_covariance", "_decodes", "_lags", "_prefills", "_variance"),
+        *("attention_s", "budget", "decode_step_s", "lag_s", "token_s"),
+    )
 
     def __init__(self, budget: int) -> None:
-        self.decode_step_s = _DECODE_STEP_S  # a step without prompt tokens
-        self.token_s = _STEP_S / budget  # per prompt token, on top
-        self.lag_s = 0.0  # from the end of a step to its frame here, and back to the engine
+        """Begin with guesses."""
+        self.budget = budget
+        self.decode_step_s = _DECODE_STEP_S
+        self.token_s = _STEP_S / budget
+        self.attention_s = 0.0
+        self.lag_s = 0.0
         self._prefills = self._decodes = self._lags = 0
+        self._contexts = self._costs = self._variance = self._covariance = 0.0  # weighted moments
 
-    def observe(self, state: engine.EngineState, budget: int) -> None:
-        """Learn from the last step."""
+    def observe(self, state: engine.EngineState, context: float) -> None:
+        """Learn from the last step, whose prompt tokens had `context` tokens before them."""
         step_s = state.step_us * 1e-6
         if not step_s:
             return
         prompt_tokens = state.step_prompt_tokens
-        if prompt_tokens * _SAMPLE_SHARE >= budget:
+        if prompt_tokens * _SAMPLE_SHARE >= self.budget:
             # Before the first decode the prior stands in: without it a replica's first step would
             # make it look slower than its peers, and nothing would be sent there to correct that.
-            self._prefills += 1
-            sample_s = max(0.1 * step_s, step_s - self.decode_step_s) / prompt_tokens
-            self.token_s += max(_SMOOTHING, 1 / self._prefills) * (sample_s - self.token_s)
+            cost_s = max(0.1 * step_s, step_s - self.decode_step_s)
+            self._learn(cost_s / prompt_tokens, context)
         elif not prompt_tokens and state.running:
             self._decodes += 1
             weight = max(_SMOOTHING, 1 / self._decodes)
             self.decode_step_s += weight * (step_s - self.decode_step_s)
+
+    def _learn(self, cost_s: float, context: float) -> None:
+        """Fit a line through cost per token over context, by moments that forget."""
+        self._prefills += 1
+        weight = max(_TREND_SMOOTHING, 1 / self._prefills)
+        off_context, off_cost = context - self._contexts, cost_s - self._costs
+        self._contexts += weight * off_context
+        self._costs += weight * off_cost
+        keep = 1 - weight
+        self._variance = keep * (self._variance + weight * off_context * off_context)
+        self._covariance = keep * (self._covariance + weight * off_context * off_cost)
+        if self._variance > _CONTEXT_SPREAD_MIN * _CONTEXT_SPREAD_MIN:
+            trend_s = max(0.0, self._covariance / self._variance)
+            self.attention_s = min(trend_s, self._costs / max(self._contexts, 1.0))
+        self.token_s = max(self._costs - self.attention_s * self._contexts, 0.1 * self._costs)
 
     def observe_lag(self, lag_s: float) -> None:
         """Learn from one round trip how old the knowledge in a frame is."""
@@ -52,18 +106,29 @@ class Speed:
         sample_s = min(max(lag_s, 0.0), _LAG_MAX_S)
         self.lag_s += max(_SMOOTHING, 1 / self._lags) * (sample_s - self.lag_s)
 
-    def adopt(self, peers: Sequence["Speed"]) -> None:
+    def adopt(self, peers: "Sequence[Speed]") -> None:
         """Take over what is usual among peers: what was learned in bad times tells nothing now."""
         if peers:
             self.token_s = median(peer.token_s for peer in peers)
+            self.attention_s = median(peer.attention_s for peer in peers)
             self.decode_step_s = median(peer.decode_step_s for peer in peers)
+            self._costs = median(peer.token_mean_s for peer in peers)
         self._prefills = self._decodes = 0
+        self._contexts = self._variance = self._covariance = 0.0
 
-    def full_step_s(self, budget: int) -> float:
-        """Return the duration of a step whose token budget is used up."""
-        return self.decode_step_s + self.token_s * budget
+    @property
+    def token_mean_s(self) -> float:
+        """Cost of a prompt token in the usual contexts."""
+        return max(self._costs, self.token_s)
 
-    def prefill_s(self, uncached: int, cached: int, budget: int) -> float:
+    def prompt_s(self, uncached: float, cached: float) -> float:
+        """Return what a prompt adds to the steps that compute it."""
+        return uncached * (self.token_s + self.attention_s * (cached + uncached / 2))
+
+    def prefill_s(self, uncached: float, cached: float) -> float:
         """Return the time that a prompt takes in full steps, without a queue."""
-        per_token_s = self.token_s + self.decode_step_s / budget
-        return uncached * per_token_s * (1 + (2 * cached + uncached) / ATTENTION_TOKENS)
+        return self.prompt_s(uncached, cached) + uncached / self.budget * self.decode_step_s
+
+    def full_step_s(self) -> float:
+        """Return the duration of a step that is full of prompt tokens, in the usual contexts."""
+        return self.decode_step_s + self.budget * self.token_mean_s

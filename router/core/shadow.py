@@ -1,0 +1,176 @@
+"""What an engine is doing now, predicted from what was true when it wrote its last frame.
+
+Engines compute prompts in the order of arrival, in steps of at most so many tokens, and the router
+sends them everything: so between two frames, and while a frame is on its way, the router follows
+each engine step by step at the speed it has learned.
+"""
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterable
+
+from router.core.speed import Speed
+
+_STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budget
+_IDLE = float("-inf")
+
+
+class Prompt:
+    """A prompt that an engine has not begun or not completed: what is left of it."""
+
+    __slots__ = ("sent_at", "tokens", "work_s")
+
+    def __init__(self, sent_at: float, tokens: float, work_s: float) -> None:
+        self.sent_at = sent_at
+        self.tokens = tokens
+        self.work_s = work_s
+
+
+class Shadow:
+    """One engine, followed; `advance` before anything is read.
+
+    Attributes:
+        boundary_at: End of the step in flight; -inf: it does nothing.
+        tokens: Prompt tokens owed beyond the step in flight.
+        work_s: Seconds that they add to the steps that compute them.
+        decoding: Sequences that decode, at the end of the step in flight.
+        credit_s: Running sum, over all its steps, of the objective per output token minus what the
+            step took. A sequence that began at another value of it is by so much in time or late.
+        pauses: Decode-only steps since the last one that computed a prompt.
+    """
+
+    __slots__ = (
+        *("boundary_at", "budget", "credit_s", "decoding", "pauses", "speed", "tokens"),
+        *("tpot_s", "work_s", "_begun", "_guessed", "_prompts"),
+    )
+
+    def __init__(self, speed: Speed, budget: int, tpot_s: float) -> None:
+        self.speed = speed
+        self.budget = budget
+        self.tpot_s = tpot_s
+        self.boundary_at = _IDLE
+        self.tokens = self.work_s = self.credit_s = 0.0
+        self.decoding = self.pauses = 0
+        self._prompts: deque[Prompt] = deque()  # in the order of arrival
+        self._begun: list[float] = []  # credit at the first token of each that decodes, sorted
+        self._guessed: list[float] = []  # of those that the frames do not tell of yet
+
+    # --- what is known ----------------------------------------------------------------------
+
+    def began(self, credit_s: float) -> None:
+        """Note a first token, at the credit that was known then."""
+        insort(self._begun, credit_s)
+
+    def ended(self, credit_s: float) -> None:
+        """Note the end of a sequence that began at this credit."""
+        del self._begun[bisect_right(self._begun, credit_s) - 1]
+
+    def anchor(
+        self, at: float, prompts: list[Prompt], decoding: int, credit_s: float, *, pauses: int
+    ) -> None:
+        """Begin anew from what was true at the end of a step, at a time not after now."""
+        self._prompts = deque(prompts)
+        self.tokens = sum(prompt.tokens for prompt in prompts)
+        self.work_s = sum(prompt.work_s for prompt in prompts)
+        self.decoding = decoding
+        self.credit_s = credit_s
+        self.pauses = pauses
+        self.boundary_at = at
+        self._guessed.clear()
+
+    def send(self, tokens: float, work_s: float, now: float) -> None:
+        """Note a dispatch; it begins with the next step, at once where nothing is done."""
+        self.advance(now)
+        self._prompts.append(Prompt(now, tokens, work_s))
+        self.tokens += tokens
+        self.work_s += work_s
+        if self.boundary_at < now:
+            self.boundary_at = now
+            self.advance(now)
+
+    # --- what follows -----------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        """Do the steps that begin until now."""
+        while _IDLE < self.boundary_at <= now:
+            prompts = self._prompts
+            if prompts and prompts[0].sent_at <= self.boundary_at:
+                self._prefill_step()
+            elif self.decoding:
+                self._decode_steps(prompts[0].sent_at if prompts else now, now)
+            elif prompts:
+                self.boundary_at = prompts[0].sent_at
+            else:
+                self.boundary_at = _IDLE
+
+    def _prefill_step(self) -> None:
+        room: float = max(self.budget - self.decoding, _STARVED_TOKENS)
+        began_at, computed, completed = self.boundary_at, 0.0, 0
+        step_s = self.speed.decode_step_s
+        prompts = self._prompts
+        while prompts and room > 0 and prompts[0].sent_at <= began_at:
+            prompt = prompts[0]
+            chunk = min(room, prompt.tokens)
+            share_s = prompt.work_s * chunk / prompt.tokens if prompt.tokens else prompt.work_s
+            prompt.tokens -= chunk
+            prompt.work_s -= share_s
+            self.work_s -= share_s
+            step_s += share_s
+            room -= chunk
+            computed += chunk
+            if prompt.tokens <= 0:
+                prompts.popleft()
+                completed += 1
+        self.tokens -= computed
+        self.boundary_at += step_s
+        self.credit_s += self.tpot_s - step_s
+        self.pauses = 0
+        self.decoding += completed
+        self._guessed += [self.credit_s] * completed
+        if not prompts:
+            self.tokens = self.work_s = 0.0  # what rounding left
+
+    def _decode_steps(self, until: float, now: float) -> None:
+        step_s = self.speed.decode_step_s
+        steps = max(1, int((min(until, now) - self.boundary_at) / step_s) + 1)
+        self.boundary_at += steps * step_s
+        self.credit_s += steps * (self.tpot_s - step_s)
+        self.pauses += steps
+
+    # --- what is asked ----------------------------------------------------------------------
+
+    def rest_s(self, now: float) -> float:
+        """Return what is left of the step in flight."""
+        left_s = self.boundary_at - now
+        return max(0.0, left_s)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the engine does nothing."""
+        return self.boundary_at == _IDLE
+
+    def next_is_full(self) -> bool:
+        """Return whether what it has fills its next step."""
+        return self.tokens >= max(self.budget - self.decoding, 1)
+
+    def at_risk(self, tokens: float, work_s: float) -> int:
+        """Return how many of those that decode would miss their objective for one more prompt.
+
+        Steps that compute prompts take longer than the objective allows where the engine is a slow
+        one; who has less credit than what they take too long is at risk.
+        """
+        begun = self._begun
+        if not begun and not self._guessed:
+            return 0
+        steps = (self.tokens + tokens) / self.budget
+        spare_s = self.tpot_s - self.speed.decode_step_s
+        loss_s = self.work_s + work_s - steps * spare_s
+        if loss_s <= 0.0 or spare_s <= 0.0:
+            return 0
+        least_s = self.credit_s - loss_s
+        at_risk = len(begun) - bisect_right(begun, least_s)
+        return at_risk + sum(credit_s > least_s for credit_s in self._guessed)
+
+    def check(self, begun: Iterable[float]) -> None:
+        """Assert that the credits are those of the sequences that decode."""
+        assert self._begun == sorted(begun)
