@@ -65,6 +65,7 @@ class _Link:
         number: Of its engine.
         jobs: Alive there or on the way, by sequence.
         events: (when, block, whether it was stored), not told yet.
+        frames: Sent so far.
     """
 
     __slots__ = (
@@ -319,10 +320,31 @@ class Sluice:
         frame = frame_of(serving, record)
         for job in (*record.finished, *record.cancelled):
             del link.jobs[job.sequence]
+        self._send(link, frame)
+
+    def _send(self, link: _Link, frame: engine.StepFrame) -> None:
+        link.frames += 1
         self._after(self.settings.report_age_s, self._deliver, link, frame)
+        if not link.is_heartbeat_planned:
+            self._plan_heartbeat(link)
+
+    def _plan_heartbeat(self, link: _Link) -> None:
+        link.is_heartbeat_planned = self._jobs != {} or len(link.events) > 0
+        if link.is_heartbeat_planned:
+            self._after(HEARTBEAT_S, self._heartbeat, link, link.frames)
+
+    def _heartbeat(self, link: _Link, frames: int) -> None:
+        """Let an engine that has said nothing since say that it is there."""
+        if not link.is_up:
+            return
+        serving = self.pool.engines[link.number]
+        if link.frames == frames and serving.is_idle:
+            frame = engine.StepFrame(step=serving.steps)
+            frame.state.CopyFrom(state_of(serving, 0.0, 0))
+            self._send(link, frame)
+        self._plan_heartbeat(link)
 
     def _deliver(self, link: _Link, frame: engine.StepFrame) -> None:
-        link.frames += 1
         events = link.events
         known_by = self.pool.now - self.settings.index_delay_s
         if events and events[0][0] <= known_by:
@@ -332,24 +354,8 @@ class Sluice:
                 (stored if is_stored else removed).extend((block, 0))
             frame.kv_events.stored = stored.tobytes()
             frame.kv_events.removed = removed.tobytes()
-        core = link.cell.core
-        core.on_frame(link.replica_id, _EPOCH, frame, self.pool.now)
+        link.cell.core.on_frame(link.replica_id, _EPOCH, frame, self.pool.now)
         self._tick(link.cell)
-        if not link.is_heartbeat_planned and (self._jobs or link.events):
-            link.is_heartbeat_planned = True
-            self._after(HEARTBEAT_S, self._heartbeat, link, link.frames)
-
-    def _heartbeat(self, link: _Link, frames: int) -> None:
-        """Let an engine that has said nothing since say that it is there."""
-        link.is_heartbeat_planned = False
-        serving = self.pool.engines[link.number]
-        if link.is_up and link.frames == frames and serving.is_idle:
-            frame = engine.StepFrame(step=serving.steps, steps=1)
-            frame.state.CopyFrom(state_of(serving, 0.0, 0))
-            self._deliver(link, frame)
-        elif link.is_up and (self._jobs or link.events):
-            link.is_heartbeat_planned = True
-            self._after(HEARTBEAT_S, self._heartbeat, link, link.frames)
 
 
 def frame_of(serving: Engine, record: StepRecord) -> engine.StepFrame:

@@ -71,13 +71,14 @@ def test_a_replica_lost_and_one_added_cost_no_request(cells: int):
     assert pool.alive == [1, 2, 3, 4]
 
 
-def test_a_conversation_stays_in_its_cell():
+def test_conversations_stay_in_their_cells_unless_one_is_too_busy():
     pool, _ = play(settings=RouterSettings(cells=2), plan=PoolPlan(4))
-    cells: dict[int, set[int]] = {}
+    cells: dict[int, list[int]] = {}
     for job in pool.jobs:
-        cells.setdefault(job.request.session, set()).add(job.replica % 2)
-    assert all(len(members) == 1 for members in cells.values())
-    assert {replica for members in cells.values() for replica in members} == {0, 1}
+        cells.setdefault(job.request.session, []).append(job.replica % 2)
+    at_home = sum(max(turns.count(0), turns.count(1)) for turns in cells.values())
+    assert at_home > 0.85 * len(pool.jobs)
+    assert {cell for turns in cells.values() for cell in turns} == {0, 1}
 
 
 class Watched(Sluice):
