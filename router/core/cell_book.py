@@ -206,16 +206,17 @@ class CellBook:
         return matches
 
     def is_paced(self, request: Request, matches: Mapping[str, int], now: float) -> bool:
-        """Return whether every replica that is open had better decode before it takes this one."""
+        """Return whether every replica with room had better decode before it takes this one."""
+        is_paced = False
         for book in self.takers.values():
-            if book.opens_at(now) <= now:
-                cached = placement.cached_tokens(book, request, matches)
-                has_room = book.fits(request.prompt_tokens, 0, cached)
-                if has_room and not placement.is_paced(
-                    book, request.prompt_tokens - cached, cached
-                ):
+            if book.opens_at(now) > now:
+                continue
+            cached = placement.cached_tokens(book, request, matches)
+            if book.fits(request.prompt_tokens, 0, cached):
+                if not placement.is_paced(book, request.prompt_tokens - cached, cached):
                     return False
-        return True
+                is_paced = True
+        return is_paced
 
     def held_for(self, request: Request) -> ReplicaBook | None:
         """Return the replica whose memory is to be kept for a request that finds none free.
