@@ -338,8 +338,7 @@ def supply_of(cell: "CellBook", now: float) -> Supply:
             continue
         replicas += 1
         tokens_s += book.tokens_s
-        owed_s = book.backlog_s(now)
-        backlog_s = min(backlog_s, owed_s)
+        backlog_s = min(backlog_s, book.backlog_s(now))
         if book.role is Role.PREFILL:
             continue  # answers have their places elsewhere
         running = len(book.slots)
@@ -348,7 +347,7 @@ def supply_of(cell: "CellBook", now: float) -> Supply:
             room = max(room, 1)  # one sequence alone always goes
         free += max(0, min(limits.sequences_max - running, room))
         speed = book.speed
-        step_s = speed.full_step_s() if owed_s else speed.decode_step_s
+        step_s = speed.full_step_s() if book.shadow.tokens else speed.decode_step_s
         ends_s += running / (max(1.0, cell.output_mean) * step_s)
     return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
 

@@ -292,6 +292,7 @@ def _best_split(
         return None
     backlog_s = best.book.backlog_s(now)
     uncached = request.prompt_tokens - whole.cached_tokens
+    decode_step_s = target.speed.decode_step_s
     as_whole = Whole(
         backlog_s=target.backlog_s(now),
         prefill_s=target.prefill_s(uncached, whole.cached_tokens),
@@ -301,9 +302,10 @@ def _best_split(
     as_split = Split(
         backlog_s=backlog_s,
         prefill_s=best.cost_s - backlog_s,
-        transfer_s=handovers.times.predict_s(uncached),
+        # What comes over waits for the target's step in flight, just as a whole prompt does.
+        transfer_s=handovers.times.predict_s(uncached) + decode_step_s / 2,
         output_tokens=cell.output_expected(request),
-        decode_step_s=target.speed.decode_step_s,
+        decode_step_s=decode_step_s,
     )
     return best if is_split_better(as_whole, as_split, cell.config.tpot_s) else None
 

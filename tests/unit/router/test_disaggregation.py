@@ -128,9 +128,10 @@ def world(bench):
             return actions
 
         world.tick = keep
-        for _ in range(busy):
-            slot = world.slot(world.submit(prompt=4, output=900))
-            world.frame(slot.replica_id, tokens={slot: [1]})
+        for _ in range(busy // 2):  # one each
+            for slot in [world.slot(world.submit(prompt=4, output=900)) for _ in range(2)]:
+                name = slot.replica_id
+                world.frame(name, admitted=[slot], tokens={slot: [1]}, state=state(world, name))
         for book in world.core.replicas.values():
             book.speed.token_s = 0.001
         world.tick(1.0)

@@ -188,9 +188,11 @@ def split_world(bench):
     world.core.on_cells([CELL], plans)
     for name in world.names:
         world.attach(name)
-    for _ in range(40):
-        slot = world.slot(world.submit(prompt=4, output=900))
-        world.frame(slot.replica_id, tokens={slot: [1]})
+    for _ in range(20):  # one each
+        for slot in [world.slot(world.submit(prompt=4, output=900)) for _ in range(2)]:
+            running = len(world.core.replicas[slot.replica_id].slots)
+            state = engine.EngineState(running=running)
+            world.frame(slot.replica_id, tokens={slot: [1]}, state=state)
     for book in world.core.replicas.values():
         book.speed.token_s = 0.001
     world.tick(1.0)
