@@ -164,6 +164,9 @@ class CellBook:
         config = self.config
         alone_s = self.prefill_alone_s(request.prompt_tokens)
         request.objective_s = config.ttft_base_s + config.ttft_factor * alone_s
+        uncached = request.uncached_tokens
+        own_s = self.usual.prefill_s(uncached, request.prompt_tokens - uncached)
+        request.late_at = request.arrived_at + request.objective_s - own_s
         request.overdue_at = request.arrived_at + config.overtake_factor * request.objective_s
         self._seen += 1
         weight = max(_SMOOTHING, 1 / self._seen)

@@ -160,6 +160,8 @@ class Request:
         order: Of arrival; also the tie-break everywhere.
         uncached_tokens: Prompt tokens that the best replica would have to compute; a prediction.
         objective_s: Until the first token.
+        late_at: From then on it cannot meet its objective, wherever it goes.
+        is_late: That time has come while it waited.
         overdue_at: From then on nobody of its tier overtakes it.
         avoid: The replica where it failed last.
         output: What was emitted; kept for preemptible requests only.
@@ -172,7 +174,8 @@ class Request:
         *("priority", "reserved_permille", "is_preemptible", "weight", "deadline_s", "hashes"),
         *("session", "adapter", "payload"),
         *("gateway", "order", "arrived_at", "deadline_at", "state", "slot", "attempts", "avoid"),
-        *("uncached_tokens", "objective_s", "overdue_at", "output", "is_charged"),
+        *("uncached_tokens", "objective_s", "late_at", "is_late", "overdue_at", "output"),
+        "is_charged",
         "charged_tokens",
         *("preemptions", "prediction", "prefilled_on"),
     )
@@ -221,7 +224,8 @@ class Request:
         self.avoid = ""
         self.uncached_tokens = prompt_tokens
         self.objective_s = 0.0
-        self.overdue_at = float("inf")
+        self.late_at = self.overdue_at = float("inf")
+        self.is_late = False
         self.output: list[int] | None = [] if is_preemptible else None
         self.is_charged = False  # its tenant has paid for the prompt
         self.charged_tokens = 0  # ... so many tokens of it

@@ -13,6 +13,7 @@ from router.core.model import Request
 if TYPE_CHECKING:
     from router.core.tiers import Tier
 
+_LATE_FACTOR = 1.2
 _SLACK = 64  # dead heap entries are swept when there are more than this and than live ones
 
 
@@ -20,9 +21,12 @@ def order_key(request: Request) -> float:
     """Rank a request among those of its tenant that are not overdue; the least goes first.
 
     Shortest uncached prompt first keeps the mean TTFT low; `Request.overdue_at` bounds what it
-    costs long prompts. Must not change while the request waits, except by `FairQueue.reprice`.
+    costs long prompts. What cannot meet its objective any more makes way for what is a little
+    longer and still can. Must not change while the request waits, except by `FairQueue.reprice`
+    and when `late_at` has come.
     """
-    return request.uncached_tokens
+    tokens = request.uncached_tokens
+    return tokens * _LATE_FACTOR if request.is_late else tokens
 
 
 class Sizes:
@@ -93,7 +97,7 @@ class Tenant:
     __slots__ = (
         *("tenant_id", "tier", "weight", "counter", "running", "requests", "tokens", "listing"),
         *("_returned", "_overdue", "_overdue_tokens", "_rest", "_sizes"),
-        *("_shortest", "_due", "_hidden", "_stash"),
+        *("_shortest", "_due", "_late", "_hidden", "_stash"),
     )
 
     def __init__(self, tenant_id: str, tier: "Tier") -> None:
@@ -109,6 +113,7 @@ class Tenant:
         self._sizes = Sizes()
         self._shortest: list[tuple[float, int, _Entry]] = []
         self._due: list[tuple[float, int]] = []
+        self._late: list[tuple[float, int]] = []
         self._hidden: dict[int, None] = {}  # set aside during a look-ahead
         self._stash: list[tuple[float, int, _Entry]] = []  # of these, the heap's entries
 
@@ -122,6 +127,8 @@ class Tenant:
         self._rank(request)
         if request.overdue_at < float("inf"):
             heappush(self._due, (request.overdue_at, request.order))
+        if request.late_at < float("inf"):
+            heappush(self._late, (request.late_at, request.order))
         self._sweep()
 
     def push_front(self, request: Request) -> None:
@@ -187,6 +194,9 @@ class Tenant:
         if len(self._due) > 2 * live + _SLACK:
             self._due = [entry for entry in self._due if entry[1] in self._rest]
             heapify(self._due)
+        if len(self._late) > 2 * live + _SLACK:
+            self._late = [entry for entry in self._late if entry[1] in self._rest]
+            heapify(self._late)
 
     # --- order ------------------------------------------------------------------------------
 
@@ -209,7 +219,14 @@ class Tenant:
         return None
 
     def _promote(self, now: float) -> None:
-        """Move what has become overdue from the rest to the line of the overdue."""
+        """Rank what has become late anew, and move what is overdue to the line of the overdue."""
+        late = self._late
+        while late and late[0][0] <= now:
+            entry = self._rest.get(heappop(late)[1])
+            if entry is not None:
+                entry.request.is_late = True
+                self._sizes.add(entry.tokens, -1)
+                self._rank(entry.request)
         due = self._due
         while due and due[0][0] <= now:
             order = heappop(due)[1]
