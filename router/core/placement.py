@@ -16,9 +16,9 @@ _RECOMPUTE_WEIGHT = 1.0
 _RISK_SHARE = 0.2
 # Decode-only steps that a prompt waits for at most, so that those who decode are in time again.
 _PAUSES_MAX = 8
-# The session's replica holds the last answer as well, not only the prompt: preferred while its cost
-# is not more than a tenth above the best one's.
-_HOME_FACTOR = 1.0
+# A session stays where it was between equals, as if so many tokens more were cached there. What is
+# really cached the index knows; a larger bonus sends conversations to where they do harm.
+_HOME_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def cost_s(
     shadow = book.shadow
     at_risk = shadow.at_risk(uncached, book.speed.prompt_s(uncached, cached))
     cost += _RISK_SHARE * shadow.tpot_s * at_risk
-    return cost * _HOME_FACTOR if is_home else cost
+    return cost - _HOME_TOKENS * usual.token_s if is_home else cost
 
 
 def is_paced(book: ReplicaBook, uncached: int, cached: int) -> bool:
@@ -126,7 +126,7 @@ def choose(
     best_s = float("inf")
     best_cached = 0
     for book in books:
-        if book.backlog_s(now) * _HOME_FACTOR >= best_s:
+        if book.backlog_s(now) - _HOME_TOKENS * usual.token_s >= best_s:
             continue
         cached = cached_tokens(book, request, matches) if matches else 0
         uncached = request.prompt_tokens - cached
