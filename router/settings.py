@@ -53,7 +53,7 @@ class Settings(ServiceSettings):
     ttft_base_s: Annotated[float, Field(ge=0)] = 0.5
     ttft_factor: Annotated[float, Field(ge=0)] = 2.0
     tpot_s: Annotated[float, Field(gt=0)] = 0.1
-    overtake_factor: Annotated[float, Field(ge=1)] = 20.0
+    overtake_factor: Annotated[float, Field(ge=1)] = 48.0
     decision_sample: Annotated[int, Field(ge=0)] = 0
     silence_s: Annotated[float, Field(ge=0.5)] = 1.0
     drain_s: Annotated[float, Field(ge=0)] = 30.0
