@@ -66,7 +66,7 @@ class Bench:
     def frame(self, name: str, epoch: int = 1, *, tick=True, **columns) -> None:
         """Deliver a frame: tokens={slot: [ids]}, admitted=[...], finished={slot: reason}."""
         self.steps += 1
-        frame = engine.StepFrame(step=self.steps, steps=1)
+        frame = engine.StepFrame(step=self.steps, steps=columns.get("steps", 1))
         for slot, tokens in columns.get("tokens", {}).items():
             frame.sequence.append(slot.sequence)
             frame.count.append(len(tokens))
