@@ -1,0 +1,166 @@
+"""What the router's core promises when a replica fails, refuses, comes back or leaves."""
+
+import pytest
+
+from sluice.wire.engine.v1 import engine_pb2 as engine
+from sluice.wire.router.v1 import router_pb2 as wire
+
+STOP = engine.FINISH_REASON_STOP
+BUSY = engine.FINISH_REASON_BUSY
+FAILED = engine.FINISH_REASON_FAILED
+
+
+def test_a_lost_replica_moves_what_was_not_emitted(bench):
+    world = bench(step=4096)
+    handles = [world.submit() for _ in range(6)]
+    moved = [handle for handle in handles if world.slot(handle).replica_id == "replica-0"]
+    emitted = world.slot(moved[0])
+    world.frame("replica-0", tokens={emitted: [1, 2]})
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    world.tick()
+    outcome = world.outcome(moved[0])
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_LOST, "replica_lost")
+    assert outcome.output_tokens == 2
+    for handle in moved[1:]:
+        assert world.slot(handle).replica_id == "replica-1"
+    assert world.core.requests.stats.requeues == len(moved) - 1
+
+
+def test_what_comes_back_goes_first(bench):
+    world = bench(replicas=2, sequences=2)
+    first = [world.submit() for _ in range(4)]
+    late = world.submit()
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    world.tick()
+    for _ in range(3):
+        book = world.core.replicas["replica-1"]
+        slot = next(iter(book.slots.values()))
+        world.frame("replica-1", tokens={slot: [1]}, finished={slot: STOP})
+    assert set(world.order[:6]) == set(first)
+    assert world.order[-1] == late
+
+
+def test_retries_are_bounded(bench):
+    world = bench(replicas=1, retries_max=2)
+    handle = world.submit()
+    for epoch in range(1, 4):
+        assert world.core.live_requests == 1
+        world.core.on_replica_lost("replica-0", epoch, world.now)
+        world.attach("replica-0", epoch + 1)
+        world.tick()
+    outcome = world.outcome(handle)
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_FAILED, "replica_lost")
+
+
+def test_a_failed_sequence_is_tried_elsewhere(bench):
+    world = bench()
+    handle = world.submit()
+    slot = world.slot(handle)
+    world.frame(slot.replica_id, finished={slot: FAILED})
+    assert world.slot(handle).replica_id != slot.replica_id
+    again = world.slot(handle)
+    world.frame(again.replica_id, tokens={again: [1]}, finished={again: FAILED})
+    assert world.outcome(handle).kind == wire.OUTCOME_KIND_LOST
+
+
+def test_busy_is_nobodys_failure_and_pauses_the_replica(bench):
+    world = bench(replicas=1, retries_max=0)
+    handle = world.submit()
+    for _ in range(5):
+        slot = world.slot(handle)
+        world.frame("replica-0", finished={slot: BUSY}, tick=False)
+        world.tick()
+        assert world.slot(handle) is slot
+        due = world.core.next_tick_at(world.now)
+        world.tick(due - world.now)
+        assert world.slot(handle) is not slot
+    assert world.core.live_requests == 1
+
+
+def test_refused_is_final(bench):
+    world = bench()
+    handle = world.submit()
+    slot = world.slot(handle)
+    world.frame(slot.replica_id, finished={slot: engine.FINISH_REASON_REFUSED})
+    outcome = world.outcome(handle)
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_FAILED, "engine_refused")
+
+
+def test_a_draining_replica_gets_nothing_new(bench):
+    world = bench(sequences=100, step=4096)
+    world.plan(draining=("replica-0",))
+    for _ in range(5):
+        assert world.slot(world.submit()).replica_id == "replica-1"
+
+
+def test_frames_of_an_older_attachment_count_for_nothing(bench):
+    world = bench(replicas=1)
+    handle = world.submit()
+    slot = world.slot(handle)
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    world.attach("replica-0", 2)
+    world.tick()
+    world.frame("replica-0", epoch=1, tokens={slot: [1]}, finished={slot: STOP})
+    assert world.batch().tokens == []
+    assert world.core.live_requests == 1
+    assert world.core.requests.stats.stray_tokens == 0  # ignored as a whole
+
+
+def resumed(*entries: tuple[int, list[int]]) -> list[engine.Resumed]:
+    return [engine.Resumed(sequence=sequence, output=output) for sequence, output in entries]
+
+
+def test_a_resumed_attachment_costs_no_token_and_no_retry(bench):
+    world = bench(replicas=1, sequences=4, step=4096)
+    goes_on, ended, lost_on_the_way = (world.submit() for _ in range(3))
+    a, b, c = (world.slot(handle) for handle in (goes_on, ended, lost_on_the_way))
+    world.frame("replica-0", tokens={a: [1], b: [2]})
+    world.core.on_broken("replica-0", 1)
+    waits = world.submit()
+    assert waits not in world.order, "nothing is sent into the void"
+    world.core.on_resumed("replica-0", 1, 2, resumed((a.sequence, [1, 10, 11])), world.now)
+    world.tick()
+    assert world.batch().tokens == [1, 2, 10, 11]
+    world.frame("replica-0", epoch=2, tokens={b: [20]}, finished={b: STOP})
+    assert world.outcome(ended).output_tokens == 2
+    assert world.slot(lost_on_the_way) is not c, "it is sent again"
+    world.frame("replica-0", epoch=2, tokens={a: [12]}, finished={a: STOP})
+    assert world.outcome(goes_on).output_tokens == 4
+    assert world.core.take_stats().count_mismatches == 0
+
+
+def test_a_cancel_that_got_lost_is_said_again_at_the_resume(bench):
+    world = bench(replicas=1)
+    handle = world.submit()
+    slot = world.slot(handle)
+    world.core.cancel(1, handle)
+    world.tick()
+    world.core.on_broken("replica-0", 1)
+    world.core.on_resumed("replica-0", 1, 2, resumed((slot.sequence, [5])), world.now)
+    world.tick()
+    assert world.cancelled["replica-0"] == [slot.sequence] * 2
+    assert not world.batch().tokens
+
+
+def test_a_resumed_sequence_that_has_lost_tokens_is_an_error(bench):
+    world = bench(replicas=1)
+    slot = world.slot(world.submit())
+    world.frame("replica-0", tokens={slot: [1, 2]})
+    world.core.on_broken("replica-0", 1)
+    with pytest.raises(ValueError, match="shorter"):
+        world.core.on_resumed("replica-0", 1, 2, resumed((slot.sequence, [1])), world.now)
+
+
+def test_what_the_last_owner_left_on_an_engine_counts(bench):
+    world = bench(replicas=1, sequences=4, blocks=100, step=256)
+    left_behind = engine.EngineState(
+        running=2, waiting=1, kv_blocks_used=90, prefill_tokens_owed=5000, step_us=20_000
+    )
+    world.frame("replica-0", state=left_behind)
+    book = world.core.replicas["replica-0"]
+    assert book.owed_tokens(world.now) == 5000 - 256 + 2, "the next step has begun already"
+    first = world.submit(prompt=320)
+    assert first not in world.order, "neither its window nor its memory is free"
+    world.now += 0.02
+    world.frame("replica-0", state=engine.EngineState(step_us=20_000))
+    assert world.order == [first]
