@@ -191,8 +191,8 @@ def main() -> None:
     figures = {"per_request": requests, "long": long, "per_token": tokens}
     operation = (
         "per_request: conversion + submit + tick + conversion of one 1,000-token request with"
-        " hashes; long: the same with 55,000 tokens; per_token: one frame from bytes to the gateways'"
-        " bytes. CPU time of one core; no gRPC, no sockets."
+        " hashes; long: the same with 55,000 tokens; per_token: one frame from bytes to the"
+        " gateways' bytes. CPU time of one core; no gRPC, no sockets."
     )
     path = write_result("router_core", operation, figures)
     for row in (*requests, long, *tokens):
