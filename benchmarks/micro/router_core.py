@@ -1,18 +1,19 @@
 """CPU of the router's core: per request (admission, queue, placement) and per token (frames).
 
 One operation, "request": conversion of a parsed message with a 1,000-token prompt and its block
-hashes, `submit`, `tick`, and the conversion of the dispatch into the engine's message; a quarter of
-the prompts continue an earlier one, replicas hold up to half of what they can.
+hashes, `submit`, `tick`, and the conversion of the dispatch into the engine's message; three of
+four prompts are what an earlier one was. "idle": all engines do nothing; "half": each decodes half
+of the sequences that it has places for.
 One operation, "long": the same for a prompt of 55,000 tokens (220 KB of text), beside what hashing
 its blocks takes the gateway, once.
 One operation, "token": parse a HostFrame, `on_frame`, `tick`, build and serialize the gateways'
-messages, divided by the frame's tokens. Not measured: gRPC, sockets, the parsing of submits.
+messages, divided by the frame's tokens; frames of 64 replicas in turn. Not measured: gRPC, sockets,
+the parsing of submits.
 Read both as process CPU time of one core. Run: `python -m benchmarks.micro.router_core`.
 """
 
 import gc
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.results import write_result
@@ -28,11 +29,15 @@ LIMITS = EngineLimits(131_072, 256, 2048, 65_536, 32)
 GATEWAYS = 4
 PROMPT_TOKENS = 1000
 LONG_TOKENS = 55_000
+SHORT_TOKENS = 20  # less than a block: cached nowhere
 ROOT = bytes(16)
+STEP_S = 0.02
+REQUESTS = 4096
+FRAMES = 2048
 
 
 class Bench:
-    """A core with replicas that are fed and drained by hand."""
+    """A core with engines that take everything in one step of `STEP_S`."""
 
     def __init__(self, replicas: int) -> None:
         self.core = RouterCore(CoreConfig())
@@ -45,10 +50,6 @@ class Bench:
         self.core.on_cells([CELL], plans)
         for name in self.slots:
             self.core.on_attached(name, 1, LIMITS, self.now)
-        # A fast engine, so that the window never holds a request back: what is measured is
-        # placement among all replicas, its most expensive case.
-        for book in self.core.replicas.values():
-            book.speed.decode_step_s = book.speed.token_s = 1e-7
 
     def message(self, tokens: int = PROMPT_TOKENS) -> wire.Submit:
         """Return the next request as it comes from a gateway."""
@@ -67,67 +68,73 @@ class Bench:
             block_hashes=b"".join(hashes),
         )
 
-    def submit(self, message: wire.Submit) -> None:
-        """Admit, place and convert one request."""
+    def submit(self, message: wire.Submit) -> float:
+        """Admit, place and convert one request; return the CPU seconds."""
+        started_s = time.process_time()
         self.core.submit(message.handle % GATEWAYS, convert.request(message), self.now)
         actions = self.core.tick(self.now)
         for name, slots in actions.dispatches.items():
             convert.submit_message(1, slots)
             self.slots[name] += slots
+        return time.process_time() - started_s
 
-    def frames(self, tokens: int = 1) -> Iterator[tuple[str, bytes]]:
-        """Yield one serialized frame per replica: every sequence has `tokens` new ones."""
+    def frames(self, *, kept: int, tokens: int = 1) -> list[tuple[str, bytes]]:
+        """Return a frame of each replica: `tokens` for every sequence; all but `kept` end."""
+        frames: list[tuple[str, bytes]] = []
         for name, slots in self.slots.items():
+            prompts = sum(slot.prefill_owed for slot in slots)
             frame = engine.StepFrame(step=1, steps=tokens)
             frame.sequence.extend(slot.sequence for slot in slots)
             frame.count.extend([tokens] * len(slots))
             frame.token.extend(range(1000, 1000 + tokens * len(slots)))
-            frame.state.CopyFrom(engine.EngineState(running=len(slots), step_us=20_000))
-            yield name, engine.HostFrame(step=frame).SerializeToString()
-
-    def frame(self, name: str, data: bytes) -> None:
-        """Handle one frame from bytes to bytes."""
-        self.core.on_frame(name, 1, engine.HostFrame.FromString(data).step, self.now)
-        for _, batch in self.core.tick(self.now).batches:
-            convert.connect_response(batch).SerializeToString()
-
-    def finish(self) -> None:
-        """End everything that runs."""
-        for name, slots in self.slots.items():
-            frame = engine.StepFrame(step=1, steps=1)
-            for slot in slots:
+            for slot in slots[: max(0, len(slots) - kept)]:
                 frame.finished.add(
                     sequence=slot.sequence,
                     reason=engine.FINISH_REASON_STOP,
-                    output_tokens=slot.emitted,
+                    output_tokens=slot.emitted + tokens,
                 )
-            self.core.on_frame(name, 1, frame, self.now)
-            slots.clear()
-        self.core.tick(self.now)
+                slots.remove(slot)
+            state = engine.EngineState(
+                running=len(slots),
+                step_us=round(STEP_S * 1e6),
+                step_prompt_tokens=prompts,
+                kv_blocks_used=40 * len(slots),
+            )
+            frame.state.CopyFrom(state)
+            frames.append((name, engine.HostFrame(step=frame).SerializeToString()))
+        return frames
+
+    def frame(self, name: str, data: bytes) -> float:
+        """Handle one frame from bytes to bytes; return the CPU seconds."""
+        self.now += STEP_S / len(self.slots)
+        started_s = time.process_time()
+        self.core.on_frame(name, 1, engine.HostFrame.FromString(data).step, self.now)
+        for _, batch in self.core.tick(self.now).batches:
+            convert.connect_response(batch).SerializeToString()
+        return time.process_time() - started_s
+
+    def step(self, *, kept: int) -> None:
+        """Let all engines do a step."""
+        for name, data in self.frames(kept=kept):
+            self.frame(name, data)
 
 
-def per_request_us(replicas: int) -> dict[str, Any]:
-    """Return the CPU of admission, placement and conversion."""
+def per_request_us(replicas: int, decoding: int) -> dict[str, Any]:
+    """Return the CPU of admission, placement and conversion; replicas decode so much each."""
     bench = Bench(replicas)
+    for _ in range(decoding):
+        for _ in range(replicas):
+            bench.submit(bench.message())
+        bench.step(kept=decoding)
     samples: list[float] = []
-    # Waves of 4 per replica, so that the window stays open for all of them; then everybody has a
-    # first token, and half of the capacity is reached after a few waves.
-    wave = 4 * replicas
-    for _ in range(max(4, 4000 // wave)):
-        if sum(map(len, bench.slots.values())) > 128 * replicas:
-            bench.finish()
-        for message in [bench.message() for _ in range(wave)]:
-            started_s = time.process_time()
-            bench.submit(message)
-            samples.append(time.process_time() - started_s)
-        for name, data in list(bench.frames()):
-            bench.frame(name, data)
-    placed = sum(map(len, bench.slots.values()))
-    assert placed, "nothing was placed"
-    assert not bench.core.cells[CELL].queue.requests, "placement was held back"
+    while len(samples) < REQUESTS:
+        samples += [bench.submit(bench.message()) for _ in range(replicas)]
+        assert not bench.core.cells[CELL].queue.requests, "placement was held back"
+        bench.step(kept=decoding)
     samples.sort()
     return {
         "replicas": replicas,
+        "decoding": decoding,
         "requests": len(samples),
         "mean_us": round(1e6 * sum(samples) / len(samples), 1),
         "p50_us": round(1e6 * samples[len(samples) // 2], 1),
@@ -145,11 +152,9 @@ def long_prompt_us() -> dict[str, Any]:
         prompt = list(message.prompt)
         started_s = time.process_time()
         block_hashes(prompt, ROOT, len(prompt) // BLOCK_TOKENS)
-        hashed_s = time.process_time()
-        bench.submit(message)
-        hashing.append(hashed_s - started_s)
-        router.append(time.process_time() - hashed_s)
-        bench.finish()
+        hashing.append(time.process_time() - started_s)
+        router.append(bench.submit(message))
+        bench.step(kept=0)
     router.sort()
     hashing.sort()
     return {
@@ -162,22 +167,22 @@ def long_prompt_us() -> dict[str, Any]:
 
 def per_token_us(sequences: int, tokens: int) -> dict[str, Any]:
     """Return the CPU of frames with `sequences` rows of `tokens` tokens."""
-    bench = Bench(1)
-    while len(bench.slots["replica-0"]) < sequences:
-        bench.submit(bench.message())
-        for name, data in list(bench.frames()):
-            bench.frame(name, data)
-    frames = [data for _ in range(2000) for _, data in bench.frames(tokens)][:2000]
-    started_s = time.process_time()
-    for data in frames:
-        bench.frame("replica-0", data)
-    spent_s = time.process_time() - started_s
+    bench = Bench(64)
+    for _ in range(sequences):
+        for _ in bench.slots:
+            bench.submit(bench.message(SHORT_TOKENS))
+        bench.step(kept=sequences)
+    assert all(len(slots) == sequences for slots in bench.slots.values())
+    samples: list[float] = []
+    while len(samples) < FRAMES:
+        samples += [bench.frame(*frame) for frame in bench.frames(kept=sequences, tokens=tokens)]
     return {
+        "replicas": 64,
         "sequences": sequences,
         "tokens_per_sequence": tokens,
         "gateways": GATEWAYS,
-        "us_per_token": round(1e6 * spent_s / (len(frames) * sequences * tokens), 3),
-        "us_per_frame": round(1e6 * spent_s / len(frames), 1),
+        "us_per_token": round(1e6 * sum(samples) / (len(samples) * sequences * tokens), 3),
+        "us_per_frame": round(1e6 * sum(samples) / len(samples), 1),
     }
 
 
@@ -185,7 +190,8 @@ def main() -> None:
     """Measure, print and record."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    requests = [per_request_us(replicas) for replicas in (16, 64, 256)]
+    half = LIMITS.sequences_max // 2
+    requests = [per_request_us(n, busy) for busy in (0, half) for n in (16, 64, 256)]
     tokens = [per_token_us(s, t) for s, t in ((8, 1), (64, 1), (256, 1), (256, 8))]
     long = long_prompt_us()
     figures = {"per_request": requests, "long": long, "per_token": tokens}

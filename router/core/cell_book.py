@@ -1,7 +1,7 @@
 """One cell: its queue, its replicas, and what is known to place requests on them."""
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from router.core import placement
 from router.core.adapters import AdapterResidency
@@ -15,7 +15,7 @@ from router.core.prefix_index import PrefixIndex
 from router.core.replica_book import ReplicaBook
 from router.core.sessions import Sessions
 from router.core.shedding import AdapterWaiters
-from router.core.speed import Usual
+from router.core.speed import Speed, Usual
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
@@ -48,7 +48,7 @@ class CellBook:
         *("is_dirty", "is_owned", "output_mean", "preemption", "prompt_tokens_max", "queue"),
         *("replicas", "residency", "sessions"),
         *("prefillers", "takers", "told", "uncached_mean", "_output_means", "_to_price", "_seen"),
-        *("usual", "_usual_until"),
+        *("usual", "_fastest", "_usual_until"),
     )
 
     def __init__(self, cell_id: str, config: CoreConfig) -> None:
@@ -64,6 +64,7 @@ class CellBook:
         self.sessions = Sessions()
         self.health = CellHealth()
         self.usual = Usual()
+        self._fastest: Speed | None = None
         self._usual_until = float("-inf")
         self.forecast = Forecast()
         self.preemption = Preemption()
@@ -130,6 +131,7 @@ class CellBook:
 
     def _relimit(self) -> None:
         """Find anew what any replica can take."""
+        self._usual_until = float("-inf")
         limits = [book.limits for book in self.replicas.values() if book.limits is not None]
         longest = (entry.prompt_tokens_max for entry in limits)
         self.prompt_tokens_max = max(longest, default=None)
@@ -159,6 +161,7 @@ class CellBook:
 
     def price(self, request: Request) -> None:
         """Predict what a new request costs, and what its objective is."""
+        self.find_usual(request.arrived_at)
         matches = self.index.matches(request.hashes) if request.hashes else {}
         request.uncached_tokens = request.prompt_tokens - self._most_cached(request, matches)
         config = self.config
@@ -174,10 +177,8 @@ class CellBook:
 
     def prefill_alone_s(self, prompt_tokens: int) -> float:
         """Return the time of a prompt's prefill on a replica of the cell that does nothing else."""
-        ready = self.replicas_ready()
-        if not ready:
-            return 0.0
-        return min(book.prefill_s(prompt_tokens, 0) for book in ready)
+        fastest = self._fastest
+        return 0.0 if fastest is None else fastest.prefill_s(prompt_tokens, 0)
 
     def enqueue(self, request: Request, now: float) -> None:
         """Let a new request wait."""
@@ -188,10 +189,13 @@ class CellBook:
             self._to_price.append(request)
 
     def find_usual(self, now: float) -> None:
-        """Take the mean of the replicas' speeds anew, now and then."""
+        """Take the mean of the replicas' speeds anew, and the fastest of them, now and then."""
         if now >= self._usual_until:
             self._usual_until = now + _USUAL_KEPT_S
-            self.usual = Usual([book.speed for book in self.replicas_ready()])
+            speeds = [book.speed for book in self.replicas_ready()]
+            self.usual = Usual(speeds)
+            tokens = self.uncached_mean or 1.0
+            self._fastest = min(speeds, key=lambda it: it.prefill_s(tokens, 0), default=None)
 
     def reprice_some(self) -> None:
         """Look again, in turn, at what waiting requests would find cached."""
@@ -254,9 +258,13 @@ class CellBook:
     ) -> Choice | None:
         """Return the best replica but `held` for a request; None: none can hold it now."""
         takers = self.takers
-        until = now if _is_far_too_late(request, now) else float("inf")
+        books: Iterable[ReplicaBook] = takers.values()
+        if held is not None:
+            books = [book for book in books if book is not held]
+        if _is_far_too_late(request, now):
+            books = [book for book in books if book.gathers_until <= now]
         return placement.choose(
-            [b for b in takers.values() if b is not held and b.gathers_until <= until],
+            books,
             request,
             matches,
             usual=self.usual,

@@ -4,7 +4,7 @@ What the engine is doing now follows from that: see `router.core.shadow`.
 """
 
 from router.core.model import EngineLimits, Role, Slot
-from router.core.shadow import Prompt, Shadow
+from router.core.shadow import IDLE, Prompt, Shadow
 from router.core.speed import Speed
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -267,11 +267,16 @@ class ReplicaBook:
     def backlog_s(self, now: float) -> float:
         """Return the time until a prompt that is sent now is begun."""
         shadow = self.shadow
-        shadow.advance(now)
+        boundary_at = shadow.boundary_at
+        if boundary_at == IDLE:
+            return 0.0
+        if boundary_at <= now:
+            shadow.advance(now)
+            boundary_at = shadow.boundary_at
         work_s = shadow.work_s
         if work_s:
             work_s += shadow.tokens / shadow.budget * self.speed.decode_step_s
-        left_s = shadow.boundary_at - now
+        left_s = boundary_at - now
         return work_s + left_s if left_s > 0.0 else work_s
 
     def prefill_s(self, uncached: int, cached: int) -> float:

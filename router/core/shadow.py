@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from router.core.speed import Speed
 
 _STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budget
-_IDLE = float("-inf")
+IDLE = float("-inf")  # `boundary_at` of an engine that does nothing
 
 
 class Prompt:
@@ -48,7 +48,7 @@ class Shadow:
         self.speed = speed
         self.budget = budget
         self.tpot_s = tpot_s
-        self.boundary_at = _IDLE
+        self.boundary_at = IDLE
         self.tokens = self.work_s = self.credit_s = 0.0
         self.decoding = self.pauses = 0
         self._prompts: deque[Prompt] = deque()  # in the order of arrival
@@ -92,7 +92,7 @@ class Shadow:
 
     def advance(self, now: float) -> None:
         """Do the steps that begin until now."""
-        while _IDLE < self.boundary_at <= now:
+        while IDLE < self.boundary_at <= now:
             prompts = self._prompts
             if prompts and prompts[0].sent_at <= self.boundary_at:
                 self._prefill_step()
@@ -101,7 +101,7 @@ class Shadow:
             elif prompts:
                 self.boundary_at = prompts[0].sent_at
             else:
-                self.boundary_at = _IDLE
+                self.boundary_at = IDLE
 
     def _prefill_step(self) -> None:
         room: float = max(self.budget - self.decoding, _STARVED_TOKENS)
@@ -147,7 +147,7 @@ class Shadow:
     @property
     def is_idle(self) -> bool:
         """Whether the engine does nothing."""
-        return self.boundary_at == _IDLE
+        return self.boundary_at == IDLE
 
     def next_is_full(self) -> bool:
         """Return whether what it has fills its next step."""

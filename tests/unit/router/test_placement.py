@@ -1,0 +1,86 @@
+"""That the search for the cheapest replica finds the one that the formula says."""
+
+from random import Random
+
+import pytest
+
+from router.core import placement
+from router.core.model import EngineLimits, Request
+from router.core.replica_book import ReplicaBook
+from router.core.shadow import Prompt
+from router.core.speed import Usual
+
+LIMITS = EngineLimits(
+    kv_blocks=2000,
+    sequences_max=64,
+    step_tokens_max=2048,
+    context_tokens_max=20_000,
+    block_tokens=32,
+)
+NOW = 100.0
+PROMPT = 3000
+OUTPUT = 100
+
+
+def make_book(random: Random, number: int) -> ReplicaBook:
+    """Return a replica that does nothing, or computes or decodes something, at some speed."""
+    book = ReplicaBook(f"replica-{number}", "cell", 0.1)
+    book.attach(1, LIMITS, NOW)
+    speed, shadow = book.speed, book.shadow
+    speed.decode_step_s = random.choice((0.005, 0.02))
+    speed.token_s = random.choice((1e-5, 5e-5))
+    speed.attention_s = random.choice((0.0, 1e-9))
+    book.is_draining = random.random() < 0.1
+    book.refresh(is_healthy=random.random() < 0.9)
+    if random.random() < 0.7:
+        sizes = [random.randint(1, 3000) for _ in range(random.randint(0, 3))]
+        prompts = [Prompt(NOW - 1, size, size * speed.token_s) for size in sizes]
+        begun = [random.uniform(0.0, 0.1) for _ in range(random.randint(0, 4))]
+        for credit_s in begun:
+            shadow.began(credit_s)
+        at, credit_s = NOW - random.uniform(0.0, 0.1), random.uniform(0.0, 0.1)
+        shadow.anchor(at, prompts, len(begun), credit_s, pauses=0)
+    return book
+
+
+@pytest.mark.parametrize("number", range(200))
+def test_the_choice_is_the_least_of_all_costs(number: int):
+    random = Random(number)
+    books = [make_book(random, index) for index in range(random.randint(1, 16))]
+    names = [book.replica_id for book in books]
+    matches = {name: random.choice((3, 31, 60, 200)) for name in names if random.random() < 0.5}
+    adapter_s = {name: random.choice((0.0, 0.02, float("inf"))) for name in names}
+    if random.random() < 0.5:
+        adapter_s = {}
+    home = random.choice((None, *names))
+    usual = Usual([book.speed for book in books])
+    request = Request(handle=1, cell_id="cell", prompt_tokens=PROMPT, output_max=OUTPUT)
+
+    costs: dict[str, float] = {}
+    for book in books:
+        name = book.replica_id
+        cached = placement.cached_tokens(book, request, matches)
+        uncached, wait_s = PROMPT - cached, adapter_s.get(name, 0.0)
+        cost_s = placement.cost_s(book, usual, uncached, cached, wait_s, NOW, is_home=name == home)
+        if not placement.excluded_by(book, request, OUTPUT, cached, is_only=False):
+            costs[name] = cost_s
+
+    choice = placement.choose(
+        books,
+        request,
+        matches,
+        usual=usual,
+        output=OUTPUT,
+        home=home,
+        adapter_s=adapter_s,
+        is_only=False,
+        now=NOW,
+    )
+    least_s = min(costs.values(), default=float("inf"))
+    if least_s == float("inf"):
+        assert choice is None
+    else:
+        assert choice is not None
+        assert choice.cost_s == least_s
+        assert choice.book.replica_id == min(costs, key=costs.__getitem__), "the first of equals"
+        assert choice.cached_tokens == placement.cached_tokens(choice.book, request, matches)
