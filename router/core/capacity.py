@@ -346,8 +346,9 @@ def supply_of(cell: "CellBook", now: float) -> Supply:
         if not running:
             room = max(room, 1)  # one sequence alone always goes
         free += max(0, min(limits.sequences_max - running, room))
-        speed = book.speed
-        step_s = speed.full_step_s() if book.shadow.tokens else speed.decode_step_s
+        speed, shadow = book.speed, book.shadow
+        is_prefilling = shadow.tokens > 0.0 or not shadow.pauses  # in this step or the next
+        step_s = speed.full_step_s() if is_prefilling else speed.decode_step_s
         ends_s += running / (max(1.0, cell.output_mean) * step_s)
     return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
 
