@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from router.core import disaggregation, explain
-from router.core.cell_book import CellBook
+from router.core.cell_book import CellBook, Readiness
 from router.core.fair_queue import Tenant
 from router.core.model import Actions, Request, Slot, State
 from router.core.outcomes import Ending
@@ -66,9 +66,14 @@ def _next(core: "RouterCore", cell: CellBook, now: float) -> tuple[Request, Choi
             repriced += 1
             request = queue.peek(now)  # it cost more than was thought: another may be first now
             continue
-        if not cell.prefillers and cell.is_paced(request, matches, now):
+        readiness = Readiness.READY
+        if not cell.prefillers:
+            readiness = cell.readiness(request, matches, now)
+        if readiness is Readiness.PACED:
             return None
-        choice = cell.choose(request, matches, now, held=held)
+        choice = None
+        if readiness is Readiness.READY:
+            choice = cell.choose(request, matches, now, held=held)
         if choice is not None and cell.prefillers:
             choice = disaggregation.refine(core.handovers, cell, request, choice, now)
         if choice is not None:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
+from enum import IntEnum
 
 from router.core import placement
 from router.core.adapters import AdapterResidency
@@ -29,6 +30,14 @@ _LOOK_AGAIN_S = 0.001  # frames come as often; this is for those that are late
 _RETRY_AFTER_MIN_S = 0.1
 _RETRY_AFTER_MAX_S = 30.0
 _RETRY_AFTER_UNKNOWN_S = 2.0  # nothing is attached: about the time a replica takes to come back
+
+
+class Readiness(IntEnum):
+    """What the replicas that may be sent more now say to a request."""
+
+    READY = 1
+    PACED = 2  # they had better decode before they take it
+    FULL = 3  # none has room for it
 
 
 class CellBook:
@@ -212,18 +221,18 @@ class CellBook:
         self._reprice(request, matches)
         return matches
 
-    def is_paced(self, request: Request, matches: Mapping[str, int], now: float) -> bool:
-        """Return whether every replica with room had better decode before it takes this one."""
-        is_paced = False
+    def readiness(self, request: Request, matches: Mapping[str, int], now: float) -> "Readiness":
+        """Return whether any replica that may be sent more now can take a request."""
+        found = Readiness.FULL
         for book in self.takers.values():
             if book.opens_at(now) > now:
                 continue
             cached = placement.cached_tokens(book, request, matches)
             if book.fits(request.prompt_tokens, 0, cached):
                 if not placement.is_paced(book, request.prompt_tokens - cached, cached):
-                    return False
-                is_paced = True
-        return is_paced
+                    return Readiness.READY
+                found = Readiness.PACED
+        return found
 
     def held_for(self, request: Request) -> ReplicaBook | None:
         """Return the replica whose memory is to be kept for a request that finds none free.
