@@ -1,5 +1,6 @@
 """Late binding: what waits is bound to a replica when that can start on it soon."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from router.core import disaggregation, explain
@@ -66,16 +67,12 @@ def _next(core: "RouterCore", cell: CellBook, now: float) -> tuple[Request, Choi
             repriced += 1
             request = queue.peek(now)  # it cost more than was thought: another may be first now
             continue
-        readiness = Readiness.READY
-        if not cell.prefillers:
-            readiness = cell.readiness(request, matches, now)
+        readiness = _readiness(cell, request, matches, now)
         if readiness is Readiness.PACED:
             return None
         choice = None
         if readiness is Readiness.READY:
-            choice = cell.choose(request, matches, now, held=held)
-        if choice is not None and cell.prefillers:
-            choice = disaggregation.refine(core.handovers, cell, request, choice, now)
+            choice = _choose(core, cell, request, matches, held, now)
         if choice is not None:
             return request, choice
         longest = cell.prompt_tokens_max
@@ -93,6 +90,28 @@ def _next(core: "RouterCore", cell: CellBook, now: float) -> tuple[Request, Choi
         looked += 1
         request = queue.skip(request)
     return None
+
+
+def _readiness(
+    cell: CellBook, request: Request, matches: Mapping[str, int], now: float
+) -> Readiness:
+    if cell.prefillers:
+        return Readiness.READY  # its prompt can be computed where nobody decodes
+    return cell.readiness(request, matches, now)
+
+
+def _choose(
+    core: "RouterCore",
+    cell: CellBook,
+    request: Request,
+    matches: Mapping[str, int],
+    held: "ReplicaBook | None",
+    now: float,
+) -> Choice | None:
+    choice = cell.choose(request, matches, now, held=held)
+    if choice is not None and cell.prefillers:
+        return disaggregation.refine(core.handovers, cell, request, choice, now)
+    return choice
 
 
 def _dispatch(
