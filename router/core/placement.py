@@ -129,18 +129,22 @@ def choose(
     best: ReplicaBook | None = None
     best_s = float("inf")
     best_cached = 0
-    # Most replicas hold the same few blocks, and most cost more than the best so far even without
-    # an adapter and a risk: the formula is for the rest.
+    # Most replicas hold the same few blocks, and most cost more than the best so far by the least
+    # that is owed there, without an adapter and a risk: the formula is for the rest.
     bonus_s = _HOME_TOKENS * usual.token_s if home else 0.0
-    least_by_blocks: dict[int, float] = {}
+    own_by_blocks: dict[int, float] = {}
     for book in books:
         blocks = matches.get(book.replica_id, 0)
-        least_s = least_by_blocks.get(blocks)
+        least_s = own_by_blocks.get(blocks)
         if least_s is None:
             cached = cached_tokens(book, request, matches)
             least_s = own_s(usual, request.prompt_tokens - cached, cached)
-            least_by_blocks[blocks] = least_s
-        if book.backlog_s(now) + least_s - bonus_s >= best_s:
+            own_by_blocks[blocks] = least_s
+        shadow = book.shadow
+        left_s = shadow.boundary_at - now
+        if left_s > 0.0:
+            least_s += shadow.work_s + left_s
+        if least_s - bonus_s >= best_s:
             continue
         cached = cached_tokens(book, request, matches)
         uncached = request.prompt_tokens - cached
