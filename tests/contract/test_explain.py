@@ -178,15 +178,9 @@ async def test_the_command_shows_what_the_routers_say(
     control_plane += [a_cell(address), a_cell("", "cell-without-owner")]
     gateway = await connect(address)
     await gateway.until_ready(2)
-    handle = await submit(gateway, request_id="runs", output=3000)
-    await gateway.until(lambda: handle in gateway.tokens)
-    home = gateway.placed[handle][0].replica_id
-
-    shown = await sluice("runs")
-    assert shown.exit_code == 0, shown.output
-    assert f"runs: running in cell {CELL}, router {ROUTER}" in shown.stdout
-    rows = [line.split() for line in shown.stdout.splitlines()]
-    assert [row[-1] for row in rows if row and row[0] == home] == ["chosen"]
+    before = await submit(gateway, request_id="before", output=2)
+    await gateway.until(lambda: before in gateway.outcomes)
+    home = gateway.placed[before][0].replica_id  # with the prompt in its cache, and idle
 
     file = tmp_path / "ids.json"
     file.write_text(json.dumps(PROMPT))
@@ -199,6 +193,16 @@ async def test_the_command_shows_what_the_routers_say(
     cached = {entry["replica_id"]: entry["cached_tokens"] for entry in answer["candidates"]}
     assert cached[home] == 319
     assert sorted(cached.values()) == [0, 319]
+
+    handle = await submit(gateway, request_id="runs", output=3000)
+    await gateway.until(lambda: handle in gateway.tokens)
+    chosen = gateway.placed[handle][0].replica_id
+
+    shown = await sluice("runs")
+    assert shown.exit_code == 0, shown.output
+    assert f"runs: running in cell {CELL}, router {ROUTER}" in shown.stdout
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert [row[-1] for row in rows if row and row[0] == chosen] == ["chosen"]
 
     shown = await sluice("--model", "m", "--prompt", "x" * 4000, "--session", "s")
     assert shown.exit_code == 0, shown.output
