@@ -79,11 +79,12 @@ def submit_message(epoch: int, slots: list[Slot]) -> engine.Submit:
 
 def connect_response(batch: Batch) -> wire.ConnectResponse:
     """Return one message with everything that a tick brought for one gateway."""
-    return wire.ConnectResponse(
-        handle=batch.handles,
-        count=batch.counts,
-        token=batch.tokens,
-        placed=batch.placed,
-        outcomes=batch.outcomes,
-        cells=batch.cells,
-    )
+    message = wire.ConnectResponse(handle=batch.handles, count=batch.counts, token=batch.tokens)
+    # Most have none of these, and an empty list costs as much as a full one.
+    if batch.placed:
+        message.placed.extend(batch.placed)
+    if batch.outcomes:
+        message.outcomes.extend(batch.outcomes)
+    if batch.cells:
+        message.cells.extend(batch.cells)
+    return message

@@ -240,6 +240,11 @@ class Handovers:
         self.times.observe(blocks * block_tokens, now - move.started_at)
         return "complete"
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way or to be sent."""
+        return not (self._moves or self.ready or self.transfers)
+
     def overdue(self, now: float) -> list[int]:
         """Return the transfers that nobody has answered for."""
         return [sequence for sequence, move in self._moves.items() if move.until <= now]

@@ -323,7 +323,6 @@ class Transfer:
     deadline_s: float
 
 
-@dataclass(slots=True)
 class Actions:
     """What the shell has to do now.
 
@@ -335,11 +334,14 @@ class Actions:
         transfers: To be started; each is answered by `on_transferred`.
     """
 
-    batches: list[tuple[int, Batch]] = field(default_factory=list[tuple[int, Batch]])
-    dispatches: dict[str, list[Slot]] = field(default_factory=dict[str, list[Slot]])
-    cancels: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    probes: list[str] = field(default_factory=list[str])
-    transfers: list[Transfer] = field(default_factory=list[Transfer])
+    __slots__ = ("batches", "cancels", "dispatches", "probes", "transfers")
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, Batch]] = []
+        self.dispatches: dict[str, list[Slot]] = {}
+        self.cancels: dict[str, list[int]] = {}
+        self.probes: list[str] = []
+        self.transfers: list[Transfer] = []
 
 
 @dataclass(slots=True)

@@ -351,7 +351,8 @@ class RouterCore:
             self._judge(cell, now)
             if cell.queue.requests:
                 binding.bind(self, cell, actions, now)
-        self._hand_over(actions, now)
+        if not self.handovers.is_idle:
+            self._hand_over(actions, now)
         is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S
         self._tell_cells(now, everything=is_sign_of_life)
         if is_sign_of_life:
