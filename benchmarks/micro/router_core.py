@@ -14,11 +14,12 @@ Read both as process CPU time of one core. Run: `python -m benchmarks.micro.rout
 
 import gc
 import time
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.results import write_result
 from router import wire as convert
-from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Slot
+from router.core.model import Actions, CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
 from sluice.hashing import BLOCK_TOKENS, block_hashes
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -39,7 +40,7 @@ FRAMES = 2048
 class Bench:
     """A core with engines that take everything in one step of `STEP_S`."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, limits: EngineLimits = LIMITS) -> None:
         self.core = RouterCore(CoreConfig())
         self.now = 0.0
         self.handles = 0
@@ -49,7 +50,7 @@ class Bench:
         plans = [ReplicaPlan(name, CELL) for name in self.slots]
         self.core.on_cells([CELL], plans)
         for name in self.slots:
-            self.core.on_attached(name, 1, LIMITS, self.now)
+            self.core.on_attached(name, 1, limits, self.now)
 
     def message(self, tokens: int = PROMPT_TOKENS) -> wire.Submit:
         """Return the next request as it comes from a gateway."""
@@ -73,10 +74,15 @@ class Bench:
         started_s = time.process_time()
         self.core.submit(message.handle % GATEWAYS, convert.request(message), self.now)
         actions = self.core.tick(self.now)
-        for name, slots in actions.dispatches.items():
+        for slots in actions.dispatches.values():
             convert.submit_message(1, slots)
+        spent_s = time.process_time() - started_s
+        self._sent(actions)
+        return spent_s
+
+    def _sent(self, actions: Actions) -> None:
+        for name, slots in actions.dispatches.items():
             self.slots[name] += slots
-        return time.process_time() - started_s
 
     def frames(self, *, kept: int, tokens: int = 1) -> list[tuple[str, bytes]]:
         """Return a frame of each replica: `tokens` for every sequence; all but `kept` end."""
@@ -109,9 +115,12 @@ class Bench:
         self.now += STEP_S / len(self.slots)
         started_s = time.process_time()
         self.core.on_frame(name, 1, engine.HostFrame.FromString(data).step, self.now)
-        for _, batch in self.core.tick(self.now).batches:
+        actions = self.core.tick(self.now)
+        for _, batch in actions.batches:
             convert.connect_response(batch).SerializeToString()
-        return time.process_time() - started_s
+        spent_s = time.process_time() - started_s
+        self._sent(actions)
+        return spent_s
 
     def step(self, *, kept: int) -> None:
         """Let all engines do a step."""
@@ -167,7 +176,7 @@ def long_prompt_us() -> dict[str, Any]:
 
 def per_token_us(sequences: int, tokens: int) -> dict[str, Any]:
     """Return the CPU of frames with `sequences` rows of `tokens` tokens."""
-    bench = Bench(64)
+    bench = Bench(64, replace(LIMITS, sequences_max=sequences))  # full, so all have as many
     for _ in range(sequences):
         for _ in bench.slots:
             bench.submit(bench.message(SHORT_TOKENS))
