@@ -96,6 +96,8 @@ class ReplicaBook:
 
     def take_unlisted(self) -> list[Slot]:
         """Return, after the first frame of a resumed attachment, what the engine does not know."""
+        if not self._unlisted:
+            return []
         gone = [self.slots[key] for key in sorted(self._unlisted) if key in self.slots]
         self._unlisted = set()
         return gone

@@ -70,8 +70,10 @@ class Shadow:
     ) -> None:
         """Begin anew from what was true at the end of a step, at a time not after now."""
         self._prompts = deque(prompts)
-        self.tokens = sum(prompt.tokens for prompt in prompts)
-        self.work_s = sum(prompt.work_s for prompt in prompts)
+        self.tokens = self.work_s = 0.0
+        for prompt in prompts:
+            self.tokens += prompt.tokens
+            self.work_s += prompt.work_s
         self.decoding = decoding
         self.credit_s = credit_s
         self.pauses = pauses
