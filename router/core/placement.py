@@ -132,14 +132,14 @@ def choose(
     # Most replicas hold the same few blocks, and most cost more than the best so far by the least
     # that is owed there, without an adapter and a risk: the formula is for the rest.
     bonus_s = _HOME_TOKENS * usual.token_s if home else 0.0
-    own_by_blocks: dict[int, float] = {}
+    blocks_at = matches.get
+    own_by_blocks: dict[int | None, float] = {None: own_s(usual, request.prompt_tokens, 0)}
     for book in books:
-        blocks = matches.get(book.replica_id, 0)
-        least_s = own_by_blocks.get(blocks)
-        if least_s is None:
+        blocks = blocks_at(book.replica_id)
+        if blocks not in own_by_blocks:
             cached = cached_tokens(book, request, matches)
-            least_s = own_s(usual, request.prompt_tokens - cached, cached)
-            own_by_blocks[blocks] = least_s
+            own_by_blocks[blocks] = own_s(usual, request.prompt_tokens - cached, cached)
+        least_s = own_by_blocks[blocks]
         shadow = book.shadow
         left_s = shadow.boundary_at - now
         if left_s > 0.0:
