@@ -207,7 +207,9 @@ class CellBook:
             self._fastest = min(speeds, key=lambda it: it.prefill_s(tokens, 0), default=None)
 
     def reprice_some(self) -> None:
-        """Look again, in turn, at what waiting requests would find cached."""
+        """Look again, in turn, at what waiting requests would find cached; not at one alone."""
+        if self.queue.requests == 1:
+            return  # it is next, and looked at anyway
         for _ in range(min(_REPRICED_PER_PASS, len(self._to_price))):
             request = self._to_price.popleft()
             if request.slot is not None or request.is_done:
