@@ -207,15 +207,14 @@ class CellBook:
             self._fastest = min(speeds, key=lambda it: it.prefill_s(tokens, 0), default=None)
 
     def reprice_some(self) -> None:
-        """Look again, in turn, at what waiting requests would find cached; not at one alone."""
-        if self.queue.requests == 1:
-            return  # it is next, and looked at anyway
+        """Look again, in turn, at what waiting requests would find cached."""
         for _ in range(min(_REPRICED_PER_PASS, len(self._to_price))):
             request = self._to_price.popleft()
             if request.slot is not None or request.is_done:
                 continue  # one that comes back is looked at when it is next
             self._to_price.append(request)
-            self._reprice(request, self.index.matches(request.hashes))
+            if self.queue.requests > 1:  # one alone is next, and looked at anyway
+                self._reprice(request, self.index.matches(request.hashes))
 
     def look_up(self, request: Request) -> Mapping[str, int]:
         """Return a waiting request's cached blocks by replica, and price it anew by them."""
