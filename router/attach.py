@@ -168,6 +168,9 @@ class Attachment:
             reason = "; ".join(str(error) for error in failures)
             broke = all(error.code is ErrorCode.REPLICA_LOST for error in failures)
             is_resumable = has_served and broke
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # together with a failure, which won
+            raise asyncio.CancelledError
         return reason, is_resumable
 
     async def _attach(self, stream: Stream, outbox: HostOutbox) -> engine.Attached:
