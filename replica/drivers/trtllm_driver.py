@@ -115,6 +115,7 @@ class TrtllmDriver:
         self._statistics: Mapping[str, Any] = {}
         self._prompt_tokens = self._cached_tokens = 0
         self._drafted = self._accepted = 0
+        self._step_prompt_tokens = 0  # of the iterations that the last step told of
         self._heard_at_s = clock()
         self._failure = ""
 
@@ -179,6 +180,7 @@ class TrtllmDriver:
     def step(self) -> StepEvents:
         """Hand requests over and collect what the engine has done; waits for it only briefly."""
         self._hand_over()
+        self._step_prompt_tokens = 0
         has_news = self._events.finished or not self._living
         for message in self._client.take(0.0 if has_news else _WAIT_S):
             if isinstance(message, Progress):
@@ -209,6 +211,7 @@ class TrtllmDriver:
             # An idle engine reports nothing; the last figure is of its last iteration.
             kv_blocks_used=int(cache.get("usedNumBlocks") or 0) if self._sent else 0,
             prefill_tokens_owed=self._owed,
+            step_prompt_tokens=self._step_prompt_tokens,
             step_s=float(self._statistics.get("iterLatencyMS") or 0.0) / 1e3,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
@@ -444,6 +447,8 @@ class TrtllmDriver:
 
     def _count(self, values: Mapping[str, Any]) -> None:
         self._statistics = values
+        batch = values.get("inflightBatchingStats") or {}
+        self._step_prompt_tokens += int(batch.get("numCtxTokens") or 0)
         drafts = values.get("specDecodingStats") or {}
         self._drafted += int(drafts.get("numDraftTokens") or 0)
         self._accepted += int(drafts.get("numAcceptedTokens") or 0)

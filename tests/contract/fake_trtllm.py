@@ -360,6 +360,7 @@ class LLM:
                 self._running.append(self._pending.popleft())
         events: list[dict] = []
         budget = self.arguments["max_num_tokens"]
+        context = 0
         for result in list(self._running):
             if result._aborted:
                 self._end(result, [], [], "cancelled")
@@ -370,6 +371,7 @@ class LLM:
             if count <= 0:
                 continue
             budget -= count
+            context += max(0, min(count, len(result.prompt_token_ids) - result.computed))
             result.computed += count
             self._store(result, events)
             if result.computed == len(result.tokens):
@@ -388,6 +390,7 @@ class LLM:
                         "usedNumBlocks": used,
                         "tokensPerBlock": BLOCK,
                     },
+                    "inflightBatchingStats": {"numCtxTokens": context},
                     "specDecodingStats": {"numDraftTokens": 0, "numAcceptedTokens": 0},
                 },
             )

@@ -193,6 +193,21 @@ def test_requests_are_sent_as_ids_with_their_own_salt_and_sampling(load) -> None
     assert (params.stop_token_ids, params.logprobs) == (None, 1)
 
 
+def test_prompt_tokens_are_told_with_the_step_that_computed_them(load) -> None:
+    driver = load()
+    driver.add(request(1))
+    told: list[int] = []
+
+    def is_over() -> bool:
+        told.append(driver.load().step_prompt_tokens)
+        return not driver.has_work and sum(told) > 0
+
+    until(driver, is_over)
+    driver.step()
+    assert sum(told) == 3
+    assert driver.load().step_prompt_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("grammar", "expected"),
     [
