@@ -359,8 +359,7 @@ class LLM:
             ):
                 self._running.append(self._pending.popleft())
         events: list[dict] = []
-        budget = self.arguments["max_num_tokens"]
-        context = 0
+        budget, context = self.arguments["max_num_tokens"], 0
         for result in list(self._running):
             if result._aborted:
                 self._end(result, [], [], "cancelled")
