@@ -141,11 +141,6 @@ class Shadow:
 
     # --- what is asked ----------------------------------------------------------------------
 
-    def rest_s(self, now: float) -> float:
-        """Return what is left of the step in flight."""
-        left_s = self.boundary_at - now
-        return max(0.0, left_s)
-
     @property
     def is_idle(self) -> bool:
         """Whether the engine does nothing."""
