@@ -164,7 +164,6 @@ def test_whatever_it_is_told_it_arrives_at_now(prompts, decoding, budget, step_s
     for now in sorted(times):
         shade.advance(now)
         assert shade.is_idle or shade.boundary_at > now
-        assert shade.is_idle or shade.boundary_at > now
         assert shade.tokens > -1e-6
         assert shade.work_s > -1e-6
         assert not shade.is_idle or not (decoding or shade.tokens)
