@@ -64,7 +64,7 @@ def room_for(
         victim = _cheapest_to_lose(request, cell, now)
         assert victim is not None, "admission saw that there is room to be made"
         message = "more important work needed the room; try again later"
-        wait_s = _drain_s(cell, now)
+        wait_s = drain_s(cell, now)
         yield (
             victim,
             Ending(wire.OUTCOME_KIND_EVICTED, ErrorCode.OVERLOADED, message, retry_after_s=wait_s),
@@ -133,11 +133,11 @@ def _over_queue_limit(
         if requests >= excess[0] and tokens >= excess[1]:
             return None  # `room_for` will make room
         message = f"{cell.queue.requests} requests wait for this model; try again later"
-        return _rejected(ErrorCode.QUEUE_FULL, message, _drain_s(cell, now))
+        return _rejected(ErrorCode.QUEUE_FULL, message, drain_s(cell, now))
     if requests or not _is_cold(request, cell) or _is_kept(request, cell, now):
         return None
     message = f"{cell.queue.requests} requests wait, and {_COLD_ADAPTER}"
-    return _rejected(ErrorCode.OVERLOADED, message, _drain_s(cell, now))
+    return _rejected(ErrorCode.OVERLOADED, message, drain_s(cell, now))
 
 
 def _is_cold(request: Request, cell: CellBook) -> bool:
@@ -159,8 +159,8 @@ def _cheapest_to_lose(request: Request, cell: CellBook, now: float) -> Request |
     return cell.adapter_waiters.cheapest_cold(request.priority, cell.residency) or victim
 
 
-def _drain_s(cell: CellBook, now: float) -> float:
-    """Return the time until half of what waits is served."""
+def drain_s(cell: CellBook, now: float) -> float:
+    """Return the predicted time until half of what waits is served, as it may be told."""
     queue = cell.queue
     wait_s = capacity.queue_s(cell.forecast.supply(cell, now), queue.requests, queue.tokens)
     return bounded_retry_s(wait_s / 2)

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from router.core import placement
 from router.core.adapters import AdapterResidency
-from router.core.capacity import Forecast
+from router.core.capacity import RETRY_AFTER_UNKNOWN_S, Forecast
 from router.core.fair_queue import FairQueue
 from router.core.health import CellHealth
 from router.core.model import CoreConfig, Request, Role, Slot
@@ -27,9 +27,6 @@ _LATE_FACTOR = 4.0  # times the objective: from then on a request waits for a gr
 _GATHER_S = 0.4  # between two groups of prompts for a replica whose memory is full
 _USUAL_KEPT_S = 0.1
 _LOOK_AGAIN_S = 0.001  # frames come as often; this is for those that are late
-_RETRY_AFTER_MIN_S = 0.1
-_RETRY_AFTER_MAX_S = 30.0
-_RETRY_AFTER_UNKNOWN_S = 2.0  # nothing is attached: about the time a replica takes to come back
 
 
 class Readiness(IntEnum):
@@ -357,18 +354,9 @@ class CellBook:
         """Return the predicted time until a short request that came now would be started."""
         ready = self.replicas_ready()
         if not ready:
-            return _RETRY_AFTER_UNKNOWN_S
+            return RETRY_AFTER_UNKNOWN_S
         backlog_s = min(book.backlog_s(now) for book in ready)
         return backlog_s + self.queue.tokens / max(1.0, self.tokens_s())
-
-    def retry_after_s(self, now: float) -> float:
-        """Return the predicted time until half of what waits and runs is served."""
-        ready = self.replicas_ready()
-        if not ready:
-            return _RETRY_AFTER_UNKNOWN_S
-        backlog_s = sum(book.backlog_s(now) for book in ready) / len(ready)
-        wait_s = (self.queue.tokens / max(1.0, self.tokens_s()) + backlog_s) / 2
-        return min(max(wait_s, _RETRY_AFTER_MIN_S), _RETRY_AFTER_MAX_S)
 
     def state(self, now: float, *, is_draining: bool = False) -> wire.CellState:
         """Return what gateways are told about the cell."""

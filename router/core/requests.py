@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
+from router.core import admission
 from router.core.cell_book import CellBook
 from router.core.model import CoreConfig, Gateway, Request, Slot, State, Stats
 from router.core.outcomes import Ending, count
@@ -143,7 +144,7 @@ class Requests:
             else:
                 code = ErrorCode.NO_CAPACITY
                 message = f"no replica was ready for {waited_s:.1f} s; try again later"
-            wait_s = cell.retry_after_s(now)
+            wait_s = admission.drain_s(cell, now)
             ending = Ending(wire.OUTCOME_KIND_EVICTED, code, message, retry_after_s=wait_s)
             self.withdraw(request, ending)
         if len(deadlines) > 2 * self.live + 64:  # mostly of requests that have ended

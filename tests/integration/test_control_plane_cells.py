@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,7 +10,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
+from router.testing import running_router
+from sluice.process import ChildProcess
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
@@ -20,34 +20,6 @@ pytestmark = pytest.mark.real
 
 DIGEST = "fa" * 32
 WAIT_S = 30.0
-
-
-@asynccontextmanager
-async def running_router(
-    name: str, control_address: str, home: Path
-) -> AsyncIterator[ChildProcess]:
-    """A router process; the control plane knows it by its name."""
-    port = free_port()
-    spec = ProcessSpec(
-        name=name,
-        command=[sys.executable, "-m", "router"],
-        env={
-            "PATH": "/usr/bin:/bin",
-            "ROUTER__INSTANCE_ID": name,
-            "ROUTER__GRPC_ADDRESS": f"127.0.0.1:{port}",
-            "ROUTER__HTTP_ADDRESS": f"127.0.0.1:{free_port()}",
-            "ROUTER__CONTROL_ADDRESS": control_address,
-            "ROUTER__STATE_DIR": str(home / name),
-        },
-        log_file=home / f"{name}.log",
-        ready=lambda: port_answers("127.0.0.1", port),
-    )
-    child = await ChildProcess.start(spec)
-    try:
-        await child.wait_ready(WAIT_S)
-        yield child
-    finally:
-        await child.stop()
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +18,8 @@ from gateway.cell_choice import Wish
 from gateway.settings import GatewaySettings
 from replica.agent.replica_state import EngineSpec
 from replica.agent.testing import Triton, running_tritons
-from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
+from router.testing import running_router
+from sluice.process import ChildProcess, free_port
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
 from sluice.wire.control.v1 import control_pb2 as control
@@ -30,33 +30,6 @@ log = structlog.get_logger(__name__)
 WAIT_S = 60.0
 TOKENS = 150
 STREAMS = 12
-
-
-@asynccontextmanager
-async def running_router(
-    name: str, control_address: str, home: Path
-) -> AsyncIterator[ChildProcess]:
-    port = free_port()
-    spec = ProcessSpec(
-        name=name,
-        command=[sys.executable, "-m", "router"],
-        env={
-            "PATH": "/usr/bin:/bin",
-            "ROUTER__INSTANCE_ID": name,
-            "ROUTER__GRPC_ADDRESS": f"127.0.0.1:{port}",
-            "ROUTER__HTTP_ADDRESS": f"127.0.0.1:{free_port()}",
-            "ROUTER__CONTROL_ADDRESS": control_address,
-            "ROUTER__STATE_DIR": str(home / name),
-        },
-        log_file=home / f"{name}.log",
-        ready=lambda: port_answers("127.0.0.1", port),
-    )
-    child = await ChildProcess.start(spec)
-    try:
-        await child.wait_ready(WAIT_S)
-        yield child
-    finally:
-        await child.stop()
 
 
 @asynccontextmanager
