@@ -8,18 +8,18 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 from aiohttp import web
 
-from gateway.api import SmallEndpoints
-from gateway.assets import AssetCache
-from gateway.chat import ChatCompletions
-from gateway.chat_request import BODY_BYTES_MAX
+from gateway.bases.assets import AssetCache
+from gateway.bodies.chat import BODY_BYTES_MAX
 from gateway.directory import Directory
-from gateway.dispatch import Dispatcher
-from gateway.http import Envelope
-from gateway.limits import Limiter
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.routers import RouterLinks
+from gateway.endpoints.chat import ChatCompletions
+from gateway.endpoints.models import SmallEndpoints
+from gateway.limits.limiter import Limiter
+from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
-from gateway.routers import RouterLinks
+from gateway.server.middleware import Envelope
 from gateway.settings import GatewaySettings
-from gateway.valkey import ValkeyClient
 from sluice.errors import RejectedError
 from sluice.events import REQUESTS_TOPIC, EventProducer
 from sluice.watch import ControlWatcher

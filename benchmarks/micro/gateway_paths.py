@@ -20,17 +20,17 @@ import uvloop
 
 from benchmarks.results import write_result
 from cli.stack.valkey import valkey_spec, valkey_url
-from gateway.assets import BaseAssets, load_base
-from gateway.chat_request import parse_chat_request
+from gateway.bases.assets import BaseAssets, load_base
+from gateway.bodies.chat import parse_chat_request
 from gateway.directory import Principal
-from gateway.generation import GenerationSpec
-from gateway.limits import Limiter
+from gateway.dispatch.generation import GenerationSpec
+from gateway.dispatch.router_link import RouterLink
+from gateway.dispatch.streamed import StreamedGeneration
+from gateway.limits.limiter import Limiter
+from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import FastHistogram
-from gateway.router_link import RouterLink
-from gateway.sse import ChunkWriter
-from gateway.streamed import StreamedGeneration
-from gateway.text_pipe import TextPipe
-from gateway.valkey import ValkeyClient
+from gateway.text.pipe import TextPipe
+from gateway.text.sse import ChunkWriter
 from replica.engine.testing import write_random_model
 from sluice.process import ChildProcess, free_port
 from sluice.wire.control.v1 import control_pb2 as control

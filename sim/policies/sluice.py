@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.cell_choice import AFFINITY_BLOCKS, CellView, Wish, choose
+from gateway.dispatch.cell_choice import AFFINITY_BLOCKS, CellView, Wish, choose
 from router.core.model import Actions, CoreConfig, EngineLimits, ReplicaPlan, Request
 from router.core.prefix_index import BlockHashes
 from router.core.router import RouterCore

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from gateway.app import Gateway, running_gateway
-from gateway.cell_choice import Wish
+from gateway.dispatch.cell_choice import Wish
 from gateway.settings import GatewaySettings
 from replica.agent.replica_state import EngineSpec
 from replica.agent.testing import Triton, running_tritons

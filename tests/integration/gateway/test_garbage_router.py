@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from gateway.router_link import RouterLink
+from gateway.dispatch.router_link import RouterLink
 from sluice.wire.router.v1 import router_pb2 as wire
 
 pytestmark = pytest.mark.real

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway import chat
+from gateway.endpoints import chat
 
 pytestmark = pytest.mark.real
 

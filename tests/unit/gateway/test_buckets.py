@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.buckets import LocalBuckets, Scope
-from gateway.limits import duration
+from gateway.limits.buckets import LocalBuckets, Scope
+from gateway.limits.limiter import duration
 
 steps = st.lists(
     st.tuples(st.floats(0, 30), st.integers(0, 80), st.integers(0, 120)), min_size=1, max_size=40

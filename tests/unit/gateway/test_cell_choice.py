@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cell_choice import (
+from gateway.dispatch.cell_choice import (
     AFFINITY_BLOCKS,
     IDLE_TOKENS,
     LOAD_FACTOR,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.chat_request import parse_chat_request
+from gateway.bodies.chat import parse_chat_request
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 GOOD = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

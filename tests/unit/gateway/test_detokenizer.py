@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from gateway.detokenizer import json_fragment, token_table
+from gateway.text.detokenizer import json_fragment, token_table
 
 
 def byte_level() -> Tokenizer:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.generation import Generation, GenerationSpec
-from gateway.router_link import RouterLink
-from gateway.text_pipe import TextPipe
+from gateway.dispatch.generation import Generation, GenerationSpec
+from gateway.dispatch.router_link import RouterLink
+from gateway.text.pipe import TextPipe
 from sluice.hashing import chained_hashes
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.unit.gateway.test_streamed import SPEC, TABLE

@@ -6,8 +6,8 @@ from typing import cast
 import pytest
 
 from gateway.directory import Principal
-from gateway.limits import Limiter
-from gateway.valkey import ValkeyClient, ValkeyError
+from gateway.limits.limiter import Limiter
+from gateway.limits.valkey import ValkeyClient, ValkeyError
 from sluice.wire.control.v1 import control_pb2 as control
 
 PRINCIPAL = Principal(

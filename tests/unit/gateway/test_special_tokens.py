@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.assets import BaseAssets, load_base
-from gateway.chat_request import Message, Tool
+from gateway.bases.assets import BaseAssets, load_base
+from gateway.bodies.chat import Message, Tool
 
 BASE = Path(__file__).resolve().parents[3] / "model_repo" / "default"
 ASSETS = load_base(BASE)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.stops import StopMatcher
+from gateway.text.stops import StopMatcher
 
 letters = st.text(alphabet="abc", max_size=30)
 stop_lists = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=4)

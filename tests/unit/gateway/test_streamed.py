@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from gateway.detokenizer import token_table
-from gateway.generation import EndKind, GenerationSpec
+from gateway.dispatch.generation import EndKind, GenerationSpec
+from gateway.dispatch.streamed import BUFFER_BYTES_MAX, StreamedGeneration
 from gateway.metrics import FastHistogram
-from gateway.sse import DONE, ChunkWriter
-from gateway.streamed import BUFFER_BYTES_MAX, StreamedGeneration
-from gateway.text_pipe import TextPipe
+from gateway.text.detokenizer import token_table
+from gateway.text.pipe import TextPipe
+from gateway.text.sse import DONE, ChunkWriter
 from sluice.errors import ErrorCode
 
 SPEC = GenerationSpec(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.chat_request import Message, Tool
-from gateway.templates import ChatTemplate
+from gateway.bases.templates import ChatTemplate
+from gateway.bodies.chat import Message, Tool
 from sluice.errors import BadRequestError
 from training.chat import CHAT_TEMPLATE
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tool_calls import ToolCallParser
+from gateway.dialects.hermes import ToolCallParser
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "</x>"]}}\n</tool_call>'
 pieces = st.lists(st.sampled_from(["text ", "<tool", "<", CALL, "\n", "é"]), max_size=6)

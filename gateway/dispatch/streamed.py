@@ -8,11 +8,11 @@ its first chunk is out, chunks are framed here and written to the transport itse
 import asyncio
 from collections.abc import Callable
 
-from gateway.detokenizer import TokenTable, json_fragment
-from gateway.generation import Ending, EndKind, Generation, GenerationSpec
+from gateway.dispatch.generation import Ending, EndKind, Generation, GenerationSpec
 from gateway.metrics import FastHistogram
-from gateway.sse import TAIL, ChunkWriter
-from gateway.text_pipe import TextPipe
+from gateway.text.detokenizer import TokenTable, json_fragment
+from gateway.text.pipe import TextPipe
+from gateway.text.sse import TAIL, ChunkWriter
 from sluice.errors import ErrorCode
 
 # A reader this far behind (about a thousand tokens) is cut: memory is for those who read.

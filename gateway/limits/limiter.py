@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from gateway.buckets import (
+from gateway.directory import Principal
+from gateway.limits.buckets import (
     MINUTE_S,
     RESERVE_SCRIPT,
     SETTLE_SCRIPT,
@@ -18,8 +19,7 @@ from gateway.buckets import (
     Scope,
     Verdict,
 )
-from gateway.directory import Principal
-from gateway.valkey import ValkeyClient, ValkeyError
+from gateway.limits.valkey import ValkeyClient, ValkeyError
 from sluice.errors import ErrorCode, RejectedError
 
 _RESERVE_SHA = hashlib.sha1(RESERVE_SCRIPT.encode()).hexdigest()  # noqa: S324 - Valkey's name for it

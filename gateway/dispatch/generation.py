@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from gateway.cell_choice import Wish, prefix_key
-from gateway.text_pipe import TextPipe
+from gateway.dispatch.cell_choice import Wish, prefix_key
+from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
 from sluice.hashing import chained_hashes
 from sluice.wire.router.v1 import router_pb2 as wire

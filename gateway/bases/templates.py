@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.chat_request import Message, Tool
+from gateway.bodies.chat import Message, Tool
 from sluice.errors import BadRequestError, ErrorCode
 
 # A template adds some marks per message; one that writes much more than it was given is broken.

@@ -11,9 +11,9 @@ import structlog
 from aiohttp import web
 
 from gateway.directory import Directory, Principal
-from gateway.envelope import body_of, headers_of
-from gateway.limits import LimitExceededError
+from gateway.limits.limiter import LimitExceededError
 from gateway.metrics import GatewayMetrics
+from gateway.server.errors import body_of, headers_of
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 log = structlog.get_logger(__name__)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from gateway.directory import Principal
-from gateway.generation import Generation
-from gateway.limits import Reservation
+from gateway.dispatch.generation import Generation
+from gateway.limits.limiter import Reservation
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 

@@ -15,9 +15,9 @@ import structlog
 from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 
-from gateway.chat_request import Message, Tool
-from gateway.detokenizer import TokenTable, token_table
-from gateway.templates import ChatTemplate
+from gateway.bases.templates import ChatTemplate
+from gateway.bodies.chat import Message, Tool
+from gateway.text.detokenizer import TokenTable, token_table
 from sluice.artifacts import artifact_path
 from sluice.errors import ErrorCode, RejectedError
 from sluice.hashing import chained_hashes

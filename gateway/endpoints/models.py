@@ -6,9 +6,9 @@ import orjson
 from aiohttp import web
 
 from gateway.directory import Directory, Principal
-from gateway.envelope import error_body
-from gateway.http import authenticate
 from gateway.metrics import GatewayMetrics
+from gateway.server.errors import error_body
+from gateway.server.middleware import authenticate
 from sluice.errors import ErrorCode
 from sluice.wire.control.v1 import control_pb2 as control
 

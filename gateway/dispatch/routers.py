@@ -3,9 +3,9 @@
 import asyncio
 from contextlib import suppress
 
-from gateway.cell_choice import CellView, Wish, choose
 from gateway.directory import Directory
-from gateway.router_link import RouterLink
+from gateway.dispatch.cell_choice import CellView, Wish, choose
+from gateway.dispatch.router_link import RouterLink
 
 _SWEEP_S = 1.0
 

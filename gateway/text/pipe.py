@@ -5,9 +5,9 @@ Tokens -> characters -> tool calls taken out -> stop strings.
 
 from collections.abc import Sequence
 
-from gateway.detokenizer import TextStream
-from gateway.stops import StopMatcher
-from gateway.tool_calls import ParsedCall, ToolCallParser
+from gateway.dialects.hermes import ParsedCall, ToolCallParser
+from gateway.text.detokenizer import TextStream
+from gateway.text.stops import StopMatcher
 
 
 class TextPipe:

@@ -1,10 +1,10 @@
 """From a validated body to what the engine is told: budget, sampling, session. Pure."""
 
-from gateway.assets import BaseAssets, EncodedPrompt
-from gateway.chat_request import ChatRequest
+from gateway.bases.assets import BaseAssets, EncodedPrompt
+from gateway.bodies.chat import ChatRequest
 from gateway.directory import Principal, ResolvedModel
-from gateway.generation import GenerationSpec
-from gateway.http import Identity
+from gateway.dispatch.generation import GenerationSpec
+from gateway.server.middleware import Identity
 from sluice.errors import BadRequestError, ErrorCode
 from sluice.hashing import session_hash
 

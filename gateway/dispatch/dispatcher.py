@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import structlog
 
-from gateway.generation import Ending, EndKind, Generation
-from gateway.routers import RouterLinks
+from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.routers import RouterLinks
 from sluice.errors import ErrorCode
 
 log = structlog.get_logger(__name__)

@@ -6,7 +6,7 @@ constant pieces around an escaped fragment.
 
 import orjson
 
-from gateway.detokenizer import json_fragment
+from gateway.text.detokenizer import json_fragment
 
 DONE = b"data: [DONE]\n\n"
 TAIL = b'"},"finish_reason":null}]}\n\n'

@@ -13,8 +13,8 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
-from gateway.cell_choice import CellView
-from gateway.generation import Ending, EndKind, Generation, ending_of
+from gateway.dispatch.cell_choice import CellView
+from gateway.dispatch.generation import Ending, EndKind, Generation, ending_of
 from sluice.errors import ErrorCode
 from sluice.lifecycle import backoff_s
 from sluice.wire.router.v1 import router_pb2 as wire

@@ -12,21 +12,21 @@ from collections.abc import Callable
 import orjson
 from aiohttp import HttpVersion11, web
 
-from gateway.assets import AssetCache
-from gateway.chat_request import ChatRequest, parse_chat_request
+from gateway.bases.assets import AssetCache
+from gateway.bodies.chat import ChatRequest, parse_chat_request
+from gateway.dialects.hermes import ToolCallParser
 from gateway.directory import Directory
-from gateway.dispatch import Dispatcher
-from gateway.envelope import error_body
-from gateway.exchange import Exchange
-from gateway.generation import Ending, EndKind, Generation
-from gateway.http import authenticate, identity_of, note_outcome
-from gateway.limits import Limiter
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.exchange import Exchange
+from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.streamed import StreamedGeneration
+from gateway.endpoints.sampling import generation_spec, output_budget
+from gateway.limits.limiter import Limiter
 from gateway.metrics import GatewayMetrics
-from gateway.sampling import generation_spec, output_budget
-from gateway.sse import DONE, ChunkWriter, error_event
-from gateway.streamed import StreamedGeneration
-from gateway.text_pipe import TextPipe
-from gateway.tool_calls import ToolCallParser
+from gateway.server.errors import error_body
+from gateway.server.middleware import authenticate, identity_of, note_outcome
+from gateway.text.pipe import TextPipe
+from gateway.text.sse import DONE, ChunkWriter, error_event
 from sluice.errors import STATUS, BadRequestError, ErrorCode, PlatformError
 from sluice.ids import new_id
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
