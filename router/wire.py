@@ -61,12 +61,7 @@ def add_sequence(message: engine.Submit, slot: Slot) -> None:
     sequence.MergeFromString(wire.PackedSequence(prompt=prompt).SerializeToString())
     if output:
         sequence.prompt.extend(output)
-    sampling = sequence.sampling
-    sampling.temperature = submit.temperature
-    sampling.top_p = submit.top_p
-    sampling.top_k = submit.top_k
-    if submit.HasField("seed"):
-        sampling.seed = submit.seed
+    sequence.sampling.CopyFrom(submit.sampling)
 
 
 def submit_message(epoch: int, slots: list[Slot]) -> engine.Submit:

@@ -34,6 +34,7 @@ from gateway.text.sse import ChunkWriter
 from replica.engine.testing import write_random_model
 from sluice.process import ChildProcess, free_port
 from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _ROUNDS = 7
@@ -62,10 +63,7 @@ _SPEC = GenerationSpec(
     prompt=[1],
     output_tokens_max=1 << 20,
     end_ids=frozenset(),
-    temperature=0,
-    top_p=1,
-    top_k=0,
-    seed=None,
+    sampling=engine.Sampling(),
     session_hash=0,
     deadline_ms=0,
     ignore_eos=True,

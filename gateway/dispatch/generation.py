@@ -14,6 +14,7 @@ from gateway.dispatch.cell_choice import Wish, prefix_key
 from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
 from sluice.hashing import chained_hashes
+from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 
@@ -37,10 +38,7 @@ class GenerationSpec:
     prompt: Sequence[int]
     output_tokens_max: int
     end_ids: frozenset[int]
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
+    sampling: engine.Sampling
     session_hash: int
     deadline_ms: int
     ignore_eos: bool
@@ -223,10 +221,7 @@ class Generation:
             prompt=prompt,
             block_hashes=hashes,
             output_tokens_max=self.output_tokens_left,
-            temperature=spec.temperature,
-            top_p=spec.top_p,
-            top_k=spec.top_k,
-            seed=spec.seed,
+            sampling=spec.sampling,
             cache_root=spec.cache_root,
             adapter_digest=spec.adapter_digest,
             session_hash=spec.session_hash,

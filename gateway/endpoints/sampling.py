@@ -7,6 +7,7 @@ from gateway.dispatch.generation import GenerationSpec
 from gateway.server.middleware import Identity
 from sluice.errors import BadRequestError, ErrorCode
 from sluice.hashing import session_hash
+from sluice.wire.engine.v1 import engine_pb2 as engine
 
 # Bounds answers of models whose context nobody has stated.
 _UNKNOWN_CONTEXT_TOKENS = 1 << 20
@@ -60,10 +61,12 @@ def generation_spec(
         prompt=prompt.ids,
         output_tokens_max=output_tokens_max,
         end_ids=assets.end_ids,
-        temperature=defaults.temperature if chat.temperature is None else chat.temperature,
-        top_p=defaults.top_p if chat.top_p is None else chat.top_p,
-        top_k=defaults.top_k if chat.top_k is None else max(0, chat.top_k),
-        seed=None if chat.seed is None else chat.seed % (1 << 64),
+        sampling=engine.Sampling(
+            temperature=defaults.temperature if chat.temperature is None else chat.temperature,
+            top_p=defaults.top_p if chat.top_p is None else chat.top_p,
+            top_k=defaults.top_k if chat.top_k is None else max(0, chat.top_k),
+            seed=None if chat.seed is None else chat.seed % (1 << 64),
+        ),
         session_hash=session_hash(principal.tenant.id, chat.session),
         deadline_ms=principal.tier.ttft_deadline_ms,
         ignore_eos=chat.ignore_eos,

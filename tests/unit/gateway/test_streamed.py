@@ -15,11 +15,12 @@ from gateway.text.detokenizer import token_table
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import DONE, ChunkWriter
 from sluice.errors import ErrorCode
+from sluice.wire.engine.v1 import engine_pb2 as engine
 
 SPEC = GenerationSpec(
     request_id="r", tenant_id="t", tier_priority=0, tenant_weight=0, pool_id="p", adapter_digest="",
-    cache_root=b"", prompt=[1], output_tokens_max=100, end_ids=frozenset(), temperature=0, top_p=1,
-    top_k=0, seed=None, session_hash=0, deadline_ms=0, ignore_eos=False, traceparent="",
+    cache_root=b"", prompt=[1], output_tokens_max=100, end_ids=frozenset(), sampling=engine.Sampling(),
+    session_hash=0, deadline_ms=0, ignore_eos=False, traceparent="",
 )  # fmt: skip
 
 

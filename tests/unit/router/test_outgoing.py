@@ -10,6 +10,7 @@ from router.core.model import UNLIMITED, Batch, CoreConfig, EngineLimits, Replic
 from router.core.router import RouterCore
 from router.hub import GatewayLink, HostOutbox
 from sluice.hashing import BLOCK_TOKENS
+from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 
@@ -69,10 +70,7 @@ async def test_a_dispatch_carries_everything_the_engine_needs():
         prompt=[0, 1, 127, 128, 300_000, 2**32 - 1],
         output_tokens_max=40,
         stop_token_ids=[2, 3],
-        temperature=0.5,
-        top_p=0.75,
-        top_k=9,
-        seed=0,
+        sampling=engine.Sampling(temperature=0.5, top_p=0.75, top_k=9, seed=0, logit_bias=[-100.0]),
         cache_root=b"r" * 16,
         adapter_digest="sha256:aa",
         tier_priority=4,
@@ -92,9 +90,8 @@ async def test_a_dispatch_carries_everything_the_engine_needs():
     assert list(sequence.prompt) == list(submit.prompt)
     assert list(sequence.stop_token_ids) == [2, 3]
     assert sequence.output_tokens_max == 40
-    assert sequence.sampling.HasField("seed")
-    assert (sequence.sampling.temperature, sequence.sampling.top_p) == (0.5, 0.75)
-    assert (sequence.sampling.top_k, sequence.priority, sequence.ignore_eos) == (9, 4, True)
+    assert sequence.sampling == submit.sampling
+    assert (sequence.priority, sequence.ignore_eos) == (4, True)
     assert (sequence.cache_root, sequence.adapter_digest) == (b"r" * 16, "sha256:aa")
     assert outbox.take() == []
 

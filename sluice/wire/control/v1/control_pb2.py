@@ -24,19 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$sluice/wire/control/v1/control.proto\x12\x16sluice.wire.control.v1\"w\n\x0cWatchRequest\x12*\n\x04role\x18\x01 \x01(\x0e\x32\x1c.sluice.wire.control.v1.Role\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x15\n\rknown_version\x18\x04 \x01(\x04\"#\n\x0cLeaveRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"\x0f\n\rLeaveResponse\"\xb1\x01\n\rWatchResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x13\n\x0bis_snapshot\x18\x02 \x01(\x08\x12\x30\n\x07upserts\x18\x03 \x01(\x0b\x32\x1f.sluice.wire.control.v1.Objects\x12\x32\n\x08removals\x18\x04 \x01(\x0b\x32 .sluice.wire.control.v1.Removals\x12\x14\n\x0cis_heartbeat\x18\x05 \x01(\x08\"\xfe\x02\n\x07Objects\x12+\n\x05tiers\x18\x01 \x03(\x0b\x32\x1c.sluice.wire.control.v1.Tier\x12/\n\x07tenants\x18\x02 \x03(\x0b\x32\x1e.sluice.wire.control.v1.Tenant\x12,\n\x04keys\x18\x03 \x03(\x0b\x32\x1e.sluice.wire.control.v1.ApiKey\x12+\n\x05\x62\x61ses\x18\x04 \x03(\x0b\x32\x1c.sluice.wire.control.v1.Base\x12-\n\x06models\x18\x05 \x03(\x0b\x32\x1d.sluice.wire.control.v1.Model\x12+\n\x05pools\x18\x06 \x03(\x0b\x32\x1c.sluice.wire.control.v1.Pool\x12+\n\x05\x63\x65lls\x18\x07 \x03(\x0b\x32\x1c.sluice.wire.control.v1.Cell\x12\x31\n\x08replicas\x18\x08 \x03(\x0b\x32\x1f.sluice.wire.control.v1.Replica\"\x87\x01\n\x08Removals\x12\r\n\x05tiers\x18\x01 \x03(\t\x12\x0f\n\x07tenants\x18\x02 \x03(\t\x12\x0c\n\x04keys\x18\x03 \x03(\t\x12\r\n\x05\x62\x61ses\x18\x04 \x03(\t\x12\x0e\n\x06models\x18\x05 \x03(\t\x12\r\n\x05pools\x18\x06 \x03(\t\x12\r\n\x05\x63\x65lls\x18\x07 \x03(\t\x12\x10\n\x08replicas\x18\x08 \x03(\t\"\xa7\x01\n\x04Tier\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\r\x12\x0b\n\x03rpm\x18\x03 \x01(\r\x12\x0b\n\x03tpm\x18\x04 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x05 \x01(\r\x12\x18\n\x10ttft_deadline_ms\x18\x06 \x01(\r\x12\x19\n\x11reserved_permille\x18\x07 \x01(\r\x12\x16\n\x0eis_preemptible\x18\x08 \x01(\x08\"l\n\x06Tenant\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07tier_id\x18\x03 \x01(\t\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\x12\x13\n\x0bis_disabled\x18\x05 \x01(\x08\x12\x0e\n\x06weight\x18\x06 \x01(\r\"\x89\x01\n\x06\x41piKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x15\n\rsecret_sha256\x18\x03 \x01(\x0c\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04\x12\x13\n\x0bis_disabled\x18\x05 \x01(\x08\x12\x0b\n\x03rpm\x18\x06 \x01(\r\x12\x0b\n\x03tpm\x18\x07 \x01(\r\"@\n\x04\x42\x61se\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x03 \x01(\r\"\x96\x01\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\t\x12\x0f\n\x07release\x18\x04 \x01(\t\x12\x17\n\x0fowner_tenant_id\x18\x05 \x01(\t\x12\x19\n\x11\x63reated_at_unix_s\x18\x06 \x01(\x04\x12\x0f\n\x07pool_id\x18\x07 \x01(\t\"\xcf\x01\n\x04Pool\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x17\n\x0freplicas_wanted\x18\x04 \x01(\r\x12G\n\x0e\x65ngine_options\x18\x05 \x03(\x0b\x32/.sluice.wire.control.v1.Pool.EngineOptionsEntry\x1a\x34\n\x12\x45ngineOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"r\n\x04\x43\x65ll\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07pool_id\x18\x02 \x01(\t\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x16\n\x0erouter_address\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\"\xc8\x01\n\x07Replica\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07pool_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x65ll_id\x18\x03 \x01(\t\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x05 \x01(\t\x12\x14\n\x0ctriton_model\x18\x06 \x01(\t\x12\x33\n\x05state\x18\x07 \x01(\x0e\x32$.sluice.wire.control.v1.ReplicaState\x12\x0f\n\x07profile\x18\x08 \x01(\t\x12\x0c\n\x04role\x18\t \x01(\t*R\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_GATEWAY\x10\x01\x12\x0f\n\x0bROLE_ROUTER\x10\x02\x12\x11\n\rROLE_OPERATOR\x10\x03*\xcb\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x17\n\x13REPLICA_STATE_READY\x10\x02\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x03\x12\x18\n\x14REPLICA_STATE_FAILED\x10\x04\x12\x16\n\x12REPLICA_STATE_LOST\x10\x05\x12\x19\n\x15REPLICA_STATE_STOPPED\x10\x06\x32\xbe\x01\n\x0e\x43ontrolService\x12V\n\x05Watch\x12$.sluice.wire.control.v1.WatchRequest\x1a%.sluice.wire.control.v1.WatchResponse0\x01\x12T\n\x05Leave\x12$.sluice.wire.control.v1.LeaveRequest\x1a%.sluice.wire.control.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$sluice/wire/control/v1/control.proto\x12\x16sluice.wire.control.v1\"w\n\x0cWatchRequest\x12*\n\x04role\x18\x01 \x01(\x0e\x32\x1c.sluice.wire.control.v1.Role\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x15\n\rknown_version\x18\x04 \x01(\x04\"#\n\x0cLeaveRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"\x0f\n\rLeaveResponse\"\xb1\x01\n\rWatchResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x13\n\x0bis_snapshot\x18\x02 \x01(\x08\x12\x30\n\x07upserts\x18\x03 \x01(\x0b\x32\x1f.sluice.wire.control.v1.Objects\x12\x32\n\x08removals\x18\x04 \x01(\x0b\x32 .sluice.wire.control.v1.Removals\x12\x14\n\x0cis_heartbeat\x18\x05 \x01(\x08\"\xe1\x03\n\x07Objects\x12+\n\x05tiers\x18\x01 \x03(\x0b\x32\x1c.sluice.wire.control.v1.Tier\x12/\n\x07tenants\x18\x02 \x03(\x0b\x32\x1e.sluice.wire.control.v1.Tenant\x12,\n\x04keys\x18\x03 \x03(\x0b\x32\x1e.sluice.wire.control.v1.ApiKey\x12+\n\x05\x62\x61ses\x18\x04 \x03(\x0b\x32\x1c.sluice.wire.control.v1.Base\x12-\n\x06models\x18\x05 \x03(\x0b\x32\x1d.sluice.wire.control.v1.Model\x12+\n\x05pools\x18\x06 \x03(\x0b\x32\x1c.sluice.wire.control.v1.Pool\x12+\n\x05\x63\x65lls\x18\x07 \x03(\x0b\x32\x1c.sluice.wire.control.v1.Cell\x12\x31\n\x08replicas\x18\x08 \x03(\x0b\x32\x1f.sluice.wire.control.v1.Replica\x12.\n\x07\x61liases\x18\t \x03(\x0b\x32\x1d.sluice.wire.control.v1.Alias\x12\x31\n\x08releases\x18\n \x03(\x0b\x32\x1f.sluice.wire.control.v1.Release\"\xaa\x01\n\x08Removals\x12\r\n\x05tiers\x18\x01 \x03(\t\x12\x0f\n\x07tenants\x18\x02 \x03(\t\x12\x0c\n\x04keys\x18\x03 \x03(\t\x12\r\n\x05\x62\x61ses\x18\x04 \x03(\t\x12\x0e\n\x06models\x18\x05 \x03(\t\x12\r\n\x05pools\x18\x06 \x03(\t\x12\r\n\x05\x63\x65lls\x18\x07 \x03(\t\x12\x10\n\x08replicas\x18\x08 \x03(\t\x12\x0f\n\x07\x61liases\x18\t \x03(\t\x12\x10\n\x08releases\x18\n \x03(\t\"T\n\x06Limits\x12\x0b\n\x03rpm\x18\x01 \x01(\r\x12\x0b\n\x03tpm\x18\x02 \x01(\r\x12\x14\n\x0crequests_max\x18\x03 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x04 \x01(\r\"\xd6\x02\n\x04Tier\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\r\x12\x0b\n\x03rpm\x18\x03 \x01(\r\x12\x0b\n\x03tpm\x18\x04 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x05 \x01(\r\x12\x18\n\x10ttft_deadline_ms\x18\x06 \x01(\r\x12\x19\n\x11reserved_permille\x18\x07 \x01(\r\x12\x16\n\x0eis_preemptible\x18\x08 \x01(\x08\x12\x14\n\x0crequests_max\x18\t \x01(\r\x12\x43\n\x0cmodel_limits\x18\n \x03(\x0b\x32-.sluice.wire.control.v1.Tier.ModelLimitsEntry\x1aR\n\x10ModelLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12-\n\x05value\x18\x02 \x01(\x0b\x32\x1e.sluice.wire.control.v1.Limits:\x02\x38\x01\"\x90\x02\n\x06Tenant\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07tier_id\x18\x03 \x01(\t\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\x12\x13\n\x0bis_disabled\x18\x05 \x01(\x08\x12\x0e\n\x06weight\x18\x06 \x01(\r\x12.\n\x06limits\x18\x07 \x01(\x0b\x32\x1e.sluice.wire.control.v1.Limits\x12@\n\tfallbacks\x18\x08 \x03(\x0b\x32-.sluice.wire.control.v1.Tenant.FallbacksEntry\x1a\x30\n\x0e\x46\x61llbacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbf\x01\n\x06\x41piKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x15\n\rsecret_sha256\x18\x03 \x01(\x0c\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04\x12\x13\n\x0bis_disabled\x18\x05 \x01(\x08\x12\x0b\n\x03rpm\x18\x06 \x01(\r\x12\x0b\n\x03tpm\x18\x07 \x01(\r\x12\x14\n\x0crequests_max\x18\x08 \x01(\r\x12\x0e\n\x06scopes\x18\t \x03(\t\x12\x0e\n\x06models\x18\n \x03(\t\"@\n\x04\x42\x61se\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x03 \x01(\r\"\x96\x01\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\t\x12\x0f\n\x07release\x18\x04 \x01(\t\x12\x17\n\x0fowner_tenant_id\x18\x05 \x01(\t\x12\x19\n\x11\x63reated_at_unix_s\x18\x06 \x01(\x04\x12\x0f\n\x07pool_id\x18\x07 \x01(\t\"e\n\x07Release\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x04 \x01(\t\x12\x0f\n\x07pool_id\x18\x05 \x01(\t\"<\n\x05\x41lias\x12\n\n\x02id\x18\x01 \x01(\t\x12\x17\n\x0fowner_tenant_id\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\"\xcf\x01\n\x04Pool\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x17\n\x0freplicas_wanted\x18\x04 \x01(\r\x12G\n\x0e\x65ngine_options\x18\x05 \x03(\x0b\x32/.sluice.wire.control.v1.Pool.EngineOptionsEntry\x1a\x34\n\x12\x45ngineOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"r\n\x04\x43\x65ll\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07pool_id\x18\x02 \x01(\t\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x16\n\x0erouter_address\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\"\xc8\x01\n\x07Replica\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07pool_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x65ll_id\x18\x03 \x01(\t\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x05 \x01(\t\x12\x14\n\x0ctriton_model\x18\x06 \x01(\t\x12\x33\n\x05state\x18\x07 \x01(\x0e\x32$.sluice.wire.control.v1.ReplicaState\x12\x0f\n\x07profile\x18\x08 \x01(\t\x12\x0c\n\x04role\x18\t \x01(\t*R\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_GATEWAY\x10\x01\x12\x0f\n\x0bROLE_ROUTER\x10\x02\x12\x11\n\rROLE_OPERATOR\x10\x03*\xcb\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x17\n\x13REPLICA_STATE_READY\x10\x02\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x03\x12\x18\n\x14REPLICA_STATE_FAILED\x10\x04\x12\x16\n\x12REPLICA_STATE_LOST\x10\x05\x12\x19\n\x15REPLICA_STATE_STOPPED\x10\x06\x32\xbe\x01\n\x0e\x43ontrolService\x12V\n\x05Watch\x12$.sluice.wire.control.v1.WatchRequest\x1a%.sluice.wire.control.v1.WatchResponse0\x01\x12T\n\x05Leave\x12$.sluice.wire.control.v1.LeaveRequest\x1a%.sluice.wire.control.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sluice.wire.control.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_TIER_MODELLIMITSENTRY']._loaded_options = None
+  _globals['_TIER_MODELLIMITSENTRY']._serialized_options = b'8\001'
+  _globals['_TENANT_FALLBACKSENTRY']._loaded_options = None
+  _globals['_TENANT_FALLBACKSENTRY']._serialized_options = b'8\001'
   _globals['_POOL_ENGINEOPTIONSENTRY']._loaded_options = None
   _globals['_POOL_ENGINEOPTIONSENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=2110
-  _globals['_ROLE']._serialized_end=2192
-  _globals['_REPLICASTATE']._serialized_start=2195
-  _globals['_REPLICASTATE']._serialized_end=2398
+  _globals['_ROLE']._serialized_start=2889
+  _globals['_ROLE']._serialized_end=2971
+  _globals['_REPLICASTATE']._serialized_start=2974
+  _globals['_REPLICASTATE']._serialized_end=3177
   _globals['_WATCHREQUEST']._serialized_start=64
   _globals['_WATCHREQUEST']._serialized_end=183
   _globals['_LEAVEREQUEST']._serialized_start=185
@@ -46,27 +50,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHRESPONSE']._serialized_start=240
   _globals['_WATCHRESPONSE']._serialized_end=417
   _globals['_OBJECTS']._serialized_start=420
-  _globals['_OBJECTS']._serialized_end=802
-  _globals['_REMOVALS']._serialized_start=805
-  _globals['_REMOVALS']._serialized_end=940
-  _globals['_TIER']._serialized_start=943
-  _globals['_TIER']._serialized_end=1110
-  _globals['_TENANT']._serialized_start=1112
-  _globals['_TENANT']._serialized_end=1220
-  _globals['_APIKEY']._serialized_start=1223
-  _globals['_APIKEY']._serialized_end=1360
-  _globals['_BASE']._serialized_start=1362
-  _globals['_BASE']._serialized_end=1426
-  _globals['_MODEL']._serialized_start=1429
-  _globals['_MODEL']._serialized_end=1579
-  _globals['_POOL']._serialized_start=1582
-  _globals['_POOL']._serialized_end=1789
-  _globals['_POOL_ENGINEOPTIONSENTRY']._serialized_start=1737
-  _globals['_POOL_ENGINEOPTIONSENTRY']._serialized_end=1789
-  _globals['_CELL']._serialized_start=1791
-  _globals['_CELL']._serialized_end=1905
-  _globals['_REPLICA']._serialized_start=1908
-  _globals['_REPLICA']._serialized_end=2108
-  _globals['_CONTROLSERVICE']._serialized_start=2401
-  _globals['_CONTROLSERVICE']._serialized_end=2591
+  _globals['_OBJECTS']._serialized_end=901
+  _globals['_REMOVALS']._serialized_start=904
+  _globals['_REMOVALS']._serialized_end=1074
+  _globals['_LIMITS']._serialized_start=1076
+  _globals['_LIMITS']._serialized_end=1160
+  _globals['_TIER']._serialized_start=1163
+  _globals['_TIER']._serialized_end=1505
+  _globals['_TIER_MODELLIMITSENTRY']._serialized_start=1423
+  _globals['_TIER_MODELLIMITSENTRY']._serialized_end=1505
+  _globals['_TENANT']._serialized_start=1508
+  _globals['_TENANT']._serialized_end=1780
+  _globals['_TENANT_FALLBACKSENTRY']._serialized_start=1732
+  _globals['_TENANT_FALLBACKSENTRY']._serialized_end=1780
+  _globals['_APIKEY']._serialized_start=1783
+  _globals['_APIKEY']._serialized_end=1974
+  _globals['_BASE']._serialized_start=1976
+  _globals['_BASE']._serialized_end=2040
+  _globals['_MODEL']._serialized_start=2043
+  _globals['_MODEL']._serialized_end=2193
+  _globals['_RELEASE']._serialized_start=2195
+  _globals['_RELEASE']._serialized_end=2296
+  _globals['_ALIAS']._serialized_start=2298
+  _globals['_ALIAS']._serialized_end=2358
+  _globals['_POOL']._serialized_start=2361
+  _globals['_POOL']._serialized_end=2568
+  _globals['_POOL_ENGINEOPTIONSENTRY']._serialized_start=2516
+  _globals['_POOL_ENGINEOPTIONSENTRY']._serialized_end=2568
+  _globals['_CELL']._serialized_start=2570
+  _globals['_CELL']._serialized_end=2684
+  _globals['_REPLICA']._serialized_start=2687
+  _globals['_REPLICA']._serialized_end=2887
+  _globals['_CONTROLSERVICE']._serialized_start=3180
+  _globals['_CONTROLSERVICE']._serialized_end=3370
 # @@protoc_insertion_point(module_scope)

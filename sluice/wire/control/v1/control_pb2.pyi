@@ -72,7 +72,7 @@ class WatchResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., upserts: _Optional[_Union[Objects, _Mapping]] = ..., removals: _Optional[_Union[Removals, _Mapping]] = ..., is_heartbeat: _Optional[bool] = ...) -> None: ...
 
 class Objects(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,8 @@ class Objects(_message.Message):
     POOLS_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedCompositeFieldContainer[Tier]
     tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
     keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
@@ -89,10 +91,12 @@ class Objects(_message.Message):
     pools: _containers.RepeatedCompositeFieldContainer[Pool]
     cells: _containers.RepeatedCompositeFieldContainer[Cell]
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
-    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
+    aliases: _containers.RepeatedCompositeFieldContainer[Alias]
+    releases: _containers.RepeatedCompositeFieldContainer[Release]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ...) -> None: ...
 
 class Removals(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +105,8 @@ class Removals(_message.Message):
     POOLS_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedScalarFieldContainer[str]
     tenants: _containers.RepeatedScalarFieldContainer[str]
     keys: _containers.RepeatedScalarFieldContainer[str]
@@ -109,10 +115,31 @@ class Removals(_message.Message):
     pools: _containers.RepeatedScalarFieldContainer[str]
     cells: _containers.RepeatedScalarFieldContainer[str]
     replicas: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    releases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("rpm", "tpm", "requests_max", "context_tokens_max")
+    RPM_FIELD_NUMBER: _ClassVar[int]
+    TPM_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    rpm: int
+    tpm: int
+    requests_max: int
+    context_tokens_max: int
+    def __init__(self, rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., requests_max: _Optional[int] = ..., context_tokens_max: _Optional[int] = ...) -> None: ...
 
 class Tier(_message.Message):
-    __slots__ = ("id", "priority", "rpm", "tpm", "context_tokens_max", "ttft_deadline_ms", "reserved_permille", "is_preemptible")
+    __slots__ = ("id", "priority", "rpm", "tpm", "context_tokens_max", "ttft_deadline_ms", "reserved_permille", "is_preemptible", "requests_max", "model_limits")
+    class ModelLimitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Limits
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     RPM_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +148,8 @@ class Tier(_message.Message):
     TTFT_DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_PERMILLE_FIELD_NUMBER: _ClassVar[int]
     IS_PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    MODEL_LIMITS_FIELD_NUMBER: _ClassVar[int]
     id: str
     priority: int
     rpm: int
@@ -129,26 +158,39 @@ class Tier(_message.Message):
     ttft_deadline_ms: int
     reserved_permille: int
     is_preemptible: bool
-    def __init__(self, id: _Optional[str] = ..., priority: _Optional[int] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., ttft_deadline_ms: _Optional[int] = ..., reserved_permille: _Optional[int] = ..., is_preemptible: _Optional[bool] = ...) -> None: ...
+    requests_max: int
+    model_limits: _containers.MessageMap[str, Limits]
+    def __init__(self, id: _Optional[str] = ..., priority: _Optional[int] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., ttft_deadline_ms: _Optional[int] = ..., reserved_permille: _Optional[int] = ..., is_preemptible: _Optional[bool] = ..., requests_max: _Optional[int] = ..., model_limits: _Optional[_Mapping[str, Limits]] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("id", "name", "tier_id", "cache_salt", "is_disabled", "weight")
+    __slots__ = ("id", "name", "tier_id", "cache_salt", "is_disabled", "weight", "limits", "fallbacks")
+    class FallbacksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TIER_ID_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     IS_DISABLED_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     tier_id: str
     cache_salt: bytes
     is_disabled: bool
     weight: int
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tier_id: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., is_disabled: _Optional[bool] = ..., weight: _Optional[int] = ...) -> None: ...
+    limits: Limits
+    fallbacks: _containers.ScalarMap[str, str]
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tier_id: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., is_disabled: _Optional[bool] = ..., weight: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., fallbacks: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ApiKey(_message.Message):
-    __slots__ = ("id", "tenant_id", "secret_sha256", "expires_at_unix_ms", "is_disabled", "rpm", "tpm")
+    __slots__ = ("id", "tenant_id", "secret_sha256", "expires_at_unix_ms", "is_disabled", "rpm", "tpm", "requests_max", "scopes", "models")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     SECRET_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +198,9 @@ class ApiKey(_message.Message):
     IS_DISABLED_FIELD_NUMBER: _ClassVar[int]
     RPM_FIELD_NUMBER: _ClassVar[int]
     TPM_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    SCOPES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     id: str
     tenant_id: str
     secret_sha256: bytes
@@ -163,7 +208,10 @@ class ApiKey(_message.Message):
     is_disabled: bool
     rpm: int
     tpm: int
-    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., secret_sha256: _Optional[bytes] = ..., expires_at_unix_ms: _Optional[int] = ..., is_disabled: _Optional[bool] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ...) -> None: ...
+    requests_max: int
+    scopes: _containers.RepeatedScalarFieldContainer[str]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., secret_sha256: _Optional[bytes] = ..., expires_at_unix_ms: _Optional[int] = ..., is_disabled: _Optional[bool] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., requests_max: _Optional[int] = ..., scopes: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Base(_message.Message):
     __slots__ = ("digest", "name", "context_tokens_max")
@@ -192,6 +240,30 @@ class Model(_message.Message):
     created_at_unix_s: int
     pool_id: str
     def __init__(self, id: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., release: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., created_at_unix_s: _Optional[int] = ..., pool_id: _Optional[str] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("id", "model_id", "base_digest", "adapter_digest", "pool_id")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model_id: str
+    base_digest: str
+    adapter_digest: str
+    pool_id: str
+    def __init__(self, id: _Optional[str] = ..., model_id: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., pool_id: _Optional[str] = ...) -> None: ...
+
+class Alias(_message.Message):
+    __slots__ = ("id", "owner_tenant_id", "target")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    owner_tenant_id: str
+    target: str
+    def __init__(self, id: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
 
 class Pool(_message.Message):
     __slots__ = ("id", "base_digest", "engine", "replicas_wanted", "engine_options")

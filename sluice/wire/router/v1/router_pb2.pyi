@@ -1,3 +1,4 @@
+from sluice.wire.engine.v1 import engine_pb2 as _engine_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -43,7 +44,7 @@ class Hello(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "temperature", "top_p", "top_k", "seed", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille")
+    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -53,10 +54,6 @@ class Submit(_message.Message):
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
     CACHE_ROOT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SESSION_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +64,8 @@ class Submit(_message.Message):
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     IS_PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
     TIER_RESERVED_PERMILLE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    IS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     cell_id: str
@@ -76,10 +75,6 @@ class Submit(_message.Message):
     prompt: _containers.RepeatedScalarFieldContainer[int]
     output_tokens_max: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
     cache_root: bytes
     adapter_digest: str
     session_hash: int
@@ -90,7 +85,9 @@ class Submit(_message.Message):
     block_hashes: bytes
     is_preemptible: bool
     tier_reserved_permille: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ...) -> None: ...
+    sampling: _engine_pb2.Sampling
+    is_begun: bool
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., is_begun: _Optional[bool] = ...) -> None: ...
 
 class PackedSubmit(_message.Message):
     __slots__ = ("prompt",)
@@ -105,7 +102,7 @@ class PackedSequence(_message.Message):
     def __init__(self, prompt: _Optional[bytes] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("welcome", "handle", "count", "token", "placed", "outcomes", "cells")
+    __slots__ = ("welcome", "handle", "count", "token", "placed", "outcomes", "cells", "logprobs")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +110,7 @@ class ConnectResponse(_message.Message):
     PLACED_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     handle: _containers.RepeatedScalarFieldContainer[int]
     count: _containers.RepeatedScalarFieldContainer[int]
@@ -120,7 +118,8 @@ class ConnectResponse(_message.Message):
     placed: _containers.RepeatedCompositeFieldContainer[Placed]
     outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
     cells: _containers.RepeatedCompositeFieldContainer[CellState]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., handle: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., placed: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[CellState, _Mapping]]] = ...) -> None: ...
+    logprobs: _engine_pb2.Logprobs
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., handle: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., placed: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[CellState, _Mapping]]] = ..., logprobs: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("router_id", "epoch")
