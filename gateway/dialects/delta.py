@@ -1,0 +1,55 @@
+"""What a piece of a model's text means to the client: content, reasoning, tool calls. Pure."""
+
+from typing import NamedTuple, Protocol
+
+
+class CallDelta(NamedTuple):
+    """A piece of a tool call, as OpenAI streams it.
+
+    Attributes:
+        index: Of the call in the answer.
+        arguments: The next piece of its JSON text; all pieces together are one JSON object.
+        call_id: In the first piece of a call only.
+        name: In the first piece of a call only.
+    """
+
+    index: int
+    arguments: str = ""
+    call_id: str = ""
+    name: str = ""
+
+
+class Delta(NamedTuple):
+    """What a piece of text adds to the answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
+
+
+NOTHING = Delta()
+
+
+class OutputParser(Protocol):
+    """Splits the text of one answer, which arrives in pieces cut anywhere.
+
+    The sum of what it gives out does not depend on how the text was cut.
+    """
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool call was begun."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow, e.g. after the one call that the client allows."""
+        ...
+
+    def push(self, text: str) -> Delta:
+        """Take the next piece."""
+        ...
+
+    def flush(self) -> Delta:
+        """Return what was held back: the text has ended."""
+        ...
