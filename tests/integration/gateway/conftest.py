@@ -169,7 +169,7 @@ def world(tmp_path: Path, artifacts, valkey) -> MakeWorld:
             async with running_gateway(config) as made.gateway:
                 made.base_url = f"http://127.0.0.1:{port}"
                 await eventually(lambda: not made.gateway.not_ready_because())
-                await eventually(lambda: made.gateway.limits.valkey.is_connected)
+                await eventually(lambda: made.gateway.valkey.is_connected)
                 yield made
 
     return start
