@@ -12,7 +12,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import orjson
@@ -26,7 +26,7 @@ from gateway.directory import Principal
 from gateway.dispatch.generation import GenerationSpec
 from gateway.dispatch.router_link import RouterLink
 from gateway.dispatch.streamed import StreamedGeneration
-from gateway.limits.limiter import Limiter
+from gateway.limits.limiter import Limiter, Reservation
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import FastHistogram
 from gateway.text.pipe import TextPipe
@@ -124,6 +124,10 @@ async def prompt_us(assets: BaseAssets) -> float:
     return round(statistics.median(found), 2)
 
 
+def _check(limiter: Limiter, caller: Principal) -> Awaitable[Reservation]:
+    return limiter.reserve(caller, "m", prompt_tokens=50, output_tokens_max=50, is_bounded=True)
+
+
 async def limit_check_us(home: Path) -> float:
     """Return the client's CPU per reservation."""
     port = free_port()
@@ -145,7 +149,7 @@ async def limit_check_us(home: Path) -> float:
             for _ in range(_ROUNDS):
                 started = time.process_time_ns()
                 for _ in range(_CHECKS // _BATCH):
-                    await asyncio.gather(*(limiter.reserve(caller, 100) for _ in range(_BATCH)))
+                    await asyncio.gather(*(_check(limiter, caller) for _ in range(_BATCH)))
                 found.append((time.process_time_ns() - started) / 1e3 / _CHECKS)
             running.cancel()
         assert limiter.local_decisions == 0, "the server was too slow for the deadline"

@@ -33,8 +33,6 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 ENDPOINT = "/v1/chat/completions"
 
-# Reserved for callers who set no bound on the answer; the settlement corrects it.
-_EXPECTED_OUTPUT_TOKENS = 512
 _BODY_TIMEOUT_S = 60.0
 _WRITE_TIMEOUT_S = 30.0  # for the beginning and the end of a stream; between them see `streamed`
 _STREAM_HEADERS = {
@@ -93,7 +91,13 @@ class ChatCompletions:
             chat.stops,
             ToolCallParser(lambda: new_id("call")) if tools else None,
         )
-        expected = chat.output_tokens_max or min(output_max, _EXPECTED_OUTPUT_TOKENS)
+        reservation = await self._limiter.reserve(
+            principal,
+            resolved.model.id,
+            prompt_tokens=len(prompt.ids),
+            output_tokens_max=output_max,
+            is_bounded=chat.output_tokens_max is not None,
+        )
         exchange = Exchange(
             uid=identity.uid,
             request_id=identity.request_id,
@@ -103,7 +107,7 @@ class ChatCompletions:
             received_at_unix_ms=received_at_unix_ms,
             principal=principal,
             model=resolved.model,
-            reservation=await self._limiter.reserve(principal, len(prompt.ids) + expected),
+            reservation=reservation,
             is_stream=bool(chat.stream),
         )
         if not chat.stream:
@@ -213,7 +217,12 @@ class ChatCompletions:
         emitted, metrics = len(generation.emitted), self._metrics
         was_served = emitted > 0 or exchange.status == 200
         prompt_used = len(generation.spec.prompt) if was_served or generation.placed else 0
-        self._limiter.settle(exchange.reservation, prompt_used + emitted, was_served=was_served)
+        self._limiter.settle(
+            exchange.reservation,
+            prompt_tokens=prompt_used,
+            output_tokens=emitted,
+            was_served=was_served,
+        )
         note_outcome(request, exchange.outcome)
         if exchange.first_sent_at_s:
             metrics.ttft.observe(exchange.first_sent_at_s - exchange.received_at_s)

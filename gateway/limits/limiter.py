@@ -25,6 +25,9 @@ from sluice.errors import ErrorCode, RejectedError
 _RESERVE_SHA = hashlib.sha1(RESERVE_SCRIPT.encode()).hexdigest()  # noqa: S324 - Valkey's name for it
 _SETTLE_SHA = hashlib.sha1(SETTLE_SCRIPT.encode()).hexdigest()  # noqa: S324 - Valkey's name for it
 
+# Reserved for callers who set no bound on the answer; the settlement corrects it.
+_EXPECTED_TOKENS = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
@@ -76,8 +79,26 @@ class Limiter:
         self.local_decisions = 0
         self.lost_settlements = 0
 
-    async def reserve(self, principal: Principal, tokens: int) -> Reservation:
-        """Take one request and `tokens`; LimitExceededError when a limit has no room for them."""
+    async def reserve(
+        self,
+        principal: Principal,
+        model_id: str,  # noqa: ARG002 - limits by model follow
+        *,
+        prompt_tokens: int,
+        output_tokens_max: int,
+        is_bounded: bool,
+    ) -> Reservation:
+        """Take one request and its expected tokens; LimitExceededError when there is no room.
+
+        Args:
+            principal: The caller.
+            model_id: What is asked for.
+            prompt_tokens: Known.
+            output_tokens_max: All choices together.
+            is_bounded: Whether the caller itself set that bound.
+        """
+        expected = output_tokens_max if is_bounded else min(output_tokens_max, _EXPECTED_TOKENS)
+        tokens = prompt_tokens + expected
         scopes = scopes_of(principal)
         if not scopes:
             return Reservation((), tokens, is_local=True, headers={})
@@ -103,8 +124,11 @@ class Limiter:
             headers,
         )
 
-    def settle(self, reservation: Reservation, used: int, *, was_served: bool) -> None:
+    def settle(
+        self, reservation: Reservation, *, prompt_tokens: int, output_tokens: int, was_served: bool
+    ) -> None:
         """Replace the estimate by what was used; one that was not served costs no request."""
+        used = prompt_tokens + output_tokens
         if not reservation.scopes:
             return
         requests = 0 if was_served else 1
@@ -158,7 +182,7 @@ class Limiter:
                 return
             if cast("list[int]", future.result())[0] == 1:
                 taken = Reservation(scopes, tokens, is_local=False, headers={})
-                self.settle(taken, 0, was_served=False)
+                self.settle(taken, prompt_tokens=0, output_tokens=0, was_served=False)
 
         reply = self._valkey.call(command, script, *_arguments(scopes, (tokens,)))
         try:
