@@ -82,7 +82,7 @@ async def test_without_valkey_a_bounded_allowance_remains(world, eventually) -> 
     async with world() as w, w.sdk(LIMITED) as sdk:
         await call(sdk, max_tokens=5)
         os.kill(w.valkey.pid, signal.SIGKILL)
-        await eventually(lambda: not w.gateway.limits.valkey.is_connected)
+        await eventually(lambda: not w.gateway.valkey.is_connected)
         answers = await asyncio.gather(
             *(call(sdk, max_tokens=5) for _ in range(20)), return_exceptions=True
         )
@@ -104,7 +104,7 @@ async def test_a_frozen_valkey_costs_only_the_deadline(world) -> None:
 async def test_flushed_scripts_are_sent_again(world, eventually) -> None:
     async with world() as w, w.sdk(LIMITED) as sdk:
         await call(sdk, max_tokens=5)
-        await w.gateway.limits.valkey.call("SCRIPT", "FLUSH")
+        await w.gateway.valkey.call("SCRIPT", "FLUSH")
         await call(sdk, max_tokens=5)
         assert w.gateway.limiter.local_decisions == 0
         assert w.gateway.limiter.lost_settlements == 0
