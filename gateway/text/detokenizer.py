@@ -53,6 +53,14 @@ class TokenTable:
     tokenizer: Tokenizer
     hidden: frozenset[int]
 
+    def bytes_of(self, token: int) -> bytes:
+        """Return what a token by itself stands for; the name of one that is never shown."""
+        if token in self.hidden:
+            return (self.tokenizer.id_to_token(token) or "").encode()
+        if self.pieces is not None:
+            return self.pieces[token]
+        return self.tokenizer.decode([token], skip_special_tokens=False).encode()
+
     def stream(self) -> TextStream:
         """Return a new stream."""
         if self.pieces is None:
