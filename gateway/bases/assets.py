@@ -4,30 +4,24 @@ Loaded once per base from its artifact directory, in a thread: a large tokenizer
 """
 
 import asyncio
-import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import structlog
 from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 
+from gateway.bases.cache import BaseCache
+from gateway.bases.files import read_json, read_tokenizer
 from gateway.bases.templates import ChatTemplate
 from gateway.bodies.chat import Message, Tool
 from gateway.text.detokenizer import TokenTable, token_table
-from sluice.artifacts import artifact_path
-from sluice.errors import ErrorCode, RejectedError
 from sluice.hashing import chained_hashes
-
-log = structlog.get_logger(__name__)
 
 # Rendering and encoding take about 1 ms per 10 KB; above this they would be felt by other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_MESSAGE = 64  # what rendering one costs beside its text, in these terms
-_RETRY_LOAD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +80,10 @@ def load_base(directory: Path) -> BaseAssets:
         OSError: A file is missing.
         ValueError: A file is not what it should be; the message names it.
     """
-    tokenizer = _tokenizer(directory / "tokenizer.json")
-    config = _json(directory / "tokenizer_config.json")
-    generation = _json(directory / "generation_config.json", is_optional=True)
-    model = _json(directory / "config.json", is_optional=True)
+    tokenizer = read_tokenizer(directory / "tokenizer.json")
+    config = read_json(directory / "tokenizer_config.json")
+    generation = read_json(directory / "generation_config.json", is_optional=True)
+    model = read_json(directory / "config.json", is_optional=True)
     end_ids = _end_ids(tokenizer, config, generation, model)
     try:
         template = ChatTemplate(
@@ -108,26 +102,6 @@ def load_base(directory: Path) -> BaseAssets:
             top_k=int(generation.get("top_k") or 0),
         ),
     )
-
-
-def _json(file: Path, *, is_optional: bool = False) -> dict[str, Any]:
-    if is_optional and not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} does not hold an object")  # noqa: TRY004 - about the file's content
-    return content
-
-
-def _tokenizer(file: Path) -> Tokenizer:
-    text = file.read_text()
-    try:
-        return Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more special
-        raise ValueError(f"{file} is not a tokenizer: {error}") from error
 
 
 def _template_source(directory: Path, config: dict[str, Any]) -> str:
@@ -173,48 +147,8 @@ def _end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> frozenset[int]:
     return frozenset(found)
 
 
-class AssetCache:
-    """The bases that this process has loaded. One load per base at a time."""
+class AssetCache(BaseCache[BaseAssets]):
+    """The bases that chat completions of this process need."""
 
     def __init__(self, artifacts: Path) -> None:
-        """Prepare; nothing is read yet."""
-        self._artifacts = artifacts
-        self._loaded: dict[str, BaseAssets] = {}
-        self._lock = asyncio.Lock()
-        self._not_before_s: dict[str, float] = {}  # bases whose files were bad: when to look again
-
-    async def get(self, digest: str) -> BaseAssets:
-        """Return a base's assets; RejectedError when this gateway does not have them."""
-        found = self._loaded.get(digest)
-        return found if found is not None else await self._load(digest)
-
-    def keep_only(self, digests: set[str]) -> None:
-        """Forget the bases that no longer exist."""
-        for digest in self._loaded.keys() - digests:
-            del self._loaded[digest]
-        for digest in self._not_before_s.keys() - digests:
-            del self._not_before_s[digest]
-
-    async def _load(self, digest: str) -> BaseAssets:
-        async with self._lock:
-            if (found := self._loaded.get(digest)) is not None:
-                return found
-            now_s = time.monotonic()
-            if now_s < self._not_before_s.get(digest, 0.0):
-                raise _not_ready()
-            try:
-                assets = await asyncio.to_thread(
-                    lambda: load_base(artifact_path(self._artifacts, digest))
-                )
-            except (OSError, ValueError) as error:
-                log.warning("base_not_loaded", digest=digest, error=str(error))
-                self._not_before_s[digest] = now_s + _RETRY_LOAD_S
-                raise _not_ready() from error
-            log.info("base_loaded", digest=digest, tokens=len(assets.table.fragments))
-            self._loaded[digest] = assets
-            return assets
-
-
-def _not_ready() -> RejectedError:
-    text = "The model's files are not ready on this gateway yet."
-    return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=5)
+        super().__init__(artifacts, load_base)
