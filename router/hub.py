@@ -45,7 +45,7 @@ class GatewayLink:
         elif not self.cut.is_set():
             pending.merge(batch)
             events = len(pending.placed) + len(pending.outcomes)
-            if len(pending.tokens) > PENDING_TOKENS_MAX or events > PENDING_EVENTS_MAX:
+            if pending.entries > PENDING_TOKENS_MAX or events > PENDING_EVENTS_MAX:
                 self.cut.set()
         self.ready.set()
 

@@ -1,13 +1,25 @@
-"""Router processes for tests: the real one, on free ports."""
+"""For tests: real router processes on free ports, and words for what comes over the wire."""
 
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
+from sluice.wire.engine.v1 import engine_pb2 as engine
 
 _READY_S = 60.0
+
+
+def logprob_rows(columns: engine.Logprobs) -> Iterator[tuple[int, tuple[float, dict[int, float]]]]:
+    """Yield, for each token, its sequence or handle and (logprob, logprobs of alternatives)."""
+    start = 0
+    rows = zip(columns.sequence, columns.logprob, columns.top_count, strict=True)
+    for key, logprob, count in rows:
+        tops = slice(start, start + count)
+        start += count
+        top = zip(columns.top_token[tops], columns.top_logprob[tops], strict=True)
+        yield key, (logprob, dict(top))
 
 
 @asynccontextmanager

@@ -76,6 +76,8 @@ def connect_response(batch: Batch) -> wire.ConnectResponse:
     """Return one message with everything that a tick brought for one gateway."""
     message = wire.ConnectResponse(handle=batch.handles, count=batch.counts, token=batch.tokens)
     # Most have none of these, and an empty list costs as much as a full one.
+    if batch.logprobs is not None:
+        message.logprobs.CopyFrom(batch.logprobs)
     if batch.placed:
         message.placed.extend(batch.placed)
     if batch.outcomes:

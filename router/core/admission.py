@@ -90,8 +90,9 @@ def _unservable(request: Request, cell: CellBook) -> Ending | None:
 
 
 def _is_begun(request: Request) -> bool:
-    """Return whether its client has tokens already: to refuse it would break an answer."""
-    return request.payload is not None and request.payload.resumed_tokens > 0
+    """Return whether its client is being answered already: to refuse it would break the answer."""
+    submit = request.payload
+    return submit is not None and (submit.resumed_tokens > 0 or submit.is_begun)
 
 
 def _over_tenant_limit(

@@ -2,10 +2,26 @@
 
 from math import isfinite
 
+from router.core import logprobs
 from router.core.model import Slot, Stats
 from router.core.replica_book import ReplicaBook
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
+
+
+def file_frame(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: float) -> None:
+    """File a frame's tokens, with their log probabilities where they were asked for.
+
+    Raises:
+        ValueError: The columns of the frame do not agree; nothing of it was filed.
+    """
+    has_logprobs = frame.HasField("logprobs")
+    if has_logprobs:
+        logprobs.check(frame)
+    if frame.sequence or frame.token:
+        file_tokens(book, frame, stats, now)
+    if has_logprobs:
+        logprobs.file(book, frame.logprobs)
 
 
 def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: float) -> None:
@@ -51,18 +67,23 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
     stats.stray_tokens += start - known
 
 
-def file_missed(book: ReplicaBook, slot: Slot, output: list[int], stats: Stats, now: float) -> None:
-    """File what a resumed sequence has brought while nobody listened; `output` is all of it.
+def file_missed(
+    book: ReplicaBook, slot: Slot, entry: engine.Resumed, stats: Stats, now: float
+) -> None:
+    """File what a resumed sequence has brought while nobody listened; `entry` has all of it.
 
     Raises:
-        ValueError: The engine knows of fewer tokens than it had told.
+        ValueError: The engine knows of fewer tokens than it had told, or contradicts itself.
     """
-    missed = output[slot.emitted :]
-    if len(output) < slot.emitted:
+    known = slot.emitted
+    missed = entry.output[known:]
+    if len(entry.output) < known:
         raise ValueError("a resumed sequence is shorter than what was told of it")
     if missed:
         frame = engine.StepFrame(sequence=[slot.sequence], count=[len(missed)], token=missed)
-        file_tokens(book, frame, stats, now)
+        if entry.HasField("logprobs"):
+            frame.logprobs.CopyFrom(logprobs.missed(entry, known))
+        file_frame(book, frame, stats, now)
 
 
 def place(slot: Slot, engine_queue_us: int, stats: Stats) -> None:

@@ -13,6 +13,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 if TYPE_CHECKING:
     from router.core.capacity import Prediction
     from router.core.fair_queue import Tenant
+    from sluice.wire.engine.v1 import engine_pb2 as engine
 
 UNLIMITED = 1 << 30  # output tokens: the context is the limit
 
@@ -103,14 +104,19 @@ class State(IntEnum):
 
 
 class Batch:
-    """What one gateway is told next: delta columns, placements, outcomes, cell states."""
+    """What one gateway is told next: delta columns, placements, outcomes, cell states.
 
-    __slots__ = ("cells", "counts", "handles", "outcomes", "placed", "tokens")
+    Attributes:
+        logprobs: Of tokens of those who asked, by handle; None: of nobody.
+    """
+
+    __slots__ = ("cells", "counts", "handles", "logprobs", "outcomes", "placed", "tokens")
 
     def __init__(self) -> None:
         self.handles: list[int] = []
         self.counts: list[int] = []
         self.tokens: list[int] = []
+        self.logprobs: engine.Logprobs | None = None
         self.placed: list[wire.Placed] = []
         self.outcomes: list[wire.Outcome] = []
         self.cells: list[wire.CellState] = []
@@ -120,9 +126,18 @@ class Batch:
         self.handles += later.handles
         self.counts += later.counts
         self.tokens += later.tokens
+        if self.logprobs is None:
+            self.logprobs = later.logprobs
+        elif later.logprobs is not None:
+            self.logprobs.MergeFrom(later.logprobs)  # columns are appended
         self.placed += later.placed
         self.outcomes += later.outcomes
         self.cells += later.cells
+
+    @property
+    def entries(self) -> int:
+        """Tokens, and alternatives to them: what makes its size."""
+        return len(self.tokens) + (0 if self.logprobs is None else len(self.logprobs.top_token))
 
     def __bool__(self) -> bool:
         """Whether there is anything to tell."""

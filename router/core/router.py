@@ -192,7 +192,7 @@ class RouterCore:
             if slot is None or not slot.is_open:  # a cancel may have got lost
                 self.requests.cancels.setdefault(replica_id, []).append(entry.sequence)
             if slot is not None:
-                frames.file_missed(book, slot, list(entry.output), self.requests.stats, now)
+                frames.file_missed(book, slot, entry, self.requests.stats, now)
         book.resume(new_epoch, {entry.sequence for entry in resumed}, now)
         self.cells[book.cell_id].update(book)
 
@@ -249,8 +249,7 @@ class RouterCore:
         if frame.admitted:
             self._admitted(book, cell, frame, now)
         book.progress(frame)
-        if frame.sequence or frame.token:
-            frames.file_tokens(book, frame, self.requests.stats, now)
+        frames.file_frame(book, frame, self.requests.stats, now)
         if frame.finished:
             self._finish(book, cell, frame, now)
         if frame.HasField("kv_events"):

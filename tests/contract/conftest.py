@@ -11,9 +11,11 @@ import grpc.aio
 import pytest
 
 from replica.drivers.registry import load_driver
+from replica.engine.driver import Driver
 from replica.host import EngineHost
 from router.app import run
 from router.settings import Settings
+from router.testing import logprob_rows
 from sluice import kserve
 from sluice.process import free_port
 from sluice.watch import write_snapshot
@@ -84,8 +86,7 @@ class HostServer:
             await asyncio.to_thread(self.host.close, 0.0)
 
 
-async def start_host(options: dict) -> HostServer:
-    driver = load_driver("sim", None, "sha256:" + "0" * 64, options)
+async def serve_driver(driver: Driver) -> HostServer:
     host = EngineHost(driver, "sha256:" + "0" * 64)
     host.start()
     loop = asyncio.get_running_loop()
@@ -145,11 +146,14 @@ StartHost = Callable[..., Awaitable[HostServer]]
 
 @pytest.fixture
 async def hosts() -> AsyncIterator[StartHost]:
-    """Start real engine hosts with the sim driver; keyword arguments are its options."""
+    """Start real engine hosts: of a driver, or of the sim driver with these options."""
     started: list[HostServer] = []
 
-    async def start(**options) -> HostServer:
-        server = await start_host({"speed": 20.0, "blocks": 4096, "sequences_max": 256} | options)
+    async def start(driver: Driver | None = None, **options) -> HostServer:
+        if driver is None:
+            options = {"speed": 20.0, "blocks": 4096, "sequences_max": 256} | options
+            driver = load_driver("sim", None, "sha256:" + "0" * 64, options)
+        server = await serve_driver(driver)
         started.append(server)
         return server
 
@@ -165,6 +169,7 @@ class Gateway:
         self.channel = grpc.aio.insecure_channel(address, options=options)
         self.call = RouterServiceStub(self.channel).Connect()
         self.tokens: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[tuple[float, dict[int, float]]]] = {}
         self.outcomes: dict[int, wire.Outcome] = {}
         self.placed: dict[int, list[wire.Placed]] = {}
         self.cells: dict[str, wire.CellState] = {}
@@ -178,18 +183,15 @@ class Gateway:
         submits = []
         for _ in range(count):
             self.handles += 1
-            submits.append(
-                wire.Submit(
-                    handle=self.handles,
-                    cell_id=fields.get("cell_id", CELL),
-                    tenant_id="tenant-a",
-                    prompt=[3 + self.handles % 1000] * prompt_tokens,
-                    output_tokens_max=output,
-                    ignore_eos=True,
-                    cache_root=b"0" * 16,
-                    deadline_ms=fields.get("deadline_ms", 0),
-                )
-            )
+            words = {
+                "cell_id": CELL,
+                "tenant_id": "tenant-a",
+                "prompt": [3 + self.handles % 1000] * prompt_tokens,
+                "ignore_eos": True,
+                "cache_root": b"0" * 16,
+            }
+            words |= {"handle": self.handles, "output_tokens_max": output} | fields
+            submits.append(wire.Submit(**words))
         await self.call.write(wire.ConnectRequest(submits=submits))
         return [submit.handle for submit in submits]
 
@@ -218,6 +220,9 @@ class Gateway:
             self.tokens.setdefault(handle, []).extend(message.token[start : start + count])
             start += count
         assert start == len(message.token)
+        for handle, row in logprob_rows(message.logprobs):
+            self.logprobs.setdefault(handle, []).append(row)
+            assert len(self.logprobs[handle]) <= len(self.tokens[handle])
         for outcome in message.outcomes:
             assert outcome.handle not in self.outcomes
             self.outcomes[outcome.handle] = outcome

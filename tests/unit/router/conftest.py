@@ -64,13 +64,18 @@ class Bench:
         return self.handles
 
     def frame(self, name: str, epoch: int = 1, *, tick=True, **columns) -> None:
-        """Deliver a frame: tokens={slot: [ids]}, admitted=[...], finished={slot: reason}."""
+        """Deliver a frame: tokens={slot: [ids]}, admitted=[...], finished={slot: reason}.
+
+        `logprobs` are rows of (slot, logprob, {alternative: logprob}).
+        """
         self.steps += 1
         frame = engine.StepFrame(step=self.steps, steps=columns.get("steps", 1))
         for slot, tokens in columns.get("tokens", {}).items():
             frame.sequence.append(slot.sequence)
             frame.count.append(len(tokens))
             frame.token.extend(tokens)
+        for slot, logprob, top in columns.get("logprobs", ()):
+            add_logprobs(frame.logprobs, slot.sequence, logprob, top)
         for slot in columns.get("admitted", ()):
             frame.admitted.add(
                 sequence=slot.sequence, queue_us=5, cached_tokens=columns.get("cached", 3)
@@ -104,6 +109,16 @@ class Bench:
         """Handles in the order of dispatch."""
         slots = [slot for sent in self.sent.values() for slot in sent]
         return [slot.handle for slot in sorted(slots, key=lambda slot: slot.sequence)]
+
+
+def add_logprobs(
+    message: engine.Logprobs, sequence: int, logprob: float, top: dict[int, float]
+) -> None:
+    message.sequence.append(sequence)
+    message.logprob.append(logprob)
+    message.top_count.append(len(top))
+    message.top_token.extend(top)
+    message.top_logprob.extend(top.values())
 
 
 @pytest.fixture

@@ -113,13 +113,14 @@ def test_a_tenant_has_its_own_limits_in_requests_and_in_tokens():
     assert all(outcome.retry_after_ms >= 100 for outcome in refusals)
 
 
-def test_the_rest_of_a_begun_answer_is_let_in():
+@pytest.mark.parametrize("begun", [{"resumed_tokens": 5}, {"is_begun": True}])
+def test_what_belongs_to_a_begun_answer_is_let_in(begun):
     world = Cell(tenant_requests_max=1)
     world.fill()
     world.submit(tenant_id="a")
-    resumed = wire.Submit(resumed_tokens=5)
+    payload = wire.Submit(**begun)
     assert world.code(world.submit(tenant_id="a")) == "tenant_queue_full"
-    assert world.code(world.submit(tenant_id="a", payload=resumed, deadline_s=0.001)) == ""
+    assert world.code(world.submit(tenant_id="a", payload=payload, deadline_s=0.001)) == ""
 
 
 # --- room in the queue ----------------------------------------------------------------------

@@ -148,10 +148,13 @@ def submit(world, *, prompt=1000, output=200, **fields) -> int:
     return world.submit(prompt=prompt, output=output, hashes=range(prompt // BLOCK), **fields)
 
 
-def prefill(world, handle: int, reason=LENGTH) -> None:
+def prefill(world, handle: int, reason=LENGTH, **columns) -> None:
     slot = world.slot(handle)
     assert slot.replica_id == P
-    world.frame(P, tokens={slot: [77]}, finished={slot: reason}, state=state(world, P))
+    if "logprobs" in columns:
+        columns["logprobs"] = [(slot, *columns["logprobs"])]
+    finished = {slot: reason}
+    world.frame(P, tokens={slot: [77]}, finished=finished, state=state(world, P), **columns)
 
 
 def test_the_prompt_runs_there_the_answer_here(world):
@@ -183,6 +186,26 @@ def test_the_prompt_runs_there_the_answer_here(world):
     assert sum(told) == 3
     assert sum(entry.handle == handle for entry in batch.placed) == 1
     assert not world.core.replicas[P].slots
+
+
+def test_both_parts_bring_their_log_probabilities(world):
+    world = world()
+    handle = submit(world)
+    prefill(world, handle, logprobs=(-0.5, {77: -0.5}))
+    (transfer,) = world.transfers
+    world.core.on_transferred(transfer.slot.sequence, transfer.blocks, world.now)
+    world.tick(0.1)
+    second = world.slot(handle)
+    world.frame(
+        second.replica_id,
+        tokens={second: [78]},
+        logprobs=[(second, -0.25, {78: -0.25, 79: -3.0})],
+        finished={second: STOP},
+    )
+    told = world.batch().logprobs
+    assert list(told.sequence) == [handle, handle]
+    assert list(told.logprob) == [-0.5, -0.25]
+    assert list(told.top_count) == [1, 2]
 
 
 def test_an_answer_that_ends_with_its_first_token_ends(world):

@@ -42,6 +42,31 @@ async def test_batches_merge_while_the_socket_is_busy():
     assert link.take() is None
 
 
+async def test_log_probabilities_stay_in_the_order_of_their_tokens():
+    link = GatewayLink(1, "gateway")
+    link.put(batch(1, 10, 11))
+    for handle, logprob in ((1, -0.5), (2, -1.0), (1, -1.5)):
+        made = batch(handle, 20)
+        made.logprobs = engine.Logprobs(
+            sequence=[handle],
+            logprob=[logprob],
+            top_count=[2],
+            top_token=[20, 21],
+            top_logprob=[logprob, -4.0],
+        )
+        link.put(made)
+    link.put(batch(3, 30))
+    message = taken(link)
+    assert list(message.handle) == [1, 1, 2, 1, 3]
+    told = message.logprobs
+    assert list(told.sequence) == [1, 2, 1]
+    assert list(told.logprob) == [-0.5, -1.0, -1.5]
+    assert list(told.top_count) == [2, 2, 2]
+    assert list(told.top_token) == [20, 21] * 3
+    link.put(batch(1, 1))
+    assert not taken(link).HasField("logprobs")
+
+
 async def test_a_sign_of_life_is_an_empty_message():
     link = GatewayLink(1, "gateway")
     link.put(Batch())

@@ -1,0 +1,77 @@
+"""Log probabilities, from an engine's columns to the gateways': only for who asked for them."""
+
+from collections import Counter
+from itertools import repeat
+
+from router.core.replica_book import ReplicaBook
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+
+def check(frame: engine.StepFrame) -> None:
+    """Assert that a frame has log probabilities of all the tokens of a sequence, or of none.
+
+    Raises:
+        ValueError: It has not, or the columns do not agree.
+    """
+    columns = frame.logprobs
+    _check_columns(columns)
+    tokens: Counter[int] = Counter()
+    for sequence, number in zip(frame.sequence, frame.count, strict=True):
+        tokens[sequence] += number
+    for sequence, number in Counter(columns.sequence).items():
+        if tokens[sequence] != number:
+            raise ValueError(f"log probabilities of {number} tokens, there are {tokens[sequence]}")
+
+
+def file(book: ReplicaBook, columns: engine.Logprobs) -> None:
+    """Append the columns of a checked frame to the batches of the gateways, as its tokens were."""
+    slots = book.slots
+    top_tokens, top_logprobs = columns.top_token[:], columns.top_logprob[:]
+    start = 0
+    rows = zip(columns.sequence[:], columns.logprob[:], columns.top_count[:], strict=True)
+    for sequence, logprob, top_count in rows:
+        end = start + top_count
+        slot = slots.get(sequence)
+        if slot is not None and slot.is_open:
+            batch = slot.gateway.batch
+            told = batch.logprobs
+            if told is None:
+                told = batch.logprobs = engine.Logprobs()
+            told.sequence.append(slot.handle)
+            told.logprob.append(logprob)
+            told.top_count.append(top_count)
+            if top_count:
+                told.top_token.extend(top_tokens[start:end])
+                told.top_logprob.extend(top_logprobs[start:end])
+        start = end
+
+
+def missed(entry: engine.Resumed, known: int) -> engine.Logprobs:
+    """Return those of a resumed sequence's tokens behind the first `known` ones.
+
+    Raises:
+        ValueError: They are not those of all of its tokens, or the columns do not agree.
+    """
+    columns = entry.logprobs
+    _check_columns(columns)
+    if len(columns.logprob) != len(entry.output):
+        raise ValueError("a resumed sequence has log probabilities of some of its tokens only")
+    first = sum(columns.top_count[:known])
+    return engine.Logprobs(
+        sequence=repeat(entry.sequence, len(entry.output) - known),
+        logprob=columns.logprob[known:],
+        top_count=columns.top_count[known:],
+        top_token=columns.top_token[first:],
+        top_logprob=columns.top_logprob[first:],
+    )
+
+
+def _check_columns(columns: engine.Logprobs) -> None:
+    rows, tops = len(columns.logprob), len(columns.top_token)
+    if (
+        len(columns.sequence) != rows
+        or len(columns.top_count) != rows
+        or len(columns.top_logprob) != tops
+        or sum(columns.top_count) != tops
+    ):
+        raise ValueError("the columns of log probabilities do not agree")
