@@ -5,18 +5,23 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.names import Names, PublicModel, matches
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.hashing import cache_root
 from sluice.profiles import FRAMES, profile_of
+from sluice.scopes import Scope
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
-_NO_TIER = wire.Tier()
+# Answers are kept until the state changes; of those for (caller, name), at most so many.
+_RESOLVED_MAX = 16_384
+# Kinds of which none is behind an answer that is kept.
+_UNREMEMBERED = frozenset({"cells", "replicas"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Principal:
-    """An authenticated caller."""
+    """An authenticated caller; compared by identity, because it is one state's answer."""
 
     key: wire.ApiKey
     tenant: wire.Tenant
@@ -25,16 +30,27 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """What a public model name stands for, for one tenant.
+    """What a public model name stands for, for one caller.
 
     Attributes:
-        context_tokens_max: Of the base and the caller's tier, the smaller; prompt and output.
+        name: As asked for: a model, `model@release` or an alias.
+        model: With the model's own id, and the release that the name stands for.
+        context_tokens_max: Prompt and output together; 0 when it is not known.
         cache_root: Root of the prefix cache's hash chain.
+        generates_text: Whether it is one to chat with, not one that makes embeddings.
     """
 
+    name: str
     model: wire.Model
     context_tokens_max: int
     cache_root: bytes
+    generates_text: bool
+
+
+_NO_TIER = wire.Tier()
+_NOBODY = Principal(
+    wire.ApiKey(secret_sha256=bytes(32), is_disabled=True), wire.Tenant(is_disabled=True), _NO_TIER
+)
 
 
 class Directory:
@@ -43,8 +59,11 @@ class Directory:
     def __init__(self, state: ControlState) -> None:
         """Index what is known so far."""
         self._state = state
+        self._names = Names(state)
         self._key_ids: dict[bytes, str] = {}  # SHA-256 of the secret -> key id
         self._hashes: dict[str, bytes] = {}  # key id -> SHA-256 of the secret
+        self._principals: dict[bytes, Principal] = {}  # by SHA-256 of the secret
+        self._resolved: dict[tuple[Principal, str], ResolvedModel] = {}
         self._cells: dict[str, tuple[wire.Cell, ...]] = {}
         self._reindex()
 
@@ -53,45 +72,61 @@ class Directory:
         if response.is_snapshot:
             self._reindex()
             return
+        changed = {field.name for field, _ in response.upserts.ListFields()}
+        changed.update(field.name for field, _ in response.removals.ListFields())
         for key_id in response.removals.keys:
             self._forget_key(key_id)
         for key in response.upserts.keys:
             self._forget_key(key.id)
             self._learn_key(key)
-        if response.upserts.cells or response.removals.cells:
+        if "cells" in changed:
             self._index_cells()
+        if changed - _UNREMEMBERED:
+            self._forget_answers()
 
     def authenticate(self, secret: str, now_unix_ms: int) -> Principal:
-        """Return the caller whose key text is `secret`; PlatformError 401 otherwise."""
+        """Return the caller whose key text is `secret`; PlatformError 401 otherwise.
+
+        All who are refused are told the same, after the same work: an answer does not say whether
+        there is such a key.
+        """
         digest = hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
-        key = self._state.keys.get(self._key_ids.get(digest, ""))
-        if key is None or not hmac.compare_digest(key.secret_sha256, digest):
+        principal = self._principals.get(digest) or self._principal(digest)
+        key = principal.key
+        is_the_key = hmac.compare_digest(key.secret_sha256, digest)
+        is_expired = 0 < key.expires_at_unix_ms <= now_unix_ms
+        if not is_the_key or key.is_disabled or is_expired or principal.tenant.is_disabled:
             raise PlatformError(
                 ErrorCode.INVALID_API_KEY,
-                "Incorrect API key provided. Check it, or ask for a new one.",
+                "Incorrect API key provided: there is none like it, it has expired, or it or its "
+                "account is disabled. Check it, or ask for a new one.",
             )
-        if key.is_disabled or 0 < key.expires_at_unix_ms <= now_unix_ms:
-            raise PlatformError(
-                ErrorCode.INVALID_API_KEY, "This API key is disabled or expired. Ask for a new one."
-            )
-        tenant = self._state.tenants.get(key.tenant_id)
-        if tenant is None or tenant.is_disabled:
-            raise PlatformError(
-                ErrorCode.INVALID_API_KEY, "This account is disabled. Ask whoever runs this server."
-            )
-        return Principal(key, tenant, self._state.tiers.get(tenant.tier_id, _NO_TIER))
+        return principal
 
-    def models(self, principal: Principal) -> Sequence[wire.Model]:
-        """Return the models that the caller may see, by name."""
-        return sorted(
-            (m for m in self._state.models.values() if _is_visible(m, principal)),
-            key=lambda model: model.id,
-        )
+    @staticmethod
+    def require_scope(principal: Principal, scope: Scope) -> None:
+        """Do nothing if the caller's key may be used for this; PlatformError 403 otherwise."""
+        scopes = principal.key.scopes
+        if scopes and scope not in scopes:
+            raise PlatformError(
+                ErrorCode.PERMISSION_DENIED,
+                f"This key may not use '{scope}', only: {', '.join(scopes)}. Use another key, or "
+                "ask for one with this scope.",
+            )
+
+    def models(self, principal: Principal) -> Sequence[PublicModel]:
+        """Return the models and aliases that the caller may use, by name."""
+        visible = self._names.visible(principal.tenant.id)
+        return [found for found in visible if _is_allowed(principal, found.name, found.model)]
 
     def model(self, principal: Principal, name: str) -> wire.Model:
-        """Return a model; another tenant's is as unknown as one that does not exist."""
-        model = self._state.models.get(name)
-        if model is None or not _is_visible(model, principal):
+        """Return what the public name stands for, with the model's own id.
+
+        Raises:
+            BadRequestError: 404; what the caller may not use is as unknown as what does not exist.
+        """
+        model = self._find(principal, name)
+        if model is None:
             raise BadRequestError(
                 ErrorCode.MODEL_NOT_FOUND,
                 f"The model '{name[:200]}' does not exist or you do not have access to it.",
@@ -107,26 +142,61 @@ class Directory:
     def context_tokens_max(self, principal: Principal, model: wire.Model) -> int:
         """Return how many tokens prompt and output may have together; 0 when it is not known."""
         base = self._state.bases.get(model.base_digest)
-        limits = (principal.tier.context_tokens_max, base.context_tokens_max if base else 0)
+        tier, tenant = principal.tier, principal.tenant
+        limited = tier.model_limits.get(model.id)
+        limits = (
+            tenant.limits.context_tokens_max or tier.context_tokens_max,
+            limited.context_tokens_max if limited is not None else 0,
+            base.context_tokens_max if base is not None else 0,
+        )
         return min((limit for limit in limits if limit), default=0)
 
     def resolve(self, principal: Principal, name: str) -> ResolvedModel:
         """Return what the public name stands for; BadRequestError if it generates no text."""
-        model = self.model(principal, name)
-        if not self.generates_text(model):
+        resolved = self.resolve_any(principal, name)
+        if not resolved.generates_text:
             raise BadRequestError(
                 ErrorCode.INVALID_REQUEST,
-                f"The model '{model.id}' makes embeddings; it cannot generate text. Choose another"
+                f"The model '{name}' makes embeddings; it cannot generate text. Choose another"
                 " model.",
                 param="model",
             )
-        return ResolvedModel(
-            model=model,
-            context_tokens_max=self.context_tokens_max(principal, model),
-            cache_root=cache_root(
-                model.base_digest, model.adapter_digest, principal.tenant.cache_salt
-            ),
-        )
+        return resolved
+
+    def resolve_any(self, principal: Principal, name: str) -> ResolvedModel:
+        """Return what the public name stands for, whatever it makes; 404 as `model`."""
+        resolved = self._resolved.get((principal, name))
+        if resolved is None:
+            model = self.model(principal, name)
+            resolved = ResolvedModel(
+                name=name,
+                model=model,
+                context_tokens_max=self.context_tokens_max(principal, model),
+                cache_root=cache_root(
+                    model.base_digest, model.adapter_digest, principal.tenant.cache_salt
+                ),
+                generates_text=self.generates_text(model),
+            )
+            if len(self._resolved) >= _RESOLVED_MAX:
+                self._resolved.clear()
+            self._resolved[principal, name] = resolved
+        return resolved
+
+    def fallback(self, principal: Principal, name: str) -> str | None:
+        """Return the name of what the tenant wants to answer while `name` cannot.
+
+        None when it wants nothing, when the caller may not use that, or when it is no other model
+        or does not make what `name` makes. A fallback has no fallback of its own.
+        """
+        wanted = principal.tenant.fallbacks
+        model = self._find(principal, name) if wanted else None
+        if model is None:
+            return None
+        instead = wanted.get(name) or wanted.get(model.id) or wanted.get("*")
+        other = self._find(principal, instead) if instead else None
+        if other is None or (other.id, other.release) == (model.id, model.release):
+            return None
+        return instead if self.generates_text(other) == self.generates_text(model) else None
 
     def cells(self, pool_id: str) -> Sequence[wire.Cell]:
         """Return the cells of a pool that have an owner now."""
@@ -136,12 +206,34 @@ class Directory:
         """Return the addresses of all routers that own a cell."""
         return {cell.router_address for cells in self._cells.values() for cell in cells}
 
+    def _principal(self, digest: bytes) -> Principal:
+        """Return whose secret has this SHA-256, valid or not; nobody when it is unknown."""
+        key = self._state.keys.get(self._key_ids.get(digest, ""))
+        tenant = None if key is None else self._state.tenants.get(key.tenant_id)
+        if key is None or tenant is None:
+            return _NOBODY
+        principal = Principal(key, tenant, self._state.tiers.get(tenant.tier_id, _NO_TIER))
+        self._principals[digest] = principal
+        return principal
+
+    def _find(self, principal: Principal, name: str) -> wire.Model | None:
+        model = self._names.find(name, principal.tenant.id)
+        if model is None or not _is_allowed(principal, name, model):
+            return None
+        return model
+
     def _reindex(self) -> None:
         self._key_ids.clear()
         self._hashes.clear()
         for key in self._state.keys.values():
             self._learn_key(key)
         self._index_cells()
+        self._forget_answers()
+
+    def _forget_answers(self) -> None:
+        self._names.forget()
+        self._principals.clear()
+        self._resolved.clear()
 
     def _learn_key(self, key: wire.ApiKey) -> None:
         self._key_ids[key.secret_sha256] = key.id
@@ -161,5 +253,7 @@ class Directory:
         self._cells = {pool_id: tuple(cells) for pool_id, cells in by_pool.items()}
 
 
-def _is_visible(model: wire.Model, principal: Principal) -> bool:
-    return model.owner_tenant_id in ("", principal.tenant.id)
+def _is_allowed(principal: Principal, name: str, model: wire.Model) -> bool:
+    """Return whether the key's list, if it has one, has the name or the model behind it."""
+    patterns = principal.key.models
+    return not patterns or any(matches(p, name) or matches(p, model.id) for p in patterns)

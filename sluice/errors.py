@@ -14,6 +14,7 @@ class ErrorCode(StrEnum):
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     REQUEST_TOO_LARGE = "request_too_large"
     INVALID_API_KEY = "invalid_api_key"
+    PERMISSION_DENIED = "permission_denied"
     MODEL_NOT_FOUND = "model_not_found"
     ADAPTER_NOT_FOUND = "adapter_not_found"
     ADAPTER_INVALID = "adapter_invalid"
@@ -46,6 +47,7 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.UNSUPPORTED_PARAMETER: 400,
     ErrorCode.REQUEST_TOO_LARGE: 413,
     ErrorCode.INVALID_API_KEY: 401,
+    ErrorCode.PERMISSION_DENIED: 403,
     ErrorCode.MODEL_NOT_FOUND: 404,
     ErrorCode.ADAPTER_NOT_FOUND: 404,
     ErrorCode.ADAPTER_INVALID: 400,

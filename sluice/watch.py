@@ -27,7 +27,10 @@ from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 
 log = structlog.get_logger(__name__)
 
-KINDS = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas")
+KINDS = (
+    *("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas"),
+    *("aliases", "releases"),
+)
 
 _FORMAT = b"sluice-snapshot-1"  # first word of a snapshot file; then SHA-256 of the rest, newline
 _CHUNK_OBJECTS = 2000  # objects serialized in one go: about 1 ms with the interpreter lock held
@@ -63,6 +66,8 @@ class ControlState:
         self.pools: dict[str, wire.Pool] = {}
         self.cells: dict[str, wire.Cell] = {}
         self.replicas: dict[str, wire.Replica] = {}
+        self.aliases: dict[str, wire.Alias] = {}
+        self.releases: dict[str, wire.Release] = {}
 
     def of_kind(self, kind: str) -> dict[str, Message]:
         """Return the objects of one of `KINDS`."""

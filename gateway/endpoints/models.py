@@ -33,14 +33,15 @@ class SmallEndpoints:
     async def list_models(self, request: web.Request) -> web.Response:
         """GET /v1/models."""
         principal = authenticate(self._directory, request)
-        models = [self._shown(model, principal) for model in self._directory.models(principal)]
+        found = self._directory.models(principal)
+        models = [self._shown(public.name, public.model, principal) for public in found]
         return _json({"object": "list", "data": models})
 
     async def get_model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}; ids may contain slashes."""
         principal = authenticate(self._directory, request)
-        model = self._directory.model(principal, request.match_info["id"])
-        return _json(self._shown(model, principal))
+        name = request.match_info["id"]
+        return _json(self._shown(name, self._directory.model(principal, name), principal))
 
     async def health(self, _: web.Request) -> web.Response:
         """GET /healthz: the process answers."""
@@ -61,9 +62,9 @@ class SmallEndpoints:
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
-    def _shown(self, model: control.Model, principal: Principal) -> dict[str, object]:
+    def _shown(self, name: str, model: control.Model, principal: Principal) -> dict[str, object]:
         return {
-            "id": model.id,
+            "id": name,
             "object": "model",
             "created": model.created_at_unix_s,
             "owned_by": "sluice" if not model.owner_tenant_id else principal.tenant.id,

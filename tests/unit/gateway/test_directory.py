@@ -4,8 +4,11 @@ import hashlib
 
 import pytest
 
-from gateway.directory import Directory
-from sluice.errors import PlatformError
+from gateway import directory
+from gateway.directory import Directory, Principal
+from gateway.names import matches
+from sluice.errors import ErrorCode, PlatformError
+from sluice.scopes import Scope
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -39,6 +42,14 @@ class Peer:
         except PlatformError as error:
             return error.status
         return 200
+
+    def names(self, caller: Principal) -> list[str]:
+        return [model.name for model in self.directory.models(caller)]
+
+    def caller(self, **key: object) -> Principal:
+        """Send another key of tenant `a`, and let it in."""
+        self.send(keys=[wire.ApiKey(id="other", tenant_id="a", secret_sha256=sha("other"), **key)])
+        return self.directory.authenticate("other", 0)
 
 
 @pytest.fixture
@@ -81,23 +92,246 @@ def test_a_model_that_makes_embeddings_is_listed_but_does_not_chat(peer: Peer) -
         models=[wire.Model(id="vectors", base_digest="d", pool_id="e")],
     )
     caller = peer.directory.authenticate("one", 0)
-    assert [model.id for model in peer.directory.models(caller)] == ["m", "vectors"]
+    assert peer.names(caller) == ["m", "vectors"]
     assert peer.directory.resolve(caller, "m").model.id == "m"
     with pytest.raises(PlatformError, match="'vectors' makes embeddings") as caught:
         peer.directory.resolve(caller, "vectors")
     assert (caught.value.status, caught.value.param) == (400, "model")
+    assert not peer.directory.resolve_any(caller, "vectors").generates_text
 
 
 def test_models_of_others_are_unknown(peer: Peer) -> None:
     peer.send(keys=[wire.ApiKey(id="kb", tenant_id="b", secret_sha256=sha("b"))])
     mine = peer.directory.authenticate("one", 0)
     theirs = peer.directory.authenticate("b", 0)
-    assert [m.id for m in peer.directory.models(mine)] == ["m"]
-    assert peer.directory.models(theirs) == []
+    assert peer.names(mine) == ["m"]
+    assert peer.names(theirs) == []
     assert peer.directory.resolve(mine, "m").context_tokens_max == 50
     with pytest.raises(PlatformError) as caught:
         peer.directory.resolve(theirs, "m")
     assert caught.value.status == 404
+
+
+def test_whoever_is_refused_is_told_the_same(peer: Peer) -> None:
+    peer.send(
+        tenants=[wire.Tenant(id="off", is_disabled=True)],
+        keys=[
+            wire.ApiKey(id="1", tenant_id="a", secret_sha256=sha("1"), is_disabled=True),
+            wire.ApiKey(id="2", tenant_id="a", secret_sha256=sha("2"), expires_at_unix_ms=5),
+            wire.ApiKey(id="3", tenant_id="off", secret_sha256=sha("3")),
+            wire.ApiKey(id="4", tenant_id="nobody", secret_sha256=sha("4")),
+        ],
+    )
+    told = set()
+    for secret in ("1", "2", "3", "4", "unknown"):
+        with pytest.raises(PlatformError) as caught:
+            peer.directory.authenticate(secret, 5)
+        told.add((caught.value.code, caught.value.message))
+    assert [code for code, _ in told] == [ErrorCode.INVALID_API_KEY]
+
+
+def test_a_key_that_was_let_in_is_still_looked_at(peer: Peer) -> None:
+    """What is remembered of a caller ends with each change of key, tenant or tier."""
+    peer.send(keys=[wire.ApiKey(id="k", tenant_id="a", secret_sha256=sha("one"), rpm=1)])
+    assert peer.directory.authenticate("one", 0) is peer.directory.authenticate("one", 0)
+    peer.send(keys=[wire.ApiKey(id="k", tenant_id="a", secret_sha256=sha("one"), rpm=2)])
+    assert peer.directory.authenticate("one", 0).key.rpm == 2
+    peer.send(tiers=[wire.Tier(id="t", rpm=3)])
+    assert peer.directory.authenticate("one", 0).tier.rpm == 3
+    peer.send(tenants=[wire.Tenant(id="a", tier_id="t", is_disabled=True)])
+    assert peer.status("one") == 401
+    peer.send(tenants=[wire.Tenant(id="a", tier_id="t")])
+    assert peer.status("one") == 200
+    peer.send(removals=wire.Removals(tenants=["a"]))
+    assert peer.status("one") == 401
+
+
+def test_scopes_say_what_a_key_is_for(peer: Peer) -> None:
+    for scope in Scope:
+        peer.directory.require_scope(peer.caller(), scope)
+    caller = peer.caller(scopes=["chat", "models"])
+    peer.directory.require_scope(caller, Scope.CHAT)
+    peer.directory.require_scope(caller, Scope.MODELS)
+    with pytest.raises(PlatformError, match="may not use 'embeddings', only: chat, models") as told:
+        peer.directory.require_scope(caller, Scope.EMBEDDINGS)
+    assert (told.value.status, told.value.code) == (403, ErrorCode.PERMISSION_DENIED)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "is_match"),
+    [
+        ("m", "m", True),
+        ("m", "m2", False),
+        ("m*", "m2", True),
+        ("m*", "m", True),
+        ("*", "anything", True),
+        ("a/*", "a", False),
+        ("a*b", "a*b", True),
+        ("a*b", "axb", False),
+    ],
+)
+def test_patterns(pattern: str, name: str, is_match: bool) -> None:
+    assert matches(pattern, name) == is_match
+
+
+def model(name: str, owner: str = "", **fields: object) -> wire.Model:
+    return wire.Model(id=name, owner_tenant_id=owner, base_digest="d", pool_id="p", **fields)
+
+
+def test_a_key_with_a_list_of_models_knows_no_others(peer: Peer) -> None:
+    peer.send(
+        models=[model("x/one"), model("x/two"), model("y", release="2")],
+        releases=[wire.Release(id="y@1", model_id="y", base_digest="d", pool_id="p")],
+        aliases=[wire.Alias(id="best", target="y"), wire.Alias(id="old", target="y@1")],
+    )
+    assert peer.names(peer.caller()) == ["best", "m", "old", "x/one", "x/two", "y"]
+    for listed, names, more in (
+        (["x/*"], ["x/one", "x/two"], []),
+        (["y"], ["best", "old", "y"], ["y@1"]),  # a model stands for all of its names
+        (["best"], ["best"], []),
+        (["y@1"], [], ["y@1"]),
+        (["none"], [], []),
+    ):
+        caller = peer.caller(models=listed)
+        assert peer.names(caller) == names
+        for name in ("m", "x/one", "y", "y@1", "best", "none"):
+            if name in (*names, *more):
+                assert peer.directory.resolve(caller, name).name == name
+            else:
+                with pytest.raises(PlatformError) as caught:
+                    peer.directory.resolve(caller, name)
+                assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
+
+
+def test_what_may_not_be_known_is_told_as_what_does_not_exist(peer: Peer) -> None:
+    peer.send(
+        models=[model("b/own", "b", release="2")],
+        releases=[wire.Release(id="b/own@1", model_id="b/own", base_digest="d", pool_id="p")],
+        aliases=[
+            wire.Alias(id="theirs", target="m", owner_tenant_id="b"),
+            wire.Alias(id="to-theirs", target="b/own"),
+            wire.Alias(id="to-nothing", target="gone"),
+        ],
+    )
+    caller = peer.caller()
+    told = set()
+    for name in ("missing", "b/own", "b/own@1", "theirs", "to-theirs", "to-nothing"):
+        with pytest.raises(PlatformError) as caught:
+            peer.directory.resolve(caller, name)
+        error = caught.value
+        told.add((error.code, error.param, error.status, error.message.replace(name, "N")))
+    assert len(told) == 1
+    assert peer.names(caller) == ["m"]
+
+
+def test_a_release_is_named_whatever_its_model_stands_for_now(peer: Peer) -> None:
+    first, second = "1" * 64, "2" * 64
+    peer.send(
+        bases=[wire.Base(digest="e", context_tokens_max=10)],
+        models=[model("y", adapter_digest=second, release="2")],
+        releases=[
+            wire.Release(
+                id="y@1", model_id="y", base_digest="e", adapter_digest=first, pool_id="q"
+            ),
+            wire.Release(
+                id="y@2", model_id="y", base_digest="d", adapter_digest=second, pool_id="p"
+            ),
+            wire.Release(id="y@0", model_id="y", base_digest="d"),
+            wire.Release(id="z@0", model_id="z", base_digest="d", pool_id="p"),
+        ],
+        aliases=[wire.Alias(id="latest", target="y"), wire.Alias(id="stable", target="y@1")],
+    )
+    caller = peer.caller()
+    found = {name: peer.directory.resolve(caller, name) for name in ("y", "y@2", "y@1", "stable")}
+    assert {name: resolved.name for name, resolved in found.items()} == {n: n for n in found}
+    assert {resolved.model.id for resolved in found.values()} == {"y"}
+    assert found["y"].cache_root == found["y@2"].cache_root != found["y@1"].cache_root
+    stable = found["stable"]
+    assert (stable.model, stable.cache_root) == (found["y@1"].model, found["y@1"].cache_root)
+    assert (stable.model.release, stable.model.pool_id, stable.context_tokens_max) == ("1", "q", 10)
+    for name in ("y@0", "z@0"):  # nobody serves it; of no model
+        with pytest.raises(PlatformError):
+            peer.directory.resolve(caller, name)
+    peer.send(aliases=[wire.Alias(id="stable", target="y@2")])
+    assert peer.directory.resolve(caller, "stable").model.release == "2"
+    peer.send(removals=wire.Removals(releases=["y@2"], aliases=["latest"]))
+    assert peer.names(caller) == ["m", "y"]
+    with pytest.raises(PlatformError):
+        peer.directory.resolve(caller, "stable")
+
+
+def test_the_context_is_the_smallest_limit_and_the_tenant_has_its_own(peer: Peer) -> None:
+    def context() -> int:
+        return peer.directory.resolve(peer.directory.authenticate("one", 0), "m").context_tokens_max
+
+    assert context() == 50
+    peer.send(tenants=[wire.Tenant(id="a", tier_id="t", limits=wire.Limits(context_tokens_max=80))])
+    assert context() == 80, "instead of the tier's"
+    limited = {"m": wire.Limits(context_tokens_max=70), "other": wire.Limits(context_tokens_max=1)}
+    peer.send(tiers=[wire.Tier(id="t", context_tokens_max=50, model_limits=limited)])
+    assert context() == 70
+    peer.send(bases=[wire.Base(digest="d", context_tokens_max=60)])
+    assert context() == 60
+    peer.send(removals=wire.Removals(tiers=["t"], bases=["d"], tenants=["a"]))
+    peer.send(tenants=[wire.Tenant(id="a")])
+    assert context() == 0, "nobody has said"
+
+
+def test_a_fallback_is_another_model_that_the_caller_may_use(peer: Peer) -> None:
+    peer.send(
+        pools=[wire.Pool(id="e", engine="embed")],
+        models=[
+            *(model(name) for name in ("small", "mid")),
+            model("b/own", "b"),
+            wire.Model(id="vectors", base_digest="d", pool_id="e"),
+        ],
+        aliases=[wire.Alias(id="best", target="m")],
+    )
+
+    def fallback(name: str, wanted: dict[str, str], **key: object) -> str | None:
+        peer.send(tenants=[wire.Tenant(id="a", tier_id="t", fallbacks=wanted)])
+        return peer.directory.fallback(peer.caller(**key), name)
+
+    assert fallback("m", {}) is None
+    assert fallback("m", {"m": "small"}) == "small"
+    assert fallback("m", {"*": "small"}) == "small"
+    assert fallback("m", {"m": "mid", "*": "small"}) == "mid"
+    assert fallback("best", {"m": "mid", "*": "small"}) == "mid"
+    assert fallback("best", {"best": "mid", "m": "small"}) == "mid"
+    assert fallback("small", {"*": "small"}) is None
+    assert fallback("m", {"m": "best"}) is None, "the same under another name"
+    assert fallback("m", {"m": "b/own"}) is None
+    assert fallback("m", {"m": "gone"}) is None
+    assert fallback("m", {"m": "vectors"}) is None
+    assert fallback("vectors", {"*": "small"}) is None
+    assert fallback("m", {"m": "small"}, models=["m"]) is None
+    assert fallback("m", {"m": "small"}, models=["m", "s*"]) == "small"
+    assert fallback("gone", {"*": "small"}) is None
+
+
+def test_answers_are_kept_until_the_state_changes_and_in_bounds(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "_RESOLVED_MAX", 2)
+    caller = peer.directory.authenticate("one", 0)
+    kept = peer.directory.resolve(caller, "m")
+    assert peer.directory.resolve(caller, "m") is kept
+    peer.send(cells=[wire.Cell(id="c", pool_id="p", router_address="x:1")])
+    assert peer.directory.resolve(caller, "m") is kept, "cells are not part of the answer"
+    peer.send(models=[model("n"), model("o")])
+    assert peer.directory.resolve(caller, "m") is not kept
+    for name in ("m", "n", "o"):
+        assert peer.directory.resolve(caller, name).model.id == name
+        assert len(peer.directory._resolved) <= 2
+
+
+def test_one_who_lost_a_right_finds_no_answer_of_who_had_it(peer: Peer) -> None:
+    before = peer.caller()
+    assert peer.directory.resolve(before, "m").name == "m"
+    after = peer.caller(models=["none"])
+    assert peer.directory.resolve(before, "m").name == "m", "a request goes on as it began"
+    with pytest.raises(PlatformError):
+        peer.directory.resolve(after, "m")
 
 
 def test_cells_without_an_owner_are_left_out(peer: Peer) -> None:

@@ -21,6 +21,8 @@ _CLASSES = {
     "pools": wire.Pool,
     "cells": wire.Cell,
     "replicas": wire.Replica,
+    "aliases": wire.Alias,
+    "releases": wire.Release,
 }
 _FIELDS = {
     "tiers": "rpm",
@@ -31,6 +33,8 @@ _FIELDS = {
     "pools": "replicas_wanted",
     "cells": "epoch",
     "replicas": "state",
+    "aliases": "target",
+    "releases": "pool_id",
 }
 # A change: (kind, id, new value or None to remove).
 _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))
@@ -38,7 +42,8 @@ _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))
 
 def _message(kind: str, key: str, value: int) -> object:
     name = "digest" if kind == "bases" else "id"
-    return _CLASSES[kind](**{name: key, _FIELDS[kind]: value})
+    content = str(value) if kind in {"aliases", "releases"} else value
+    return _CLASSES[kind](**{name: key, _FIELDS[kind]: content})
 
 
 def _content(state: ControlState) -> dict[str, dict[str, object]]:

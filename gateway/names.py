@@ -1,0 +1,95 @@
+"""What public names stand for: models, their releases and aliases. Pure.
+
+A name is looked up for a tenant. What another tenant owns is as unknown as what does not exist, and
+so is an alias of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as wire
+
+
+@dataclass(frozen=True, slots=True)
+class PublicModel:
+    """A name that a tenant may ask for.
+
+    Attributes:
+        model: What it stands for now, with the model's own id.
+    """
+
+    name: str
+    model: wire.Model
+
+
+class Names:
+    """Looks names up in a `ControlState`; call `forget` after each change of names in it."""
+
+    def __init__(self, state: ControlState) -> None:
+        self._state = state
+        self._by_owner: dict[str, list[str]] | None = None
+
+    def forget(self) -> None:
+        """Forget what was derived from the state."""
+        self._by_owner = None
+
+    def find(self, name: str, tenant_id: str) -> wire.Model | None:
+        """Return what a model's name, `model@release` or an alias of either stands for.
+
+        A release is returned as its model would be if it stood for this release. None: there is no
+        such name, not for this tenant, or the release is served nowhere.
+        """
+        alias = self._state.aliases.get(name)
+        if alias is not None:
+            if not _is_visible(alias, tenant_id):
+                return None
+            name = alias.target
+        release = None
+        model = self._state.models.get(name)
+        if model is None:
+            release = self._state.releases.get(name)
+            model = self._state.models.get(release.model_id) if release is not None else None
+        if model is None or not _is_visible(model, tenant_id):
+            return None
+        return model if release is None else _released(model, release)
+
+    def visible(self, tenant_id: str) -> Sequence[PublicModel]:
+        """Return the models and aliases that a tenant may see, by name; releases are not listed."""
+        if self._by_owner is None:
+            self._by_owner = {}
+            for kind in (self._state.models, self._state.aliases):
+                _list_by_owner(kind.values(), self._by_owner)
+        public, own = (self._by_owner.get(owner, ()) for owner in ("", tenant_id))
+        found = ((name, self.find(name, tenant_id)) for name in sorted((*public, *own)))
+        return [PublicModel(name, model) for name, model in found if model is not None]
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether a name is the pattern, or begins with what comes before its trailing `*`."""
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+
+
+def _is_visible(named: wire.Model | wire.Alias, tenant_id: str) -> bool:
+    return named.owner_tenant_id in ("", tenant_id)
+
+
+def _list_by_owner(
+    named: Iterable[wire.Model | wire.Alias], by_owner: dict[str, list[str]]
+) -> None:
+    for one in named:
+        by_owner.setdefault(one.owner_tenant_id, []).append(one.id)
+
+
+def _released(model: wire.Model, release: wire.Release) -> wire.Model | None:
+    if not release.pool_id:
+        return None
+    return wire.Model(
+        id=model.id,
+        base_digest=release.base_digest,
+        adapter_digest=release.adapter_digest,
+        release=release.id.removeprefix(f"{model.id}@"),
+        owner_tenant_id=model.owner_tenant_id,
+        created_at_unix_s=model.created_at_unix_s,
+        pool_id=release.pool_id,
+    )
