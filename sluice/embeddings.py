@@ -60,6 +60,10 @@ class EmbeddingClient:
         traceback: TracebackType | None,
     ) -> None:
         """Close the connection."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls that are under way are cancelled."""
         await self._channel.close(0)
 
     async def embed(
@@ -106,7 +110,8 @@ class EmbeddingClient:
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
             message = f"{self._address} has not answered within {timeout_s} s"
             return FailedError(ErrorCode.REPLICA_LOST, message)
-        if status is grpc.StatusCode.UNAVAILABLE:
+        # CANCELLED by the other side, that is: it is stopping.
+        if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return FailedError(ErrorCode.UNAVAILABLE, where)
         return FailedError(ErrorCode.ENGINE_FAILED, where)
 

@@ -1,0 +1,324 @@
+"""The replicas of embedding pools, as this worker sees them: texts go to the least busy one.
+
+There is no router before them: a text is one short request, and which replica computes it does not
+matter. A text whose replica is lost or fails is sent to another one, once.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import structlog
+
+from gateway.embedding.standing import Outcome, Standing, back_in_s, choose
+from sluice.embeddings import EmbeddingClient
+from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError, RejectedError
+from sluice.profiles import EMBED
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as control
+
+if TYPE_CHECKING:
+    from array import array
+
+log = structlog.get_logger(__name__)
+
+# Texts of one request under way at once: two of the replica's batches, one computed, one waiting.
+WINDOW_TEXTS = 32
+IN_FLIGHT_MAX = 256  # texts per replica; on the slowest, one core, 12 s of the longest ones
+ANSWER_S = 30.0  # longest wait for one text
+ATTEMPTS_MAX = 2
+# A replica that computes answers a batch every second or less. Other gateways' work may stand
+# before ours, so silence ejects only where another replica can go on. It is counted in naps of our
+# own, so that a pause of this process is not taken for one of the replica.
+NAP_S = 0.25
+SILENT_NAPS_MAX = 12
+_RETRY_S = 1.0
+# The agent of a lost replica is silent; the replica may well compute.
+_USABLE = (control.REPLICA_STATE_READY, control.REPLICA_STATE_LOST)
+_ENDED = (control.REPLICA_STATE_FAILED, control.REPLICA_STATE_STOPPED)
+
+_FAILURES = {
+    ErrorCode.UNAVAILABLE: "The replica that was to compute this cannot be reached.",
+    ErrorCode.REPLICA_LOST: "The replica that computed this fell silent or ended.",
+    ErrorCode.ENGINE_FAILED: "The engine failed on this input.",
+}
+
+Vector: TypeAlias = "array[float]"  # 3.11 cannot subscript it
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    """One replica: the connection, and who waits for it."""
+
+    pool_id: str
+    address: str
+    standing: Standing
+    client: EmbeddingClient
+    waits: set[asyncio.Timeout] = field(default_factory=set)
+    is_usable: bool = True
+    silent_naps: int = 0
+
+    def release(self) -> None:
+        """Let everybody who waits for it go elsewhere."""
+        now_s = asyncio.get_running_loop().time()
+        for wait in self.waits:
+            wait.reschedule(now_s)
+        self.waits.clear()
+
+
+class Embedders:
+    """One connection per replica; `run` belongs into the service's TaskGroup."""
+
+    def __init__(self, state: ControlState) -> None:
+        """Prepare; call `update` after each change of `state`."""
+        self._state = state
+        self._replicas: dict[str, _Replica] = {}
+        self._leaving: list[_Replica] = []
+        self._open: dict[str, int] = {}  # pool -> texts that its requests may have under way
+        self._idle = asyncio.Event()
+
+    @property
+    def open(self) -> int:
+        """How many texts the requests that run may have under way."""
+        return sum(self._open.values())
+
+    @property
+    def usable(self) -> int:
+        """How many replicas may take a text now."""
+        now_s = _now_s()
+        return sum(r.is_usable and r.standing.may_take(now_s) for r in self._replicas.values())
+
+    def update(self) -> None:
+        """Follow the control plane: connect to new replicas, leave those that end."""
+        for replica_id, told in self._state.replicas.items():
+            if told.profile != EMBED.name or not told.grpc_address:
+                continue
+            known = self._replicas.get(replica_id)
+            if known is not None and known.address != told.grpc_address:
+                self._leave(replica_id)
+                known = None
+            if known is None and told.state in _USABLE:
+                self._replicas[replica_id] = _connect(told)
+            elif known is not None:
+                is_usable = told.state in _USABLE
+                if is_usable and not known.is_usable:  # its agent has tried it
+                    known.standing.forgive()
+                known.is_usable = is_usable
+        for replica_id in tuple(self._replicas):
+            told = self._state.replicas.get(replica_id)
+            if told is None or told.state in _ENDED:
+                self._leave(replica_id)
+
+    def _leave(self, replica_id: str) -> None:
+        replica = self._replicas.pop(replica_id)
+        replica.release()
+        self._leaving.append(replica)
+
+    async def run(self) -> None:
+        """Look for silence, and close what has been left, until cancelled; then close all."""
+        try:
+            while True:
+                await asyncio.sleep(NAP_S)
+                for replica in tuple(self._replicas.values()):
+                    self._judge_silence(replica)
+                left = [r for r in self._leaving if not r.standing.in_flight]
+                self._leaving = [r for r in self._leaving if r not in left]
+                for replica in left:
+                    await replica.client.close()
+        finally:
+            for replica in (*self._replicas.values(), *self._leaving):
+                await replica.client.close()
+
+    def _judge_silence(self, replica: _Replica) -> None:
+        if not replica.standing.in_flight:
+            replica.silent_naps = 0
+            return
+        replica.silent_naps += 1
+        if replica.silent_naps < SILENT_NAPS_MAX:
+            return
+        now_s = _now_s()
+        others = [r.standing for r in self._usable(replica.pool_id) if r is not replica]
+        if choose(others, now_s) is not None:
+            standing, replica.silent_naps = replica.standing, 0
+            log.warning("embedder_ejected", replica_id=standing.replica_id, reason="silent")
+            standing.eject(now_s)
+            replica.release()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Wait for the requests that run; return how many texts are left when time is up."""
+        if self.open:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+        return self.open
+
+    async def embed(
+        self,
+        pool_id: str,
+        texts: Sequence[Sequence[int]],
+        take: Callable[[int, Vector], None],
+        *,
+        give_up_at_s: float,
+    ) -> None:
+        """Compute the embeddings of all texts; the first one that fails ends the rest.
+
+        Args:
+            pool_id: Whose replicas compute.
+            texts: Token ids of each, special ones included; at least one text.
+            take: Called with the index and the vector of each text, in no order.
+            give_up_at_s: Loop time.
+
+        Raises:
+            RejectedError: NO_CAPACITY, QUEUE_FULL or UNAVAILABLE: nothing is free here now.
+            FailedError: The replicas failed; `UNAVAILABLE`, `REPLICA_LOST`, `ENGINE_FAILED`.
+            BadRequestError: A replica refuses a text.
+        """
+        width = min(len(texts), WINDOW_TEXTS)
+        self._admit(pool_id, width)
+        numbered = iter(enumerate(texts))
+        try:
+            if width == 1:
+                await self._embed_each(pool_id, numbered, take, give_up_at_s)
+            else:
+                await self._embed_side_by_side(width, pool_id, numbered, take, give_up_at_s)
+        finally:
+            self._open[pool_id] -= width
+            if not self._open[pool_id]:
+                del self._open[pool_id]
+                if not self._open:
+                    self._idle.set()
+
+    def _admit(self, pool_id: str, width: int) -> None:
+        usable = self._usable(pool_id)
+        if not usable:
+            text = "No replica serves this model at the moment."
+            raise RejectedError(ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
+        under_way = self._open.get(pool_id, 0)
+        if under_way + width > IN_FLIGHT_MAX * len(usable):
+            text = f"{under_way} texts are being embedded here, as many as are taken at once."
+            raise RejectedError(ErrorCode.QUEUE_FULL, text, retry_after_s=_RETRY_S)
+        self._open[pool_id] = under_way + width
+
+    def _usable(self, pool_id: str) -> list[_Replica]:
+        return [r for r in self._replicas.values() if r.pool_id == pool_id and r.is_usable]
+
+    async def _embed_side_by_side(
+        self,
+        width: int,
+        pool_id: str,
+        numbered: "Iterator[tuple[int, Sequence[int]]]",
+        take: Callable[[int, Vector], None],
+        give_up_at_s: float,
+    ) -> None:
+        failure: PlatformError | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(width):
+                    tasks.create_task(self._embed_each(pool_id, numbered, take, give_up_at_s))
+        except* PlatformError as errors:
+            failure = next(e for e in errors.exceptions if isinstance(e, PlatformError))
+        if failure is not None:
+            raise failure
+
+    async def _embed_each(
+        self,
+        pool_id: str,
+        numbered: "Iterator[tuple[int, Sequence[int]]]",
+        take: Callable[[int, Vector], None],
+        give_up_at_s: float,
+    ) -> None:
+        for index, tokens in numbered:
+            take(index, await self._embed_one(pool_id, tokens, give_up_at_s))
+
+    async def _embed_one(self, pool_id: str, tokens: Sequence[int], give_up_at_s: float) -> Vector:
+        tried: list[str] = []
+        failure: FailedError | None = None
+        while len(tried) < ATTEMPTS_MAX:
+            usable = {r.standing.replica_id: r for r in self._usable(pool_id)}
+            standings = [r.standing for r in usable.values()]
+            chosen = choose(standings, _now_s(), tried)
+            if chosen is None:
+                raise failure or _all_ejected(standings)
+            tried.append(chosen.replica_id)
+            try:
+                return await _ask(usable[chosen.replica_id], tokens, give_up_at_s)
+            except FailedError as error:
+                if error.code is ErrorCode.DEADLINE_EXCEEDED:
+                    raise
+                failure = error
+        assert failure is not None, "every attempt returned or failed"
+        raise failure
+
+
+async def _ask(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -> Vector:
+    """Return what one replica answers, and note how it went."""
+    standing, begun_at_s = replica.standing, _now_s()
+    left_s = give_up_at_s - begun_at_s
+    if left_s <= 0:
+        raise _too_late()
+    outcome, reason = Outcome.UNKNOWN, ""
+    standing.begin(begun_at_s)
+    wait = asyncio.timeout(None)
+    try:
+        async with wait:
+            replica.waits.add(wait)
+            embedding = await replica.client.embed(tokens, timeout_s=min(left_s, ANSWER_S))
+    except TimeoutError:
+        raise _failed(ErrorCode.REPLICA_LOST) from None
+    except FailedError as error:
+        if error.code is ErrorCode.REPLICA_LOST and left_s < ANSWER_S:
+            raise _too_late() from error  # says nothing about the replica
+        is_gone = error.code is not ErrorCode.ENGINE_FAILED
+        outcome, reason = (Outcome.UNREACHABLE if is_gone else Outcome.FAILED), error.message
+        raise _failed(error.code) from error
+    except BadRequestError:
+        outcome = Outcome.ANSWERED
+        raise
+    else:
+        outcome = Outcome.ANSWERED
+        return embedding.values
+    finally:
+        replica.waits.discard(wait)
+        if outcome is not Outcome.UNKNOWN:
+            replica.silent_naps = 0
+        strikes = standing.strikes
+        standing.end(outcome, begun_at_s, _now_s())
+        if standing.strikes > strikes:
+            log.warning("embedder_ejected", replica_id=standing.replica_id, reason=reason)
+
+
+def _connect(told: control.Replica) -> _Replica:
+    log.info("embedder_connected", replica_id=told.id, address=told.grpc_address)
+    model = told.triton_model or EMBED.triton_model
+    return _Replica(
+        pool_id=told.pool_id,
+        address=told.grpc_address,
+        standing=Standing(told.id),
+        client=EmbeddingClient(told.grpc_address, model, in_flight_max=IN_FLIGHT_MAX),
+    )
+
+
+def _all_ejected(standings: Sequence[Standing]) -> RejectedError:
+    if not standings:
+        text = "No replica serves this model at the moment."
+        return RejectedError(ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
+    text = "The replicas of this model have just failed; they are tried again in a moment."
+    wait_s = back_in_s(standings, _now_s())
+    return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=wait_s)
+
+
+def _failed(code: ErrorCode) -> FailedError:
+    """Return what the client is told: nothing about addresses."""
+    return FailedError(code, _FAILURES[code], retry_after_s=_RETRY_S)
+
+
+def _too_late() -> FailedError:
+    text = "The embeddings were not computed before the deadline; send fewer texts at once."
+    return FailedError(ErrorCode.DEADLINE_EXCEEDED, text, retry_after_s=_RETRY_S)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

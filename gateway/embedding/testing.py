@@ -1,0 +1,103 @@
+"""A replica of an embedding pool with a script, over the real wire: faults happen on cue."""
+
+import asyncio
+import math
+from array import array
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+
+from sluice.embeddings import METHOD
+from sluice.profiles import EMBED
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.kserve.v2 import kserve_pb2 as kserve
+
+
+class ScriptedEmbedder:
+    """Answers each text with `vector_of` its token ids.
+
+    Attributes:
+        dimensions: Of the vectors.
+        texts: The token ids of every text that came.
+        cancelled: How many calls ended before their answer.
+        answers: Cleared while it is frozen.
+        failure: gRPC status and text with which calls end; None: they are answered.
+        delay_s: Of each answer.
+    """
+
+    def __init__(self, *, dimensions: int = 8) -> None:
+        """Prepare; `serve_embedder` starts it."""
+        self.dimensions = dimensions
+        self.texts: list[tuple[int, ...]] = []
+        self.cancelled = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.failure: tuple[grpc.StatusCode, str] | None = None
+        self.delay_s = 0.0
+
+    async def infer(
+        self,
+        request: kserve.ModelInferRequest,
+        context: "grpc.aio.ServicerContext[kserve.ModelInferRequest, kserve.ModelInferResponse]",
+    ) -> kserve.ModelInferResponse:
+        """Answer one text."""
+        tokens = tuple(array("i", request.raw_input_contents[0]))
+        self.texts.append(tokens)
+        try:
+            await self.answers.wait()
+            await asyncio.sleep(self.delay_s)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.failure is not None:
+            await context.abort(*self.failure)
+        vector = vector_of(tokens, self.dimensions)
+        answer = kserve.ModelInferResponse(model_name=request.model_name)
+        answer.outputs.add(name="embedding", datatype="FP32", shape=[1, self.dimensions])
+        answer.raw_output_contents.append(vector.tobytes())
+        return answer
+
+
+def vector_of(tokens: Sequence[int], dimensions: int) -> "array[float]":
+    """Return a vector of length 1 that other texts do not have."""
+    seed = sum((place + 1) * token for place, token in enumerate(tokens))
+    raw = [math.sin((seed + 1) * (place + 1)) for place in range(dimensions)]
+    length = math.hypot(*raw)
+    return array("f", [value / length for value in raw])
+
+
+def ready_replica(replica_id: str, pool_id: str, address: str) -> control.Replica:
+    """Return what the control plane says of a replica that serves at `address`."""
+    return control.Replica(
+        id=replica_id,
+        pool_id=pool_id,
+        grpc_address=address,
+        triton_model=EMBED.triton_model,
+        state=control.REPLICA_STATE_READY,
+        profile=EMBED.name,
+    )
+
+
+@asynccontextmanager
+async def serve_embedder(
+    embedder: ScriptedEmbedder, address: str = "127.0.0.1:0"
+) -> AsyncGenerator[str]:
+    """Serve on a port of loopback; yield its address."""
+    service, method = METHOD.removeprefix("/").split("/")
+    handler = grpc.unary_unary_rpc_method_handler(
+        embedder.infer,
+        kserve.ModelInferRequest.FromString,
+        kserve.ModelInferResponse.SerializeToString,
+    )
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    port = server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
