@@ -1,281 +1,156 @@
 """The body of a chat completion: what is honoured, and a clear 400 for everything else. Pure.
 
 Nothing is dropped silently: a parameter that has no effect here is refused with its name, unless
-it has the value that means "nothing special".
+it has the value that means "nothing special". docs/parameters.md lists them all.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-import orjson
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
+from pydantic import Field
+
+from gateway.bodies.fields import Flag, Integer, Only
+from gateway.bodies.generation import GenerationFields, OutputTokens
+from gateway.bodies.guides import schema_text
+from gateway.bodies.messages import (
+    MESSAGES_MAX,
+    TOOLS_MAX,
+    AllowedChoice,
+    Message,
+    NamedChoice,
+    Tool,
+    ToolChoice,
 )
+from gateway.bodies.parsing import bad_value, parse, unsupported
 
-from sluice.errors import BadRequestError, ErrorCode
-
-BODY_BYTES_MAX = 4 << 20
-MESSAGES_MAX = 4096
-PARTS_MAX = 4096  # of one message: texts, or tool calls
-STOPS_MAX = 4
-_METADATA_MAX = 16
-_FIELDS_MAX = 64  # of an object whose fields are known
-
-# Documented parameters that have no effect yet -> the values that ask for nothing special.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "response_format": ({"type": "text"},),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "verbosity": ("medium",),
-    "reasoning_effort": ("none",),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "prompt_cache_retention": ("in_memory",),
-}
-
-# Only the first mistake is told. Without fail_fast all are collected: a body of 4 MB can hold
-# millions, which would stop the event loop for 10 s.
-Text = Annotated[str, Field(max_length=BODY_BYTES_MAX)]
-ShortText = Annotated[str, Field(max_length=512)]
+TOP_LOGPROBS_MAX = 20
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few_fields(cls, value: Any) -> Any:
-        """Refuse what has many unknown fields before each of them becomes a mistake."""
-        if isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _FIELDS_MAX:
-            raise ValueError(f"an object has at most {_FIELDS_MAX} fields here")
-        return value
-
-
-class TextPart(_Strict):
-    """A piece of content; only text is served."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class FunctionCall(_Strict):
-    """A call as the assistant made it; `arguments` is JSON text."""
-
-    name: ShortText
-    arguments: Text = ""
-
-
-class ToolCall(_Strict):
-    """A tool call in the history."""
-
-    id: ShortText = ""
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class Message(BaseModel):
-    """One turn. Fields that clients copy back from answers (refusal, audio, ...) are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: (
-        Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=PARTS_MAX)] | None
-    ) = None
-    name: ShortText | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=PARTS_MAX)] | None = None
-    tool_call_id: ShortText | None = None
-
-    def text(self) -> str:
-        """Return the content as one string."""
-        if self.content is None:
-            return ""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
-
-
-class FunctionTool(_Strict):
-    """A function that the model may call; its schema goes to the chat template unchecked."""
-
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-    description: Text | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
-
-
-class Tool(_Strict):
-    """A tool; only functions exist."""
-
-    type: Literal["function"]
-    function: FunctionTool
-
-
-class StreamOptions(_Strict):
-    """What a stream brings besides text."""
-
-    include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
-
-
-def _few_entries(value: Any) -> Any:
-    if isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _METADATA_MAX:
-        raise ValueError(f"at most {_METADATA_MAX} entries are allowed")
-    return value
-
-
-Metadata = Annotated[dict[ShortText, ShortText], BeforeValidator(_few_entries)]
-
-
-class ChatRequest(BaseModel):
+class ChatRequest(GenerationFields):
     """A valid request; None stands for "not given"."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    model: Annotated[str, Field(min_length=1, max_length=256)]
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MESSAGES_MAX)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    user: ShortText | None = None
-    safety_identifier: ShortText | None = None
-    prompt_cache_key: ShortText | None = None
-    metadata: Metadata | None = None
-    session_id: ShortText | None = None
-    ignore_eos: bool = False
-
-    @property
-    def stops(self) -> list[str]:
-        """The stop strings."""
-        if self.stop is None:
-            return []
-        return [self.stop] if isinstance(self.stop, str) else self.stop
+    max_completion_tokens: OutputTokens | None = None
+    logprobs: Flag | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=TOOLS_MAX)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Flag | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    functions: Annotated[Any, Only([], instead="use 'tools'")] = None
+    function_call: Annotated[Any, Only("none", "auto", instead="use 'tool_choice'")] = None
+    audio: Annotated[Any, Only()] = None
+    modalities: Annotated[Any, Only(["text"])] = None
+    moderation: Annotated[Any, Only()] = None
+    prediction: Annotated[Any, Only()] = None
+    prompt_cache_options: Annotated[Any, Only({"mode": "implicit"})] = None
+    prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
+    store: Annotated[Any, Only(False)] = None
+    verbosity: Annotated[Any, Only("medium")] = None
+    web_search_options: Annotated[Any, Only()] = None
 
     @property
     def output_tokens_max(self) -> int | None:
-        """The caller's bound on the answer, by either name."""
+        """See the base; by either name."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def include_usage(self) -> bool:
-        """Whether the stream ends with a usage chunk."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def alternatives(self) -> int | None:
+        """See the base."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def session(self) -> str:
-        """What groups requests that share a prefix; empty when the caller did not say."""
-        return self.session_id or self.prompt_cache_key or ""
+    def prompt_param(self) -> str:
+        """See the base."""
+        return "messages"
 
+    @property
+    def shown_tools(self) -> Sequence[Tool]:
+        """The tools that the model is told of."""
+        if self.tool_choice == "none":
+            return ()
+        if isinstance(self.tool_choice, AllowedChoice):
+            return self.callable_tools
+        return self.tools or ()
 
-_ADAPTER = TypeAdapter(ChatRequest)
+    @property
+    def callable_tools(self) -> Sequence[Tool]:
+        """The tools that the model may call."""
+        if self.tool_choice == "none":
+            return ()
+        names = self._chosen_names()
+        return [tool for tool in self.tools or () if not names or tool.function.name in names]
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to be a call of one of `callable_tools`."""
+        if isinstance(self.tool_choice, AllowedChoice):
+            return self.tool_choice.allowed_tools.mode == "required"
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedChoice)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether several calls may come at once; a function that is named is called once."""
+        return self.parallel_tool_calls is not False and not isinstance(
+            self.tool_choice, NamedChoice
+        )
+
+    @property
+    def template_options(self) -> dict[str, object]:
+        """What the chat template is told besides messages and tools."""
+        if self.reasoning_effort is None:
+            return {}
+        is_thinking = self.reasoning_effort != "none"
+        return {"reasoning_effort": self.reasoning_effort, "enable_thinking": is_thinking}
+
+    def check(self) -> None:
+        """See `Body`."""
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_value("top_logprobs", "it needs 'logprobs': true")
+        bounds = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(bounds) > 1:
+            raise bad_value("max_tokens", "it is the old name of 'max_completion_tokens': send one")
+        self._check_messages()
+        if self.tools or self.tool_choice not in (None, "none", "auto"):
+            self._check_tools()
+
+    def _check_messages(self) -> None:
+        for index, message in enumerate(self.messages):
+            if message.content is None and message.role != "assistant":
+                raise bad_value(f"messages[{index}].content", "only an assistant's may be missing")
+            if message.role == "tool" and message.tool_call_id is None:
+                raise bad_value(f"messages[{index}].tool_call_id", "name the call that it answers")
+
+    def _check_tools(self) -> None:
+        functions = [tool.function for tool in self.tools or ()]
+        names = {function.name for function in functions}
+        if len(names) < len(functions):
+            raise bad_value("tools", "two functions have the same name")
+        for index, function in enumerate(functions):
+            if function.parameters is not None:
+                schema_text(function.parameters, f"tools[{index}].function.parameters")
+        if self.must_call and not functions:
+            raise bad_value("tool_choice", "it needs 'tools'")
+        if unknown := self._chosen_names() - names:
+            raise bad_value("tool_choice", f"'{min(unknown)}' is not among 'tools'")
+        if functions and self.guide is not None and self.tool_choice != "none":
+            raise unsupported(
+                "tools", "a model that may call tools cannot be held to a format as well; send"
+                ' "tool_choice": "none", or leave the format out'
+            )  # fmt: skip
+
+    def _chosen_names(self) -> set[str]:
+        choice = self.tool_choice
+        if isinstance(choice, NamedChoice):
+            return {choice.function.name}
+        if isinstance(choice, AllowedChoice):
+            return {tool.function.name for tool in choice.allowed_tools.tools}
+        return set()
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
     """Return the request in `body`; BadRequestError names what is wrong with it."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequestError(
-            ErrorCode.INVALID_REQUEST, f"We could not parse the JSON body of your request: {error}."
-        ) from None
-    if not isinstance(document, dict):
-        raise BadRequestError(ErrorCode.INVALID_REQUEST, "The request body must be a JSON object.")
-    try:
-        request = _ADAPTER.validate_python(document)
-    except ValidationError as error:
-        raise _bad_field(error) from None
-    for name, value in (request.model_extra or {}).items():
-        _refuse_unless_neutral(name, value)
-    _check_relations(request)
-    return request
-
-
-def _bad_field(error: ValidationError) -> BadRequestError:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    # Union members appear in the path as type names; clients know only keys and indices.
-    path = [part for part in first["loc"] if isinstance(part, int) or part.islower()]
-    param = ""
-    for part in path:
-        if part in ("str", "float", "int") or str(part).startswith(("list[", "constrained-")):
-            continue
-        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
-    what = "Missing required parameter" if first["type"] == "missing" else "Invalid value for"
-    return BadRequestError(
-        ErrorCode.INVALID_REQUEST, f"{what} '{param}': {first['msg']}.", param=param
-    )
-
-
-def _refuse_unless_neutral(name: str, value: object) -> None:
-    if name not in _NEUTRAL:
-        raise BadRequestError(
-            ErrorCode.INVALID_REQUEST,
-            f"Unrecognized request argument supplied: {name[:100]}",
-            param=name[:100],
-        )
-    if value is not None and value not in _NEUTRAL[name]:
-        allowed = [orjson.dumps(neutral).decode() for neutral in _NEUTRAL[name]] or ["null"]
-        raise BadRequestError(
-            ErrorCode.UNSUPPORTED_PARAMETER,
-            f"Unsupported value for '{name}': this server only takes {' or '.join(allowed)}.",
-            param=name,
-        )
-
-
-def _check_relations(request: ChatRequest) -> None:
-    if len(request.stops) > STOPS_MAX or not all(request.stops):
-        raise BadRequestError(
-            ErrorCode.INVALID_REQUEST,
-            f"Invalid value for 'stop': give up to {STOPS_MAX} strings, none of them empty.",
-            param="stop",
-        )
-    if max(map(len, request.stops), default=0) > 1024:
-        raise BadRequestError(
-            ErrorCode.INVALID_REQUEST,
-            "Invalid value for 'stop': a stop string has at most 1024 characters.",
-            param="stop",
-        )
-    if request.stream_options is not None and not request.stream:
-        raise BadRequestError(
-            ErrorCode.INVALID_REQUEST,
-            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
-            param="stream_options",
-        )
-    if request.tool_choice not in (None, "none", "auto"):
-        raise BadRequestError(
-            ErrorCode.UNSUPPORTED_PARAMETER,
-            'Unsupported value for \'tool_choice\': this server only takes "none" or "auto".',
-            param="tool_choice",
-        )
-    if request.tools and request.parallel_tool_calls is False:
-        raise BadRequestError(
-            ErrorCode.UNSUPPORTED_PARAMETER,
-            "Unsupported value for 'parallel_tool_calls': this server only takes true.",
-            param="parallel_tool_calls",
-        )
+    return parse(ChatRequest, body)

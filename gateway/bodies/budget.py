@@ -1,0 +1,37 @@
+"""How many tokens an answer may have. Pure."""
+
+from gateway.bodies.generation import GenerationFields
+from gateway.bodies.parsing import bad_value
+from sluice.errors import BadRequestError, ErrorCode
+
+# Bounds answers of models whose context nobody has stated.
+_UNKNOWN_CONTEXT_TOKENS = 1 << 20
+
+
+def output_budget(request: GenerationFields, prompt_tokens: int, context_tokens_max: int) -> int:
+    """Return how many tokens the answer may have; BadRequestError when there is no room at all.
+
+    A bound that does not fit beside the prompt is refused, as OpenAI does: an answer that is cut
+    earlier than asked would look complete.
+    """
+    context = context_tokens_max or _UNKNOWN_CONTEXT_TOKENS
+    wanted = request.output_tokens_max
+    param = request.prompt_param
+    if prompt_tokens + (wanted or 1) <= context:
+        budget = wanted or context - prompt_tokens
+        if (request.min_tokens or 0) > budget:
+            raise bad_value("min_tokens", f"the context leaves {budget} tokens for the answer")
+        return budget
+    if wanted is None:
+        detail = f"your {param} resulted in {prompt_tokens} tokens"
+    else:
+        detail = (
+            f"you requested {prompt_tokens + wanted} tokens ({prompt_tokens} in the {param}, "
+            f"{wanted} in the completion)"
+        )
+    raise BadRequestError(
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+        f"This model's maximum context length is {context} tokens. However, {detail}. "
+        f"Please reduce the length of the {param} or completion.",
+        param=param,
+    )

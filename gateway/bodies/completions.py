@@ -1,0 +1,104 @@
+"""The body of a completion: text, or token ids, to be continued as they are. Pure."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from gateway.bodies.fields import Flag, Integer, Only, Text, TokenId
+from gateway.bodies.generation import GenerationFields
+from gateway.bodies.parsing import bad_value, parse, unsupported
+
+PROMPTS_MAX = 64
+CHOICES_MAX = 64  # answers in one request: prompts times `n`
+LOGPROBS_MAX = 5
+_OUTPUT_TOKENS = 16  # OpenAI's default
+
+Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+
+
+def _kind(value: Any) -> str:
+    """Return which of the four forms of a prompt this is; the tags are no names of fields."""
+    if not isinstance(value, list):
+        return "a text"
+    first: object = value[0] if value else ""
+    if isinstance(first, list):
+        return "lists of ids"
+    return "token ids" if isinstance(first, int) else "texts"
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("a text")]
+    | Annotated[
+        list[Text], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX), Tag("texts")
+    ]
+    | Annotated[Ids, Tag("token ids")]
+    | Annotated[
+        list[Ids], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX), Tag("lists of ids")
+    ],
+    Discriminator(_kind),
+]
+
+
+class CompletionRequest(GenerationFields):
+    """A valid request; None stands for "not given"."""
+
+    prompt: Prompt
+    logprobs: Annotated[Integer, Field(ge=0, le=LOGPROBS_MAX)] | None = None
+    echo: Flag | None = None
+    best_of: Annotated[Integer, Field(ge=1, le=20)] | None = None
+    add_special_tokens: Flag | None = None
+    suffix: Annotated[Any, Only()] = None
+
+    @property
+    def prompts(self) -> Sequence[str] | Sequence[list[int]]:
+        """The prompts, at least one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]  # pyright: ignore[reportReturnType] - a list of ids, by its tag
+        return self.prompt  # pyright: ignore[reportReturnType]
+
+    @property
+    def output_tokens_max(self) -> int:
+        """See the base."""
+        return self.max_tokens or _OUTPUT_TOKENS
+
+    @property
+    def alternatives(self) -> int | None:
+        """See the base."""
+        return self.logprobs
+
+    @property
+    def prompt_param(self) -> str:
+        """See the base."""
+        return "prompt"
+
+    def check(self) -> None:
+        """See `Body`."""
+        super().check()
+        prompts = self.prompts
+        if len(prompts) * self.choices > CHOICES_MAX:
+            raise bad_value(
+                "n", f"{len(prompts)} prompts times {self.choices}; at most {CHOICES_MAX} answers"
+            )
+        if self.best_of not in (None, self.choices):
+            raise unsupported("best_of", f"this server only takes the value of 'n', {self.choices}")
+        if self.echo and self.logprobs is not None:
+            raise unsupported("echo", "it cannot be combined with 'logprobs'")
+        if self.echo and not isinstance(prompts[0], str):
+            raise unsupported("echo", "only a prompt that is text is given back")
+
+    def check_vocabulary(self, size: int) -> None:
+        """See the base; of prompts that are ids, too."""
+        super().check_vocabulary(size)
+        for prompt in self.prompts:
+            if not isinstance(prompt, str) and max(prompt) >= size:
+                raise bad_value(
+                    "prompt", f"the model has no token {max(prompt)}; its ids end at {size - 1}"
+                )
+
+
+def parse_completion_request(body: bytes) -> CompletionRequest:
+    """Return the request in `body`; BadRequestError names what is wrong with it."""
+    return parse(CompletionRequest, body)

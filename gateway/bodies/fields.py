@@ -1,0 +1,85 @@
+"""Types of fields: bounded, never converted, and refused by name where nothing can be done. Pure.
+
+Numbers are not made of strings, nor integers of fractions or booleans: as with OpenAI, that is a
+mistake of the caller.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+import orjson
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from gateway.bodies.parsing import BODY_BYTES_MAX, UNSUPPORTED
+
+Integer = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(max_length=BODY_BYTES_MAX)]
+ShortText = Annotated[str, Field(max_length=512)]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=1 << 32)]
+
+_METADATA_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Bounds the entries of an object before each of them becomes a mistake."""
+
+    entries: int
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """For pydantic."""
+        return core_schema.no_info_before_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """For pydantic."""
+        return handler(schema) | {"maxProperties": self.entries}
+
+    def _checked(self, value: Any) -> Any:
+        if isinstance(value, dict) and len(cast("dict[str, Any]", value)) > self.entries:
+            raise ValueError(f"at most {self.entries} entries are allowed")
+        return value
+
+
+class Only:
+    """A documented parameter without effect here: only what asks for nothing special is taken."""
+
+    def __init__(self, *values: Any, instead: str = "") -> None:
+        """Take these values and null; `instead` says what to use."""
+        self._values = (*values, None)
+        shown = " or ".join(orjson.dumps(value).decode() for value in values) or "null"
+        self._message = f"this server only takes {shown}"
+        if instead:
+            self._message += f"; {instead}"
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """For pydantic."""
+        del source, handler
+        return core_schema.no_info_plain_validator_function(self._checked)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """For pydantic."""
+        del schema, handler
+        return {"enum": list(self._values)}
+
+    def _checked(self, value: Any) -> Any:
+        for allowed in self._values:
+            if value == allowed and isinstance(value, bool) == isinstance(allowed, bool):
+                return value
+        raise PydanticCustomError(UNSUPPORTED, "{message}", {"message": self._message})
+
+
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], ShortText], AtMost(_METADATA_MAX)]

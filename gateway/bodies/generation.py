@@ -1,0 +1,212 @@
+"""What chat completions and completions have in common: how an answer is generated. Pure."""
+
+from functools import cached_property
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
+
+from gateway.bodies.fields import (
+    AtMost,
+    Flag,
+    Integer,
+    Metadata,
+    ModelName,
+    Number,
+    ShortText,
+)
+from gateway.bodies.guides import Choices, Regex, ResponseFormat, guide_of
+from gateway.bodies.parsing import Body, Strict, bad_value
+from sluice.errors import BadRequestError, ErrorCode
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+N_MAX = 8
+STOPS_MAX = 4
+_STOP_CHARACTERS_MAX = 1024
+_BIASES_MAX = 300
+_DEADLINE_MS_MAX = 600_000
+# The engine reads 0 as "off". So little of the distribution is always the one best token.
+_TOP_P_LEAST = 1e-6
+# A tier is served in so many classes: its ordinary requests, and three below them.
+_CLASSES = 4
+
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+OutputTokens = Annotated[Integer, Field(ge=1, le=1 << 30)]
+StopText = Annotated[str, Field(min_length=1, max_length=_STOP_CHARACTERS_MAX)]
+LogitBias = Annotated[
+    dict[
+        Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
+        Annotated[Number, Field(ge=-100, le=100)],
+    ],
+    AtMost(_BIASES_MAX),
+]
+
+
+class Defaults(Protocol):
+    """What the authors of a base recommend where a request says nothing; `top_k` 0 is off."""
+
+    @property
+    def temperature(self) -> float:
+        """0 is greedy."""
+        ...
+
+    @property
+    def top_p(self) -> float:
+        """1 is off."""
+        ...
+
+    @property
+    def top_k(self) -> int:
+        """0 is off."""
+        ...
+
+
+class StreamOptions(Strict):
+    """What a stream brings besides text."""
+
+    include_usage: Flag | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class GenerationFields(Body):
+    """Shared fields; None stands for "not given"."""
+
+    model: ModelName
+    stream: Flag | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[Integer, Field(ge=1, le=N_MAX)] | None = None
+    stop: (
+        StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=STOPS_MAX)] | None
+    ) = None
+    max_tokens: OutputTokens | None = None
+    min_tokens: Annotated[Integer, Field(ge=0, le=1 << 30)] | None = None
+    ignore_eos: Flag | None = None
+    seed: Annotated[Integer, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[Integer, Field(ge=-1, le=1 << 20)] | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
+    logit_bias: LogitBias | None = None
+    response_format: ResponseFormat | None = None
+    regex: Regex | None = None
+    choice: Choices | None = None
+    user: ShortText | None = None
+    safety_identifier: ShortText | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    prompt_cache_key: ShortText | None = None
+    session_id: ShortText | None = None
+    priority: Annotated[Integer, Field(gt=-_CLASSES, le=0)] | None = None
+    deadline_ms: Annotated[Integer, Field(ge=1, le=_DEADLINE_MS_MAX)] | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many answers are wanted to each prompt."""
+        return self.n or 1
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def session(self) -> str:
+        """What groups requests that share a prefix; empty when the caller did not say."""
+        return self.session_id or self.prompt_cache_key or ""
+
+    @property
+    def output_tokens_max(self) -> int | None:
+        """The bound on each answer, None for what the context leaves."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """Alternatives to report per token; 0: the token's own probability alone; None: nothing."""
+        return None
+
+    @property
+    def prompt_param(self) -> str:
+        """The field that holds the prompt."""
+        raise NotImplementedError
+
+    @property
+    def served_tier(self) -> str | None:
+        """`service_tier` of the answer: what was done, not what was asked; None: not asked."""
+        if self.service_tier is None:
+            return None
+        return "flex" if self.service_tier == "flex" else "default"
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether this goes behind the ordinary requests of its tier, and may be interrupted."""
+        return bool(self.priority) or self.service_tier == "flex"
+
+    def queue_priority(self, tier_priority: int) -> int:
+        """Return the priority at a router; what is lowered still goes before all lower tiers."""
+        below = min(self.priority or 0, -1 if self.service_tier == "flex" else 0)
+        return tier_priority * _CLASSES + _CLASSES - 1 + below
+
+    def ttft_deadline_ms(self, tier_ms: int) -> int:
+        """Return the time until the first token; 0 is the router's default.
+
+        Args:
+            tier_ms: Of the caller's tier, which cannot be exceeded; 0 when it has none.
+        """
+        return min(filter(None, (self.deadline_ms, tier_ms)), default=0)
+
+    @cached_property
+    def guide(self) -> engine.Grammar | None:
+        """What the answer must match, by response_format, regex or choice."""
+        return guide_of(self.response_format, self.regex, self.choice)
+
+    def check(self) -> None:
+        """See `Body`."""
+        if self.stream_options is not None and not self.stream:
+            raise BadRequestError(
+                ErrorCode.INVALID_REQUEST,
+                "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+                param="stream_options",
+            )
+        bound = self.output_tokens_max
+        if self.min_tokens and bound is not None and self.min_tokens > bound:
+            raise bad_value("min_tokens", f"the answer has at most {bound} tokens")
+        assert self.guide is None or self.guide.kind
+
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse token ids that a model with `size` tokens does not have; BadRequestError."""
+        for token in self.logit_bias or ():
+            if int(token) >= size:
+                raise bad_value(
+                    "logit_bias", f"the model has no token {token}; its ids end at {size - 1}"
+                )
+
+    def sampling(self, defaults: Defaults) -> engine.Sampling:
+        """Return what the engine is told; where the request says nothing, the base's defaults."""
+        top_p = defaults.top_p if self.top_p is None else self.top_p
+        sampling = engine.Sampling(
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_p=max(top_p, _TOP_P_LEAST),
+            top_k=defaults.top_k if self.top_k is None else max(self.top_k, 0),
+            seed=None if self.seed is None else self.seed % (1 << 64),
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            tokens_min=self.min_tokens,
+            logprobs=self.alternatives,
+            grammar=self.guide,
+        )
+        if self.logit_bias:
+            sampling.bias_token.extend(map(int, self.logit_bias))
+            sampling.logit_bias.extend(self.logit_bias.values())
+        return sampling

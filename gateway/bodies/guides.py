@@ -1,0 +1,139 @@
+"""What an answer must look like: JSON, a JSON schema, a regular expression, one of several texts.
+
+Pure. What is hostile by size or depth is refused here, at once; whether a schema or an expression
+can be followed at all, the engine says when it compiles it, which is a 400 as well.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, cast
+
+import orjson
+from pydantic import Field
+
+from gateway.bodies.fields import Flag, Text
+from gateway.bodies.parsing import Strict, bad_value
+from sluice.errors import BadRequestError
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+# An engine takes no more of each; see replica/engine/grammar_source.py.
+_SCHEMA_BYTES_MAX = 65_536
+_CHOICES_BYTES_MAX = 65_536
+_REGEX_BYTES_MAX = 8_192
+_CHOICE_CHARACTERS_MAX = 4_096
+_SCHEMA_LEVELS_MAX = 200  # of objects and arrays; deep ones of real interfaces have 30
+
+
+class TextFormat(Strict):
+    """Anything."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Strict):
+    """A schema. It is always enforced, whatever `strict` says; name and description do nothing."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: Text | None = None
+    content: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: Flag | None = None
+
+
+class JsonSchemaFormat(Strict):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+]
+Regex = Annotated[str, Field(min_length=1, max_length=_REGEX_BYTES_MAX)]
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=_CHOICE_CHARACTERS_MAX)]],
+    Field(fail_fast=True, min_length=1),
+]
+
+
+def guide_of(
+    response_format: ResponseFormat | None, regex: str | None, choice: Sequence[str] | None
+) -> engine.Grammar | None:
+    """Return the grammar that one of these asks for, or None; BadRequestError names the field."""
+    is_free = response_format is None or isinstance(response_format, TextFormat)
+    wanted = [
+        name
+        for name, is_given in (
+            ("response_format", not is_free),
+            ("regex", regex is not None),
+            ("choice", choice is not None),
+        )
+        if is_given
+    ]
+    if len(wanted) > 1:
+        raise bad_value(wanted[-1], f"it cannot be combined with '{wanted[0]}'; choose one")
+    if regex is not None:
+        return _of_regex(regex)
+    if choice is not None:
+        return _of_choice(choice)
+    if isinstance(response_format, JsonSchemaFormat):
+        schema = response_format.json_schema.content
+        if schema is not None:
+            text = schema_text(schema, "response_format.json_schema.schema")
+            return engine.Grammar(kind=engine.Grammar.KIND_JSON_SCHEMA, text=text)
+    return None if is_free else engine.Grammar(kind=engine.Grammar.KIND_JSON)
+
+
+def schema_text(schema: dict[str, Any], param: str) -> str:
+    """Return a schema as JSON text; BadRequestError when it is too large or too deep."""
+    too_deep = bad_value(param, f"a schema has at most {_SCHEMA_LEVELS_MAX} levels")
+    try:
+        text = orjson.dumps(schema)
+    except orjson.JSONEncodeError:  # by its own limit on depth: the schema itself came out of JSON
+        raise too_deep from None
+    if len(text) > _SCHEMA_BYTES_MAX:
+        size = f"a schema has at most {_SCHEMA_BYTES_MAX} bytes; this one has {len(text)}"
+        raise bad_value(param, size)
+    if _is_deep(schema):
+        raise too_deep
+    return text.decode()
+
+
+def _is_deep(schema: dict[str, Any]) -> bool:
+    level: list[object] = [schema]
+    for _ in range(_SCHEMA_LEVELS_MAX):
+        level = [below for node in level for below in _below(node)]
+        if not level:
+            return False
+    return True
+
+
+def _below(node: object) -> Iterable[object]:
+    if isinstance(node, dict):
+        return cast("dict[str, object]", node).values()
+    return cast("list[object]", node) if isinstance(node, list) else ()
+
+
+def _of_regex(regex: str) -> engine.Grammar:
+    if len(regex.encode()) > _REGEX_BYTES_MAX:
+        raise bad_value("regex", f"it has at most {_REGEX_BYTES_MAX} bytes")
+    return engine.Grammar(kind=engine.Grammar.KIND_REGEX, text=regex)
+
+
+def _of_choice(choices: Sequence[str]) -> engine.Grammar:
+    text = orjson.dumps(choices)
+    if len(text) > _CHOICES_BYTES_MAX:
+        raise bad_value("choice", f"all choices together have at most {_CHOICES_BYTES_MAX} bytes")
+    for index, choice in enumerate(choices):
+        if any(character < " " for character in choice):
+            raise _control_character(index)
+    return engine.Grammar(kind=engine.Grammar.KIND_CHOICE, text=text.decode())
+
+
+def _control_character(index: int) -> BadRequestError:
+    return bad_value(f"choice[{index}]", "a choice has no line breaks or other control characters")

@@ -1,0 +1,237 @@
+"""Chat completions: every parameter is honoured or refused by name."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.bodies.chat import ChatRequest, parse_chat_request
+from gateway.bodies.messages import Tool
+from sluice.errors import BadRequestError, ErrorCode
+
+GOOD = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("f", "g")
+]
+NAMED = {"type": "function", "function": {"name": "g"}}
+
+
+def parse(**extra: object) -> ChatRequest:
+    return parse_chat_request(json.dumps(GOOD | extra).encode())
+
+
+def refused(**extra: object) -> BadRequestError:
+    with pytest.raises(BadRequestError) as caught:
+        parse(**extra)
+    return caught.value
+
+
+def test_the_smallest_request() -> None:
+    request = parse()
+    assert request.model == "m"
+    assert request.stops == []
+    assert request.choices == 1
+    assert request.output_tokens_max is None
+    assert request.alternatives is None
+    assert request.served_tier is None
+    assert request.guide is None
+    assert not request.include_usage
+    assert not request.must_call
+    assert request.is_parallel
+    assert request.template_options == {}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"n": None, "logprobs": False, "logit_bias": {}, "response_format": {"type": "text"}},
+        {"tools": [], "tool_choice": "auto"},
+        {"store": False, "modalities": ["text"], "verbosity": "medium", "functions": []},
+        {"prompt_cache_options": {"mode": "implicit"}, "prompt_cache_retention": "in_memory"},
+        {"audio": None, "prediction": None, "web_search_options": None, "moderation": None},
+        {"user": "u", "safety_identifier": "s", "metadata": {"a": "b"}, "prompt_cache_key": "k"},
+        {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
+        {"temperature": 2, "top_p": 0, "top_k": -1, "seed": -1},
+        {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}]},
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "refusal": None,
+                    "annotations": [],
+                    "tool_calls": [
+                        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "1", "content": "42"},
+            ]
+        },
+    ],
+)  # fmt: skip
+def test_what_is_taken(extra: dict[str, object]) -> None:
+    parse(**extra)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"store": 0}, "store"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"moderation": {"model": "x"}}, "moderation"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+        ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools"),
+        (
+            {"messages": [{"role": "assistant", "audio": {"id": "a"}}]},
+            "messages[0].audio",
+        ),
+    ],
+)
+def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
+    error = refused(**extra)
+    assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, param)
+    assert f"'{param}'" in error.message
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"made_up": 1}, "made_up"),
+        ({"model": ""}, "model"),
+        ({"model": 3}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0]",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"max_completion_tokens": "many"}, "max_completion_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"reasoning_effort": "enormous"}, "reasoning_effort"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"what": 1}}, "stream_options.what"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": NAMED}, "tool_choice"),
+        ({"tools": TOOLS[:1], "tool_choice": NAMED}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}},
+            "tool_choice.allowed_tools.tools",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_invalid(extra: dict[str, object], param: str) -> None:
+    error = refused(**extra)
+    assert (error.code, error.param) == (ErrorCode.INVALID_REQUEST, param)
+    assert param in error.message
+
+
+def test_logprobs() -> None:
+    assert parse(logprobs=True).alternatives == 0
+    assert parse(logprobs=True, top_logprobs=20).alternatives == 20
+    assert parse(logprobs=False).alternatives is None
+
+
+def test_the_bound_on_the_answer_has_two_names() -> None:
+    assert parse(max_tokens=3).output_tokens_max == 3
+    assert parse(max_completion_tokens=4).output_tokens_max == 4
+    assert parse(max_tokens=4, max_completion_tokens=4).output_tokens_max == 4
+
+
+def names(tools: Sequence[Tool]) -> list[str]:
+    return [tool.function.name for tool in tools]
+
+
+ALLOWED_G = {"mode": "auto", "tools": [NAMED]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "shown", "callable_", "must_call", "is_parallel"),
+    [
+        (None, "fg", "fg", False, True),
+        ("auto", "fg", "fg", False, True),
+        ("none", "", "", False, True),
+        ("required", "fg", "fg", True, True),
+        (NAMED, "fg", "g", True, False),
+        ({"type": "allowed_tools", "allowed_tools": ALLOWED_G}, "g", "g", False, True),
+        (
+            {"type": "allowed_tools", "allowed_tools": ALLOWED_G | {"mode": "required"}},
+            "g", "g", True, True,
+        ),
+    ],
+)  # fmt: skip
+def test_tool_choice(
+    choice: object, shown: str, callable_: str, must_call: bool, is_parallel: bool
+) -> None:
+    request = parse(tools=TOOLS, tool_choice=choice)
+    assert names(request.shown_tools) == list(shown)
+    assert names(request.callable_tools) == list(callable_)
+    assert request.must_call == must_call
+    assert request.is_parallel == is_parallel
+
+
+def test_parallel_tool_calls() -> None:
+    assert not parse(tools=TOOLS, parallel_tool_calls=False).is_parallel
+    assert parse(tools=TOOLS, parallel_tool_calls=True).is_parallel
+
+
+def test_a_format_goes_with_tools_that_are_not_called() -> None:
+    request = parse(tools=TOOLS, tool_choice="none", response_format={"type": "json_object"})
+    assert request.guide is not None
+
+
+def test_strict_tools() -> None:
+    strict = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {}}}
+    assert [tool.function.strict for tool in parse(tools=[strict]).shown_tools] == [True]
+
+
+def test_a_tools_schema_is_bounded() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(300):
+        deep = {"properties": {"a": deep}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    error = refused(tools=[tool])
+    assert error.param == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("effort", "is_thinking"), [("none", False), ("minimal", True), ("high", True)]
+)
+def test_reasoning_effort_is_given_to_the_template(effort: str, is_thinking: bool) -> None:
+    options = parse(reasoning_effort=effort).template_options
+    assert options == {"reasoning_effort": effort, "enable_thinking": is_thinking}
+
+
+def test_the_text_of_a_message() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assistant = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    request = parse(
+        messages=[
+            {"role": "user", "content": parts},
+            assistant,
+            {"role": "assistant", "content": None, "refusal": "never"},
+            {"role": "assistant"},
+        ]
+    )
+    assert [message.text() for message in request.messages] == ["ab", "no", "never", ""]

@@ -1,0 +1,84 @@
+"""Completions: four forms of a prompt, and what only this endpoint has."""
+
+import json
+
+import pytest
+
+from gateway.bodies.completions import CompletionRequest, parse_completion_request
+from sluice.errors import BadRequestError, ErrorCode
+
+
+def parse(prompt: object = "hi", **extra: object) -> CompletionRequest:
+    return parse_completion_request(json.dumps({"model": "m", "prompt": prompt} | extra).encode())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("hi", ["hi"]),
+        ("", [""]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2, 3], [[1, 2, 3]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+def test_prompts(prompt: object, prompts: object) -> None:
+    assert parse(prompt).prompts == prompts
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt[1]"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": [1, True]}, "prompt[1]"),
+        ({"prompt": [1, -1]}, "prompt[1]"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": ["a"] * 65}, "prompt"),
+        ({"prompt": ["a"] * 60, "n": 2}, "n"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"messages": []}, "messages"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_is_invalid(extra: dict[str, object], param: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        parse(**extra)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, param)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"echo": True, "prompt": [1]}, "echo"),
+    ],
+)
+def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        parse(**extra)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_PARAMETER, param)
+
+
+def test_what_is_taken() -> None:
+    request = parse(n=2, best_of=2, echo=True, suffix=None, logprobs=None, max_tokens=3)
+    assert (request.choices, request.echo, request.output_tokens_max) == (2, True, 3)
+    assert parse(echo=False, logprobs=0).alternatives == 0
+    assert parse(logprobs=5).alternatives == 5
+    assert parse().alternatives is None
+    assert parse().output_tokens_max == 16
+
+
+def test_ids_beyond_the_vocabulary() -> None:
+    request = parse([[1], [2, 99]])
+    request.check_vocabulary(100)
+    with pytest.raises(BadRequestError) as caught:
+        request.check_vocabulary(99)
+    assert caught.value.param == "prompt"
