@@ -43,6 +43,8 @@ class CellView:
         wait_ms: Until the first token of a new request, as predicted by its router.
         is_draining: It is about to be removed, but serves.
         is_refusing: Its router is shutting down.
+        queued: Requests that wait in its router.
+        running: Requests that its replicas have.
         seed: Made of its name.
     """
 
@@ -52,6 +54,8 @@ class CellView:
     wait_ms: int = 0
     is_draining: bool = False
     is_refusing: bool = False
+    queued: int = 0
+    running: int = 0
     seed: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

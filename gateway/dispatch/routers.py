@@ -57,21 +57,27 @@ class RouterLinks:
                 except TimeoutError:
                     continue
 
+    def views(self, pool_id: str) -> list[CellView]:
+        """Return what is known of the cells of a pool whose owners are connected."""
+        return [view for view, _ in self._reachable(pool_id)]
+
     def find(self, pool_id: str, wish: Wish) -> tuple[RouterLink, str] | None:
         """Return a connected owner of a cell of the pool, with the cell's id; None without any."""
+        reachable = self._reachable(pool_id)
+        if not reachable:
+            return None
+        chosen = choose([view for view, _ in reachable], wish)
+        return next(link for view, link in reachable if view is chosen), chosen.cell_id
+
+    def _reachable(self, pool_id: str) -> list[tuple[CellView, RouterLink]]:
         links = self._links
-        views: list[CellView] = []
-        owners: dict[str, RouterLink] = {}
+        found: list[tuple[CellView, RouterLink]] = []
         for cell in self._directory.cells(pool_id):
             link = links.get(cell.router_address)
             if link is not None and link.is_up and (view := link.cells.get(cell.id)) is not None:
                 view.is_draining = cell.is_draining
-                views.append(view)
-                owners[cell.id] = link
-        if not views:
-            return None
-        chosen = choose(views, wish).cell_id
-        return owners[chosen], chosen
+                found.append((view, link))
+        return found
 
     async def acquire(
         self, pool_id: str, wish: Wish, until_s: float
