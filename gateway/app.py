@@ -6,19 +6,22 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 import structlog
-from aiohttp import web
 
 from gateway.bases.assets import AssetCache
-from gateway.bodies.chat import BODY_BYTES_MAX
 from gateway.directory import Directory
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.routers import RouterLinks
 from gateway.endpoints.chat import ChatCompletions
+from gateway.endpoints.completer import Completer
+from gateway.endpoints.completions import Completions
 from gateway.endpoints.models import SmallEndpoints
 from gateway.limits.limiter import Limiter
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
 from gateway.server.middleware import Envelope
+from gateway.server.protocol import ServerLimits
+from gateway.server.routes import Routes
+from gateway.server.runner import HttpRunner, bound_socket
 from gateway.settings import GatewaySettings
 from sluice.errors import RejectedError
 from sluice.events import REQUESTS_TOPIC, EventProducer
@@ -26,10 +29,6 @@ from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as control
 
 log = structlog.get_logger(__name__)
-
-_BACKLOG = 4096
-_KEEPALIVE_S = 75.0
-_AFTER_DRAIN_S = 2.0  # for handlers to write their last event
 
 
 class Gateway:
@@ -71,9 +70,9 @@ class Gateway:
             return "nothing is known from the control plane yet"
         return "" if self.links.up else "no router is connected"
 
-    def application(self) -> web.Application:
-        """Return the HTTP application."""
-        chat = ChatCompletions(
+    def routes(self) -> Routes:
+        """Return what is served under which path."""
+        completer = Completer(
             directory=self.directory,
             assets=self.assets,
             limiter=self.limiter,
@@ -81,26 +80,36 @@ class Gateway:
             metrics=self.metrics,
             emit=self.events.emit,
             gateway_id=self.settings.instance_id,
+            keep_alive_s=self.settings.keep_alive_s,
         )
+        chat = ChatCompletions(self.directory, completer)
+        completions = Completions(self.directory, completer)
         small = SmallEndpoints(
             directory=self.directory,
             metrics=self.metrics,
             not_ready_because=self.not_ready_because,
         )
-        envelope = Envelope(self.metrics, log_every=self.settings.log_every)
+        routes = Routes()
+        routes.add("POST", "/v1/chat/completions", chat.handle)
+        routes.add("POST", "/v1/completions", completions.handle)
+        routes.add("GET", "/v1/models", small.list_models)
+        routes.add("GET", "/v1/models/*", small.get_model)
+        routes.add("GET", "/healthz", small.health, is_open_when_full=True)
+        routes.add("GET", "/readyz", small.ready, is_open_when_full=True)
+        routes.add("GET", "/metrics", small.metrics, is_open_when_full=True)
+        return routes
 
-        @web.middleware
-        async def outermost(request: web.Request, handler: object) -> web.StreamResponse:
-            return await envelope(request, handler)  # pyright: ignore[reportArgumentType]
-
-        application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[outermost])
-        application.router.add_post("/v1/chat/completions", chat.handle)
-        application.router.add_get("/v1/models", small.list_models)
-        application.router.add_get("/v1/models/{id:.+}", small.get_model)
-        application.router.add_get("/healthz", small.health)
-        application.router.add_get("/readyz", small.ready)
-        application.router.add_get("/metrics", small.metrics)
-        return application
+    def runner(self) -> HttpRunner:
+        """Return the HTTP server; nothing listens yet."""
+        settings = self.settings
+        envelope = Envelope(self.routes(), self.metrics, log_every=settings.log_every)
+        limits = ServerLimits(
+            connections_max=settings.connections_max,
+            head_timeout_s=settings.head_timeout_s,
+            idle_timeout_s=settings.idle_timeout_s,
+            body_bytes_max=settings.body_buffer_bytes,
+        )
+        return HttpRunner(envelope, limits, envelope.note_malformed)
 
     async def drain(self) -> None:
         """Let what runs finish, for at most `drain_s`; then end the rest with an error event."""
@@ -142,21 +151,6 @@ class Gateway:
         )
 
 
-def make_runner(gateway: Gateway) -> web.AppRunner:
-    """Return the runner: the one place that sets how HTTP is served.
-
-    `handler_cancellation` is off by default in aiohttp: a handler that waits for the next token
-    would not notice that its client has gone.
-    """
-    return web.AppRunner(
-        gateway.application(),
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=_KEEPALIVE_S,
-        shutdown_timeout=_AFTER_DRAIN_S,
-    )
-
-
 @asynccontextmanager
 async def running_gateway(
     settings: GatewaySettings, sock: socket.socket | None = None
@@ -184,23 +178,19 @@ async def running_gateway(
                 tasks.create_task(gateway.preload()),
             ]
             await gateway.watcher.wait_synced(1.0)
-            runner = make_runner(gateway)
-            await runner.setup()
-            site = (
-                web.TCPSite(runner, settings.host, settings.port, reuse_port=True, backlog=_BACKLOG)
-                if sock is None
-                else web.SockSite(runner, sock, backlog=_BACKLOG)
-            )
+            runner = gateway.runner()
             try:
-                await site.start()
+                await runner.start(sock or bound_socket(settings.host, settings.port))
                 log.info("gateway_started", address=settings.http_address)
                 yield gateway
             finally:
                 gateway.is_draining = True
+                runner.say_goodbye()
                 await asyncio.sleep(settings.unready_s)
-                await site.stop()
+                runner.stop_accepting()
+                await runner.wait_goodbyes(settings.idle_grace_s)
                 await gateway.drain()
-                await runner.cleanup()
+                await runner.close()
                 for task in background:
                     task.cancel()
     finally:

@@ -24,8 +24,15 @@ class GatewaySettings(ServiceSettings):
         kafka_bootstrap: `host:port,...` of the brokers.
         workers: Processes; they share the port by SO_REUSEPORT.
         reuse_port: Whether other processes may listen on our port; set for workers.
+        connections_max: Open at once in one worker; beyond, only probes are answered.
+        head_timeout_s: How long a request's head may take from its first byte.
+        idle_timeout_s: How long a kept-alive connection may be silent.
+        body_buffer_bytes: Of unfinished request bodies, what one worker holds at most.
         unready_s: From SIGTERM, how long /readyz says no before the port closes.
-        drain_s: From then on, how long streams may still run.
+        idle_grace_s: From then on, how long kept-alive connections may still bring a request.
+        drain_s: After that, how long streams may still run.
+        keep_alive_s: A stream that is silent for so long gets a comment, so that nobody between
+            takes it for dead.
         flush_s: At the end, how long events may take to reach the broker; the rest is spooled.
         limit_deadline_s: How long Valkey may take before the local allowance decides.
         limit_local_share: Of each limit, what this process may grant while Valkey is away.
@@ -43,8 +50,14 @@ class GatewaySettings(ServiceSettings):
     kafka_bootstrap: str
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     reuse_port: bool = False
+    connections_max: Annotated[int, Field(ge=1)] = 12_000
+    head_timeout_s: Annotated[float, Field(gt=0, le=300)] = 10.0
+    idle_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 75.0
+    body_buffer_bytes: Annotated[int, Field(ge=8 << 20)] = 256 << 20
     unready_s: Annotated[float, Field(ge=0, le=300)] = 0.0
+    idle_grace_s: Annotated[float, Field(ge=0, le=300)] = 2.0
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    keep_alive_s: Annotated[float, Field(gt=0, le=300)] = 15.0
     flush_s: Annotated[float, Field(ge=0, le=60)] = 5.0
     limit_deadline_s: Annotated[float, Field(gt=0, le=5)] = 0.05
     limit_local_share: Annotated[float, Field(gt=0, le=1)] = 0.5

@@ -9,6 +9,7 @@ from gateway.directory import Directory, Principal
 from gateway.metrics import GatewayMetrics
 from gateway.server.errors import error_body
 from gateway.server.middleware import authenticate
+from gateway.server.routes import path_rest
 from sluice.errors import ErrorCode
 from sluice.wire.control.v1 import control_pb2 as control
 
@@ -40,7 +41,7 @@ class SmallEndpoints:
     async def get_model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}; ids may contain slashes."""
         principal = authenticate(self._directory, request)
-        name = request.match_info["id"]
+        name = path_rest(request, "/v1/models/")
         return _json(self._shown(name, self._directory.model(principal, name), principal))
 
     async def health(self, _: web.Request) -> web.Response:

@@ -1,15 +1,48 @@
 """Errors as OpenAI's clients expect them: one JSON body for all, the status, the headers. Pure."""
 
 import math
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 import orjson
 
-from sluice.errors import ErrorCode, PlatformError
+from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 # Overload without a better idea: long enough to matter, short enough not to idle.
 _RETRY_AFTER_S = 1.0
+
+
+@runtime_checkable
+class BringsHeaders(Protocol):
+    """An error with headers of its own, such as those of a limit."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Sent with the answer."""
+        ...
+
+
+class HttpError(BadRequestError):
+    """The request is no HTTP that this server takes; HTTP has a status of its own for it.
+
+    Attributes:
+        ends_connection: Nothing that follows on the connection could be trusted.
+    """
+
+    ends_connection = True
+
+    def __init__(self, status: int, message: str, *, headers: dict[str, str] | None = None) -> None:
+        """Describe; the code is `invalid_request` whatever the status."""
+        super().__init__(ErrorCode.INVALID_REQUEST, message)
+        self._status = status
+        self.headers = headers or {}
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        return self._status
 
 
 def error_body(code: ErrorCode, message: str, *, status: int, param: str | None = None) -> bytes:
@@ -25,10 +58,16 @@ def body_of(error: PlatformError) -> bytes:
 
 
 def headers_of(error: PlatformError) -> dict[str, str]:
-    """Return the headers that go with an error: 429 and 503 always say when to come back."""
+    """Return the headers that go with an error, those that it brings itself (`headers`) included.
+
+    429 and 503 always say when to come back.
+    """
+    headers: dict[str, str] = {}
     if error.status in (429, 503):
         wait_s = _RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
-        return {"Retry-After": str(max(1, math.ceil(wait_s)))}
-    if error.status == 401:
-        return {"WWW-Authenticate": "Bearer"}
-    return {}
+        headers["Retry-After"] = str(max(1, math.ceil(wait_s)))
+    elif error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, BringsHeaders):
+        headers.update(error.headers)
+    return headers

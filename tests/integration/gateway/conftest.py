@@ -162,6 +162,7 @@ def world(tmp_path: Path, artifacts, valkey) -> MakeWorld:
                     "valkey_url": valkey[1],
                     "kafka_bootstrap": "127.0.0.1:1",  # nobody: events go to the spool
                     "flush_s": 0.05,
+                    "idle_grace_s": 0.0,
                     **settings,
                 }
             )

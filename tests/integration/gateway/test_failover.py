@@ -1,4 +1,4 @@
-"""A router ends under load: real control plane, routers, gateway and engines (`sim`)."""
+"""A router or an engine ends or freezes under load: everything is real, the engines are `sim`."""
 
 import asyncio
 import os
@@ -29,7 +29,8 @@ log = structlog.get_logger(__name__)
 
 WAIT_S = 60.0
 TOKENS = 150
-STREAMS = 12
+STREAMS = 64
+PLACES = 40  # of each of two engines: those of a router that froze must become free
 
 
 @asynccontextmanager
@@ -63,10 +64,13 @@ async def running_node(control_address: str, tritons: list[Triton]) -> AsyncIter
 class Site:
     """Everything is up, and answers."""
 
-    def __init__(self, gateway: Gateway, key: str, routers: dict[str, ChildProcess]) -> None:
+    def __init__(
+        self, gateway: Gateway, key: str, routers: dict[str, ChildProcess], tritons: list[Triton]
+    ) -> None:
         self.gateway = gateway
         self.key = key
         self.routers = routers
+        self.tritons = tritons
         self.pause_s = 0.0  # the longest between two chunks of any stream
 
     def owners(self) -> dict[str, str]:
@@ -118,7 +122,8 @@ async def running_site(plane, world, home: Path, cell_replicas_max: int) -> Asyn
     await plane.put("tiers/t")
     await plane.put("tenants/one", tier_id="t")
     made = await plane.admin.post("/v1/tenants/one/keys", json={})
-    spec = EngineSpec("sim", digest, (("blocks", "4096"), ("cost_step_s", "0.02")))
+    options = (("blocks", "4096"), ("cost_step_s", "0.02"), ("sequences_max", str(PLACES)))
+    spec = EngineSpec("sim", digest, options)
     async with AsyncExitStack() as stack:
         tritons = await stack.enter_async_context(
             running_tritons(home, {"t1": spec, "t2": spec}, artifacts_dir=artifacts)
@@ -145,9 +150,10 @@ async def running_site(plane, world, home: Path, cell_replicas_max: int) -> Asyn
             valkey_url=valkey_url,
             kafka_bootstrap="127.0.0.1:1",
             flush_s=0.05,
+            idle_grace_s=0.0,
         )
         gateway = await stack.enter_async_context(running_gateway(settings))
-        yield Site(gateway, made.json()["key"], routers)
+        yield Site(gateway, made.json()["key"], routers, tritons)
 
 
 def all_serve(site: Site) -> bool:
@@ -160,8 +166,17 @@ def all_serve(site: Site) -> bool:
 
 @pytest.mark.parametrize(
     ("cell_replicas_max", "how"),
-    [(1, signal.SIGKILL), (0, signal.SIGKILL), (0, signal.SIGTERM)],
-    ids=["two cells, killed", "one cell, killed", "one cell, told to end"],
+    [
+        (1, signal.SIGKILL),
+        (0, signal.SIGKILL),
+        (0, signal.SIGTERM),
+        (1, signal.SIGSTOP),
+        (0, signal.SIGSTOP),
+    ],
+    ids=[
+        *("two cells, killed", "one cell, killed", "one cell, told to end"),
+        *("two cells, frozen", "one cell, frozen"),
+    ],
 )
 async def test_no_stream_ends_when_a_router_does(
     control_plane, artifacts, valkey, eventually, tmp_path, cell_replicas_max: int, how
@@ -194,3 +209,23 @@ async def test_no_stream_ends_when_a_router_does(
             longest_pause_s=round(site.pause_s, 3),
         )
         assert set(site.owners().values()) == {heir}
+        if how is signal.SIGSTOP:
+            os.kill(site.routers[loser].pid, signal.SIGCONT)
+            assert await site.many() == undisturbed, "who wakes up does no harm"
+            assert set(site.owners().values()) == {heir}
+
+
+async def test_no_stream_ends_when_an_engine_freezes(
+    control_plane, artifacts, valkey, eventually, tmp_path
+) -> None:
+    world = (artifacts[0], artifacts[1], valkey[1])
+    async with running_site(control_plane, world, tmp_path, 0) as site:
+        await eventually(lambda: all_serve(site))
+        undisturbed = await site.many()
+        frozen = site.tritons[0]
+        site.pause_s = 0.0
+        try:
+            assert await site.many(lambda: frozen.signal(signal.SIGSTOP)) == undisturbed
+        finally:
+            frozen.signal(signal.SIGCONT)
+        log.info("failover_measured", longest_pause_s=round(site.pause_s, 3))

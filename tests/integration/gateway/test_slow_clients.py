@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.endpoints import chat
+from gateway.server import body
 
 pytestmark = pytest.mark.real
 
@@ -15,7 +15,7 @@ HEAD = (
 
 
 async def test_a_body_that_does_not_come_is_answered(world, monkeypatch) -> None:
-    monkeypatch.setattr(chat, "_BODY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(body, "GRACE_S", 0.3)
     async with world() as w, w.http() as http:
         url = http.base_url
         reader, writer = await asyncio.open_connection(url.host, url.port)
@@ -23,6 +23,6 @@ async def test_a_body_that_does_not_come_is_answered(world, monkeypatch) -> None
         writer.write(HEAD.format(key=key).encode())
         async with asyncio.timeout(5):
             head = await reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 400 ")
+        assert head.startswith(b"HTTP/1.1 408 ")
         writer.close()
         await writer.wait_closed()

@@ -1,0 +1,137 @@
+"""Bodies of requests: read whole, within bounds of size, time and memory, and unpacked.
+
+aiohttp's own unpacking is off: it would hold megabytes of a bomb before anybody could refuse it.
+"""
+
+import asyncio
+import zlib
+
+from aiohttp import HttpVersion11, web
+
+from gateway.bodies.parsing import BODY_BYTES_MAX
+from gateway.server.errors import HttpError
+from sluice.errors import BadRequestError, ErrorCode, RejectedError
+
+# A body has this long, and a second more for every so many bytes that have come: whoever uploads
+# 4 MiB over a bad line has 138 s, whoever trickles bytes has ten.
+GRACE_S = 10.0
+BYTES_PER_S_MIN = 32 << 10
+
+_WINDOW_BITS = {
+    "gzip": 16 + zlib.MAX_WBITS,
+    "x-gzip": 16 + zlib.MAX_WBITS,
+    "deflate": zlib.MAX_WBITS,
+}
+_UNPACK_INLINE_BYTES = 512  # unpacks to half a megabyte at most: a millisecond
+
+
+class BodyBudget:
+    """Bytes of unfinished bodies that one worker holds at most."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """Prepare."""
+        self._bytes_max = bytes_max
+        self.held_bytes = 0
+
+    def take(self, count: int) -> None:
+        """Hold more; RejectedError 503 when that is too much for the worker."""
+        if self.held_bytes + count > self._bytes_max:
+            text = "The server receives too many large requests; try again shortly."
+            raise RejectedError(ErrorCode.OVERLOADED, text, retry_after_s=1.0)
+        self.held_bytes += count
+
+    def release(self, count: int) -> None:
+        """Hold less."""
+        self.held_bytes -= count
+
+
+BODY_BUDGET = web.RequestKey("body_budget", BodyBudget)
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Return the whole body, unpacked.
+
+    Raises:
+        BadRequestError: Larger than 4 MiB (413), too slow (408), broken (400), or packed in a way
+            that is not supported (415).
+        RejectedError: The worker holds too many unfinished bodies (503).
+    """
+    if (request.content_length or 0) > BODY_BYTES_MAX:
+        raise _too_large()
+    if "Expect" in request.headers:
+        await _answer_expectation(request)
+    content = request.content
+    try:
+        body = content.read_nowait() if content.is_eof() else await _read_rest(request)
+    except web.RequestPayloadError:
+        raise HttpError(400, "The request body is broken: its framing is not valid HTTP.") from None
+    encoding = request.headers.get("Content-Encoding")
+    if encoding is None or encoding.lower() == "identity":
+        return body
+    return await _unpacked(body, encoding.strip().lower())
+
+
+async def _read_rest(request: web.Request) -> bytes:
+    budget = request[BODY_BUDGET]
+    loop = asyncio.get_running_loop()
+    began_at_s = loop.time()
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout_at(began_at_s + GRACE_S) as limit:
+            while part := await request.content.readany():
+                if size + len(part) > BODY_BYTES_MAX:
+                    raise _too_large()
+                budget.take(len(part))
+                size += len(part)
+                parts.append(part)
+                limit.reschedule(began_at_s + GRACE_S + size / BYTES_PER_S_MIN)
+    except TimeoutError:
+        text = (
+            f"The request body came too slowly: {size} bytes in {loop.time() - began_at_s:.0f} s."
+        )
+        raise HttpError(408, text) from None
+    finally:
+        budget.release(size)
+    return b"".join(parts)
+
+
+async def _answer_expectation(request: web.Request) -> None:
+    """Let a client that asked first send its body: only here is it known to be wanted."""
+    if request.headers["Expect"].lower() != "100-continue":
+        raise HttpError(417, "The header 'Expect' may only be '100-continue'.")
+    if request.version != HttpVersion11 or request.content.is_eof():
+        return
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the response itself has not begun
+
+
+async def _unpacked(body: bytes, encoding: str) -> bytes:
+    bits = _WINDOW_BITS.get(encoding)
+    if bits is None:
+        text = (
+            f"The content encoding {encoding[:40]!r} is not supported; use gzip, deflate or none."
+        )
+        raise HttpError(415, text, headers={"Accept-Encoding": "gzip, deflate"})
+    if len(body) <= _UNPACK_INLINE_BYTES:
+        return unpack(body, bits)
+    return await asyncio.to_thread(unpack, body, bits)
+
+
+def unpack(body: bytes, window_bits: int) -> bytes:
+    """Return the content of one zlib stream of at most 4 MiB; never makes more than that."""
+    unpacker = zlib.decompressobj(window_bits)
+    try:
+        content = unpacker.decompress(body, BODY_BYTES_MAX + 1)
+    except zlib.error:
+        raise HttpError(400, "The request body is not in its content encoding.") from None
+    if len(content) > BODY_BYTES_MAX:
+        raise _too_large()
+    if not unpacker.eof or unpacker.unused_data:
+        raise HttpError(400, "The request body is not one complete stream of its encoding.")
+    return content
+
+
+def _too_large() -> BadRequestError:
+    text = "The request body is larger than the 4 MiB that this server takes."
+    return BadRequestError(ErrorCode.REQUEST_TOO_LARGE, text)

@@ -1,0 +1,260 @@
+"""HTTP/1.1 as the gateway serves it: aiohttp's protocol with bounds on who may wait for how long.
+
+The names with an underscore are aiohttp's: it has no other hook for a parser's errors or for the
+state of a connection. `tests/integration/gateway/test_hostile.py` fails when they change.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import RequestHandler
+
+from gateway.bodies.parsing import BODY_BYTES_MAX
+from gateway.server.body import BODY_BUDGET, BodyBudget
+from gateway.server.deadlines import HeadDeadlines
+from gateway.server.errors import HttpError, body_of
+from gateway.server.malformed import FIELD_BYTES_MAX, FIELDS_MAX, LINE_BYTES_MAX, malformed
+from gateway.server.routes import Handler
+from sluice.errors import ErrorCode, PlatformError, RejectedError
+from sluice.ids import new_id
+
+log = structlog.get_logger(__name__)
+
+SERVER_NAME = "sluice"  # aiohttp would tell its own version and Python's
+UNKNOWN_VERSION = web.RequestKey("unknown_version", bool)
+_VERSIONS = (HttpVersion11, HttpVersion10)
+
+# Over the bound so many more connections are read, for the probes among them.
+SURPLUS_CONNECTIONS = 64
+# What is not read after an early answer is read and dropped for this long: else the client's
+# kernel would throw the answer away.
+_LINGER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of one worker.
+
+    Attributes:
+        connections_max: Open at once; beyond, only probes are answered.
+        head_timeout_s: From its first byte (of the first request: from the connection) until a
+            request's head is complete.
+        idle_timeout_s: How long a kept-alive connection may be silent.
+        body_bytes_max: Of unfinished bodies together.
+    """
+
+    connections_max: int = 20_000
+    head_timeout_s: float = 10.0
+    idle_timeout_s: float = 75.0
+    body_bytes_max: int = 256 << 20
+
+
+class HttpServer(web.Server):
+    """Makes a protocol for each connection, and knows them all."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: ServerLimits,
+        note_malformed: Callable[[PlatformError, str], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            handler: Answers requests; raises nothing but cancellation and connection errors.
+            limits: Of this worker.
+            note_malformed: Told error and request id of each answer to what was no request.
+        """
+        # `handler_cancellation` is off by default: a handler that waits for the next token would
+        # not notice that its client has gone.
+        super().__init__(
+            handler,  # pyright: ignore[reportArgumentType] - `_make` gives it what it takes
+            request_factory=self._make,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=limits.idle_timeout_s,
+            lingering_time=_LINGER_S,
+            max_line_size=LINE_BYTES_MAX,
+            max_field_size=FIELD_BYTES_MAX,
+            max_headers=FIELDS_MAX,
+        )
+        self._limits = limits
+        self._budget = BodyBudget(limits.body_bytes_max)
+        self.note_malformed = note_malformed
+        self.heads = HeadDeadlines(limits.head_timeout_s, self._loop)
+        self.is_draining = False
+
+    def __call__(self) -> RequestHandler:
+        """Return the protocol of a new connection."""
+        return HttpProtocol(self, loop=self._loop, **self._kwargs)
+
+    @property
+    def open_connections(self) -> int:
+        """How many there are."""
+        return len(self._connections)
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of unfinished bodies."""
+        return self._budget.held_bytes
+
+    @property
+    def surplus(self) -> int:
+        """By how many connections the bound is exceeded."""
+        return len(self._connections) - self._limits.connections_max
+
+    def _make(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: RequestHandler,
+        writer: AbstractStreamWriter,
+        task: "asyncio.Task[None]",
+    ) -> web.Request:
+        if self.is_draining:  # each answer tells its client to go elsewhere for the next one
+            message = message._replace(should_close=True)
+        is_unknown_version = message.version not in _VERSIONS
+        if is_unknown_version:  # it is answered in the oldest that we speak
+            message = message._replace(version=HttpVersion10, should_close=True)
+        request = web.Request(
+            message, payload, protocol, writer, task, self._loop, client_max_size=BODY_BYTES_MAX
+        )
+        request[BODY_BUDGET] = self._budget
+        if is_unknown_version:
+            request[UNKNOWN_VERSION] = True
+        return request
+
+
+class HttpProtocol(RequestHandler):
+    """One connection."""
+
+    __slots__ = ("_has_partial_head", "_server", "is_surplus")
+
+    def __init__(self, server: HttpServer, **options: object) -> None:
+        """Prepare; see aiohttp for the options."""
+        super().__init__(server, **options)  # pyright: ignore[reportArgumentType] - passed on
+        self._server = server
+        self._has_partial_head = False
+        self.is_surplus = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a connection, or turn it away when there are far too many."""
+        super().connection_made(transport)
+        surplus = self._server.surplus
+        if surplus <= 0:
+            self._server.heads.begin(self)
+        elif surplus <= SURPLUS_CONNECTIONS:
+            self.is_surplus = True
+            self._server.heads.begin(self)
+        else:
+            self._end_with(too_many_connections())
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection."""
+        self._server.heads.end(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; a head that has begun has a deadline, and a broken body ends its request."""
+        super().data_received(data)
+        messages = self._messages
+        if messages or self._request_in_progress:
+            self._server.heads.end(self)
+            self._has_partial_head = False
+            if messages and isinstance(getattr(messages[-1][0], "exc", None), HttpProcessingError):
+                self._note_parser_error()
+        elif data:
+            self._has_partial_head = True
+            if self._waiter is not None and not self._waiter.done():
+                self._server.heads.begin(self)
+
+    def head_timed_out(self) -> None:
+        """End a connection that has not sent a whole head in time."""
+        if self._messages or self._request_in_progress or self.transport is None:
+            return
+        if self._has_partial_head:
+            self._end_with(HttpError(408, "The request's head did not arrive in time."))
+        else:
+            self.force_close()
+
+    def _note_parser_error(self) -> None:
+        """Tell the request whose body is being read, rather than answer as if there was another.
+
+        aiohttp queues the error behind that request, which would wait for the rest of its body.
+        """
+        open_bodies = [payload for _, payload in self._messages if not payload.is_eof()]
+        if self._request_in_progress and (current := self._current_request) is not None:
+            open_bodies.append(current.content)
+        for body in open_bodies:
+            if not body.is_eof():
+                body.set_exception(web.RequestPayloadError("broken framing"))
+                body.feed_eof()
+                self._messages.pop()
+                self.close()
+                return
+
+    def _end_with(self, error: PlatformError) -> None:
+        request_id = new_id("req")
+        self._server.note_malformed(error, request_id)
+        if self.transport is not None:
+            self.transport.write(_raw_response(error, request_id))
+        self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002 - aiohttp's signature
+    ) -> web.StreamResponse:
+        """Return the answer to what was no request, or to a handler that has failed."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has begun")
+        if isinstance(exc, HttpProcessingError):
+            failure = malformed(exc)
+        else:  # the handler answers for its own errors: this is a bug in it
+            log.error("handler_failed", status=status, error=type(exc).__name__)
+            text = "The server had an error while processing your request."
+            failure = PlatformError(ErrorCode.INTERNAL, text)
+        request_id = new_id("req")
+        self._server.note_malformed(failure, request_id)
+        response = web.Response(
+            body=body_of(failure),
+            status=failure.status,
+            headers={"x-request-id": request_id, "Server": SERVER_NAME},
+            content_type="application/json",
+        )
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: object, **kw: object) -> None:
+        """Say what a connection ended of, without what was sent over it."""
+        about, error = str(args[0]) if args else "", type(kw.get("exc_info")).__name__
+        log.warning("connection_failed", about=about, error=error)
+
+
+def too_many_connections() -> PlatformError:
+    """Return the answer of a worker whose connections are all taken."""
+    text = "The server has too many open connections; try again shortly."
+    return RejectedError(ErrorCode.OVERLOADED, text, retry_after_s=1.0)
+
+
+def _raw_response(error: PlatformError, request_id: str) -> bytes:
+    """Return a whole answer for a connection that is closed after it."""
+    body = body_of(error)
+    reason = {408: "Request Timeout", 503: "Service Unavailable"}[error.status]
+    retry = "Retry-After: 1\r\n" if error.status == 503 else ""
+    head = (
+        f"HTTP/1.1 {error.status} {reason}\r\nContent-Type: application/json\r\n{retry}"
+        f"Server: {SERVER_NAME}\r\nx-request-id: {request_id}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

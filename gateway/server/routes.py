@@ -1,0 +1,86 @@
+"""Which handler answers a request: exact paths, and prefixes whose rest is an argument. Pure.
+
+Not aiohttp's router: a dict finds the same in a tenth of the time, and a request pays 20 us less.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from gateway.server.errors import HttpError
+from sluice.errors import ErrorCode, PlatformError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class MethodNotAllowedError(HttpError):
+    """The path is known, not with this method."""
+
+    ends_connection = False
+
+    def __init__(self, allowed: str) -> None:
+        """Describe; `allowed` lists the methods."""
+        text = f"This method is not allowed for this URL; use {allowed}."
+        super().__init__(405, text, headers={"Allow": allowed})
+        self.code = ErrorCode.METHOD_NOT_ALLOWED
+
+
+@dataclass(slots=True)
+class Route:
+    """One path.
+
+    Attributes:
+        name: The path, or its pattern: a label of metrics.
+        handlers: By method.
+        is_open_when_full: Also answered when the worker has too many connections.
+    """
+
+    name: str
+    is_open_when_full: bool
+    handlers: dict[str, Handler] = field(default_factory=dict[str, Handler])
+
+    def handler(self, method: str) -> Handler:
+        """Return what answers; MethodNotAllowedError when nothing does."""
+        handler = self.handlers.get(method)
+        if handler is None and method == "HEAD":
+            handler = self.handlers.get("GET")
+        if handler is None:
+            raise MethodNotAllowedError(", ".join(sorted(self.handlers)))
+        return handler
+
+
+class Routes:
+    """All paths of a server."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._exact: dict[str, Route] = {}
+        self._prefixes: list[tuple[str, Route]] = []
+
+    def add(
+        self, method: str, path: str, handler: Handler, *, is_open_when_full: bool = False
+    ) -> None:
+        """Answer a path; one that ends in `/*` is a prefix, see `path_rest`."""
+        if path.endswith("/*"):
+            route = Route(path, is_open_when_full)
+            self._prefixes.append((path[:-1], route))
+        else:
+            route = self._exact.setdefault(path, Route(path, is_open_when_full))
+        route.handlers[method] = handler
+
+    def find(self, path: str) -> Route:
+        """Return the route of a path; PlatformError 404 when there is none."""
+        route = self._exact.get(path)
+        if route is not None:
+            return route
+        for prefix, candidate in self._prefixes:
+            if path.startswith(prefix) and len(path) > len(prefix):
+                return candidate
+        text = "Unknown request URL. See the documentation for the endpoints of this server."
+        raise PlatformError(ErrorCode.NOT_FOUND, text)
+
+
+def path_rest(request: web.Request, prefix: str) -> str:
+    """Return what follows `prefix` in the decoded path of a request."""
+    return request.path.removeprefix(prefix)

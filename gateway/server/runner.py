@@ -1,0 +1,95 @@
+"""The one place that makes an HTTP server: production, the operations address and tests use it."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+
+from aiohttp import web
+
+from gateway.server.protocol import HttpServer, ServerLimits
+from gateway.server.routes import Handler
+from sluice.errors import PlatformError
+
+BACKLOG = 4096
+_AFTER_DRAIN_S = 2.0  # for handlers to write their last event
+_TLS_HANDSHAKE_S = 10.0
+_TLS_GOODBYE_S = 2.0
+_IDLE_POLL_S = 0.02
+
+
+class HttpRunner:
+    """A server from its first connection to its last."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: ServerLimits,
+        note_malformed: Callable[[PlatformError, str], None],
+    ) -> None:
+        """Prepare; see `HttpServer`."""
+        self.server = HttpServer(handler, limits, note_malformed)
+        self._runner = web.ServerRunner(self.server, shutdown_timeout=_AFTER_DRAIN_S)
+        self._listener: asyncio.AbstractServer | None = None
+
+    async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections on a bound socket, which is ours from now on."""
+        await self._runner.setup()
+        self._listener = await asyncio.get_running_loop().create_server(
+            self.server,
+            sock=sock,
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=_TLS_HANDSHAKE_S if tls else None,
+            ssl_shutdown_timeout=_TLS_GOODBYE_S if tls else None,
+        )
+
+    def say_goodbye(self) -> None:
+        """Let each answer from now on end its connection."""
+        self.server.is_draining = True
+
+    def stop_accepting(self) -> None:
+        """Accept no more; what waits in the socket's queue is for whoever else holds the socket."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    async def wait_goodbyes(self, timeout_s: float) -> None:
+        """Wait until all connections have ended, or time is up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.server.open_connections:  # noqa: ASYNC110 - aiohttp tells no event
+                    await asyncio.sleep(_IDLE_POLL_S)
+
+    async def close(self) -> None:
+        """End all connections; handlers have two seconds."""
+        self.stop_accepting()
+        await self._runner.cleanup()
+        self.server.heads.close()
+
+
+def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Return a socket that is bound to an address, for `HttpRunner.start`.
+
+    Args:
+        host: Address or name; the first address of a name is taken.
+        port: 0 is any.
+        is_shared: Whether further sockets will be bound to the same address.
+
+    Raises:
+        OSError: The address is taken, or not ours.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
