@@ -17,10 +17,9 @@ from control_plane.http.openapi import document
 from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import Metrics
 from control_plane.models import routes as models
-from control_plane.models.routes import BASES, MODELS
 from control_plane.settings import Settings
-from control_plane.tenants.model import KeyBody
-from control_plane.tenants.routes import TENANTS, TIERS, TenantRoutes
+from control_plane.tenants import routes as tenants
+from control_plane.tenants.model import KeyBody, RotationBody
 from control_plane.watch.feed import Feed
 from control_plane.watch.service import WatchService
 from sluice.lifecycle import stop_signals
@@ -66,7 +65,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         agents = AgentService(database, feed, fleet)
         await _serve_grpc(stack, settings.grpc_address, watch, agents)
         routes = [
-            *TenantRoutes(database).routes(),
+            *tenants.routes(database),
             *models.routes(database),
             *FleetRoutes(database).routes(),
             *_operations(feed, metrics),
@@ -110,7 +109,11 @@ def _operations(feed: Feed, metrics: Metrics) -> list[web.RouteDef]:
         return web.json_response(body, status=200 if feed.is_loaded else 503)
 
     description = document(
-        (TIERS, TENANTS, BASES, MODELS, POOLS), VIEWS, KeyBody, package_version("sluice")
+        (*tenants.RESOURCES, *models.RESOURCES, POOLS),
+        VIEWS,
+        KeyBody,
+        RotationBody,
+        package_version("sluice"),
     )
 
     async def openapi(_: web.Request) -> web.Response:

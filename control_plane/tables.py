@@ -4,6 +4,8 @@ Tables whose rows readers of `Watch` receive have the column names of control.pr
 the migration) write every change of a watched column into `changes`, in the order of commits.
 """
 
+from typing import Any
+
 from sqlalchemy import (
     ARRAY,
     BigInteger,
@@ -52,6 +54,14 @@ def _words(name: str) -> Column[str]:
     return Column(name, Text, nullable=False, server_default="")
 
 
+def _object(name: str) -> Column[Any]:
+    return Column(name, JSONB, nullable=False, server_default=text("'{}'::jsonb"))
+
+
+def _list(name: str) -> Column[list[str]]:
+    return Column(name, ARRAY(Text), nullable=False, server_default=text("'{}'"))
+
+
 tiers = Table(
     "tiers",
     metadata,
@@ -69,6 +79,8 @@ tiers = Table(
         server_default="0",
     ),
     _flag("is_preemptible"),
+    _count("requests_max"),
+    _object("model_limits"),
 )
 
 tenants = Table(
@@ -81,6 +93,8 @@ tenants = Table(
     _flag("is_disabled"),
     Column("weight", Integer, CheckConstraint("weight >= 1", name="weight"), nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    _object("limits"),
+    _object("fallbacks"),
 )
 
 api_keys = Table(
@@ -96,6 +110,9 @@ api_keys = Table(
     _count("rpm"),
     _count("tpm"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    _count("requests_max"),
+    _list("scopes"),
+    _list("models"),
 )
 
 bases = Table(
@@ -113,7 +130,7 @@ pools = Table(
     Column("base_digest", Text, ForeignKey("bases.digest"), nullable=False, index=True),
     Column("engine", Text, nullable=False),
     _count("replicas_wanted"),
-    Column("engine_options", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
+    _object("engine_options"),
     Column(
         "cell_replicas_max",
         Integer,
@@ -121,7 +138,7 @@ pools = Table(
         nullable=False,
         server_default="64",
     ),
-    Column("roles", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
+    _object("roles"),
 )
 
 models = Table(
@@ -136,14 +153,39 @@ models = Table(
     Column("pool_id", Text, ForeignKey("pools.id"), nullable=False, index=True),
 )
 
+# What a model was, is or shall be. The digests of a release never change; where it is served may.
+releases = Table(
+    "releases",
+    metadata,
+    Column("id", Text, primary_key=True),  # model@release
+    Column(
+        "model_id", Text, ForeignKey("models.id", ondelete="CASCADE"), nullable=False, index=True
+    ),
+    Column("base_digest", Text, ForeignKey("bases.digest"), nullable=False, index=True),
+    _words("adapter_digest"),
+    Column("pool_id", Text, ForeignKey("pools.id", ondelete="SET NULL"), index=True),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+
+# `target` is what readers are told; the columns behind it keep what it names from going away.
+aliases = Table(
+    "aliases",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner_tenant_id", Text, ForeignKey("tenants.id"), index=True),
+    Column("target", Text, nullable=False),
+    Column("model_id", Text, ForeignKey("models.id"), nullable=False, index=True),
+    Column("release_id", Text, ForeignKey("releases.id"), index=True),
+)
+
 nodes = Table(
     "nodes",
     metadata,
     Column("id", Text, primary_key=True),
     _count("cpu_count"),
     Column("memory_bytes", BigInteger, nullable=False, server_default="0"),
-    Column("accelerators", ARRAY(Text), nullable=False, server_default=text("'{}'")),
-    Column("engines", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    _list("accelerators"),
+    _list("engines"),
     Column("seen_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     _flag("is_lost"),
     _flag("is_cordoned"),

@@ -23,14 +23,19 @@ _PROBLEM: Json = {
 
 
 def document(
-    resources: Iterable[Resource], views: Iterable[str], key_body: type[Body], version: str
+    resources: Iterable[Resource],
+    views: Iterable[str],
+    key_body: type[Body],
+    rotation_body: type[Body],
+    version: str,
 ) -> Json:
     """Return the OpenAPI document.
 
     Args:
-        resources: All that can be put.
+        resources: All that can be read, and mostly put.
         views: Paths below /v1/ that can only be listed.
         key_body: What makes an API key.
+        rotation_body: What replaces one.
         version: Of this software.
     """
     paths: Json = {}
@@ -38,7 +43,7 @@ def document(
         paths |= _resource_paths(resource)
     for view in views:
         paths[f"/v1/{view}"] = {"get": _operation(f"List {view}", {"200": _page({})})}
-    paths |= _key_paths(key_body)
+    paths |= _key_paths(key_body, rotation_body)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sluice admin REST", "version": version},
@@ -52,30 +57,33 @@ def document(
 
 
 def _resource_paths(resource: Resource) -> Json:
-    assert resource.body is not None
     name, key = resource.path, resource.key.name
-    body = resource.body.model_json_schema()
-    written = body["properties"]
+    body: Json = resource.body.model_json_schema() if resource.body is not None else {}
+    written: Json = body.get("properties", {})
     shown: Json = {
         "type": "object",
         "properties": {field: written.get(field, {"type": "string"}) for field in resource.shown},
     }
     one = _json(shown)
-    gone: Json = {"description": "deleted"}
-    return {
-        f"/v1/{name}": {"get": _operation(f"List {name}", {"200": _page(shown)}, paged=True)},
-        f"/v1/{name}/{{{key}}}": {
-            "parameters": [_parameter(key)],
-            "get": _operation(f"Show one of {name}", {"200": one}),
-            "put": _operation(f"Create or replace one of {name}", {"200": one, "201": one}, body),
-            "delete": _operation(f"Delete one of {name}", {"204": gone}),
-        },
+    single: Json = {
+        "parameters": [_parameter(key)],
+        "get": _operation(f"Show one of {name}", {"200": one}),
+        "delete": _operation(f"Delete one of {name}", {"204": {"description": "deleted"}}),
     }
+    if body:
+        written_one: Json = {"200": one, "201": one}
+        single["put"] = _operation(f"Create or replace one of {name}", written_one, body)
+    listed = _operation(f"List {name}", {"200": _page(shown)}, paged=True)
+    listed["parameters"] += [_query(column, "string") for column in resource.filters]
+    return {f"/v1/{name}": {"get": listed}, f"/v1/{name}/{{{key}}}": single}
 
 
-def _key_paths(key_body: type[Body]) -> Json:
-    shown: Json = {"type": "object", "properties": {"id": {"type": "string"}}}
+def _key_paths(key_body: type[Body], rotation_body: type[Body]) -> Json:
     body = key_body.model_json_schema()
+    shown: Json = {
+        "type": "object",
+        "properties": {"id": {"type": "string"}, **body["properties"]},
+    }
     made: Json = {
         "type": "object",
         "required": ["id", "key"],
@@ -94,7 +102,16 @@ def _key_paths(key_body: type[Body]) -> Json:
         "/v1/tenants/{tenant_id}/keys/{id}": {
             "parameters": [_parameter("tenant_id"), _parameter("id")],
             "get": _operation("Show a key", {"200": _json(shown)}),
+            "patch": _operation("Change what is given of a key", {"200": _json(shown)}, body),
             "delete": _operation("Revoke a key", {"204": {"description": "revoked"}}),
+        },
+        "/v1/tenants/{tenant_id}/keys/{id}/rotate": {
+            "parameters": [_parameter("tenant_id"), _parameter("id")],
+            "post": _operation(
+                "Make a key like this one, which ends after a grace",
+                {"201": _json(made)},
+                rotation_body.model_json_schema(),
+            ),
         },
     }
 
@@ -108,14 +125,16 @@ def _operation(
     if body is not None:
         operation["requestBody"] = {"content": {"application/json": {"schema": body}}}
     if paged:
-        limit: Json = {"name": "limit", "in": "query", "schema": {"type": "integer"}}
-        after: Json = {"name": "after", "in": "query", "schema": {"type": "string"}}
-        operation["parameters"] = [limit, after]
+        operation["parameters"] = [_query("limit", "integer"), _query("after", "string")]
     return operation
 
 
 def _parameter(name: str) -> Json:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _query(name: str, kind: str) -> Json:
+    return {"name": name, "in": "query", "schema": {"type": kind}}
 
 
 def _json(schema: Json) -> Json:

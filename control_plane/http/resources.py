@@ -24,9 +24,14 @@ PAGE_MAX = 1000
 
 Values = dict[str, Any]
 Hook = Callable[[AsyncConnection, str, Values], Awaitable[None]]
+DeleteHook = Callable[[AsyncConnection, str], Awaitable[None]]
 
 
 async def _nothing(connection: AsyncConnection, key: str, values: Values) -> None:
+    pass
+
+
+async def _no_check(connection: AsyncConnection, key: str) -> None:
     pass
 
 
@@ -40,8 +45,12 @@ class Resource:
         shown: Columns of an answer.
         body: What PUT takes; None for what only we write.
         on_create: Values of a new row that the body does not hold and a replacement keeps.
-        before_write: Checks in the same transaction; raises what the caller shall see.
+        before_write: Checks in the same transaction; raises what the caller shall see. It may
+            complete the values.
         after_write: What else belongs to a write.
+        is_removable: Whether there is a DELETE; there is with every body.
+        before_delete: Checks in the same transaction.
+        filters: Columns that a list may be narrowed by, as `?column=value`.
         id_pattern: Of the path; only public model names may hold slashes.
         id_check: Returns an id that may be one; ValueError says what is expected.
     """
@@ -53,6 +62,9 @@ class Resource:
     on_create: Callable[[], Values] = dict
     before_write: Hook = _nothing
     after_write: Hook = _nothing
+    is_removable: bool = False
+    before_delete: DeleteHook = _no_check
+    filters: tuple[str, ...] = ()
     id_pattern: str = "[^/]+"
     id_check: Callable[[str], str] = checked_id
 
@@ -87,7 +99,9 @@ class ResourceRoutes:
         one = f"{every}/{{{self._resource.key.name}:{self._resource.id_pattern}}}"
         found = [web.get(every, self.list), web.get(one, self.get)]
         if self._resource.body is not None:
-            found += [web.put(one, self.put), web.delete(one, self.delete)]
+            found.append(web.put(one, self.put))
+        if self._resource.body is not None or self._resource.is_removable:
+            found.append(web.delete(one, self.delete))
         return found
 
     async def put(self, request: web.Request) -> web.Response:
@@ -129,6 +143,9 @@ class ResourceRoutes:
     async def list(self, request: web.Request) -> web.Response:
         """Return a page."""
         query = select(self._resource.table)
+        for name in self._resource.filters:
+            if (wanted := request.query.get(name)) is not None:
+                query = query.where(self._resource.table.c[name] == wanted.replace("\0", ""))
         return await page(self._database, query, self._resource.key, request, self._resource.show)
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -137,6 +154,7 @@ class ResourceRoutes:
         query = delete(self._resource.table).where(self._resource.key == key)
 
         async def work(connection: AsyncConnection) -> int:
+            await self._resource.before_delete(connection, key)
             return (await connection.execute(query)).rowcount
 
         try:

@@ -1,6 +1,25 @@
 """What can be asked for: bases, and the public names that resolve to them."""
 
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
 from control_plane.fields import Body, Count, Digest, Id, OptionalDigest, OptionalId, Text
+
+RELEASE_MARK = "@"  # between a model and its release
+_RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+
+
+def _checked_release(value: str) -> str:
+    if value and not _RELEASE.fullmatch(value):
+        raise ValueError(
+            "1 to 64 of A-Z a-z 0-9 . _ + - are allowed, beginning with a letter or digit"
+        )
+    return value
+
+
+ReleaseName = Annotated[str, AfterValidator(_checked_release)]
 
 
 class BaseBody(Body):
@@ -11,10 +30,31 @@ class BaseBody(Body):
 
 
 class ModelBody(Body):
-    """A public name; `owner_tenant_id` empty means that everybody may use it."""
+    """A public name; `owner_tenant_id` empty means that everybody may use it.
+
+    What it stands for is kept as a release, which `model@release` names for good; an empty
+    `release` is named after the digests.
+    """
 
     base_digest: Digest
     pool_id: Id
     adapter_digest: OptionalDigest = ""
-    release: Text = ""
+    release: ReleaseName = ""
     owner_tenant_id: OptionalId = ""
+
+
+class AliasBody(Body):
+    """Another public name of a model or of `model@release`; of a tenant's model, it is its too."""
+
+    target: Id
+    owner_tenant_id: OptionalId = ""
+
+
+def release_id(model_id: str, release: str) -> str:
+    """Return the public name of a model's release."""
+    return f"{model_id}{RELEASE_MARK}{release}"
+
+
+def release_of_digests(base_digest: str, adapter_digest: str) -> str:
+    """Return the name of a release to which nobody has given one; migration 0004 has the same."""
+    return f"{adapter_digest[:8]}-{base_digest[:8]}" if adapter_digest else base_digest[:12]

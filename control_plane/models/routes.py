@@ -1,26 +1,97 @@
-"""REST of bases and models."""
+"""REST of bases, models, their releases and aliases."""
 
 import time
 
 from aiohttp import web
-from sqlalchemy import select
+from sqlalchemy import and_, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import Database
-from control_plane.fields import checked_digest
+from control_plane.fields import checked_digest, is_id
 from control_plane.http.resources import Resource, ResourceRoutes, Values
-from control_plane.models.model import BaseBody, ModelBody
-from control_plane.tables import bases, models, pools
-from sluice.errors import BadRequestError, ErrorCode
+from control_plane.models.model import (
+    AliasBody,
+    BaseBody,
+    ModelBody,
+    release_id,
+    release_of_digests,
+)
+from control_plane.models.names import take_name
+from control_plane.tables import aliases, bases, models, pools, releases
+from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 
-async def _check_pool(connection: AsyncConnection, _: str, values: Values) -> None:
-    """Refuse a model whose pool serves another base; a missing pool is found by the database."""
+async def _check_model(connection: AsyncConnection, key: str, values: Values) -> None:
+    """Refuse a name that is taken, and a pool that serves another base; name the release.
+
+    A missing pool is found by the database.
+    """
+    await take_name(connection, key, values["owner_tenant_id"], others=aliases)
     query = select(pools.c.base_digest).where(pools.c.id == values["pool_id"]).with_for_update()
     served = await connection.scalar(query)
     if served not in {None, values["base_digest"]}:
         message = f"pool_id: pool {values['pool_id']} serves base {served}, not the model's"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="pool_id")
+    if not values["release"]:
+        values["release"] = release_of_digests(values["base_digest"], values["adapter_digest"])
+    if not is_id(release_id(key, values["release"])):
+        message = "release: the names of model and release are too long together; shorten one"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="release")
+
+
+async def _record_release(connection: AsyncConnection, key: str, values: Values) -> None:
+    """Keep what the model now stands for; its releases of the same base are served beside it."""
+    name = release_id(key, values["release"])
+    parts = {part: values[part] for part in ("base_digest", "adapter_digest", "pool_id")}
+    made = insert(releases).values(id=name, model_id=key, **parts).on_conflict_do_nothing()
+    await connection.execute(made)
+    query = select(releases).where(releases.c.id == name)
+    kept = (await connection.execute(query)).mappings().one()
+    if any(kept[part] != parts[part] for part in ("base_digest", "adapter_digest")):
+        message = f"release: {name} has other digests, and keeps them: name a new release"
+        raise PlatformError(ErrorCode.CONFLICT, message, param="release")
+    is_beside = and_(
+        releases.c.model_id == key,
+        releases.c.base_digest == values["base_digest"],
+        releases.c.pool_id.is_distinct_from(values["pool_id"]),
+    )
+    await connection.execute(update(releases).where(is_beside).values(pool_id=values["pool_id"]))
+
+
+async def _check_alias(connection: AsyncConnection, key: str, values: Values) -> None:
+    """Refuse a name that is taken and a target that is none; complete what the row refers to."""
+    await take_name(connection, key, values["owner_tenant_id"], others=models)
+    target = values["target"]
+    release = and_(releases.c.model_id == models.c.id, releases.c.id == target)
+    query = (
+        select(models.c.id, models.c.owner_tenant_id, releases.c.id.label("release_id"))
+        .outerjoin(releases, release)
+        .where(or_(models.c.id == target, releases.c.id == target))
+    )
+    found = (await connection.execute(query)).first()
+    if found is None:
+        message = f"target: {target} is no model or release (an alias cannot name another alias)"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="target")
+    if found.owner_tenant_id not in {None, values["owner_tenant_id"]}:
+        owner = found.owner_tenant_id
+        message = f"owner_tenant_id: {target} is of tenant {owner}, so its aliases must be too"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="owner_tenant_id")
+    values |= {"model_id": found.id, "release_id": found.release_id}
+
+
+async def _check_release_is_past(connection: AsyncConnection, key: str) -> None:
+    """Refuse to forget what a model stands for now."""
+    query = (
+        select(models.c.id, models.c.release)
+        .join(releases, releases.c.model_id == models.c.id)
+        .where(releases.c.id == key)
+        .with_for_update(of=models, read=True)
+    )
+    model = (await connection.execute(query)).first()
+    if model is not None and release_id(model.id, model.release) == key:
+        message = f"model {model.id} stands for this release: give the model another one first"
+        raise PlatformError(ErrorCode.CONFLICT, message)
 
 
 BASES = Resource(
@@ -36,14 +107,30 @@ MODELS = Resource(
     shown=("id", *ModelBody.model_fields, "created_at_unix_s"),
     body=ModelBody,
     on_create=lambda: {"created_at_unix_s": int(time.time())},
-    before_write=_check_pool,
+    before_write=_check_model,
+    after_write=_record_release,
     id_pattern=".+",
 )
+RELEASES = Resource(
+    path="releases",
+    table=releases,
+    shown=("id", "model_id", "base_digest", "adapter_digest", "pool_id"),
+    is_removable=True,
+    before_delete=_check_release_is_past,
+    filters=("model_id",),
+    id_pattern=".+",
+)
+ALIASES = Resource(
+    path="aliases",
+    table=aliases,
+    shown=("id", *AliasBody.model_fields),
+    body=AliasBody,
+    before_write=_check_alias,
+    id_pattern=".+",
+)
+RESOURCES = (BASES, MODELS, RELEASES, ALIASES)
 
 
 def routes(database: Database) -> list[web.RouteDef]:
     """Return the routes."""
-    return [
-        *ResourceRoutes(database, BASES).routes(),
-        *ResourceRoutes(database, MODELS).routes(),
-    ]
+    return [route for kind in RESOURCES for route in ResourceRoutes(database, kind).routes()]

@@ -1,50 +1,136 @@
 """Who uses the platform: tiers, tenants and their API keys."""
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_serializer
 
-from control_plane.fields import Body, Count, Id, Text
+from control_plane.fields import Body, Count, Id, Text, is_id
+from sluice.scopes import Scope
 
 SALT_BYTES = 16
 KEY_PREFIX = "sk-sluice"
 RESERVED_PERMILLE_MAX = 1000  # of all tiers together
+ANY_MODEL = "*"
+GRACE_DAYS_MAX = 90
+_DAY_S = 86_400
+_PATTERN = re.compile(r"[A-Za-z0-9._:/@+-]{0,128}\*?")
+
+
+def _checked_pattern(value: str) -> str:
+    if not value or not _PATTERN.fullmatch(value):
+        raise ValueError("the name of a model, or the beginning of one and a * are expected")
+    return value
+
+
+def _checked_wanted(value: str) -> str:
+    if value != ANY_MODEL and not is_id(value):
+        raise ValueError(f"the name of a model is expected, or {ANY_MODEL} for any")
+    return value
+
+
+def _once(values: list[str]) -> list[str]:
+    return list(dict.fromkeys(values))
+
+
+def _no_limits() -> dict[str, "LimitsBody"]:
+    return {}
+
+
+def _no_fallbacks() -> dict[str, str]:
+    return {}
+
+
+def _none() -> list[str]:
+    return []
+
+
+Scopes = Annotated[list[Scope], Field(max_length=64, default_factory=_none), AfterValidator(_once)]
+Patterns = Annotated[
+    list[Annotated[str, AfterValidator(_checked_pattern)]],
+    Field(max_length=256, default_factory=_none),
+    AfterValidator(_once),
+]
+Fallbacks = Annotated[
+    dict[Annotated[str, AfterValidator(_checked_wanted)], Id],
+    Field(max_length=256, default_factory=_no_fallbacks),
+]
+
+
+class LimitsBody(Body):
+    """What one caller may use; 0 is no limit, or in an exception: as without it."""
+
+    rpm: Count = 0
+    tpm: Count = 0
+    requests_max: Count = 0
+    context_tokens_max: Count = 0
+
+    @model_serializer
+    def _set_ones(self) -> dict[str, int]:
+        """Return those that are not 0: most tenants have none, and there are many tenants."""
+        return {name: limit for name, limit in self if limit}
+
+
+ModelLimits = Annotated[dict[Id, LimitsBody], Field(max_length=256, default_factory=_no_limits)]
 
 
 class TierBody(Body):
     """A priority class and its limits; 0 is no limit.
 
-    `reserved_permille` is the share of every cell that the tier gets at least while it has work;
-    all tiers together can have 1000. Work of a tier that `is_preemptible` (batch) is shed first,
-    and interrupted when a higher tier would miss its deadline.
+    `requests_max` bounds what a tenant has running or waiting at once; `model_limits` are what a
+    tenant may use of one model, within its other limits. `reserved_permille` is the share of every
+    cell that the tier gets at least while it has work; all tiers together can have 1000. Work of a
+    tier that `is_preemptible` (batch) is shed first, and interrupted when a higher tier would miss
+    its deadline.
     """
 
     priority: Count = 0
     rpm: Count = 0
     tpm: Count = 0
+    requests_max: Count = 0
     context_tokens_max: Count = 0
+    model_limits: ModelLimits
     ttft_deadline_ms: Count = 0
     reserved_permille: Annotated[int, Field(ge=0, le=RESERVED_PERMILLE_MAX)] = 0
     is_preemptible: bool = False
 
 
 class TenantBody(Body):
-    """A customer. Its cache salt is made by us, never changes and is never shown."""
+    """A customer. Its cache salt is made by us, never changes and is never shown.
+
+    `limits` replace the tier's where they are not 0. `fallbacks` name the model that answers while
+    another is saturated or down; `*` stands for any other.
+    """
 
     name: Text = ""
     tier_id: Id
     is_disabled: bool = False
     weight: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    limits: Annotated[LimitsBody, Field(default_factory=LimitsBody)]
+    fallbacks: Fallbacks
 
 
 class KeyBody(Body):
-    """A new API key; limits of 0 are the tier's."""
+    """An API key; limits of 0 are the tenant's only, no scopes are all, no models are all too.
+
+    `models` are public names, of which one that ends in `*` stands for all that begin like it.
+    """
 
     expires_at_unix_ms: Annotated[int, Field(ge=0, le=2**53)] = 0
+    is_disabled: bool = False
     rpm: Count = 0
     tpm: Count = 0
+    requests_max: Count = 0
+    scopes: Scopes
+    models: Patterns
+
+
+class RotationBody(Body):
+    """How long the old key still works beside the new one."""
+
+    grace_s: Annotated[int, Field(ge=0, le=GRACE_DAYS_MAX * _DAY_S)] = _DAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +144,14 @@ class NewKey:
     def sha256(self) -> bytes:
         """What is stored. The text has 256 random bits, so a plain hash cannot be reversed."""
         return hashlib.sha256(self.text.encode()).digest()
+
+
+def is_expired(expires_at_unix_ms: int, now_unix_ms: int) -> bool:
+    """Return whether a key of this expiry (0: never) has ended before now."""
+    return 0 < expires_at_unix_ms < now_unix_ms
+
+
+def expiry_after_grace(expires_at_unix_ms: int, now_unix_ms: int, grace_s: int) -> int:
+    """Return when a key that is replaced now shall end; never later than it would have anyway."""
+    end = now_unix_ms + grace_s * 1000
+    return min(expires_at_unix_ms, end) if expires_at_unix_ms else end

@@ -50,6 +50,8 @@ KINDS = {
         Kind("pools", tables.pools, wire.Pool),
         Kind("cells", tables.cells, wire.Cell),
         Kind("replicas", tables.replicas, wire.Replica),
+        Kind("aliases", tables.aliases, wire.Alias),
+        Kind("releases", tables.releases, wire.Release),
     )
 }
 

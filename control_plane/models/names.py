@@ -1,0 +1,87 @@
+"""Public names, which are one space across models and aliases, and their releases.
+
+A name that begins with a tenant's id and a slash belongs to this tenant.
+"""
+
+from collections.abc import Iterable
+
+from sqlalchemy import ColumnElement, Table, func, or_, select, union
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.models.model import RELEASE_MARK
+from control_plane.tables import aliases, models, releases, tenants
+from sluice.errors import BadRequestError, ErrorCode, PlatformError
+
+_LOCK = 7310520305  # held while a name is taken, because no constraint spans several tables
+
+
+async def take_name(
+    connection: AsyncConnection, name: str, owner_tenant_id: str | None, *, others: Table
+) -> None:
+    """Make sure that a name may be a model's or an alias's, until the transaction ends.
+
+    Args:
+        connection: In the transaction that writes the name.
+        name: Public name.
+        owner_tenant_id: Who will own it; None: everybody may use it.
+        others: The table that must not have it.
+
+    Raises:
+        PlatformError: It holds an `@`, belongs to another tenant, or `others` has it.
+    """
+    if RELEASE_MARK in name:
+        message = f"id: {RELEASE_MARK} stands between a model and its release, so no name has it"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="id")
+    await _lock(connection)
+    if await connection.scalar(select(others.c.id).where(others.c.id == name)):
+        message = f"{name} is one of {others.name} already: choose another name"
+        raise PlatformError(ErrorCode.CONFLICT, message, param="id")
+    space, slash, _ = name.partition("/")
+    if not slash or owner_tenant_id == space:
+        return
+    if await connection.scalar(select(tenants.c.id).where(tenants.c.id == space)):
+        message = (
+            f"owner_tenant_id: names that begin with {space}/ are of tenant {space}; make it the "
+            "owner, or choose another name"
+        )
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="owner_tenant_id")
+
+
+async def take_space(connection: AsyncConnection, tenant_id: str) -> None:
+    """Make sure that nobody else has names below a new tenant's id; PlatformError 409."""
+    await _lock(connection)
+    if await connection.scalar(select(tenants.c.id).where(tenants.c.id == tenant_id)):
+        return
+    for table in (models, aliases):
+        is_below = table.c.id.startswith(f"{tenant_id}/", autoescape=True)
+        if found := await connection.scalar(select(table.c.id).where(is_below).limit(1)):
+            message = (
+                f"{found} of {table.name} is not this tenant's, but would have to be because of "
+                "its name: choose another id, or delete it first"
+            )
+            raise PlatformError(ErrorCode.CONFLICT, message, param="id")
+
+
+async def unknown_names(
+    connection: AsyncConnection, names: Iterable[str], tenant_id: str
+) -> list[str]:
+    """Return those names that stand for no model, release or alias that a tenant may use."""
+    wanted = set(names)
+
+    def is_visible(table: Table) -> ColumnElement[bool]:
+        return or_(table.c.owner_tenant_id.is_(None), table.c.owner_tenant_id == tenant_id)
+
+    found = union(
+        select(models.c.id).where(models.c.id.in_(wanted), is_visible(models)),
+        select(releases.c.id)
+        .join(models, models.c.id == releases.c.model_id)
+        .where(releases.c.id.in_(wanted), is_visible(models)),
+        select(aliases.c.id)
+        .join(models, models.c.id == aliases.c.model_id)
+        .where(aliases.c.id.in_(wanted), is_visible(aliases), is_visible(models)),
+    )
+    return sorted(wanted - set((await connection.scalars(found)).all()))
+
+
+async def _lock(connection: AsyncConnection) -> None:
+    await connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
