@@ -20,6 +20,7 @@ from gateway.bodies.messages import (
     NamedChoice,
     Tool,
     ToolChoice,
+    check_messages,
 )
 from gateway.bodies.parsing import bad_value, parse, unsupported
 
@@ -113,16 +114,9 @@ class ChatRequest(GenerationFields):
         bounds = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(bounds) > 1:
             raise bad_value("max_tokens", "it is the old name of 'max_completion_tokens': send one")
-        self._check_messages()
+        check_messages(self.messages)
         if self.tools or self.tool_choice not in (None, "none", "auto"):
             self._check_tools()
-
-    def _check_messages(self) -> None:
-        for index, message in enumerate(self.messages):
-            if message.content is None and message.role != "assistant":
-                raise bad_value(f"messages[{index}].content", "only an assistant's may be missing")
-            if message.role == "tool" and message.tool_call_id is None:
-                raise bad_value(f"messages[{index}].tool_call_id", "name the call that it answers")
 
     def _check_tools(self) -> None:
         functions = [tool.function for tool in self.tools or ()]

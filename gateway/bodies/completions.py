@@ -1,49 +1,24 @@
 """The body of a completion: text, or token ids, to be continued as they are. Pure."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from gateway.bodies.fields import Flag, Integer, Only, Text, TokenId
+from gateway.bodies.fields import Flag, Integer, Only
 from gateway.bodies.generation import GenerationFields
 from gateway.bodies.parsing import bad_value, parse, unsupported
+from gateway.bodies.prompts import TextOrIds, check_ids, listed
 
 PROMPTS_MAX = 64
 CHOICES_MAX = 64  # answers in one request: prompts times `n`
 LOGPROBS_MAX = 5
 _OUTPUT_TOKENS = 16  # OpenAI's default
 
-Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
-
-
-def _kind(value: Any) -> str:
-    """Return which of the four forms of a prompt this is; the tags are no names of fields."""
-    if not isinstance(value, list):
-        return "a text"
-    first: object = value[0] if value else ""
-    if isinstance(first, list):
-        return "lists of ids"
-    return "token ids" if isinstance(first, int) else "texts"
-
-
-Prompt = Annotated[
-    Annotated[Text, Tag("a text")]
-    | Annotated[
-        list[Text], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX), Tag("texts")
-    ]
-    | Annotated[Ids, Tag("token ids")]
-    | Annotated[
-        list[Ids], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX), Tag("lists of ids")
-    ],
-    Discriminator(_kind),
-]
-
 
 class CompletionRequest(GenerationFields):
     """A valid request; None stands for "not given"."""
 
-    prompt: Prompt
+    prompt: TextOrIds
     logprobs: Annotated[Integer, Field(ge=0, le=LOGPROBS_MAX)] | None = None
     echo: Flag | None = None
     best_of: Annotated[Integer, Field(ge=1, le=20)] | None = None
@@ -51,13 +26,9 @@ class CompletionRequest(GenerationFields):
     suffix: Annotated[Any, Only()] = None
 
     @property
-    def prompts(self) -> Sequence[str] | Sequence[list[int]]:
+    def prompts(self) -> list[str] | list[list[int]]:
         """The prompts, at least one."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [self.prompt]  # pyright: ignore[reportReturnType] - a list of ids, by its tag
-        return self.prompt  # pyright: ignore[reportReturnType]
+        return listed(self.prompt)
 
     @property
     def output_tokens_max(self) -> int:
@@ -78,6 +49,8 @@ class CompletionRequest(GenerationFields):
         """See `Body`."""
         super().check()
         prompts = self.prompts
+        if len(prompts) > PROMPTS_MAX:
+            raise bad_value("prompt", f"{len(prompts)} prompts; at most {PROMPTS_MAX}")
         if len(prompts) * self.choices > CHOICES_MAX:
             raise bad_value(
                 "n", f"{len(prompts)} prompts times {self.choices}; at most {CHOICES_MAX} answers"
@@ -93,10 +66,8 @@ class CompletionRequest(GenerationFields):
         """See the base; of prompts that are ids, too."""
         super().check_vocabulary(size)
         for prompt in self.prompts:
-            if not isinstance(prompt, str) and max(prompt) >= size:
-                raise bad_value(
-                    "prompt", f"the model has no token {max(prompt)}; its ids end at {size - 1}"
-                )
+            if not isinstance(prompt, str):
+                check_ids("prompt", prompt, size)
 
 
 def parse_completion_request(body: bytes) -> CompletionRequest:

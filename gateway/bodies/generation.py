@@ -16,6 +16,7 @@ from gateway.bodies.fields import (
 )
 from gateway.bodies.guides import Choices, Regex, ResponseFormat, guide_of
 from gateway.bodies.parsing import Body, Strict, bad_value
+from gateway.bodies.prompts import check_ids
 from sluice.errors import BadRequestError, ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -184,11 +185,8 @@ class GenerationFields(Body):
 
     def check_vocabulary(self, size: int) -> None:
         """Refuse token ids that a model with `size` tokens does not have; BadRequestError."""
-        for token in self.logit_bias or ():
-            if int(token) >= size:
-                raise bad_value(
-                    "logit_bias", f"the model has no token {token}; its ids end at {size - 1}"
-                )
+        if self.logit_bias:
+            check_ids("logit_bias", map(int, self.logit_bias), size)
 
     def sampling(self, defaults: Defaults) -> engine.Sampling:
         """Return what the engine is told; where the request says nothing, the base's defaults."""

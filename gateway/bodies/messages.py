@@ -1,11 +1,12 @@
 """The turns of a chat and the tools that a model may call. Pure."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.bodies.fields import Flag, FunctionName, Only, ShortText, Text
-from gateway.bodies.parsing import Strict
+from gateway.bodies.parsing import Strict, bad_value
 
 MESSAGES_MAX = 4096
 PARTS_MAX = 4096  # of one message: texts, or tool calls
@@ -128,3 +129,12 @@ ToolChoice = (
     Literal["none", "auto", "required"]
     | Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
 )
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise BadRequestError when a message lacks what its role needs."""
+    for index, message in enumerate(messages):
+        if message.content is None and message.role != "assistant":
+            raise bad_value(f"messages[{index}].content", "only an assistant's may be missing")
+        if message.role == "tool" and message.tool_call_id is None:
+            raise bad_value(f"messages[{index}].tool_call_id", "name the call that it answers")

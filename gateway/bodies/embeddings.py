@@ -1,0 +1,39 @@
+"""The body of a request for embeddings. Pure."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gateway.bodies.fields import Integer, ModelName, ShortText
+from gateway.bodies.parsing import Body, bad_value, parse
+from gateway.bodies.prompts import TextOrIds, listed
+
+TOKENS_MAX = 300_000  # of one request, as OpenAI has it
+_DIMENSIONS_MAX = 65_536
+
+
+class EmbeddingRequest(Body):
+    """A valid request; None stands for "not given"."""
+
+    model: ModelName
+    input: TextOrIds
+    dimensions: Annotated[Integer, Field(ge=1, le=_DIMENSIONS_MAX)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    user: ShortText | None = None
+
+    @property
+    def inputs(self) -> list[str] | list[list[int]]:
+        """The texts, or the lists of ids; at least one."""
+        return listed(self.input)
+
+    def check(self) -> None:
+        """See `Body`."""
+        inputs = self.inputs
+        if "" in inputs:
+            index = inputs.index("")  # pyright: ignore[reportArgumentType] - it is in there
+            raise bad_value("input" if len(inputs) == 1 else f"input[{index}]", "it is empty")
+
+
+def parse_embedding_request(body: bytes) -> EmbeddingRequest:
+    """Return the request in `body`; BadRequestError names what is wrong with it."""
+    return parse(EmbeddingRequest, body)

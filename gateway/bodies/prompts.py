@@ -1,0 +1,51 @@
+"""Text that is not a chat: one or several texts, or the token ids of one or several. Pure."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, cast
+
+from pydantic import Discriminator, Field, Tag
+
+from gateway.bodies.fields import Text, TokenId
+from gateway.bodies.parsing import bad_value
+
+INPUTS_MAX = 2048  # OpenAI's, for embeddings
+
+Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+
+
+def _form(value: Any) -> str:
+    """Return which of the four this is; the tags are no names of fields."""
+    if not isinstance(value, list):
+        return "a text"
+    first: object = value[0] if value else ""
+    if isinstance(first, list):
+        return "lists of ids"
+    return "token ids" if isinstance(first, int) else "texts"
+
+
+_Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=INPUTS_MAX)]
+_Lists = Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=INPUTS_MAX)]
+TextOrIds = Annotated[
+    Annotated[Text, Tag("a text")]
+    | Annotated[_Texts, Tag("texts")]
+    | Annotated[Ids, Tag("token ids")]
+    | Annotated[_Lists, Tag("lists of ids")],
+    Discriminator(_form),
+]
+
+
+def listed(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | list[list[int]]:
+    """Return the texts, or the lists of ids; at least one, and all of one kind."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], int):
+        return [cast("list[int]", given)]
+    return cast("list[str] | list[list[int]]", given)
+
+
+def check_ids(param: str, ids: Iterable[int], vocabulary: int) -> None:
+    """Raise BadRequestError when an id is not one of a model with so many tokens."""
+    largest = max(ids, default=-1)
+    if largest >= vocabulary:
+        text = f"the model has no token {largest}; its ids end at {vocabulary - 1}"
+        raise bad_value(param, text)

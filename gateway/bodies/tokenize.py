@@ -1,0 +1,66 @@
+"""The bodies of the requests that turn text into token ids and back. Pure."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.bodies.fields import Flag, ModelName, Text
+from gateway.bodies.messages import MESSAGES_MAX, TOOLS_MAX, Message, Tool, check_messages
+from gateway.bodies.parsing import Body, bad_value, parse
+from gateway.bodies.prompts import Ids, check_ids
+
+
+class TokenizeRequest(Body):
+    """A valid request: either a text, or a chat as its template writes it.
+
+    Attributes:
+        add_special_tokens: Of a text: whether the tokenizer adds what it adds to a prompt; it does
+            if this is not given. A template writes its special tokens itself.
+    """
+
+    model: ModelName
+    prompt: Text | None = None
+    messages: (
+        Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MESSAGES_MAX)]
+        | None
+    ) = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=TOOLS_MAX)] | None = None
+    add_special_tokens: Flag | None = None
+
+    @property
+    def shown_tools(self) -> Sequence[Tool]:
+        """The tools that the template is given."""
+        return self.tools or ()
+
+    def check(self) -> None:
+        """See `Body`."""
+        if (self.prompt is None) == (self.messages is None):
+            raise bad_value("prompt", "send either 'prompt' or 'messages'")
+        if self.messages is None and self.tools:
+            raise bad_value("tools", "they need 'messages'")
+        if self.messages is not None:
+            check_messages(self.messages)
+            if self.add_special_tokens:
+                raise bad_value("add_special_tokens", "it needs 'prompt'")
+
+
+class DetokenizeRequest(Body):
+    """A valid request."""
+
+    model: ModelName
+    tokens: Ids
+
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse token ids that a model with `size` tokens does not have; BadRequestError."""
+        check_ids("tokens", self.tokens, size)
+
+
+def parse_tokenize_request(body: bytes) -> TokenizeRequest:
+    """Return the request in `body`; BadRequestError names what is wrong with it."""
+    return parse(TokenizeRequest, body)
+
+
+def parse_detokenize_request(body: bytes) -> DetokenizeRequest:
+    """Return the request in `body`; BadRequestError names what is wrong with it."""
+    return parse(DetokenizeRequest, body)
