@@ -30,7 +30,7 @@ from gateway.limits.limiter import Limiter, Reservation
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import FastHistogram
 from gateway.text.pipe import TextPipe
-from gateway.text.sse import ChunkWriter
+from gateway.text.sse import ChatChunks, StreamHead
 from replica.engine.testing import write_random_model
 from sluice.process import ChildProcess, free_port
 from sluice.wire.control.v1 import control_pb2 as control
@@ -94,7 +94,10 @@ def token_us(assets: BaseAssets) -> float:
     itl = FastHistogram("x", "x", (0.01, 0.02, 0.05, 0.1, 0.5, 1.0))
     link.is_up = True
     for number in range(_STREAMS):
-        chunks = ChunkWriter(f"chatcmpl-{number:032}", "sluice-tiny", 1_790_000_000, usage=True)
+        head = StreamHead(
+            "chat.completion.chunk", f"chatcmpl-{number:032}", "sluice-tiny", 1_790_000_000
+        )
+        chunks = ChatChunks(head)
         pipe = TextPipe(assets.table.stream(), (), None)
         stream = StreamedGeneration(_SPEC, pipe, assets.table, chunks, itl)
         link.submit(stream, "cell", 0)

@@ -30,6 +30,15 @@ class Delta(NamedTuple):
 NOTHING = Delta()
 
 
+def joined(first: Delta, second: Delta) -> Delta:
+    """Return what two deltas add, one after the other."""
+    return Delta(
+        first.content + second.content,
+        first.reasoning + second.reasoning,
+        first.calls + second.calls,
+    )
+
+
 class OutputParser(Protocol):
     """Splits the text of one answer, which arrives in pieces cut anywhere.
 
@@ -44,6 +53,11 @@ class OutputParser(Protocol):
     @property
     def is_complete(self) -> bool:
         """Whether nothing may follow, e.g. after the one call that the client allows."""
+        ...
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that follows is content as it comes: the parser may be left out from now."""
         ...
 
     def push(self, text: str) -> Delta:

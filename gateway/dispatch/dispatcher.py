@@ -1,16 +1,17 @@
-"""Gets a generation answered: finds a router, and goes on elsewhere when one is lost.
+"""Gets generations answered: finds a router, and goes on elsewhere when one is lost.
 
 The gateway holds prompt and emitted ids. When a replica, a router or the connection is lost, what
 is left is submitted again: the client sees a pause, and not one token twice or missing.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 
 import structlog
 
 from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.retry_budget import RetryBudget
 from gateway.dispatch.routers import RouterLinks
 from sluice.errors import ErrorCode
 
@@ -41,12 +42,18 @@ _TRANSIENT = frozenset(
 _SUCCESS = (EndKind.STOP, EndKind.LENGTH)
 
 
+OnSubmit = Callable[[str, str], None]
+OnFirst = Callable[[], Awaitable[None]]
+OnEnd = Callable[[Generation, Ending], None]
+
+
 class Dispatcher:
     """Runs generations over the router links."""
 
     def __init__(self, links: RouterLinks) -> None:
         """Prepare."""
         self._links = links
+        self._retries = RetryBudget()
         self._open: set[Generation] = set()
         self._is_stopping = False
         self._idle = asyncio.Event()
@@ -56,6 +63,11 @@ class Dispatcher:
     def open(self) -> int:
         """How many generations run."""
         return len(self._open)
+
+    @property
+    def retries_refused(self) -> int:
+        """How many retries were refused because too much was tried again already."""
+        return self._retries.refused
 
     async def drain(self, timeout_s: float) -> int:
         """Take nothing new, wait for what runs; return how many are left when time is up."""
@@ -73,36 +85,67 @@ class Dispatcher:
         for generation in self._open:
             generation.end(Ending(EndKind.REFUSED, ErrorCode.DRAINING, "The server is stopping."))
 
-    async def run(
+    async def run_all(
         self,
-        generation: Generation,
-        on_submit: Callable[[str, str], None],
-        on_first: Callable[[], Awaitable[None]],
-    ) -> Ending:
-        """Run a generation to its end.
+        generations: Sequence[Generation],
+        answers_per_prompt: int,
+        on_submit: OnSubmit,
+        on_first: OnFirst,
+        on_end: OnEnd,
+    ) -> Ending | None:
+        """Run the generations of one request; the first one that is refused ends the others.
+
+        Further answers to a prompt are submitted when the first one has begun: by then an engine
+        has the prompt in its prefix cache, and computes it only once.
 
         Args:
-            generation: Is told everything.
+            generations: They are told everything; those of one prompt stand together.
+            answers_per_prompt: How many those are.
             on_submit: Called with cell and router at each submission.
-            on_first: Awaited once, when the first tokens have come.
+            on_first: Awaited once, when the first tokens have come, or earlier at a nudge.
+            on_end: Called at the end of each generation that succeeds.
 
         Returns:
-            STOP, LENGTH or REFUSED; never LOST.
+            The refusal, or None.
         """
         if self.is_draining:
             text = "This server is stopping; try again, another one will answer."
             return Ending(EndKind.REFUSED, ErrorCode.DRAINING, text, retry_after_s=1.0)
+        once = _Once(on_first)
+        if len(generations) == 1:
+            ending = await self._one(generations[0], on_submit, once)
+            if ending.kind is EndKind.REFUSED:
+                return ending
+            on_end(generations[0], ending)
+            return None
+
+        async def run(generation: Generation, begin: OnFirst) -> None:
+            ending = await self._one(generation, on_submit, begin)
+            if ending.kind is EndKind.REFUSED:
+                raise _RefusedError(ending)
+            on_end(generation, ending)
+
+        refused: list[_RefusedError] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for start in range(0, len(generations), answers_per_prompt):
+                    group = generations[start : start + answers_per_prompt]
+                    tasks.create_task(_run_group(group, run, once))
+        except* _RefusedError as errors:
+            refused.append(_first_of(errors))
+        return refused[0].ending if refused else None
+
+    async def _one(self, generation: Generation, on_submit: OnSubmit, on_first: OnFirst) -> Ending:
+        """Run a generation to its end: STOP, LENGTH or REFUSED, never LOST."""
         self._open.add(generation)
         try:
-            return await self._run(generation, on_submit, _Once(on_first))
+            return await self._run(generation, on_submit, on_first)
         finally:
             self._open.discard(generation)
             if not self._open:
                 self._idle.set()
 
-    async def _run(
-        self, generation: Generation, on_submit: Callable[[str, str], None], on_first: "_Once"
-    ) -> Ending:
+    async def _run(self, generation: Generation, on_submit: OnSubmit, on_first: OnFirst) -> Ending:
         now = asyncio.get_running_loop().time
         patience = _Patience(generation, now())
         while True:
@@ -114,13 +157,15 @@ class Dispatcher:
                 return ending
             if (refusal := patience.refusal(ending, now())) is not None:
                 return refusal
+            if not self._retries.take(len(self._open), now()):
+                return _refused(ending, ErrorCode.REPLICA_LOST)
             await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _attempt(
         self,
         generation: Generation,
-        on_submit: Callable[[str, str], None],
-        on_first: "_Once",
+        on_submit: OnSubmit,
+        on_first: OnFirst,
         patience: "_Patience",
     ) -> Ending:
         loop = asyncio.get_running_loop()
@@ -138,7 +183,10 @@ class Dispatcher:
         on_submit(cell_id, link.router_id)
         try:
             async with asyncio.timeout_at(give_up_at_s + _GRACE_S):
-                await generation.wait_news()
+                while generation.is_fresh and generation.ending is None:
+                    await generation.wait_news()
+                    if generation.is_nudged:
+                        await on_first()
         except TimeoutError:
             text = "No token came before the deadline."
             return Ending(EndKind.REFUSED, ErrorCode.DEADLINE_EXCEEDED, text, retry_after_s=2.0)
@@ -150,6 +198,31 @@ class Dispatcher:
             return generation.ending
         finally:
             link.cancel(handle)  # nothing, when the router has said the end
+
+
+async def _run_group(
+    generations: Sequence[Generation],
+    run: Callable[[Generation, OnFirst], Coroutine[None, None, None]],
+    on_first: OnFirst,
+) -> None:
+    """Run the answers to one prompt, the others after the first one has begun."""
+    has_begun = asyncio.Event()
+
+    async def begin() -> None:
+        has_begun.set()
+        await on_first()
+
+    async def lead() -> None:
+        try:
+            await run(generations[0], begin)
+        finally:
+            has_begun.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(lead())
+        await has_begun.wait()
+        for sibling in generations[1:]:
+            tasks.create_task(run(sibling, on_first))
 
 
 class _Patience:
@@ -229,6 +302,17 @@ class _Once:
         if not self._is_done:
             self._is_done = True
             await self._call()
+
+
+class _RefusedError(Exception):
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.code)
+        self.ending = ending
+
+
+def _first_of(errors: BaseExceptionGroup[_RefusedError]) -> _RefusedError:
+    first = errors.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _refused(ending: Ending, code: ErrorCode) -> Ending:

@@ -1,14 +1,53 @@
 """One accepted request's bookkeeping, from admission to its single event: pure facts, no I/O."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.directory import Principal
 from gateway.dispatch.generation import Generation
 from gateway.limits.limiter import Reservation
 from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _SCHEMA_VERSION = 1
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a request has come to, all its answers together.
+
+    Attributes:
+        prompt_tokens: Of all its prompts, each counted once.
+        cached_tokens: Of these, found in a prefix cache.
+        output_tokens: Of all answers.
+        placed: Where the first answer runs, if anywhere.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    session_hash: int = 0
+    prefill_us: int = 0
+    itl_max_s: float = 0.0
+    resumes: int = 0
+    placed: wire.Placed | None = None
+
+
+def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> Tally:
+    """Return what generations have come to; those of one prompt stand together."""
+    leaders = generations[::answers_per_prompt]
+    first = generations[0]
+    return Tally(
+        prompt_tokens=sum([len(leader.spec.prompt) for leader in leaders]),
+        cached_tokens=sum([leader.cached_tokens for leader in leaders]),
+        output_tokens=sum([len(generation.emitted) for generation in generations]),
+        session_hash=first.spec.session_hash,
+        prefill_us=first.prefill_us,
+        itl_max_s=max([generation.itl_max_s for generation in generations]),
+        resumes=sum([generation.resumes for generation in generations]),
+        placed=first.placed,
+    )
 
 
 @dataclass(slots=True)
@@ -16,6 +55,7 @@ class Exchange:
     """What happens to an accepted request.
 
     Attributes:
+        reservation: None while nothing is reserved.
         uid: Unique, ours; the ids of completion and event are made of it.
         request_id: Also in the answer's headers.
         trace_id: 32 hex digits.
@@ -36,7 +76,7 @@ class Exchange:
     received_at_unix_ms: int
     principal: Principal
     model: control.Model
-    reservation: Reservation
+    reservation: Reservation | None
     is_stream: bool
     submitted_at_s: float = 0.0
     first_sent_at_s: float = 0.0
@@ -51,9 +91,9 @@ class Exchange:
         if not self.submitted_at_s:
             self.submitted_at_s = now_s
 
-    def event(self, generation: Generation, gateway_id: str, ended_at_s: float) -> RequestEvent:
+    def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> RequestEvent:
         """Return the event that tells everything once."""
-        principal, model, spec = self.principal, self.model, generation.spec
+        principal, model = self.principal, self.model
         event = RequestEvent(
             schema_version=_SCHEMA_VERSION,
             event_id=f"evt_{self.uid}",
@@ -63,7 +103,7 @@ class Exchange:
             tenant_id=principal.tenant.id,
             key_id=principal.key.id,
             tier_id=principal.tier.id,
-            session_hash=spec.session_hash,
+            session_hash=tally.session_hash,
             model=model.id,
             release=model.release,
             base_digest=model.base_digest,
@@ -74,22 +114,22 @@ class Exchange:
             gateway_id=gateway_id,
             endpoint=self.endpoint,
             is_stream=self.is_stream,
-            prompt_tokens=len(spec.prompt),
-            output_tokens=len(generation.emitted),
+            prompt_tokens=tally.prompt_tokens,
+            output_tokens=tally.output_tokens,
             gateway_us=self._us(self.submitted_at_s),
-            prefill_us=generation.prefill_us,
+            prefill_us=tally.prefill_us,
             ttft_us=self._us(self.first_sent_at_s),
             total_us=self._us(ended_at_s),
-            itl_max_us=_us(generation.itl_max_s),
+            itl_max_us=_us(tally.itl_max_s),
             outcome=self.outcome,
             status=self.status,
-            resumes=generation.resumes,
+            resumes=tally.resumes,
         )
-        if (placed := generation.placed) is not None:
+        if (placed := tally.placed) is not None:
             event.replica_id = placed.replica_id
             event.queue_us = placed.queue_us
             event.engine_queue_us = placed.engine_queue_us
-            event.cached_tokens = generation.cached_tokens
+            event.cached_tokens = tally.cached_tokens
         return event
 
     def _us(self, at_s: float) -> int:

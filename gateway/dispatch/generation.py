@@ -6,11 +6,15 @@ coroutine only waits for the first tokens and for the end. Nothing here does I/O
 
 import asyncio
 import zlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from gateway.dialects.delta import Delta
 from gateway.dispatch.cell_choice import Wish, prefix_key
+from gateway.text.answer import Answer
+from gateway.text.logprobs import LogprobLine, TokenLogprob
 from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
 from sluice.hashing import chained_hashes
@@ -26,6 +30,8 @@ class GenerationSpec:
         block_hashes: Of the prompt's full blocks, concatenated; see `sluice.hashing`.
         tier_reserved_permille: Of the tier: its share of a cell while it has work.
         is_preemptible: Batch work.
+        choice: Index of the answer among those of its request.
+        is_begun: Part of an answer that the client is being given already.
     """
 
     request_id: str
@@ -46,6 +52,8 @@ class GenerationSpec:
     block_hashes: bytes = b""
     tier_reserved_permille: int = 0
     is_preemptible: bool = False
+    is_begun: bool = False
+    choice: int = 0
 
     @property
     def wish(self) -> Wish:
@@ -97,10 +105,12 @@ def ending_of(outcome: wire.Outcome) -> Ending:
 
 
 class Generation:
-    """Collects an answer; `StreamedGeneration` sends it on at once.
+    """Collects one answer; `StreamedGeneration` sends it on at once.
 
     Attributes:
-        emitted: All token ids so far, over all attempts.
+        answer: What is to be shown so far, when it is not sent on.
+        emitted: All token ids so far, over all attempts; in an array, because a list of integers
+            takes nine times the memory, and answers are many.
         first_at_s: Monotonic time of the first token; 0 before.
         last_at_s: Monotonic time of the last token.
         itl_max_s: Longest gap between two pushes.
@@ -110,18 +120,22 @@ class Generation:
         resumes: Attempts that continued an answer already begun.
         ending: The end of the current attempt.
         is_fresh: Whether the current attempt has brought no token yet.
+        is_nudged: Whether somebody waits for a sign of life before the first token.
     """
 
     __slots__ = (
+        "_entries",
+        "_line",
         "_news",
+        "answer",
         "cached_tokens",
         "emitted",
         "ending",
         "first_at_s",
         "is_fresh",
+        "is_nudged",
         "itl_max_s",
         "last_at_s",
-        "parts",
         "pipe",
         "placed",
         "prefill_us",
@@ -129,29 +143,66 @@ class Generation:
         "spec",
     )
 
-    def __init__(self, spec: GenerationSpec, pipe: TextPipe) -> None:
-        """Prepare; `pipe` turns the tokens into text."""
+    def __init__(
+        self, spec: GenerationSpec, pipe: TextPipe, line: LogprobLine | None = None
+    ) -> None:
+        """Prepare; `pipe` turns the tokens into text, `line` keeps their log probabilities."""
         self.spec = spec
         self.pipe = pipe
-        self.emitted: list[int] = []
-        self.parts: list[str] = []
+        self.answer = Answer()
+        self.emitted = array("I")
         self.first_at_s = self.last_at_s = self.itl_max_s = 0.0
         self.placed: wire.Placed | None = None
         self.cached_tokens = 0
         self.prefill_us = 0
         self.resumes = 0
         self.is_fresh = True
+        self.is_nudged = False
         self.ending: Ending | None = None
         self._news: asyncio.Future[None] | None = None
+        self._line = line
+        self._entries: list[tuple[float, Sequence[tuple[int, float]]]] = []
 
     def push(self, tokens: list[int], now_s: float) -> None:
         """Take the tokens of one engine step. IndexError: an id that the model does not have."""
         if self.ending is None:
-            self.emitted += tokens
+            self.emitted.extend(tokens)
             self.note_time(now_s)
-            self.parts.append(self.pipe.push(tokens))
+            self.answer.add(*self.taken(tokens))
             if self.pipe.is_stopped:
                 self.end(Ending(EndKind.STOP))
+
+    def finish(self) -> None:
+        """The answer has ended: take what was held back."""
+        self.answer.add(*self.held_back())
+
+    def learn_logprobs(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
+        """Take what belongs to the next token that comes without any."""
+        if self._line is not None:
+            self._entries.append((logprob, top))
+
+    def taken(self, tokens: Sequence[int]) -> tuple[Delta, list[TokenLogprob]]:
+        """Run tokens through the pipe; return what to show, and the log probabilities with it."""
+        pipe, line = self.pipe, self._line
+        if line is None:
+            return pipe.push(tokens), []
+        before = pipe.characters
+        delta = pipe.push(tokens)
+        known = self._entries[: len(tokens)]
+        del self._entries[: len(tokens)]
+        entries = [TokenLogprob(token, *it) for token, it in zip(tokens, known, strict=False)]
+        line.push(entries, pipe.characters - before)
+        # Where text is not only content, nobody can tell which token brought what.
+        return delta, line.rest() if pipe.is_parsed else line.shown(pipe.shown)
+
+    def held_back(self) -> tuple[Delta, list[TokenLogprob]]:
+        """Return what an answer that has ended still had to show."""
+        pipe, line = self.pipe, self._line
+        was_stopped = pipe.is_stopped
+        delta = pipe.flush()
+        if line is None:
+            return delta, []
+        return delta, line.shown(pipe.shown) if was_stopped or pipe.is_stopped else line.rest()
 
     def note_time(self, now_s: float) -> float:
         """Record when tokens came; return the gap to those before, 0 for the first."""
@@ -178,8 +229,13 @@ class Generation:
             self.ending = ending
             self._wake()
 
+    def nudge(self) -> None:
+        """Wake whoever waits for the first token: the client has waited for long."""
+        self.is_nudged = True
+        self._wake()
+
     async def wait_news(self) -> None:
-        """Wait for the end of the attempt, or for its first token if that has not come yet."""
+        """Wait for the end of the attempt, its first token if that has not come, or a nudge."""
         if self.ending is None:
             self._news = asyncio.get_running_loop().create_future()
             try:
@@ -196,6 +252,7 @@ class Generation:
         """Start (again); return the ending right away when what was emitted was already the end."""
         self.ending = None
         self.is_fresh = True
+        self._entries.clear()
         if self.emitted and not self.spec.ignore_eos and self.emitted[-1] in self.spec.end_ids:
             self.ending = Ending(EndKind.STOP)
         elif self.output_tokens_left <= 0:
@@ -228,6 +285,7 @@ class Generation:
             deadline_ms=deadline_ms,
             ignore_eos=spec.ignore_eos,
             resumed_tokens=len(self.emitted),
+            is_begun=spec.is_begun,
             traceparent=spec.traceparent,
         )
 

@@ -8,18 +8,22 @@ its first chunk is out, chunks are framed here and written to the transport itse
 import asyncio
 from collections.abc import Callable
 
+from gateway.dialects.delta import NOTHING, Delta
 from gateway.dispatch.generation import Ending, EndKind, Generation, GenerationSpec
 from gateway.metrics import FastHistogram
 from gateway.text.detokenizer import TokenTable, json_fragment
+from gateway.text.logprobs import LogprobLine, TokenLogprob
 from gateway.text.pipe import TextPipe
-from gateway.text.sse import TAIL, ChunkWriter
+from gateway.text.sse import KEEP_ALIVE, ChunkWriter
 from sluice.errors import ErrorCode
 
 # A reader this far behind (about a thousand tokens) is cut: memory is for those who read.
 BUFFER_BYTES_MAX = 256 << 10
 _CHECK_EVERY = 16  # tokens between looks at the buffer
 _SIZE_LINES = tuple(b"%x\r\n" % size for size in range(4096))  # of HTTP/1.1 chunks
-_TAIL_AND_CRLF = TAIL + b"\r\n"
+
+# From token entries to the `logprobs` of a chunk.
+LogprobFormat = Callable[[list[TokenLogprob]], dict[str, object]]
 
 
 class StreamedGeneration(Generation):
@@ -27,11 +31,13 @@ class StreamedGeneration(Generation):
 
     __slots__ = (
         "_early",
+        "_format_logprobs",
         "_fragments",
         "_frame_bytes",
         "_head",
         "_is_plain",
         "_itl",
+        "_tail",
         "_transport",
         "_until_check",
         "_write",
@@ -45,6 +51,7 @@ class StreamedGeneration(Generation):
         table: TokenTable,
         chunks: ChunkWriter,
         itl: FastHistogram,
+        logprobs: tuple[LogprobLine, LogprobFormat] | None = None,
     ) -> None:
         """Prepare.
 
@@ -52,17 +59,20 @@ class StreamedGeneration(Generation):
             spec: What was asked.
             pipe: Used for what the table cannot tell.
             table: Of the base.
-            chunks: Of this completion.
+            chunks: Of this choice.
             itl: Told about every gap between tokens.
+            logprobs: Keeps the log probabilities, and writes them; None when nobody asked.
         """
-        super().__init__(spec, pipe)
+        line, self._format_logprobs = logprobs or (None, None)
+        super().__init__(spec, pipe, line)
         self.chunks = chunks
         self._fragments = table.fragments
         self._itl = itl
-        self._is_plain = pipe.is_transparent
+        self._is_plain = line is None and pipe.is_transparent
         self._early: list[bytes] | None = []
         self._head = chunks.head
-        self._frame_bytes = len(chunks.head) + len(TAIL)
+        self._tail = chunks.tail + b"\r\n"
+        self._frame_bytes = len(chunks.head) + len(chunks.tail)
         self._transport: asyncio.WriteTransport | None = None
         self._until_check = _CHECK_EVERY
 
@@ -70,7 +80,7 @@ class StreamedGeneration(Generation):
         """Take the tokens of one engine step and send their text."""
         if self.ending is not None:
             return
-        self.emitted += tokens
+        self.emitted.extend(tokens)
         if self.is_fresh:
             self.note_time(now_s)
         else:
@@ -87,24 +97,47 @@ class StreamedGeneration(Generation):
 
     def _push_slowly(self, tokens: list[int]) -> None:
         pipe = self.pipe
-        text = pipe.push(tokens)
-        self._is_plain = pipe.is_transparent
-        if text:
-            self._send(json_fragment(text))
-        self._send_calls()
+        delta, entries = self.taken(tokens)
+        self._is_plain = self._line is None and pipe.is_transparent
+        if delta is not NOTHING or entries:
+            self._show(delta, entries)
         if pipe.is_stopped:
             self.end(Ending(EndKind.STOP))
 
+    def _show(self, delta: Delta, entries: list[TokenLogprob]) -> None:
+        if not (delta.reasoning or delta.calls or entries):
+            if delta.content:
+                self._send(json_fragment(delta.content))
+            return
+        self.send(self._chunk(delta, entries))
+
+    def _chunk(self, delta: Delta, entries: list[TokenLogprob]) -> bytes:
+        form = self._format_logprobs
+        return self.chunks.delta(delta, form(entries) if form is not None and entries else None)
+
     def _send(self, fragment: bytes) -> None:
         if self._early is not None:
-            self._early.append(self.chunks.content(fragment))
+            self._early.append(self.chunks.head + fragment + self.chunks.tail)
             return
         size = self._frame_bytes + len(fragment)
         line = _SIZE_LINES[size] if size < 4096 else b"%x\r\n" % size
-        self._write_frame(b"".join((line, self._head, fragment, _TAIL_AND_CRLF)))
+        self._write_frame(b"".join((line, self._head, fragment, self._tail)))
         self._until_check -= 1
         if not self._until_check:
             self._check_reader()
+
+    def send(self, chunk: bytes) -> None:
+        """Send whole events, at once or with the first chunk."""
+        if self._early is not None:
+            self._early.append(chunk)
+        elif chunk:
+            self._write_frame(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            self._check_reader()
+
+    def keep_alive(self) -> None:
+        """Show client and proxies that the stream lives."""
+        if self._early is None and self.ending is None:
+            self.send(KEEP_ALIVE)
 
     def _write_frame(self, frame: bytes) -> None:
         try:
@@ -112,15 +145,6 @@ class StreamedGeneration(Generation):
         except RuntimeError:
             # uvloop: the connection is closed, and the handler's cancellation is on its way.
             self.end(Ending(EndKind.REFUSED, ErrorCode.CLIENT_CLOSED, "The client hung up."))
-
-    def _send_calls(self) -> None:
-        calls = [{"index": index, **call.as_dict()} for index, call in self.pipe.new_calls()]
-        if calls:
-            chunk = self.chunks.tool_calls(calls)
-            if self._early is not None:
-                self._early.append(chunk)
-            else:
-                self._write_frame(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def _check_reader(self) -> None:
         self._until_check = _CHECK_EVERY
@@ -149,14 +173,13 @@ class StreamedGeneration(Generation):
         self._transport = transport
         self._write = transport.write if is_chunked else _without_frames(transport.write)
 
-    def last_chunks(self) -> bytes:
-        """Return what is still held back when the answer ends."""
-        text = self.pipe.flush()
+    def last_chunks(self, reason: str) -> bytes:
+        """Return what is still held back when the answer ends, and why it ended."""
+        delta, entries = self.held_back()
         held = self.take_early()
-        if text:
-            held += self.chunks.content(json_fragment(text))
-        calls = [{"index": index, **call.as_dict()} for index, call in self.pipe.new_calls()]
-        return held + self.chunks.tool_calls(calls) if calls else held
+        if delta.content or delta.reasoning or delta.calls or entries:
+            held += self._chunk(delta, entries)
+        return held + self.chunks.finish(reason)
 
 
 def _without_frames(write: Callable[[bytes], None]) -> Callable[[bytes], None]:

@@ -1,71 +1,91 @@
 """From tokens to what the client sees, for answers that need more than a table: pure.
 
-Tokens -> characters -> tool calls taken out -> stop strings.
+Tokens -> characters -> tool calls and reasoning taken out -> stop strings.
 """
 
 from collections.abc import Sequence
 
-from gateway.dialects.hermes import ParsedCall, ToolCallParser
+from gateway.dialects.delta import NOTHING, Delta, OutputParser, joined
 from gateway.text.detokenizer import TextStream
 from gateway.text.stops import StopMatcher
 
 
 class TextPipe:
-    """The text of one answer."""
+    """The text of one answer.
 
-    __slots__ = ("_matcher", "_parser", "_stream", "_taken")
+    Attributes:
+        characters: That the tokens have brought so far.
+        shown: Characters of content given out so far.
+    """
+
+    __slots__ = ("_matcher", "_parser", "_stream", "characters", "shown")
 
     def __init__(
-        self, stream: TextStream, stops: Sequence[str], parser: ToolCallParser | None
+        self, stream: TextStream, stops: Sequence[str] = (), parser: OutputParser | None = None
     ) -> None:
-        """Prepare; without `parser`, marks of tool calls are text like any other."""
+        """Prepare; without `parser`, marks of tool calls and reasoning are text like any other."""
         self._stream = stream
         self._matcher = StopMatcher(stops) if stops else None
         self._parser = parser
-        self._taken = 0  # calls that `new_calls` has given out
+        self.characters = self.shown = 0
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string was completed: nothing may follow."""
-        return self._matcher is not None and self._matcher.is_matched
+        """Whether nothing may follow: a stop string was completed, or all that was allowed came."""
+        if self._matcher is not None and self._matcher.is_matched:
+            return True
+        return self._parser is not None and self._parser.is_complete
 
     @property
     def is_transparent(self) -> bool:
         """Whether the next token may bypass this pipe: nothing is held or looked for."""
-        return self._matcher is None and self._parser is None and not self._stream.is_pending
+        if self._matcher is not None or self._stream.is_pending:
+            return False
+        return self._parser is None or self._parser.is_plain
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether there may be more than content: calls or reasoning."""
+        return self._parser is not None
 
     @property
     def has_calls(self) -> bool:
         """Whether a tool call was made."""
-        return self._parser is not None and bool(self._parser.calls)
+        return self._parser is not None and self._parser.has_calls
 
-    def push(self, tokens: Sequence[int]) -> str:
-        """Take the next tokens; return the text to show."""
-        return self._filtered(self._stream.push(tokens))
+    def push(self, tokens: Sequence[int]) -> Delta:
+        """Take the next tokens; return what they add to the answer."""
+        if self._matcher is None or self._parser is None or len(tokens) == 1:
+            return self._pushed(self._stream.push(tokens))
+        # One by one: a piece must not hold both the end of a stop string and a call behind it.
+        delta = NOTHING
+        for token in tokens:
+            if not self.is_stopped:
+                delta = joined(delta, self._pushed(self._stream.push((token,))))
+        return delta
 
-    def flush(self) -> str:
-        """The answer ended without a stop string: return the rest of the text to show."""
+    def flush(self) -> Delta:
+        """The answer has ended: return the rest of it, nothing after a stop string."""
         if self.is_stopped:
-            return ""
-        text = self._filtered(self._stream.flush())
+            return NOTHING
+        delta = self._pushed(self._stream.flush())
         if self._parser is not None and not self.is_stopped:
-            rest = self._parser.flush()
-            text += self._matcher.push(rest) if self._matcher is not None else rest
+            delta = joined(delta, self._filtered(self._parser.flush()))
         if self._matcher is not None and not self._matcher.is_matched:
-            text += self._matcher.flush()
-        return text
+            held = self._matcher.flush()
+            self.shown += len(held)
+            delta = delta._replace(content=delta.content + held)
+        return delta
 
-    def new_calls(self) -> list[tuple[int, ParsedCall]]:
-        """Return the tool calls, with their index, that were completed since the last call."""
-        if self._parser is None:
-            return []
-        found = list(enumerate(self._parser.calls))[self._taken :]
-        self._taken += len(found)
-        return found
+    def _pushed(self, text: str) -> Delta:
+        self.characters += len(text)
+        if not text:
+            return NOTHING
+        return self._filtered(Delta(text) if self._parser is None else self._parser.push(text))
 
-    def _filtered(self, text: str) -> str:
-        if text and self._parser is not None:
-            text = self._parser.push(text)
-        if text and self._matcher is not None:
-            text = self._matcher.push(text)
-        return text
+    def _filtered(self, delta: Delta) -> Delta:
+        matcher = self._matcher
+        if matcher is not None and delta.content:
+            delta = delta._replace(content=matcher.push(delta.content))
+        self.shown += len(delta.content)
+        return delta

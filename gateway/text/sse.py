@@ -1,63 +1,173 @@
-"""Bytes of a streamed chat completion: everything that is the same for all chunks is built once.
+"""Bytes of a streamed completion: everything that is the same for all chunks is built once.
 
 Pure. A stream of 100 tokens has 100 chunks that differ only in the text, so that a chunk is two
 constant pieces around an escaped fragment.
 """
 
+from typing import Protocol
+
 import orjson
 
+from gateway.dialects.delta import CallDelta, Delta
 from gateway.text.detokenizer import json_fragment
 
 DONE = b"data: [DONE]\n\n"
-TAIL = b'"},"finish_reason":null}]}\n\n'
+# A comment: clients skip it, proxies between see that the stream lives.
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
-class ChunkWriter:
-    """Writes the chunks of one completion.
+class StreamHead:
+    """What all chunks of a completion begin with.
 
     Attributes:
-        head: What stands before the text of a content chunk; after it comes `tail`.
-        tail: What stands after.
+        opening: Up to the usage.
+        usage: What stands for the usage in every chunk but the last.
     """
 
-    __slots__ = ("_opening", "_usage", "head", "tail")
+    __slots__ = ("opening", "usage")
 
-    def __init__(self, completion_id: str, model: str, created_unix_s: int, usage: bool) -> None:
-        """Prepare; with `usage`, every chunk but the last says `"usage":null`, as OpenAI's do."""
-        self._opening = (
-            b'data: {"id":"%b","object":"chat.completion.chunk","created":%d,"model":"%b",'
-            % (json_fragment(completion_id), created_unix_s, json_fragment(model))
+    def __init__(
+        self,
+        kind: str,
+        completion_id: str,
+        model: str,
+        created_unix_s: int,
+        *,
+        fingerprint: str = "",
+        service_tier: str = "",
+        with_usage: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            kind: OpenAI's name of the object.
+            completion_id: Of the completion.
+            model: That answers.
+            created_unix_s: When the request came.
+            fingerprint: What the answer was made by; empty: not told.
+            service_tier: Told when the caller asked for one.
+            with_usage: Every chunk but the last says `"usage":null`, as OpenAI's do.
+        """
+        extra = "" if not fingerprint else f'"system_fingerprint":"{fingerprint}",'
+        extra += "" if not service_tier else f'"service_tier":"{service_tier}",'
+        self.opening = b'data: {"id":"%b","object":"%b","created":%d,"model":"%b",%b' % (
+            json_fragment(completion_id),
+            kind.encode(),
+            created_unix_s,
+            json_fragment(model),
+            extra.encode(),
         )
-        self._usage = b'"usage":null,' if usage else b""
-        self.head = self._opening + self._usage + b'"choices":[{"index":0,"delta":{"content":"'
-        self.tail = TAIL
+        self.usage = b'"usage":null,' if with_usage else b""
 
-    def role(self) -> bytes:
-        """Return the first chunk."""
-        return self._choice(b'{"role":"assistant","content":""}', b"null")
+    def usage_chunk(self, usage: dict[str, object]) -> bytes:
+        """Return the last chunk, with what was used and no choice."""
+        return self.opening + b'"choices":[],"usage":%b}\n\n' % orjson.dumps(usage)
 
-    def content(self, fragment: bytes) -> bytes:
-        """Return a chunk with text; `fragment` is escaped for JSON."""
-        return self.head + fragment + TAIL
 
-    def tool_calls(self, calls: list[dict[str, object]]) -> bytes:
-        """Return a chunk with whole tool calls."""
-        return self._choice(b'{"tool_calls":%b}' % orjson.dumps(calls), b"null")
+class ChunkWriter(Protocol):
+    """Writes the chunks of one choice."""
+
+    @property
+    def head(self) -> bytes:
+        """What stands before the text of a chunk that has nothing but text."""
+        ...
+
+    @property
+    def tail(self) -> bytes:
+        """What stands after it."""
+        ...
+
+    def first(self) -> bytes:
+        """Return what precedes all text; perhaps nothing."""
+        ...
+
+    def delta(self, delta: Delta, logprobs: dict[str, object] | None) -> bytes:
+        """Return a chunk with whatever the delta holds."""
+        ...
 
     def finish(self, reason: str) -> bytes:
-        """Return the chunk that says why the text ended."""
-        return self._choice(b"{}", b'"%b"' % reason.encode())
+        """Return the chunk that says why the answer ended."""
+        ...
 
-    def usage(self, usage: dict[str, object]) -> bytes:
-        """Return the last chunk, with what was used and no choice."""
-        return self._opening + b'"choices":[],"usage":%b}\n\n' % orjson.dumps(usage)
 
-    def _choice(self, delta: bytes, reason: bytes) -> bytes:
-        return (
-            self._opening
-            + self._usage
-            + (b'"choices":[{"index":0,"delta":%b,"finish_reason":%b}]}\n\n' % (delta, reason))
+class ChatChunks:
+    """Chunks of one choice of a chat completion."""
+
+    __slots__ = ("_opening", "head", "tail")
+
+    def __init__(self, head: StreamHead, index: int = 0) -> None:
+        """Prepare."""
+        self._opening = head.opening + head.usage + b'"choices":[{"index":%d,' % index
+        self.head = self._opening + b'"delta":{"content":"'
+        self.tail = b'"},"finish_reason":null}]}\n\n'
+
+    def first(self) -> bytes:
+        """Return the chunk that names the role."""
+        return self._chunk(b'{"role":"assistant","content":""}')
+
+    def delta(self, delta: Delta, logprobs: dict[str, object] | None = None) -> bytes:
+        """Return a chunk with content, reasoning, pieces of calls, and log probabilities."""
+        fields: dict[str, object] = {}
+        if delta.content or logprobs is not None:
+            fields["content"] = delta.content
+        if delta.reasoning:
+            fields["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            fields["tool_calls"] = [_call(call) for call in delta.calls]
+        extra = b"" if logprobs is None else b'"logprobs":%b,' % orjson.dumps(logprobs)
+        return self._chunk(orjson.dumps(fields), extra)
+
+    def finish(self, reason: str) -> bytes:
+        """Return the chunk that says why the answer ended."""
+        return self._chunk(b"{}", b"", b'"%b"' % reason.encode())
+
+    def _chunk(self, delta: bytes, extra: bytes = b"", reason: bytes = b"null") -> bytes:
+        return self._opening + b'"delta":%b,%b"finish_reason":%b}]}\n\n' % (delta, extra, reason)
+
+
+class TextChunks:
+    """Chunks of one choice of a text completion."""
+
+    __slots__ = ("_opening", "_prefix", "head", "tail")
+
+    def __init__(self, head: StreamHead, index: int = 0, prefix: str = "") -> None:
+        """Prepare; `prefix` is text before the model's own: the prompt, when it is echoed."""
+        self._opening = head.opening + head.usage + b'"choices":[{"index":%d,' % index
+        self._prefix = prefix
+        self.head = self._opening + b'"text":"'
+        self.tail = b'","logprobs":null,"finish_reason":null}]}\n\n'
+
+    def first(self) -> bytes:
+        """Return the chunk with the echoed prompt, if it is wanted."""
+        return self._chunk(self._prefix) if self._prefix else b""
+
+    def delta(self, delta: Delta, logprobs: dict[str, object] | None = None) -> bytes:
+        """Return a chunk with text and log probabilities."""
+        return self._chunk(delta.content, logprobs)
+
+    def finish(self, reason: str) -> bytes:
+        """Return the chunk that says why the answer ended."""
+        return self._chunk("", None, b'"%b"' % reason.encode())
+
+    def _chunk(
+        self, text: str, logprobs: dict[str, object] | None = None, reason: bytes = b"null"
+    ) -> bytes:
+        return self._opening + b'"text":"%b","logprobs":%b,"finish_reason":%b}]}\n\n' % (
+            json_fragment(text),
+            orjson.dumps(logprobs),
+            reason,
         )
+
+
+def _call(call: CallDelta) -> dict[str, object]:
+    if not call.name:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {
+        "index": call.index,
+        "id": call.call_id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 def error_event(body: bytes) -> bytes:

@@ -13,7 +13,7 @@ from gateway.dispatch.streamed import BUFFER_BYTES_MAX, StreamedGeneration
 from gateway.metrics import FastHistogram
 from gateway.text.detokenizer import token_table
 from gateway.text.pipe import TextPipe
-from gateway.text.sse import DONE, ChunkWriter
+from gateway.text.sse import DONE, ChatChunks, StreamHead
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -55,7 +55,7 @@ class Transport(asyncio.WriteTransport):
 
 
 def stream(stops: tuple[str, ...] = ()) -> StreamedGeneration:
-    chunks = ChunkWriter('id"1', "mödel", 7, usage=False)
+    chunks = ChatChunks(StreamHead("chat.completion.chunk", 'id"1', "mödel", 7))
     itl = FastHistogram("x", "x", (0.1,))
     return StreamedGeneration(SPEC, TextPipe(TABLE.stream(), stops, None), TABLE, chunks, itl)
 
@@ -94,10 +94,10 @@ def test_whatever_goes_in_comes_out(text, live_from: int, group: int, stops) -> 
             head = generation.take_early()
             generation.go_live(transport, is_chunked=True)
         generation.push(ids[start : start + group], float(number))
-    tail = generation.last_chunks()
+    tail = generation.last_chunks("stop")
     shown = texts(head + unframed(transport.written) + tail + DONE)
     assert "".join(shown) == text
-    assert generation.emitted == ids
+    assert list(generation.emitted) == ids
 
 
 def test_without_chunked_coding_the_bytes_are_bare() -> None:
@@ -131,4 +131,4 @@ def test_a_client_that_hung_up_ends_its_own_stream_and_nothing_else() -> None:
     generation.push([42], 2.0)
     assert generation.ending is not None
     assert generation.ending.code is ErrorCode.CLIENT_CLOSED
-    assert generation.emitted == [40, 41]
+    assert list(generation.emitted) == [40, 41]

@@ -1,0 +1,163 @@
+"""From a validated request to one accepted exchange: limits, the model that answers, the event."""
+
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from gateway.bases.assets import AssetCache
+from gateway.directory import Directory, Principal
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.exchange import Exchange, tally_of
+from gateway.dispatch.generation import GenerationSpec
+from gateway.endpoints.run import Run, now_s
+from gateway.endpoints.submission import generation_specs
+from gateway.endpoints.task import Plan, Task
+from gateway.limits.limiter import Limiter, Reservation
+from gateway.metrics import GatewayMetrics
+from gateway.server.middleware import Identity, identity_of, note_outcome
+from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+
+# Refusals after which a model that stands in may answer: the wanted one is saturated or down.
+_STAND_IN = frozenset(
+    {
+        ErrorCode.NO_CAPACITY,
+        ErrorCode.QUEUE_FULL,
+        ErrorCode.OVERLOADED,
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.ENGINE_BUSY,
+        ErrorCode.UNAVAILABLE,
+        ErrorCode.REPLICA_LOST,
+    }
+)
+
+
+class Completer:
+    """Answers tasks."""
+
+    def __init__(
+        self,
+        *,
+        directory: Directory,
+        assets: AssetCache,
+        limiter: Limiter,
+        dispatcher: Dispatcher,
+        metrics: GatewayMetrics,
+        emit: Callable[[RequestEvent], None],
+        gateway_id: str,
+        keep_alive_s: float,
+    ) -> None:
+        """Compose; `emit` takes one event per accepted request and never blocks."""
+        self._directory = directory
+        self._assets = assets
+        self._limiter = limiter
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._emit = emit
+        self._gateway_id = gateway_id
+        self._keep_alive_s = keep_alive_s
+
+    async def answer(
+        self, request: web.Request, principal: Principal, task: Task
+    ) -> web.StreamResponse:
+        """Answer one task, by the model that it names or by one that stands in for it."""
+        received_at_s, received_at_unix_ms = now_s(), time.time_ns() // 1_000_000
+        identity = identity_of(request)
+        plan = await self._plan(task, identity, principal, task.fields.model)
+        exchange = Exchange(
+            uid=identity.uid,
+            request_id=identity.request_id,
+            trace_id=identity.trace_id,
+            endpoint=task.endpoint,
+            received_at_s=received_at_s,
+            received_at_unix_ms=received_at_unix_ms,
+            principal=principal,
+            model=plan.resolved.model,
+            reservation=await self._reserve(principal, task, plan),
+            is_stream=bool(task.fields.stream),
+        )
+        run = Run(self._close, request, task, exchange, plan)
+        with run:
+            try:
+                return await run.answer(self._dispatcher, self._metrics, self._keep_alive_s)
+            except PlatformError as refusal:
+                if not await self._stands_in(run, refusal):
+                    raise
+            return await run.answer(self._dispatcher, self._metrics, self._keep_alive_s)
+
+    async def _plan(self, task: Task, identity: Identity, principal: Principal, name: str) -> Plan:
+        resolved = self._directory.resolve(principal, name)
+        assets = await self._assets.get(resolved.model.base_digest)
+        task.fields.check_vocabulary(len(assets.table.fragments))
+        prompts = await task.prompts(assets, resolved)
+        grammar = task.grammar(assets)
+        specs = list[GenerationSpec]()
+        for prompt in prompts:
+            specs += generation_specs(
+                task.fields,
+                identity=identity,
+                principal=principal,
+                resolved=resolved,
+                assets=assets,
+                prompt=prompt,
+                first_index=len(specs),
+                grammar=grammar,
+            )
+        return Plan(resolved, assets, prompts, specs)
+
+    async def _reserve(self, principal: Principal, task: Task, plan: Plan) -> Reservation:
+        return await self._limiter.reserve(
+            principal,
+            plan.resolved.model.id,
+            prompt_tokens=plan.prompt_tokens,
+            output_tokens_max=plan.output_tokens_max,
+            is_bounded=task.fields.output_tokens_max is not None,
+        )
+
+    async def _stands_in(self, run: Run, refusal: PlatformError) -> bool:
+        """Prepare `run` for the model that stands in; False when the refusal is the answer."""
+        exchange, task = run.exchange, run.task
+        if refusal.code not in _STAND_IN or run.has_begun or self._dispatcher.is_draining:
+            return False
+        principal = exchange.principal
+        name = self._directory.fallback(principal, task.fields.model)
+        if name is None or exchange.reservation is None:
+            return False
+        identity = identity_of(run.request)
+        try:
+            plan = await self._plan(task, identity, principal, name)
+            taken, exchange.reservation = exchange.reservation, None
+            self._limiter.settle(taken, prompt_tokens=0, output_tokens=0, was_served=False)
+            exchange.reservation = await self._reserve(principal, task, plan)
+        except (BadRequestError, RejectedError):
+            return False
+        self._metrics.fallbacks.inc()
+        exchange.model, run.plan = plan.resolved.model, plan
+        return True
+
+    def _close(self, run: Run) -> None:
+        """Settle, count and tell: once per accepted request, whatever happened."""
+        ended_at_s, exchange, metrics = now_s(), run.exchange, self._metrics
+        tally = tally_of(run.generations, run.plan.answers_per_prompt)
+        was_served = tally.output_tokens > 0 or exchange.status == 200
+        prompt_used = tally.prompt_tokens if was_served or tally.placed else 0
+        if exchange.reservation is not None:
+            self._limiter.settle(
+                exchange.reservation,
+                prompt_tokens=prompt_used,
+                output_tokens=tally.output_tokens,
+                was_served=was_served,
+            )
+        note_outcome(run.request, exchange.outcome)
+        if exchange.first_sent_at_s:
+            metrics.ttft.observe(exchange.first_sent_at_s - exchange.received_at_s)
+        if exchange.submitted_at_s:
+            metrics.before_router.observe(exchange.submitted_at_s - exchange.received_at_s)
+        metrics.total.observe(ended_at_s - exchange.received_at_s)
+        metrics.prompt_tokens.inc(prompt_used)
+        metrics.cached_tokens.inc(tally.cached_tokens)
+        metrics.output_tokens.inc(tally.output_tokens)
+        if tally.resumes:
+            metrics.resumes.inc(tally.resumes)
+        self._emit(exchange.event(tally, self._gateway_id, ended_at_s))

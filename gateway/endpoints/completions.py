@@ -1,0 +1,104 @@
+"""POST /v1/completions: text, or token ids, continued as they are."""
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from gateway.bases.assets import BaseAssets, EncodedPrompt
+from gateway.bodies.completions import CompletionRequest, parse_completion_request
+from gateway.directory import Directory, ResolvedModel
+from gateway.dispatch.generation import Generation
+from gateway.dispatch.streamed import LogprobFormat
+from gateway.endpoints.completer import Completer
+from gateway.server.body import read_body
+from gateway.server.middleware import authenticate
+from gateway.text.detokenizer import TokenTable
+from gateway.text.logprobs import TokenLogprob, completion_logprobs
+from gateway.text.pipe import TextPipe
+from gateway.text.sse import StreamHead, TextChunks
+from sluice.scopes import Scope
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, directory: Directory, completer: Completer) -> None:
+        """Compose."""
+        self._directory = directory
+        self._completer = completer
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        principal = authenticate(self._directory, request)
+        self._directory.require_scope(principal, Scope.COMPLETIONS)
+        completion = parse_completion_request(await read_body(request))
+        return await self._completer.answer(request, principal, _CompletionTask(completion))
+
+
+class _CompletionTask:
+    """One request, with one answer or several."""
+
+    endpoint = "/v1/completions"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+    id_prefix = "cmpl"
+
+    __slots__ = ("fields",)
+
+    def __init__(self, fields: CompletionRequest) -> None:
+        self.fields = fields
+
+    async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
+        has_special_tokens = self.fields.add_special_tokens is not False
+        return [
+            await assets.encode_text(
+                prompt, resolved.cache_root, add_special_tokens=has_special_tokens
+            )
+            if isinstance(prompt, str)
+            else await assets.hash_ids(prompt, resolved.cache_root)
+            for prompt in self.fields.prompts
+        ]
+
+    def grammar(self, assets: BaseAssets) -> engine.Grammar | None:  # noqa: ARG002 - text has no tools
+        return None
+
+    def pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> TextPipe:  # noqa: ARG002 - the same for all
+        return TextPipe(assets.table.stream(), self.fields.stops)
+
+    def chunks(self, head: StreamHead, index: int) -> TextChunks:
+        return TextChunks(head, index, self._echo(index))
+
+    def logprob_format(self, assets: BaseAssets) -> LogprobFormat | None:
+        return None if self.fields.logprobs is None else _OffsetFormat(assets.table)
+
+    def choice(
+        self, assets: BaseAssets, index: int, generation: Generation, reason: str
+    ) -> dict[str, object]:
+        answer = generation.answer
+        logprobs = None
+        if self.fields.logprobs is not None:
+            logprobs = _OffsetFormat(assets.table)(answer.logprobs)
+        return {
+            "index": index,
+            "text": self._echo(index) + answer.content,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+
+    def _echo(self, index: int) -> str:
+        """Return the prompt of a choice if it is wanted back."""
+        prompt = self.fields.prompts[index // self.fields.choices]
+        return prompt if self.fields.echo and isinstance(prompt, str) else ""
+
+
+class _OffsetFormat:
+    """Writes log probabilities with each token's offset in the text of its choice."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._offset = 0
+
+    def __call__(self, entries: list[TokenLogprob]) -> dict[str, object]:
+        written, self._offset = completion_logprobs(self._table, entries, self._offset)
+        return written

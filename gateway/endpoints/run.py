@@ -1,0 +1,239 @@
+"""One accepted request, answered streamed or whole; the same for chat and text.
+
+The status line waits for the first token: until then a failure is a plain JSON answer with its own
+status; after it, an `error` event ends the stream, without `[DONE]`. A client that hangs up
+cancels the handler, which cancels the request upstream.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import orjson
+from aiohttp import web
+
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.exchange import Exchange, tally_of
+from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.streamed import StreamedGeneration
+from gateway.endpoints.event_stream import EventStream
+from gateway.endpoints.keep_alive import KeepAlive
+from gateway.endpoints.task import Plan, Task
+from gateway.metrics import GatewayMetrics
+from gateway.text.logprobs import LogprobLine
+from gateway.text.pipe import TextPipe
+from gateway.text.sse import StreamHead
+from sluice.errors import ErrorCode, PlatformError
+
+
+class Run:
+    """One accepted request, from its admission to its single event.
+
+    As a context it is closed at the end of the block, with the outcome of whatever ended it.
+
+    Attributes:
+        plan: May be replaced by that for another model until the answer `has_begun`.
+        has_begun: Whether the client has got something.
+        generations: Of the plan, once they run.
+    """
+
+    def __init__(
+        self,
+        close: Callable[["Run"], None],
+        request: web.Request,
+        task: Task,
+        exchange: Exchange,
+        plan: Plan,
+    ) -> None:
+        """Prepare; `close` is called once, at the end."""
+        self._close = close
+        self.request = request
+        self.task = task
+        self.exchange = exchange
+        self.plan = plan
+        self.has_begun = False
+        self.generations: Sequence[Generation] = ()
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close, once."""
+        exchange = self.exchange
+        if isinstance(exc, PlatformError):
+            exchange.outcome, exchange.status = exc.code, exc.status
+        elif isinstance(exc, asyncio.CancelledError | ConnectionError):
+            exchange.outcome, exchange.status = ErrorCode.CLIENT_CLOSED, 499
+        elif exc is not None:
+            exchange.outcome, exchange.status = ErrorCode.INTERNAL, 500
+        self._close(self)
+
+    async def answer(
+        self, dispatcher: Dispatcher, metrics: GatewayMetrics, keep_alive_s: float
+    ) -> web.StreamResponse:
+        """Return the answer; PlatformError when it is refused before anything was sent."""
+        if not self.task.fields.stream:
+            return await self._whole(dispatcher)
+        streams = self._streams(metrics)
+        self.generations = streams
+        with KeepAlive(streams, keep_alive_s):
+            return await self._stream(dispatcher, streams)
+
+    def _submitted(self, cell_id: str, router_id: str) -> None:
+        self.exchange.submitted(cell_id, router_id, now_s())
+
+    # --- whole ------------------------------------------------------------------------------
+
+    async def _whole(self, dispatcher: Dispatcher) -> web.Response:
+        task, plan, exchange = self.task, self.plan, self.exchange
+        generations = [
+            Generation(spec, self._pipe(index), self._line())
+            for index, spec in enumerate(plan.specs)
+        ]
+        self.generations = generations
+        reasons: dict[Generation, str] = {}
+
+        def ended(generation: Generation, ending: Ending) -> None:
+            generation.finish()
+            reasons[generation] = _finish_reason(ending, generation)
+
+        refusal = await dispatcher.run_all(
+            generations, plan.answers_per_prompt, self._submitted, _nothing, ended
+        )
+        if refusal is not None:
+            raise _error_of(refusal)
+        exchange.outcome, exchange.status = reasons[generations[0]], 200
+        exchange.first_sent_at_s = now_s()
+        answer: dict[str, object] = {
+            "id": f"{task.id_prefix}-{exchange.uid}",
+            "object": task.kind,
+            "created": exchange.received_at_unix_ms // 1000,
+            "model": exchange.model.id,
+            "system_fingerprint": plan.fingerprint,
+            "choices": [
+                task.choice(plan.assets, index, generation, reasons[generation])
+                for index, generation in enumerate(generations)
+            ],
+            "usage": self._usage(),
+        }
+        if task.fields.served_tier:
+            answer["service_tier"] = task.fields.served_tier
+        return web.Response(
+            body=orjson.dumps(answer), content_type="application/json", headers=self._headers()
+        )
+
+    # --- streamed ---------------------------------------------------------------------------
+
+    def _streams(self, metrics: GatewayMetrics) -> list[StreamedGeneration]:
+        task, plan = self.task, self.plan
+        head = self._stream_head()
+        streams: list[StreamedGeneration] = []
+        for index, spec in enumerate(plan.specs):
+            line, form = self._line(), task.logprob_format(plan.assets)
+            streams.append(
+                StreamedGeneration(
+                    spec,
+                    self._pipe(index),
+                    plan.assets.table,
+                    task.chunks(head, index),
+                    metrics.itl,
+                    None if line is None or form is None else (line, form),
+                )
+            )
+        return streams
+
+    async def _stream(
+        self, dispatcher: Dispatcher, streams: Sequence[StreamedGeneration]
+    ) -> web.StreamResponse:
+        exchange = self.exchange
+        events = EventStream(self.request, self._headers(), streams)
+
+        async def begin() -> None:
+            self.has_begun = True
+            await events.begin()
+            exchange.status, exchange.first_sent_at_s = 200, events.first_sent_at_s
+
+        def ended(generation: Generation, ending: Ending) -> None:
+            reason = _finish_reason(ending, generation)
+            exchange.outcome = exchange.outcome or reason
+            events.end_choice(generation.spec.choice, reason)
+
+        refusal = await dispatcher.run_all(
+            streams, self.plan.answers_per_prompt, self._submitted, begin, ended
+        )
+        if not self.has_begun:
+            if refusal is not None:
+                raise _error_of(refusal)
+            await begin()
+        if refusal is not None:
+            exchange.outcome = refusal.code
+            await events.fail(refusal)
+        elif self.task.fields.include_usage:
+            await events.finish(self._stream_head().usage_chunk(self._usage()))
+        else:
+            await events.finish()
+        return events.response
+
+    def _stream_head(self) -> StreamHead:
+        task, exchange = self.task, self.exchange
+        return StreamHead(
+            task.chunk_kind,
+            f"{task.id_prefix}-{exchange.uid}",
+            exchange.model.id,
+            exchange.received_at_unix_ms // 1000,
+            fingerprint=self.plan.fingerprint,
+            service_tier=task.fields.served_tier or "",
+            with_usage=task.fields.include_usage,
+        )
+
+    # --- both -------------------------------------------------------------------------------
+
+    def _pipe(self, index: int) -> TextPipe:
+        plan = self.plan
+        return self.task.pipe(plan.assets, plan.prompts[index // plan.answers_per_prompt])
+
+    def _line(self) -> LogprobLine | None:
+        plan = self.plan
+        if not plan.specs[0].sampling.HasField("logprobs"):
+            return None
+        return LogprobLine(plan.assets.table.hidden)
+
+    def _headers(self) -> dict[str, str]:
+        exchange = self.exchange
+        headers = {"x-request-id": exchange.request_id, "x-sluice-model": exchange.model.id}
+        return headers if exchange.reservation is None else headers | exchange.reservation.headers
+
+    def _usage(self) -> dict[str, object]:
+        tally = tally_of(self.generations, self.plan.answers_per_prompt)
+        return {
+            "prompt_tokens": tally.prompt_tokens,
+            "completion_tokens": tally.output_tokens,
+            "total_tokens": tally.prompt_tokens + tally.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
+        }
+
+
+def _finish_reason(ending: Ending, generation: Generation) -> str:
+    if ending.kind is EndKind.LENGTH:
+        return "length"
+    return "tool_calls" if generation.pipe.has_calls else "stop"
+
+
+def _error_of(refusal: Ending) -> PlatformError:
+    message = refusal.message or "The request could not be served."
+    return PlatformError(refusal.code, message, retry_after_s=refusal.retry_after_s)
+
+
+async def _nothing() -> None:
+    return None
+
+
+def now_s() -> float:
+    """Return precise monotonic time: that of uvloop's loop is cached and has milliseconds."""
+    return time.monotonic()

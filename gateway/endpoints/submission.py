@@ -1,0 +1,70 @@
+"""From a validated body to what a router is told: budget, sampling, session. Pure."""
+
+from array import array
+from dataclasses import replace
+
+from gateway.bases.assets import BaseAssets, EncodedPrompt
+from gateway.bodies.budget import output_budget
+from gateway.bodies.generation import GenerationFields
+from gateway.directory import Principal, ResolvedModel
+from gateway.dispatch.generation import GenerationSpec
+from gateway.server.middleware import Identity
+from sluice.hashing import session_hash
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+_SEEDS = 1 << 64
+
+
+def generation_specs(
+    fields: GenerationFields,
+    *,
+    identity: Identity,
+    principal: Principal,
+    resolved: ResolvedModel,
+    assets: BaseAssets,
+    prompt: EncodedPrompt,
+    first_index: int,
+    grammar: engine.Grammar | None,
+) -> list[GenerationSpec]:
+    """Return what routers are told about the answers to one prompt.
+
+    What the request leaves open, the base's authors decide. Further answers belong to one that has
+    begun, and have seeds of their own.
+    """
+    sampling = fields.sampling(assets.defaults)
+    if grammar is not None:
+        sampling.grammar.CopyFrom(grammar)
+    tier = principal.tier
+    leader = GenerationSpec(
+        request_id=identity.request_id,
+        tenant_id=principal.tenant.id,
+        tier_priority=fields.queue_priority(tier.priority),
+        tenant_weight=principal.tenant.weight,
+        pool_id=resolved.model.pool_id,
+        adapter_digest=resolved.model.adapter_digest,
+        cache_root=resolved.cache_root,
+        prompt=array("I", prompt.ids),
+        output_tokens_max=output_budget(fields, len(prompt.ids), resolved.context_tokens_max),
+        end_ids=assets.end_ids,
+        sampling=sampling,
+        session_hash=session_hash(principal.tenant.id, fields.session),
+        deadline_ms=fields.ttft_deadline_ms(tier.ttft_deadline_ms),
+        ignore_eos=bool(fields.ignore_eos),
+        traceparent=identity.traceparent,
+        block_hashes=prompt.block_hashes,
+        tier_reserved_permille=0 if fields.is_lowered else tier.reserved_permille,
+        is_preemptible=tier.is_preemptible or fields.is_lowered,
+    )
+    siblings = [_sibling(leader, first_index + number) for number in range(1, fields.choices)]
+    return [leader if not first_index else _sibling(leader, first_index, is_begun=False), *siblings]
+
+
+def _sibling(leader: GenerationSpec, index: int, *, is_begun: bool = True) -> GenerationSpec:
+    sampling = engine.Sampling()
+    sampling.CopyFrom(leader.sampling)
+    if sampling.HasField("seed"):
+        sampling.seed = (sampling.seed + index) % _SEEDS
+    request_id = f"{leader.request_id}-{index}"
+    return replace(
+        leader, request_id=request_id, sampling=sampling, choice=index, is_begun=is_begun
+    )

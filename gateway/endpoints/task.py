@@ -1,0 +1,93 @@
+"""A validated request for text: what an endpoint knows of it, and what it comes to for a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.bases.assets import BaseAssets, EncodedPrompt
+from gateway.bodies.generation import GenerationFields
+from gateway.directory import ResolvedModel
+from gateway.dispatch.generation import Generation, GenerationSpec
+from gateway.dispatch.streamed import LogprobFormat
+from gateway.text.pipe import TextPipe
+from gateway.text.sse import ChunkWriter, StreamHead
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+
+class Task(Protocol):
+    """What an endpoint knows of one request, and how it writes answers.
+
+    Attributes:
+        endpoint: Path of the API.
+        kind: OpenAI's name of a whole answer; that of a chunk is the endpoint's business.
+        chunk_kind: OpenAI's name of a chunk.
+        id_prefix: Of the completion's id.
+    """
+
+    endpoint: str
+    kind: str
+    chunk_kind: str
+    id_prefix: str
+
+    @property
+    def fields(self) -> GenerationFields:
+        """What every body that asks for text has."""
+        ...
+
+    async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
+        """Return the prompts; each is answered `fields.choices` times."""
+        ...
+
+    def grammar(self, assets: BaseAssets) -> engine.Grammar | None:
+        """Return what the output must follow besides `fields.sampling`; None: nothing."""
+        ...
+
+    def pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> TextPipe:
+        """Return what turns the tokens of one answer into text."""
+        ...
+
+    def chunks(self, head: StreamHead, index: int) -> ChunkWriter:
+        """Return what writes the chunks of one choice."""
+        ...
+
+    def logprob_format(self, assets: BaseAssets) -> LogprobFormat | None:
+        """Return what writes the log probabilities of one choice; None: nobody asked."""
+        ...
+
+    def choice(
+        self, assets: BaseAssets, index: int, generation: Generation, reason: str
+    ) -> dict[str, object]:
+        """Return one choice of a whole answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A task for one model: everything that is known before anything is asked of a router."""
+
+    resolved: ResolvedModel
+    assets: BaseAssets
+    prompts: Sequence[EncodedPrompt]
+    specs: Sequence[GenerationSpec]
+
+    @property
+    def answers_per_prompt(self) -> int:
+        """How many specs stand together for one prompt."""
+        return len(self.specs) // len(self.prompts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts, each counted once."""
+        return sum([len(prompt.ids) for prompt in self.prompts])
+
+    @property
+    def output_tokens_max(self) -> int:
+        """Of all answers."""
+        return sum([spec.output_tokens_max for spec in self.specs])
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the weights that answer, as far as clients need to tell them apart."""
+        model = self.resolved.model
+        digests = (model.base_digest, model.adapter_digest)
+        return "fp_" + "_".join([it.rpartition(":")[2][:10] for it in digests if it])

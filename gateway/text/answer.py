@@ -1,0 +1,62 @@
+"""A whole answer, put together from its deltas. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.dialects.delta import Delta
+from gateway.text.logprobs import TokenLogprob
+
+
+@dataclass(slots=True)
+class _Call:
+    call_id: str
+    name: str
+    arguments: list[str]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one choice says.
+
+    Attributes:
+        logprobs: Of the tokens of the content, when they were asked for.
+    """
+
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    _content: list[str] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
+    _calls: list[_Call] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """The text."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before it answered."""
+        return "".join(self._reasoning)
+
+    @property
+    def calls(self) -> list[dict[str, object]]:
+        """The tool calls, as OpenAI writes them."""
+        return [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": "".join(call.arguments)},
+            }
+            for call in self._calls
+        ]
+
+    def add(self, delta: Delta, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Take what comes next."""
+        if delta.content:
+            self._content.append(delta.content)
+        if delta.reasoning:
+            self._reasoning.append(delta.reasoning)
+        for call in delta.calls:
+            if call.index == len(self._calls):
+                self._calls.append(_Call(call.call_id, call.name, []))
+            self._calls[call.index].arguments.append(call.arguments)
+        self.logprobs += logprobs

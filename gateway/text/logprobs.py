@@ -1,0 +1,121 @@
+"""Log probabilities of an answer's tokens: kept until the text they belong to is shown. Pure."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.text.detokenizer import TokenTable
+
+# What OpenAI writes for a probability of zero: JSON has no infinity.
+LOGPROB_MIN = -9999.0
+
+
+class TokenLogprob(NamedTuple):
+    """One token of an answer.
+
+    Attributes:
+        token: Its id.
+        logprob: Natural logarithm of its probability under the model's own distribution.
+        top: The most probable tokens at its place, best first, as (id, logprob).
+    """
+
+    token: int
+    logprob: float
+    top: Sequence[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class _Held:
+    entry: TokenLogprob
+    start: int  # characters of the answer before it
+
+
+class LogprobLine:
+    """Gives out each token's entry with the text that the token brought.
+
+    A token whose text is held back (half a character, the beginning of a stop string) waits with
+    it, and one whose text is never shown is never told.
+    """
+
+    __slots__ = ("_held", "_hidden", "_length")
+
+    def __init__(self, hidden: frozenset[int]) -> None:
+        """Prepare; tokens in `hidden` (end of sequence, special ones) are not part of the text."""
+        self._hidden = hidden
+        self._held: deque[_Held] = deque()
+        self._length = 0  # characters that all tokens so far have brought
+
+    def push(self, entries: Sequence[TokenLogprob], characters: int) -> None:
+        """Take the entries of tokens that together brought so many characters."""
+        for entry in entries:
+            if entry.token not in self._hidden:
+                self._held.append(_Held(entry, self._length))
+        self._length += characters
+
+    def shown(self, length: int) -> list[TokenLogprob]:
+        """Return the entries of tokens that begin within the first `length` characters."""
+        held, found = self._held, list[TokenLogprob]()
+        while held and held[0].start < length:
+            found.append(held.popleft().entry)
+        return found
+
+    def rest(self) -> list[TokenLogprob]:
+        """Return everything that is held: the text has ended, and all of it was shown."""
+        found = [held.entry for held in self._held]
+        self._held.clear()
+        return found
+
+
+def chat_logprobs(table: TokenTable, entries: Sequence[TokenLogprob]) -> dict[str, object]:
+    """Return `logprobs` of a chat completion's choice."""
+    content: list[dict[str, object]] = [
+        _chat_token(table, entry.token, entry.logprob)
+        | {"top_logprobs": [_chat_token(table, token, value) for token, value in entry.top]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    table: TokenTable, entries: Sequence[TokenLogprob], offset: int
+) -> tuple[dict[str, object], int]:
+    """Return `logprobs` of a text completion's choice, and the offset behind them.
+
+    Args:
+        table: Of the base.
+        entries: In the order of the text.
+        offset: Characters before the first of them.
+    """
+    tokens: list[str] = []
+    offsets: list[int] = []
+    for entry in entries:
+        text = table.bytes_of(entry.token).decode(errors="replace")
+        tokens.append(text)
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [_finite(entry.logprob) for entry in entries],
+        "top_logprobs": [
+            {
+                table.bytes_of(token).decode(errors="replace"): _finite(value)
+                for token, value in entry.top
+            }
+            for entry in entries
+        ],
+        "text_offset": offsets,
+    }, offset
+
+
+def _chat_token(table: TokenTable, token: int, logprob: float) -> dict[str, object]:
+    data = table.bytes_of(token)
+    return {
+        "token": data.decode(errors="replace"),
+        "logprob": _finite(logprob),
+        "bytes": list(data),
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(LOGPROB_MIN, logprob)

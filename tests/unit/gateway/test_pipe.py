@@ -1,0 +1,131 @@
+"""The pipe from tokens to deltas: whatever is held back comes later, or never, but not twice."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.dialects.delta import NOTHING, CallDelta, Delta, joined
+from gateway.text.logprobs import LOGPROB_MIN, LogprobLine, TokenLogprob, chat_logprobs, completion_logprobs
+from gateway.text.pipe import TextPipe
+from tests.unit.gateway.test_streamed import TABLE, TOKENIZER
+
+
+class OneCall:
+    """A parser for `[...]`: a call whose arguments are what stands between the brackets."""
+
+    is_plain = False
+
+    def __init__(self, *, is_complete_after_call: bool = False) -> None:
+        self.has_calls = False
+        self.is_complete = False
+        self._is_inside = False
+        self._ends = is_complete_after_call
+
+    def push(self, text: str) -> Delta:
+        delta = NOTHING
+        for character in text:
+            delta = joined(delta, self._one(character))
+        return delta
+
+    def _one(self, character: str) -> Delta:
+        if character == "[":
+            self.has_calls = self._is_inside = True
+            return Delta(calls=(CallDelta(0, "", "id", "f"),))
+        if character == "]":
+            self._is_inside = False
+            self.is_complete = self._ends
+            return NOTHING
+        if self._is_inside:
+            return Delta(calls=(CallDelta(0, character),))
+        return Delta(character)
+
+    def flush(self) -> Delta:
+        return NOTHING
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+def run(pipe: TextPipe, tokens: list[int], group: int) -> Delta:
+    total = NOTHING
+    for start in range(0, len(tokens), group):
+        if pipe.is_stopped:
+            break
+        total = joined(total, pipe.push(tokens[start : start + group]))
+    return joined(total, pipe.flush())
+
+
+@given(st.text(alphabet="ab[]é😀", max_size=30), st.integers(1, 7))
+def test_how_the_tokens_are_grouped_does_not_matter(text: str, group: int) -> None:
+    alone = run(TextPipe(TABLE.stream(), ("aab", "ba"), OneCall()), ids(text), 1)
+    grouped = run(TextPipe(TABLE.stream(), ("aab", "ba"), OneCall()), ids(text), group)
+    assert grouped.content == alone.content
+    assert "".join(c.arguments for c in grouped.calls) == "".join(c.arguments for c in alone.calls)
+
+
+def test_a_call_behind_a_stop_string_is_not_told() -> None:
+    delta = run(TextPipe(TABLE.stream(), ("STOP",), OneCall()), ids("hi STOP[x]"), 100)
+    assert delta == Delta("hi ")
+
+
+def test_the_answer_ends_with_the_one_call_that_is_allowed() -> None:
+    pipe = TextPipe(TABLE.stream(), (), OneCall(is_complete_after_call=True))
+    delta = run(pipe, ids("a[1]b[2]"), 1)
+    assert pipe.is_stopped
+    assert (delta.content, "".join(c.arguments for c in delta.calls)) == ("a", "1")
+
+
+@given(st.text(alphabet="abc é😀", max_size=30), st.integers(1, 5), st.sampled_from([(), ("ab", "c c")]))
+def test_log_probabilities_come_with_their_text(text: str, group: int, stops) -> None:
+    tokens = ids(text)
+    pipe, line = TextPipe(TABLE.stream(), stops), LogprobLine(frozenset())
+    shown, told = "", []
+    for start in range(0, len(tokens), group):
+        before = pipe.characters
+        piece = tokens[start : start + group]
+        shown += pipe.push(piece).content
+        line.push([TokenLogprob(t, -0.5, ()) for t in piece], pipe.characters - before)
+        told += line.shown(pipe.shown)
+        if pipe.is_stopped:
+            break
+    was_stopped = pipe.is_stopped
+    shown += pipe.flush().content
+    told += line.shown(pipe.shown) if was_stopped or pipe.is_stopped else line.rest()
+    if group == 1 and not was_stopped:
+        assert [entry.token for entry in told] == tokens
+    told_text = b"".join(TABLE.bytes_of(entry.token) for entry in told).decode(errors="replace")
+    assert told_text.startswith(shown)
+
+
+def test_end_of_sequence_is_no_part_of_the_text() -> None:
+    line = LogprobLine(frozenset({7}))
+    line.push([TokenLogprob(7, -0.1, ()), TokenLogprob(8, -0.2, ())], 1)
+    assert [entry.token for entry in line.rest()] == [8]
+
+
+def test_both_forms_of_log_probabilities() -> None:
+    [a], [b] = ids("a"), ids("b")
+    entries = [TokenLogprob(a, -0.25, [(a, -0.25), (b, float("-inf"))])]
+    chat = chat_logprobs(TABLE, entries)
+    assert chat == {
+        "refusal": None,
+        "content": [
+            {
+                "token": "a",
+                "logprob": -0.25,
+                "bytes": [97],
+                "top_logprobs": [
+                    {"token": "a", "logprob": -0.25, "bytes": [97]},
+                    {"token": "b", "logprob": LOGPROB_MIN, "bytes": [98]},
+                ],
+            }
+        ],
+    }
+    text, offset = completion_logprobs(TABLE, entries * 2, 3)
+    assert text == {
+        "tokens": ["a", "a"],
+        "token_logprobs": [-0.25, -0.25],
+        "top_logprobs": [{"a": -0.25, "b": LOGPROB_MIN}] * 2,
+        "text_offset": [3, 4],
+    }
+    assert offset == 5
