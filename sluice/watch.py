@@ -32,7 +32,9 @@ KINDS = (
     *("aliases", "releases"),
 )
 
-_FORMAT = b"sluice-snapshot-1"  # first word of a snapshot file; then SHA-256 of the rest, newline
+# First word of a snapshot file; then the SHA-256 of what follows the line, and the kinds in it.
+_FORMAT = b"sluice-snapshot-1"
+_KINDS = ",".join(KINDS).encode()
 _CHUNK_OBJECTS = 2000  # objects serialized in one go: about 1 ms with the interpreter lock held
 _SILENCE_S = 6.0  # heartbeats come every 2 s; three missed ones mean a dead connection
 _LEAVE_TIMEOUT_S = 0.5
@@ -121,7 +123,7 @@ def write_snapshot(pieces: Iterator[bytes], file: Path) -> None:
     """Write a snapshot file: complete or not at all, mode 0600. Blocks; OSError when it cannot."""
     file.parent.mkdir(parents=True, exist_ok=True)
     payload = b"".join(pieces)
-    header = _FORMAT + b" " + hashlib.sha256(payload).hexdigest().encode() + b"\n"
+    header = b" ".join((_FORMAT, hashlib.sha256(payload).hexdigest().encode(), _KINDS)) + b"\n"
     staging = file.with_name(new_id(f".{file.name}"))
     descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -139,12 +141,16 @@ def write_snapshot(pieces: Iterator[bytes], file: Path) -> None:
 def read_snapshot(file: Path) -> wire.WatchResponse:
     """Return what `write_snapshot` wrote.
 
+    The version is 0 when the writer knew other kinds of objects than we do: what is there can be
+    worked with, but deltas from it would not bring the rest.
+
     Raises:
         OSError: No such file, or it cannot be read.
         ValueError: Damaged, or written by another version.
     """
     header, _, payload = file.read_bytes().partition(b"\n")
-    if header != _FORMAT + b" " + hashlib.sha256(payload).hexdigest().encode():
+    form, digest, kinds = (*header.split(b" ", 2), b"", b"")[:3]
+    if (form, digest) != (_FORMAT, hashlib.sha256(payload).hexdigest().encode()):
         raise ValueError("checksum or format does not match")
     try:
         response = wire.WatchResponse.FromString(payload)
@@ -152,6 +158,8 @@ def read_snapshot(file: Path) -> wire.WatchResponse:
         raise ValueError(str(error)) from error
     if not response.is_snapshot:
         raise ValueError("not a snapshot")
+    if kinds != _KINDS:
+        response.version = 0
     return response
 
 

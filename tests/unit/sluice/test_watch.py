@@ -138,6 +138,23 @@ async def test_a_saved_state_is_loaded_and_its_age_known(tmp_path: Path) -> None
     assert (told, key_of("bases", watcher.state.bases["sha"])) == ([7], "sha")
 
 
+@pytest.mark.parametrize("kinds", [b"", b" tiers,tenants", b" future"])
+async def test_a_file_with_other_kinds_is_used_until_there_is_a_snapshot(
+    tmp_path: Path, kinds: bytes
+) -> None:
+    """One that was written before there were aliases has none: no delta would bring them."""
+    file = tmp_path / "s"
+    state = ControlState()
+    state.apply(_delta(7, {("tenants", "t"): 1}))
+    write_snapshot(state.serialized(), file)
+    header, _, payload = file.read_bytes().partition(b"\n")
+    file.write_bytes(b" ".join(header.split(b" ")[:2]) + kinds + b"\n" + payload)
+    watcher = _watcher(file)
+    assert watcher.load_from_disk()
+    assert (watcher.state.version, list(watcher.state.tenants)) == (0, ["t"])
+    assert math.isfinite(watcher.age_s())
+
+
 async def test_a_greeting_is_no_state() -> None:
     watcher = _watcher(None)
     watcher._hear(wire.WatchResponse(version=0, is_heartbeat=True))
