@@ -8,16 +8,24 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from gateway.bases.assets import AssetCache
+from gateway.bases.embedding import EmbeddingBaseCache
 from gateway.directory import Directory
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.pace import NeverLags, Pace
 from gateway.dispatch.routers import RouterLinks
+from gateway.embedding.embedders import Embedders
 from gateway.endpoints.chat import ChatCompletions
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.completions import Completions
-from gateway.endpoints.models import SmallEndpoints
+from gateway.endpoints.embeddings import Embeddings
+from gateway.endpoints.models import Models
+from gateway.endpoints.probes import Probes
+from gateway.endpoints.run import Means
+from gateway.endpoints.tokenize import Tokenizing
 from gateway.limits.limiter import Limiter
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
+from gateway.pool_board import PoolBoard
 from gateway.server.middleware import Envelope
 from gateway.server.protocol import ServerLimits
 from gateway.server.routes import Routes
@@ -45,8 +53,11 @@ class Gateway:
             snapshot_file=settings.state_dir / f"{settings.instance_id}.snapshot",
         )
         self.directory = Directory(self.watcher.state)
-        self.links = RouterLinks(self.directory, settings.instance_id)
+        self.pace = Pace(NeverLags())
+        self.links = RouterLinks(self.directory, settings.instance_id, self.pace)
+        self.embedders = Embedders(self.watcher.state)
         self.assets = AssetCache(settings.artifacts_dir)
+        self.embedding_bases = EmbeddingBaseCache(settings.artifacts_dir)
         self.valkey = ValkeyClient(
             settings.valkey_url.get_secret_value(), deadline_s=settings.limit_deadline_s
         )
@@ -68,7 +79,9 @@ class Gateway:
             return "the server is stopping"
         if self.watcher.age_s() == float("inf"):
             return "nothing is known from the control plane yet"
-        return "" if self.links.up else "no router is connected"
+        if self.links.up or self.embedders.usable:
+            return ""
+        return "no router is connected, and no replica that makes embeddings"
 
     def routes(self) -> Routes:
         """Return what is served under which path."""
@@ -76,27 +89,42 @@ class Gateway:
             directory=self.directory,
             assets=self.assets,
             limiter=self.limiter,
-            dispatcher=self.dispatcher,
+            means=Means(self.dispatcher, self.metrics.itl, self.pace, self.settings.keep_alive_s),
             metrics=self.metrics,
             emit=self.events.emit,
             gateway_id=self.settings.instance_id,
-            keep_alive_s=self.settings.keep_alive_s,
         )
         chat = ChatCompletions(self.directory, completer)
         completions = Completions(self.directory, completer)
-        small = SmallEndpoints(
+        embeddings = Embeddings(
             directory=self.directory,
+            bases=self.embedding_bases,
+            embedders=self.embedders,
+            limiter=self.limiter,
             metrics=self.metrics,
-            not_ready_because=self.not_ready_because,
+            emit=self.events.emit,
+            gateway_id=self.settings.instance_id,
         )
+        tokenizing = Tokenizing(
+            directory=self.directory,
+            assets=self.assets,
+            embedding_bases=self.embedding_bases,
+            limiter=self.limiter,
+        )
+        pools = PoolBoard(self.watcher.state, self.links, self.embedders)
+        models = Models(directory=self.directory, pools=pools)
+        probes = Probes(metrics=self.metrics, not_ready_because=self.not_ready_because)
         routes = Routes()
         routes.add("POST", "/v1/chat/completions", chat.handle)
         routes.add("POST", "/v1/completions", completions.handle)
-        routes.add("GET", "/v1/models", small.list_models)
-        routes.add("GET", "/v1/models/*", small.get_model)
-        routes.add("GET", "/healthz", small.health, is_open_when_full=True)
-        routes.add("GET", "/readyz", small.ready, is_open_when_full=True)
-        routes.add("GET", "/metrics", small.metrics, is_open_when_full=True)
+        routes.add("POST", "/v1/embeddings", embeddings.handle)
+        routes.add("POST", "/v1/tokenize", tokenizing.tokenize)
+        routes.add("POST", "/v1/detokenize", tokenizing.detokenize)
+        routes.add("GET", "/v1/models", models.list_all)
+        routes.add("GET", "/v1/models/*", models.get_one)
+        routes.add("GET", "/healthz", probes.health, is_open_when_full=True)
+        routes.add("GET", "/readyz", probes.ready, is_open_when_full=True)
+        routes.add("GET", "/metrics", probes.metrics, is_open_when_full=True)
         return routes
 
     def runner(self) -> HttpRunner:
@@ -114,16 +142,21 @@ class Gateway:
     async def drain(self) -> None:
         """Let what runs finish, for at most `drain_s`; then end the rest with an error event."""
         log.info("drain_started", open=self.dispatcher.open)
-        left = await self.dispatcher.drain(self.settings.drain_s)
-        if left:
-            log.warning("drain_cut", open=left)
+        left = await asyncio.gather(
+            self.dispatcher.drain(self.settings.drain_s),
+            self.embedders.drain(self.settings.drain_s),
+        )
+        if any(left):
+            log.warning("drain_cut", open=sum(left))
         self.dispatcher.stop_all()
 
     def _follow(self, response: control.WatchResponse) -> None:
         self.directory.update(response)
         self.links.update()
+        self.embedders.update()
         if response.is_snapshot or response.removals.bases:
             self.assets.keep_only(set(self.watcher.state.bases))
+            self.embedding_bases.keep_only(set(self.watcher.state.bases))
         self._changed.set()
 
     async def preload(self) -> None:
@@ -132,10 +165,11 @@ class Gateway:
             await self._changed.wait()
             self._changed.clear()
             models = self.watcher.state.models.values()
-            chats = filter(self.directory.generates_text, models)
-            for digest in sorted({model.base_digest for model in chats}):
+            wanted = {(self.directory.generates_text(m), m.base_digest) for m in models}
+            for is_chat, digest in sorted(wanted):
+                bases = self.assets if is_chat else self.embedding_bases
                 with suppress(RejectedError):  # told in the log; tried again when asked for
-                    await self.assets.get(digest)
+                    await bases.get(digest)
 
     def _follow_metrics(self) -> None:
         self.metrics.follow(
@@ -174,6 +208,7 @@ async def running_gateway(
             background = [
                 tasks.create_task(gateway.watcher.run()),
                 tasks.create_task(gateway.links.run()),
+                tasks.create_task(gateway.embedders.run()),
                 tasks.create_task(gateway.valkey.run()),
                 tasks.create_task(gateway.preload()),
             ]

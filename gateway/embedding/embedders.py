@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import structlog
 
 from gateway.embedding.standing import Outcome, Standing, back_in_s, choose
+from gateway.pool_status import PoolStatus
 from sluice.embeddings import EmbeddingClient
 from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError, RejectedError
 from sluice.profiles import EMBED
@@ -78,6 +79,7 @@ class Embedders:
         self._leaving: list[_Replica] = []
         self._open: dict[str, int] = {}  # pool -> texts that its requests may have under way
         self._idle = asyncio.Event()
+        self._is_draining = False
 
     @property
     def open(self) -> int:
@@ -89,6 +91,16 @@ class Embedders:
         """How many replicas may take a text now."""
         now_s = _now_s()
         return sum(r.is_usable and r.standing.may_take(now_s) for r in self._replicas.values())
+
+    def status(self, pool_id: str, replicas_starting: int) -> PoolStatus:
+        """Return how a pool is; of what others have under way here nothing is known."""
+        now_s = _now_s()
+        serving = [r for r in self._usable(pool_id) if r.standing.may_take(now_s)]
+        return PoolStatus(
+            replicas_ready=len(serving),
+            replicas_starting=replicas_starting,
+            running=self._open.get(pool_id, 0),
+        )
 
     def update(self) -> None:
         """Follow the control plane: connect to new replicas, leave those that end."""
@@ -147,7 +159,8 @@ class Embedders:
             replica.release()
 
     async def drain(self, timeout_s: float) -> int:
-        """Wait for the requests that run; return how many texts are left when time is up."""
+        """Take nothing new, wait for what runs; return how many texts are left after all."""
+        self._is_draining = True
         if self.open:
             self._idle.clear()
             with suppress(TimeoutError):
@@ -172,7 +185,7 @@ class Embedders:
             give_up_at_s: Loop time.
 
         Raises:
-            RejectedError: NO_CAPACITY, QUEUE_FULL or UNAVAILABLE: nothing is free here now.
+            RejectedError: NO_CAPACITY, QUEUE_FULL, UNAVAILABLE or DRAINING: nothing is free here.
             FailedError: The replicas failed; `UNAVAILABLE`, `REPLICA_LOST`, `ENGINE_FAILED`.
             BadRequestError: A replica refuses a text.
         """
@@ -192,6 +205,9 @@ class Embedders:
                     self._idle.set()
 
     def _admit(self, pool_id: str, width: int) -> None:
+        if self._is_draining:
+            text = "This server is stopping; try again, another one will answer."
+            raise RejectedError(ErrorCode.DRAINING, text, retry_after_s=_RETRY_S)
         usable = self._usable(pool_id)
         if not usable:
             text = "No replica serves this model at the moment."

@@ -1,75 +1,66 @@
-"""The small endpoints: models, health, metrics."""
-
-from collections.abc import Callable
+"""GET /v1/models and /v1/models/{id}: what a caller may use, and how it is now."""
 
 import orjson
 from aiohttp import web
 
 from gateway.directory import Directory, Principal
-from gateway.metrics import GatewayMetrics
-from gateway.server.errors import error_body
+from gateway.limits.caller import limits_of
+from gateway.pool_board import PoolBoard
 from gateway.server.middleware import authenticate
 from gateway.server.routes import path_rest
-from sluice.errors import ErrorCode
+from sluice.scopes import Scope
 from sluice.wire.control.v1 import control_pb2 as control
 
 _JSON = "application/json"
 
 
-class SmallEndpoints:
-    """Everything but completions."""
+class Models:
+    """Both endpoints."""
 
-    def __init__(
-        self,
-        *,
-        directory: Directory,
-        metrics: GatewayMetrics,
-        not_ready_because: Callable[[], str],
-    ) -> None:
-        """Compose; `not_ready_because` returns the reason, or an empty string when ready."""
+    def __init__(self, *, directory: Directory, pools: PoolBoard) -> None:
+        """Compose."""
         self._directory = directory
-        self._metrics = metrics
-        self._not_ready_because = not_ready_because
+        self._pools = pools
 
-    async def list_models(self, request: web.Request) -> web.Response:
+    async def list_all(self, request: web.Request) -> web.Response:
         """GET /v1/models."""
-        principal = authenticate(self._directory, request)
+        principal = self._admitted(request)
         found = self._directory.models(principal)
         models = [self._shown(public.name, public.model, principal) for public in found]
         return _json({"object": "list", "data": models})
 
-    async def get_model(self, request: web.Request) -> web.Response:
+    async def get_one(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}; ids may contain slashes."""
-        principal = authenticate(self._directory, request)
+        principal = self._admitted(request)
         name = path_rest(request, "/v1/models/")
         return _json(self._shown(name, self._directory.model(principal, name), principal))
 
-    async def health(self, _: web.Request) -> web.Response:
-        """GET /healthz: the process answers."""
-        return _json({"status": "ok"})
-
-    async def ready(self, _: web.Request) -> web.Response:
-        """GET /readyz: requests can be served."""
-        reason = self._not_ready_because()
-        if not reason:
-            return _json({"status": "ready"})
-        body = error_body(ErrorCode.UNAVAILABLE, f"Not ready: {reason}.", status=503)
-        return web.Response(body=body, status=503, content_type=_JSON, headers={"Retry-After": "1"})
-
-    async def metrics(self, _: web.Request) -> web.Response:
-        """GET /metrics for Prometheus."""
-        return web.Response(
-            body=self._metrics.page(),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
+    def _admitted(self, request: web.Request) -> Principal:
+        principal = authenticate(self._directory, request)
+        self._directory.require_scope(principal, Scope.MODELS)
+        return principal
 
     def _shown(self, name: str, model: control.Model, principal: Principal) -> dict[str, object]:
+        directory = self._directory
+        pool = self._pools.status(model.pool_id)
+        limits = limits_of(principal, model.id)
         return {
             "id": name,
             "object": "model",
             "created": model.created_at_unix_s,
             "owned_by": "sluice" if not model.owner_tenant_id else principal.tenant.id,
-            "context_window": self._directory.context_tokens_max(principal, model),
+            "kind": "chat" if directory.generates_text(model) else "embedding",
+            "stands_for": model.id,
+            "release": model.release or None,
+            "is_adapter": bool(model.adapter_digest),
+            "context_window": directory.context_tokens_max(principal, model) or None,
+            "readiness": pool.readiness,
+            "capacity": pool.told,
+            "limits": {
+                "rpm": limits.rpm or None,
+                "tpm": limits.tpm or None,
+                "requests_max": limits.requests_max or None,
+            },
         }
 
 

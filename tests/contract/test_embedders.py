@@ -256,13 +256,16 @@ async def test_the_deadline_of_a_request_is_not_held_against_a_replica() -> None
 async def test_draining_waits_for_what_runs() -> None:
     async with fleet(1) as world:
         (replica,) = world.replicas
-        assert await world.embedders.drain(0.0) == 0
         replica.answers.clear()
         async with asyncio.TaskGroup() as tasks:
             call = tasks.create_task(world.embed((1,), (2,)))
             await until(lambda: len(replica.texts) == 2)
             assert await world.embedders.drain(0.01) == 2
             drained = tasks.create_task(world.embedders.drain(20.0))
+            with pytest.raises(RejectedError) as refused:
+                await world.embed((3,))
+            assert refused.value.code is ErrorCode.DRAINING
             replica.answers.set()
             assert await drained == 0
             assert await call == expected((1,), (2,))
+        assert await world.embedders.drain(0.0) == 0

@@ -1,0 +1,51 @@
+"""What is to be embedded: texts become token ids, and every text is checked before any is sent."""
+
+from collections.abc import Sequence
+
+from gateway.bases.embedding import EmbeddingBase
+from gateway.bodies.embeddings import TOKENS_MAX
+from gateway.bodies.parsing import bad_value
+from gateway.bodies.prompts import check_ids
+from sluice.errors import BadRequestError, ErrorCode
+
+
+async def token_ids(inputs: list[str] | list[list[int]], base: EmbeddingBase) -> list[list[int]]:
+    """Return the ids of each input: of texts with special tokens, of ids as they are.
+
+    Raises:
+        BadRequestError: There is an id that the model does not have.
+    """
+    texts = [text for text in inputs if isinstance(text, str)]
+    if texts:
+        return await base.encode(texts)
+    lists = [ids for ids in inputs if not isinstance(ids, str)]
+    for index, ids in enumerate(lists):
+        check_ids(_param(lists, index), ids, base.vocabulary)
+    return lists
+
+
+def check_lengths(texts: Sequence[Sequence[int]], context_tokens_max: int) -> None:
+    """Raise BadRequestError when a text is empty or too long, or all together are.
+
+    Args:
+        texts: Token ids of each.
+        context_tokens_max: Of one text; 0: not known here.
+    """
+    lengths = [len(ids) for ids in texts]
+    if 0 in lengths:
+        raise bad_value(_param(texts, lengths.index(0)), "it has no tokens")
+    longest = max(lengths)
+    if context_tokens_max and longest > context_tokens_max:
+        index = next(i for i, length in enumerate(lengths) if length > context_tokens_max)
+        raise BadRequestError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"This model's maximum context length is {context_tokens_max} tokens. However, input"
+            f" {index} has {lengths[index]} tokens, special ones included. Send it in parts.",
+            param=_param(texts, index),
+        )
+    if sum(lengths) > TOKENS_MAX:
+        raise bad_value("input", f"{sum(lengths)} tokens in one request; at most {TOKENS_MAX}")
+
+
+def _param(texts: Sequence[object], index: int) -> str:
+    return f"input[{index}]" if len(texts) > 1 else "input"

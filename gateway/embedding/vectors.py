@@ -1,0 +1,22 @@
+"""Embeddings as OpenAI's clients expect them: shortened when asked, as numbers or base64. Pure."""
+
+import math
+from array import array
+from base64 import b64encode
+
+import orjson
+
+
+def shortened(vector: "array[float]", dimensions: int) -> "array[float]":
+    """Return the first `dimensions` values of a vector, as one of length 1."""
+    if dimensions >= len(vector):
+        return vector
+    head = vector[:dimensions].tolist()
+    length = math.hypot(*head) or 1.0
+    return array("f", [value / length for value in head])
+
+
+def rendered(index: int, vector: "array[float]", *, is_base64: bool) -> bytes:
+    """Return one element of an answer's `data`; base64 is of little-endian float32."""
+    content = b'"%b"' % b64encode(vector.tobytes()) if is_base64 else orjson.dumps(vector.tolist())
+    return b'{"object":"embedding","index":%d,"embedding":%b}' % (index, content)

@@ -1,0 +1,240 @@
+"""POST /v1/embeddings: texts or token ids in, one vector each out.
+
+No other model ever stands in for one that makes embeddings: its vectors would mean something else.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import orjson
+from aiohttp import web
+
+from gateway.bases.embedding import EmbeddingBase, EmbeddingBaseCache
+from gateway.bodies.embeddings import EmbeddingRequest, parse_embedding_request
+from gateway.bodies.parsing import INLINE_BYTES_MAX, bad_value
+from gateway.directory import Directory, Principal, ResolvedModel
+from gateway.dispatch.exchange import Exchange, Tally
+from gateway.embedding.embedders import Embedders, Vector
+from gateway.embedding.inputs import check_lengths, token_ids
+from gateway.embedding.vectors import rendered, shortened
+from gateway.limits.limiter import Limiter
+from gateway.metrics import GatewayMetrics
+from gateway.server.body import read_body
+from gateway.server.identity import identity_of
+from gateway.server.middleware import authenticate, note_outcome
+from sluice.errors import BadRequestError, ErrorCode, PlatformError
+from sluice.scopes import Scope
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+
+ENDPOINT = "/v1/embeddings"
+
+DEADLINE_S = 300.0
+_WRITE_TIMEOUT_S = 30.0  # for a slice of the answer
+_SLICE_VECTORS = 32  # 0.3 MB as numbers
+_JSON = "application/json"
+
+
+class Embeddings:
+    """The endpoint."""
+
+    def __init__(
+        self,
+        *,
+        directory: Directory,
+        bases: EmbeddingBaseCache,
+        embedders: Embedders,
+        limiter: Limiter,
+        metrics: GatewayMetrics,
+        emit: Callable[[RequestEvent], None],
+        gateway_id: str,
+    ) -> None:
+        """Compose; `emit` takes one event per accepted request and never blocks."""
+        self._directory = directory
+        self._bases = bases
+        self._embedders = embedders
+        self._limiter = limiter
+        self._metrics = metrics
+        self._emit = emit
+        self._gateway_id = gateway_id
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        principal = authenticate(self._directory, request)
+        self._directory.require_scope(principal, Scope.EMBEDDINGS)
+        body = await read_body(request)
+        received_at_s, received_at_unix_ms = time.monotonic(), time.time_ns() // 1_000_000
+        wanted = await _parsed(body)
+        resolved = self._resolved(principal, wanted.model)
+        base = await self._bases.get(resolved.model.base_digest)
+        dimensions = _dimensions(wanted, base)
+        texts = await token_ids(wanted.inputs, base)
+        check_lengths(texts, resolved.context_tokens_max)
+        identity = identity_of(request)
+        exchange = Exchange(
+            uid=identity.uid,
+            request_id=identity.request_id,
+            trace_id=identity.trace_id,
+            endpoint=ENDPOINT,
+            received_at_s=received_at_s,
+            received_at_unix_ms=received_at_unix_ms,
+            principal=principal,
+            model=resolved.model,
+            reservation=await self._limiter.reserve(
+                principal,
+                resolved.model.id,
+                prompt_tokens=sum(map(len, texts)),
+                output_tokens_max=0,
+                is_bounded=True,
+            ),
+            is_stream=False,
+        )
+        with _Run(self, request, exchange, texts) as run:
+            await run.embed(
+                self._embedders, dimensions=dimensions, is_base64=wanted.encoding_format == "base64"
+            )
+            return await run.answer(resolved.name)
+
+    def _resolved(self, principal: Principal, name: str) -> ResolvedModel:
+        resolved = self._directory.resolve_any(principal, name)
+        if resolved.generates_text:
+            raise BadRequestError(
+                ErrorCode.INVALID_REQUEST,
+                f"The model '{name}' generates text; it makes no embeddings. Choose another model.",
+                param="model",
+            )
+        return resolved
+
+    def close(self, run: "_Run") -> None:
+        """Settle, count and tell: once per accepted request, whatever happened."""
+        now_s, exchange = time.monotonic(), run.exchange
+        assert exchange.reservation is not None, "it was accepted"
+        self._limiter.settle(
+            exchange.reservation,
+            prompt_tokens=run.computed_tokens,
+            output_tokens=0,
+            was_served=exchange.status == 200,
+        )
+        note_outcome(run.request, exchange.outcome)
+        self._metrics.total.observe(now_s - exchange.received_at_s)
+        self._metrics.prompt_tokens.inc(run.computed_tokens)
+        tally = Tally(prompt_tokens=run.computed_tokens)
+        self._emit(exchange.event(tally, self._gateway_id, now_s))
+
+
+class _Run:
+    """One accepted request, from its admission to its single event.
+
+    As a context it is closed at the end of the block, with the outcome of whatever ended it.
+
+    Attributes:
+        computed_tokens: Of the texts whose vectors have come.
+    """
+
+    def __init__(
+        self,
+        endpoint: Embeddings,
+        request: web.Request,
+        exchange: Exchange,
+        texts: Sequence[Sequence[int]],
+    ) -> None:
+        self._endpoint = endpoint
+        self._texts = texts
+        self._pieces: list[bytes] = [b""] * len(texts)
+        self.request = request
+        self.exchange = exchange
+        self.computed_tokens = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        exchange = self.exchange
+        if isinstance(exc, PlatformError):
+            exchange.outcome, exchange.status = exc.code, exc.status
+        elif isinstance(exc, asyncio.CancelledError | ConnectionError):
+            exchange.outcome, exchange.status = ErrorCode.CLIENT_CLOSED, 499
+        elif exc is not None:
+            exchange.outcome, exchange.status = ErrorCode.INTERNAL, 500
+        self._endpoint.close(self)
+
+    async def embed(self, embedders: Embedders, *, dimensions: int, is_base64: bool) -> None:
+        """Have all texts computed; each vector is written out as it comes, a little at a time."""
+        texts, pieces = self._texts, self._pieces
+
+        def take(index: int, vector: Vector) -> None:
+            self.computed_tokens += len(texts[index])
+            pieces[index] = rendered(index, shortened(vector, dimensions), is_base64=is_base64)
+
+        self.exchange.submitted("", "", time.monotonic())
+        give_up_at_s = asyncio.get_running_loop().time() + DEADLINE_S
+        pool_id = self.exchange.model.pool_id
+        await embedders.embed(pool_id, texts, take, give_up_at_s=give_up_at_s)
+
+    async def answer(self, model: str) -> web.StreamResponse:
+        """Return the answer; a large one has been written by then."""
+        exchange = self.exchange
+        exchange.outcome, exchange.status = "stop", 200
+        exchange.first_sent_at_s = time.monotonic()
+        assert exchange.reservation is not None, "it was accepted"
+        headers = exchange.reservation.headers
+        count = self.computed_tokens
+        end = {"model": model, "usage": {"prompt_tokens": count, "total_tokens": count}}
+        head, tail = b'{"object":"list","data":[', b"]," + orjson.dumps(end)[1:]
+        if len(self._pieces) <= _SLICE_VECTORS:
+            body = head + b",".join(self._pieces) + tail
+            return web.Response(body=body, content_type=_JSON, headers=headers)
+        commas = len(self._pieces) - 1
+        size = len(head) + sum(map(len, self._pieces)) + commas + len(tail)
+        slices = _slices(head, self._pieces, tail)
+        return await _write_slices(self.request, slices, size, headers)
+
+
+def _slices(head: bytes, pieces: Sequence[bytes], tail: bytes) -> Iterator[bytes]:
+    yield head
+    for first in range(0, len(pieces), _SLICE_VECTORS):
+        yield (b"," if first else b"") + b",".join(pieces[first : first + _SLICE_VECTORS])
+    yield tail
+
+
+async def _write_slices(
+    request: web.Request, slices: Iterator[bytes], size: int, headers: dict[str, str]
+) -> web.StreamResponse:
+    """Write a large body as the client reads it; one that does not read is cut."""
+    response = web.StreamResponse(headers=headers | identity_of(request).headers)
+    response.content_type = _JSON
+    response.content_length = size
+    try:
+        async with asyncio.timeout(_WRITE_TIMEOUT_S):
+            await response.prepare(request)
+        for content in slices:
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                await response.write(content)
+        async with asyncio.timeout(_WRITE_TIMEOUT_S):
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the client does not read") from None
+    return response
+
+
+async def _parsed(body: bytes) -> EmbeddingRequest:
+    if len(body) <= INLINE_BYTES_MAX:
+        return parse_embedding_request(body)
+    return await asyncio.to_thread(parse_embedding_request, body)
+
+
+def _dimensions(wanted: EmbeddingRequest, base: EmbeddingBase) -> int:
+    if wanted.dimensions is None:
+        return base.dimensions
+    if wanted.dimensions > base.dimensions:
+        raise bad_value("dimensions", f"this model's embeddings have {base.dimensions}")
+    return wanted.dimensions

@@ -1,0 +1,142 @@
+"""POST /v1/tokenize and /v1/detokenize: what a model's tokenizer makes of a text, and back.
+
+Nothing is inferred: a request counts against the requests per minute, not against the tokens.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import orjson
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from gateway.bases.assets import AssetCache
+from gateway.bases.embedding import EmbeddingBaseCache
+from gateway.bodies.parsing import INLINE_BYTES_MAX, bad_value
+from gateway.bodies.tokenize import (
+    TokenizeRequest,
+    parse_detokenize_request,
+    parse_tokenize_request,
+)
+from gateway.directory import Directory, Principal, ResolvedModel
+from gateway.limits.limiter import Limiter, Reservation
+from gateway.server.body import read_body
+from gateway.server.middleware import authenticate
+from sluice.scopes import Scope
+
+_JSON = "application/json"
+_INLINE_TOKENS_MAX = 4096  # decoded in a millisecond
+
+_Parsed = TypeVar("_Parsed")
+
+
+class Tokenizing:
+    """Both endpoints."""
+
+    def __init__(
+        self,
+        *,
+        directory: Directory,
+        assets: AssetCache,
+        embedding_bases: EmbeddingBaseCache,
+        limiter: Limiter,
+    ) -> None:
+        """Compose."""
+        self._directory = directory
+        self._assets = assets
+        self._embedding_bases = embedding_bases
+        self._limiter = limiter
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """POST /v1/tokenize."""
+        principal = self._admitted(request)
+        wanted = await _parsed(parse_tokenize_request, request)
+        resolved = self._directory.resolve_any(principal, wanted.model)
+        async with self._counted(principal, resolved) as reservation:
+            ids = await self._ids(wanted, resolved)
+            answer: dict[str, object] = {
+                "count": len(ids),
+                "max_model_len": resolved.context_tokens_max or None,
+                "tokens": ids,
+            }
+            return _answer(answer, reservation)
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """POST /v1/detokenize."""
+        principal = self._admitted(request)
+        wanted = await _parsed(parse_detokenize_request, request)
+        resolved = self._directory.resolve_any(principal, wanted.model)
+        async with self._counted(principal, resolved) as reservation:
+            tokenizer, vocabulary = await self._tokenizer(resolved)
+            wanted.check_vocabulary(vocabulary)
+            return _answer({"prompt": await _decoded(tokenizer, wanted.tokens)}, reservation)
+
+    def _admitted(self, request: web.Request) -> Principal:
+        principal = authenticate(self._directory, request)
+        self._directory.require_scope(principal, Scope.TOKENIZE)
+        return principal
+
+    @asynccontextmanager
+    async def _counted(
+        self, principal: Principal, resolved: ResolvedModel
+    ) -> AsyncGenerator[Reservation]:
+        """Count one request, unless the block fails; RejectedError 429 when there is no room."""
+        reservation = await self._limiter.reserve(
+            principal, resolved.model.id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
+        )
+        was_served = False
+        try:
+            yield reservation
+            was_served = True
+        finally:
+            self._limiter.settle(
+                reservation, prompt_tokens=0, output_tokens=0, was_served=was_served
+            )
+
+    async def _ids(self, wanted: TokenizeRequest, resolved: ResolvedModel) -> list[int]:
+        digest = resolved.model.base_digest
+        has_special_tokens = wanted.add_special_tokens is not False
+        if not resolved.generates_text:
+            if wanted.prompt is None:
+                raise bad_value("messages", "this model makes embeddings; send 'prompt'")
+            base = await self._embedding_bases.get(digest)
+            (ids,) = await base.encode([wanted.prompt], add_special_tokens=has_special_tokens)
+            return ids
+        assets = await self._assets.get(digest)
+        if wanted.messages is not None:
+            tools = wanted.shown_tools
+            return (await assets.encode_chat(wanted.messages, tools, resolved.cache_root)).ids
+        assert wanted.prompt is not None, "the body has one of the two"
+        encoded = await assets.encode_text(
+            wanted.prompt, resolved.cache_root, add_special_tokens=has_special_tokens
+        )
+        return encoded.ids
+
+    async def _tokenizer(self, resolved: ResolvedModel) -> tuple[Tokenizer, int]:
+        """Return a model's tokenizer, and how many token ids the model has."""
+        digest = resolved.model.base_digest
+        if not resolved.generates_text:
+            base = await self._embedding_bases.get(digest)
+            return base.tokenizer, base.vocabulary
+        assets = await self._assets.get(digest)
+        return assets.tokenizer, len(assets.table.fragments)
+
+
+async def _decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Return the text of token ids, special ones included; much is worked on in a thread."""
+    if len(ids) <= _INLINE_TOKENS_MAX:
+        return tokenizer.decode(ids, skip_special_tokens=False)
+    # The batch call lets go of the interpreter lock.
+    (text,) = await asyncio.to_thread(tokenizer.decode_batch, [ids], skip_special_tokens=False)
+    return text
+
+
+async def _parsed(parse: Callable[[bytes], _Parsed], request: web.Request) -> _Parsed:
+    body = await read_body(request)
+    return parse(body) if len(body) <= INLINE_BYTES_MAX else await asyncio.to_thread(parse, body)
+
+
+def _answer(answer: dict[str, object], reservation: Reservation) -> web.Response:
+    return web.Response(body=orjson.dumps(answer), content_type=_JSON, headers=reservation.headers)

@@ -1,0 +1,79 @@
+"""What callers are told about the pool that serves a model; pure.
+
+Pools are shared, so nobody may read from them what others do at a moment: counts are told as lower
+bounds, powers of two that begin with eight, and waits as upper bounds, in steps of 100 ms. What
+is left is about what one's own latencies tell anyway.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.dispatch.cell_choice import CellView
+
+COUNT_MIN = 8
+WAIT_STEP_MS = 100
+
+
+class Readiness(StrEnum):
+    """Whether a model answers now."""
+
+    READY = "ready"
+    LOADING = "loading"  # replicas are starting
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """How a pool is, as this gateway knows it.
+
+    Attributes:
+        replicas_ready: That take requests.
+        replicas_starting: That will.
+        queued: Requests that wait.
+        running: Requests, or texts, that are computed.
+        wait_ms: Predicted for a new, short request; None: not known.
+    """
+
+    replicas_ready: int = 0
+    replicas_starting: int = 0
+    queued: int = 0
+    running: int = 0
+    wait_ms: int | None = None
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether it answers now."""
+        if self.replicas_ready:
+            return Readiness.READY
+        return Readiness.LOADING if self.replicas_starting else Readiness.UNAVAILABLE
+
+    @property
+    def told(self) -> dict[str, int | None]:
+        """What callers may know."""
+        return {
+            "replicas_ready": self.replicas_ready,
+            "queued": _at_least(self.queued),
+            "running": _at_least(self.running),
+            "wait_ms": None if self.wait_ms is None else _at_most(self.wait_ms),
+        }
+
+
+def status_of_cells(cells: Iterable[CellView], replicas_starting: int) -> PoolStatus:
+    """Return the status of a pool behind routers; `cells` are those that can be reached."""
+    serving = [cell for cell in cells if cell.replicas_ready and not cell.is_refusing]
+    return PoolStatus(
+        replicas_ready=sum([cell.replicas_ready for cell in serving]),
+        replicas_starting=replicas_starting,
+        queued=sum([cell.queued for cell in serving]),
+        running=sum([cell.running for cell in serving]),
+        wait_ms=min([cell.wait_ms for cell in serving], default=None),
+    )
+
+
+def _at_least(count: int) -> int:
+    return 0 if count < COUNT_MIN else 1 << (count.bit_length() - 1)
+
+
+def _at_most(wait_ms: int) -> int:
+    return -(-wait_ms // WAIT_STEP_MS) * WAIT_STEP_MS
