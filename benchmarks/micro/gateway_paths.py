@@ -24,6 +24,7 @@ from gateway.bases.assets import BaseAssets, load_base
 from gateway.bodies.chat import parse_chat_request
 from gateway.directory import Principal
 from gateway.dispatch.generation import GenerationSpec
+from gateway.dispatch.pace import NeverLags, Pace
 from gateway.dispatch.router_link import RouterLink
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.limits.limiter import Limiter, Reservation
@@ -90,7 +91,8 @@ def _median_us(operations: int, run: Callable[[], None]) -> float:
 
 def token_us(assets: BaseAssets) -> float:
     """Return the cost of one token of a step frame for `_STREAMS` streams."""
-    link = RouterLink("nobody:1", "g", lambda: None)
+    pace = Pace(NeverLags())
+    link = RouterLink("nobody:1", "g", lambda: None, pace)
     itl = FastHistogram("x", "x", (0.01, 0.02, 0.05, 0.1, 0.5, 1.0))
     link.is_up = True
     for number in range(_STREAMS):
@@ -99,7 +101,7 @@ def token_us(assets: BaseAssets) -> float:
         )
         chunks = ChatChunks(head)
         pipe = TextPipe(assets.table.stream(), (), None)
-        stream = StreamedGeneration(_SPEC, pipe, assets.table, chunks, itl)
+        stream = StreamedGeneration(_SPEC, pipe, assets.table, chunks, itl, pace)
         link.submit(stream, "cell", 0)
         stream.go_live(_Drop(), is_chunked=True)
     words = [i for i, fragment in enumerate(assets.table.fragments) if fragment]

@@ -163,7 +163,11 @@ class Generation:
         self._line = line
         self._entries: list[tuple[float, Sequence[tuple[int, float]]]] = []
 
-    def push(self, tokens: list[int], now_s: float) -> None:
+    def push_one(self, token: int, now_s: float) -> None:
+        """Take the one token of an engine step, as nearly always; see `push`."""
+        self.push((token,), now_s)
+
+    def push(self, tokens: Sequence[int], now_s: float) -> None:
         """Take the tokens of one engine step. IndexError: an id that the model does not have."""
         if self.ending is None:
             self.emitted.extend(tokens)

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.dispatch.cell_choice import CellView
 from gateway.dispatch.generation import Ending, EndKind, Generation, ending_of
+from gateway.dispatch.pace import Pace
 from sluice.errors import ErrorCode
 from sluice.lifecycle import backoff_s
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -64,14 +65,24 @@ class RouterLink:
             owns: another one may be about to be its own, but would refuse requests now.
     """
 
-    def __init__(self, address: str, gateway_id: str, on_change: Callable[[], None]) -> None:
-        """Prepare; `on_change` is called when the link comes up or goes down, or owns a cell."""
+    def __init__(
+        self, address: str, gateway_id: str, on_change: Callable[[], None], pace: Pace
+    ) -> None:
+        """Prepare.
+
+        Args:
+            address: Of the router, `host:port`.
+            gateway_id: Tells the router who we are.
+            on_change: Called when the link comes up or goes down, or owns a cell.
+            pace: Of this worker; told where steps begin and end.
+        """
         self.address = address
         self.router_id = ""
         self.is_up = False
         self.cells: dict[str, CellView] = {}
         self._gateway_id = gateway_id
         self._on_change = on_change
+        self._pace = pace
         self._generations: dict[int, Generation] = {}
         self._last_handle = 0
         self._submits: list[wire.Submit] = []
@@ -197,19 +208,23 @@ class RouterLink:
         self, handles: list[int], counts: list[int], tokens: list[int], now_s: float
     ) -> None:
         generations = self._generations
+        before = self._pace.begin_step()
         start = 0
         for handle, count in zip(handles, counts, strict=True):
-            end = start + count
             generation = generations.get(handle)
             if generation is not None:
                 try:
-                    generation.push(tokens[start:end], now_s)
+                    if count == 1:
+                        generation.push_one(tokens[start], now_s)
+                    else:
+                        generation.push(tokens[start : start + count], now_s)
                 except IndexError:
                     text = "the engine sent a token that the model does not have"
                     generation.end(Ending(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, text))
                 if generation.ending is not None:  # by a stop string or a slow reader
                     self.cancel(handle)
-            start = end
+            start += count
+        self._pace.end_step(before)
 
     def _hand_out_logprobs(self, columns: engine.Logprobs) -> None:
         generations = self._generations

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from gateway.directory import Directory
 from gateway.dispatch.cell_choice import CellView, Wish, choose
+from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
 
 _SWEEP_S = 1.0
@@ -13,8 +14,9 @@ _SWEEP_S = 1.0
 class RouterLinks:
     """One link per router that owns a cell; `run` belongs into the service's TaskGroup."""
 
-    def __init__(self, directory: Directory, gateway_id: str) -> None:
-        """Prepare; nothing is opened yet."""
+    def __init__(self, directory: Directory, gateway_id: str, pace: Pace) -> None:
+        """Prepare; nothing is opened yet. `pace` is told where steps begin and end."""
+        self._pace = pace
         self._directory = directory
         self._gateway_id = gateway_id
         self._links: dict[str, RouterLink] = {}
@@ -43,7 +45,7 @@ class RouterLinks:
             while True:
                 wanted = self._directory.router_addresses()
                 for address in sorted(wanted - self._links.keys()):
-                    link = RouterLink(address, self._gateway_id, self._announce)
+                    link = RouterLink(address, self._gateway_id, self._announce, self._pace)
                     self._links[address] = link
                     tasks[address] = group.create_task(link.run())
                 for address in sorted(self._links.keys() - wanted):

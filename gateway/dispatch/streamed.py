@@ -6,10 +6,11 @@ its first chunk is out, chunks are framed here and written to the transport itse
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.dialects.delta import NOTHING, Delta
 from gateway.dispatch.generation import Ending, EndKind, Generation, GenerationSpec
+from gateway.dispatch.pace import Pace
 from gateway.metrics import FastHistogram
 from gateway.text.detokenizer import TokenTable, json_fragment
 from gateway.text.logprobs import LogprobLine, TokenLogprob
@@ -35,8 +36,10 @@ class StreamedGeneration(Generation):
         "_fragments",
         "_frame_bytes",
         "_head",
+        "_held",
         "_is_plain",
         "_itl",
+        "_pace",
         "_tail",
         "_transport",
         "_until_check",
@@ -51,6 +54,7 @@ class StreamedGeneration(Generation):
         table: TokenTable,
         chunks: ChunkWriter,
         itl: FastHistogram,
+        pace: Pace,
         logprobs: tuple[LogprobLine, LogprobFormat] | None = None,
     ) -> None:
         """Prepare.
@@ -61,6 +65,7 @@ class StreamedGeneration(Generation):
             table: Of the base.
             chunks: Of this choice.
             itl: Told about every gap between tokens.
+            pace: Says whether a token may wait for the next step.
             logprobs: Keeps the log probabilities, and writes them; None when nobody asked.
         """
         line, self._format_logprobs = logprobs or (None, None)
@@ -68,6 +73,8 @@ class StreamedGeneration(Generation):
         self.chunks = chunks
         self._fragments = table.fragments
         self._itl = itl
+        self._pace = pace
+        self._held = b""  # a chunk that waits for the one behind it
         self._is_plain = line is None and pipe.is_transparent
         self._early: list[bytes] | None = []
         self._head = chunks.head
@@ -76,26 +83,37 @@ class StreamedGeneration(Generation):
         self._transport: asyncio.WriteTransport | None = None
         self._until_check = _CHECK_EVERY
 
-    def push(self, tokens: list[int], now_s: float) -> None:
+    def push(self, tokens: Sequence[int], now_s: float) -> None:
         """Take the tokens of one engine step and send their text."""
         if self.ending is not None:
             return
         self.emitted.extend(tokens)
-        if self.is_fresh:
-            self.note_time(now_s)
-        else:
-            gap_s = now_s - self.last_at_s
-            self.last_at_s = now_s
-            if gap_s > self.itl_max_s:  # noqa: PLR1730 - a call of max() costs as much as the rest
-                self.itl_max_s = gap_s
-            self._itl.observe(gap_s)
-        fragment = self._fragments[tokens[0]] if self._is_plain and len(tokens) == 1 else None
+        self._note_gap(now_s)
+        self._push_slowly(tokens)
+
+    def push_one(self, token: int, now_s: float) -> None:
+        """Take the one token of an engine step, as nearly always, and send its text."""
+        if self.ending is not None:
+            return
+        self.emitted.append(token)
+        self._note_gap(now_s)
+        fragment = self._fragments[token] if self._is_plain else None
         if fragment is None:
-            self._push_slowly(tokens)
+            self._push_slowly((token,))
         elif fragment:
             self._send(fragment)
 
-    def _push_slowly(self, tokens: list[int]) -> None:
+    def _note_gap(self, now_s: float) -> None:
+        if self.is_fresh:
+            self.note_time(now_s)
+            return
+        gap_s = now_s - self.last_at_s
+        self.last_at_s = now_s
+        if gap_s > self.itl_max_s:  # noqa: PLR1730 - a call of max() costs as much as the rest
+            self.itl_max_s = gap_s
+        self._itl.observe(gap_s)
+
+    def _push_slowly(self, tokens: Sequence[int]) -> None:
         pipe = self.pipe
         delta, entries = self.taken(tokens)
         self._is_plain = self._line is None and pipe.is_transparent
@@ -120,8 +138,16 @@ class StreamedGeneration(Generation):
             self._early.append(self.chunks.head + fragment + self.chunks.tail)
             return
         size = self._frame_bytes + len(fragment)
+        held = self._held
+        if held:
+            size += len(held)
+            self._held = b""
+        elif self._pace.is_holding:
+            self._held = b"".join((self._head, fragment, self.chunks.tail))
+            self._pace.hold(self)
+            return
         line = _SIZE_LINES[size] if size < 4096 else b"%x\r\n" % size
-        self._write_frame(b"".join((line, self._head, fragment, self._tail)))
+        self._write_frame(b"".join((line, held, self._head, fragment, self._tail)))
         self._until_check -= 1
         if not self._until_check:
             self._check_reader()
@@ -130,9 +156,18 @@ class StreamedGeneration(Generation):
         """Send whole events, at once or with the first chunk."""
         if self._early is not None:
             self._early.append(chunk)
-        elif chunk:
+        elif chunk := self._taken_held() + chunk:
             self._write_frame(b"%x\r\n%b\r\n" % (len(chunk), chunk))
             self._check_reader()
+
+    def release(self) -> None:
+        """Write what was kept for the next step."""
+        if self._held:
+            self.send(b"")
+
+    def _taken_held(self) -> bytes:
+        held, self._held = self._held, b""
+        return held
 
     def keep_alive(self) -> None:
         """Show client and proxies that the stream lives."""
@@ -176,7 +211,7 @@ class StreamedGeneration(Generation):
     def last_chunks(self, reason: str) -> bytes:
         """Return what is still held back when the answer ends, and why it ended."""
         delta, entries = self.held_back()
-        held = self.take_early()
+        held = self._taken_held() + self.take_early()
         if delta.content or delta.reasoning or delta.calls or entries:
             held += self._chunk(delta, entries)
         return held + self.chunks.finish(reason)

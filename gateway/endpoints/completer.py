@@ -7,10 +7,9 @@ from aiohttp import web
 
 from gateway.bases.assets import AssetCache
 from gateway.directory import Directory, Principal
-from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.exchange import Exchange, tally_of
 from gateway.dispatch.generation import GenerationSpec
-from gateway.endpoints.run import Run, now_s
+from gateway.endpoints.run import Means, Run, now_s
 from gateway.endpoints.submission import generation_specs
 from gateway.endpoints.task import Plan, Task
 from gateway.limits.limiter import Limiter, Reservation
@@ -42,21 +41,19 @@ class Completer:
         directory: Directory,
         assets: AssetCache,
         limiter: Limiter,
-        dispatcher: Dispatcher,
+        means: Means,
         metrics: GatewayMetrics,
         emit: Callable[[RequestEvent], None],
         gateway_id: str,
-        keep_alive_s: float,
     ) -> None:
         """Compose; `emit` takes one event per accepted request and never blocks."""
         self._directory = directory
         self._assets = assets
         self._limiter = limiter
-        self._dispatcher = dispatcher
+        self._means = means
         self._metrics = metrics
         self._emit = emit
         self._gateway_id = gateway_id
-        self._keep_alive_s = keep_alive_s
 
     async def answer(
         self, request: web.Request, principal: Principal, task: Task
@@ -80,11 +77,15 @@ class Completer:
         run = Run(self._close, request, task, exchange, plan)
         with run:
             try:
-                return await run.answer(self._dispatcher, self._metrics, self._keep_alive_s)
+                return await run.answer(
+                    self._dispatcher, self._metrics.itl, self._pace, self._keep_alive_s
+                )
             except PlatformError as refusal:
                 if not await self._stands_in(run, refusal):
                     raise
-            return await run.answer(self._dispatcher, self._metrics, self._keep_alive_s)
+            return await run.answer(
+                self._dispatcher, self._metrics.itl, self._pace, self._keep_alive_s
+            )
 
     async def _plan(self, task: Task, identity: Identity, principal: Principal, name: str) -> Plan:
         resolved = self._directory.resolve(principal, name)
@@ -118,7 +119,7 @@ class Completer:
     async def _stands_in(self, run: Run, refusal: PlatformError) -> bool:
         """Prepare `run` for the model that stands in; False when the refusal is the answer."""
         exchange, task = run.exchange, run.task
-        if refusal.code not in _STAND_IN or run.has_begun or self._dispatcher.is_draining:
+        if refusal.code not in _STAND_IN or run.has_begun or self._means.dispatcher.is_draining:
             return False
         principal = exchange.principal
         name = self._directory.fallback(principal, task.fields.model)

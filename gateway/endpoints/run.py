@@ -8,6 +8,7 @@ cancels the handler, which cancels the request upstream.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import orjson
@@ -16,15 +17,33 @@ from aiohttp import web
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.exchange import Exchange, tally_of
 from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.pace import Pace
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.endpoints.event_stream import EventStream
 from gateway.endpoints.keep_alive import KeepAlive
 from gateway.endpoints.task import Plan, Task
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import FastHistogram
 from gateway.text.logprobs import LogprobLine
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import StreamHead
 from sluice.errors import ErrorCode, PlatformError
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What answering takes, the same for all requests of a worker.
+
+    Attributes:
+        dispatcher: Gets answers.
+        itl: Told about every gap between tokens.
+        pace: Says whether a token may wait for the next step.
+        keep_alive_s: How long a stream may be silent.
+    """
+
+    dispatcher: Dispatcher
+    itl: FastHistogram
+    pace: Pace
+    keep_alive_s: float
 
 
 class Run:
@@ -74,16 +93,14 @@ class Run:
             exchange.outcome, exchange.status = ErrorCode.INTERNAL, 500
         self._close(self)
 
-    async def answer(
-        self, dispatcher: Dispatcher, metrics: GatewayMetrics, keep_alive_s: float
-    ) -> web.StreamResponse:
+    async def answer(self, means: Means) -> web.StreamResponse:
         """Return the answer; PlatformError when it is refused before anything was sent."""
         if not self.task.fields.stream:
-            return await self._whole(dispatcher)
-        streams = self._streams(metrics)
+            return await self._whole(means.dispatcher)
+        streams = self._streams(means.itl, means.pace)
         self.generations = streams
-        with KeepAlive(streams, keep_alive_s):
-            return await self._stream(dispatcher, streams)
+        with KeepAlive(streams, means.keep_alive_s):
+            return await self._stream(means.dispatcher, streams)
 
     def _submitted(self, cell_id: str, router_id: str) -> None:
         self.exchange.submitted(cell_id, router_id, now_s())
@@ -130,7 +147,7 @@ class Run:
 
     # --- streamed ---------------------------------------------------------------------------
 
-    def _streams(self, metrics: GatewayMetrics) -> list[StreamedGeneration]:
+    def _streams(self, itl: FastHistogram, pace: Pace) -> list[StreamedGeneration]:
         task, plan = self.task, self.plan
         head = self._stream_head()
         streams: list[StreamedGeneration] = []
@@ -142,7 +159,8 @@ class Run:
                     self._pipe(index),
                     plan.assets.table,
                     task.chunks(head, index),
-                    metrics.itl,
+                    itl,
+                    pace,
                     None if line is None or form is None else (line, form),
                 )
             )

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dispatch.generation import Generation, GenerationSpec
+from gateway.dispatch.pace import NeverLags, Pace
 from gateway.dispatch.router_link import RouterLink
 from gateway.text.pipe import TextPipe
 from sluice.hashing import chained_hashes
@@ -43,7 +44,7 @@ def test_the_tier_is_told_and_the_session_decides_about_the_cell() -> None:
 
 def test_what_was_sent_counts_until_the_router_says_more() -> None:
     changes: list[None] = []
-    link = RouterLink("a:1", "g", lambda: changes.append(None))
+    link = RouterLink("a:1", "g", lambda: changes.append(None), Pace(NeverLags()))
     link._go_up(wire.ConnectResponse(welcome=wire.Welcome(router_id="r")))
     told = wire.CellState(cell_id="c", replicas_ready=2, tokens_owed=50, wait_ms=9)
     link.deliver(wire.ConnectResponse(cells=[told]), 1.0)

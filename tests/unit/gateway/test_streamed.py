@@ -9,6 +9,7 @@ from openai._streaming import SSEDecoder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.dispatch.generation import EndKind, GenerationSpec
+from gateway.dispatch.pace import Lag, NeverLags, Pace
 from gateway.dispatch.streamed import BUFFER_BYTES_MAX, StreamedGeneration
 from gateway.metrics import FastHistogram
 from gateway.text.detokenizer import token_table
@@ -54,10 +55,12 @@ class Transport(asyncio.WriteTransport):
         return self.unread
 
 
-def stream(stops: tuple[str, ...] = ()) -> StreamedGeneration:
+def stream(stops: tuple[str, ...] = (), lag: Lag | None = None) -> StreamedGeneration:
     chunks = ChatChunks(StreamHead("chat.completion.chunk", 'id"1', "mödel", 7))
     itl = FastHistogram("x", "x", (0.1,))
-    return StreamedGeneration(SPEC, TextPipe(TABLE.stream(), stops, None), TABLE, chunks, itl)
+    return StreamedGeneration(
+        SPEC, TextPipe(TABLE.stream(), stops, None), TABLE, chunks, itl, Pace(lag or NeverLags())
+    )
 
 
 def unframed(data: bytes) -> bytes:
@@ -132,3 +135,55 @@ def test_a_client_that_hung_up_ends_its_own_stream_and_nothing_else() -> None:
     assert generation.ending is not None
     assert generation.ending.code is ErrorCode.CLIENT_CLOSED
     assert list(generation.emitted) == [40, 41]
+
+
+class Lagging:
+    is_lagging = True
+
+
+def step(generation: StreamedGeneration, *tokens: int) -> None:
+    """One message of a router: a step that brings these tokens, or none."""
+    before = generation._pace.begin_step()
+    for token in tokens:
+        generation.push_one(token, 1.0)
+    generation._pace.end_step(before)
+
+
+async def test_while_the_loop_lags_two_steps_share_a_write() -> None:
+    generation, transport = stream(lag=Lagging()), Transport()
+    generation.go_live(transport, is_chunked=True)
+    sizes = []
+    for token in (40, 41, 42, 43):
+        step(generation, token)
+        sizes.append(len(transport.written))
+    assert sizes[0] == 0
+    assert sizes[1] == sizes[2] > 0
+    assert "".join(texts(unframed(transport.written) + DONE)) == TOKENIZER.decode([40, 41, 42, 43])
+
+
+async def test_a_step_without_news_releases_what_is_held() -> None:
+    generation, transport = stream(lag=Lagging()), Transport()
+    generation.go_live(transport, is_chunked=True)
+    step(generation, 40)
+    assert not transport.written
+    step(generation)
+    assert texts(unframed(transport.written) + DONE) == [TOKENIZER.decode([40])]
+
+
+async def test_without_another_step_time_releases_it() -> None:
+    generation, transport = stream(lag=Lagging()), Transport()
+    generation.go_live(transport, is_chunked=True)
+    step(generation, 40)
+    async with asyncio.timeout(5):
+        while not transport.written:
+            await asyncio.sleep(0.005)
+    assert texts(unframed(transport.written) + DONE) == [TOKENIZER.decode([40])]
+
+
+async def test_what_is_held_at_the_end_leaves_with_the_end() -> None:
+    generation, transport = stream(lag=Lagging()), Transport()
+    generation.go_live(transport, is_chunked=True)
+    step(generation, 40)
+    assert not transport.written
+    assert texts(generation.last_chunks("stop") + DONE)[0] == TOKENIZER.decode([40])
+    assert generation.last_chunks("stop").count(b"data: ") == 1
