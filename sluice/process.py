@@ -62,6 +62,7 @@ class ProcessSpec:
         uid: User and group id to run as; None keeps ours. Needs root.
         stop_signal: Asks the child to end.
         stop_grace_s: Seconds from `stop_signal` to SIGKILL of the group.
+        pass_fds: File handles that the child inherits under the same numbers.
         cleanup: Runs after every end, whatever the reason; e.g. removes shared memory.
     """
 
@@ -75,6 +76,7 @@ class ProcessSpec:
     cwd: Path | None = None
     stop_signal: int = signal.SIGTERM
     stop_grace_s: float = 10.0
+    pass_fds: Sequence[int] = ()
     cleanup: Callable[[], None] = field(default=_nothing)
 
 
@@ -214,6 +216,7 @@ class ChildProcess(OwnedProcess):
                 stdout=log_file,
                 stderr=log_file,
                 start_new_session=True,
+                pass_fds=spec.pass_fds,
                 user=spec.uid,
                 group=spec.gid,
                 extra_groups=None if spec.uid is None else [],
