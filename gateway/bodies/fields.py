@@ -46,7 +46,8 @@ class AtMost:
 
     def _checked(self, value: Any) -> Any:
         if isinstance(value, dict) and len(cast("dict[str, Any]", value)) > self.entries:
-            raise ValueError(f"at most {self.entries} entries are allowed")
+            text = "at most {entries} entries are allowed"
+            raise PydanticCustomError("too_many_entries", text, {"entries": self.entries})
         return value
 
 
