@@ -13,7 +13,7 @@ class CallDelta(NamedTuple):
         name: In the first piece of a call only.
     """
 
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride] - nobody searches in a delta
     arguments: str = ""
     call_id: str = ""
     name: str = ""

@@ -1,7 +1,6 @@
-"""Tool calls in the text of a model, in the Hermes form.
+"""Tool calls in the form of Hermes, Qwen 2.5 and 3, and our own model.
 
-Pure. `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, as Qwen and our own model write it.
-Text outside the marks is passed on as it comes; a call is given out when it is whole.
+Pure. `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one pair of marks for each call.
 """
 
 from collections.abc import Callable
@@ -9,7 +8,34 @@ from dataclasses import dataclass
 
 import orjson
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+from gateway.dialects.marks import Marks, behind_space
+from gateway.dialects.scanner import CallScanner
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+_OPEN, _CLOSE = OPENING, CLOSING
+_CLOSING = Marks(CLOSING)
+
+
+class HermesParser(CallScanner):
+    """Splits an answer into plain text and calls."""
+
+    __slots__ = ()
+
+    openings = Marks(OPENING)
+
+    def after_opening(self, text: str, at: int) -> int:
+        """Expect the object of a call."""
+        self.open_object()
+        return self.in_object(text, at)
+
+    def after_object(self, text: str, at: int) -> int:
+        """Take the closing mark; models that are cut short, or hurried, leave it out."""
+        at = behind_space(text, at)
+        mark = _CLOSING.at(text, at)
+        if mark is None:
+            return at
+        self.step = self.after_call
+        return at + len(mark)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,206 @@
+"""Grammars of tool calls, in llguidance's Lark. Pure.
+
+A mark that is one token of the base's vocabulary is written as that token: spelled out, neither
+would the model recognise it nor the engine let it pass.
+"""
+
+import json
+import keyword
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gateway.dialects.forms import CallForm
+from gateway.dialects.marks import ReasoningMarks
+from gateway.dialects.tools import ToolSpec
+
+CALLS_MAX = 16  # of one forced answer: without a bound a weak model would never end it
+
+# As models were trained to write JSON; with free white space a weak model writes nothing else.
+_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
+# What a schema may say for its properties to be written one by one.
+_PLAIN_KEYS = {
+    "$defs",
+    "$schema",
+    "additionalProperties",
+    "definitions",
+    "description",
+    "properties",
+    "required",
+    "title",
+    "type",
+}
+_KEYWORDS_MAX = 16
+_TEXT = r"/(.|\n)+/"
+# Marks that begin calls. Llama's forms begin without one.
+_OPENINGS = {
+    CallForm.HERMES: "<tool_call>",
+    CallForm.MISTRAL: "[TOOL_CALLS]",
+    CallForm.MISTRAL_NAMED: "[TOOL_CALLS]",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """Writes the grammars of one dialect.
+
+    Attributes:
+        form: Of the calls.
+        marks: Token ids of the marks that are one token.
+        reasoning: Marks of the reasoning that may come first.
+    """
+
+    form: CallForm
+    marks: Mapping[str, int]
+    reasoning: ReasoningMarks | None
+
+    def forced(self, tools: Sequence[ToolSpec], *, is_parallel: bool, is_reasoning: bool) -> str:
+        """Return a grammar of calls and nothing else but reasoning in front of them."""
+        assert tools, "without tools there is nothing to call"
+        calls, rules = self._calls(tools, is_parallel=is_parallel)
+        if self.reasoning is None:
+            return _lark(calls, rules)
+        opening, closing = map(self._mark, self.reasoning)
+        if self.reasoning.closing in self.marks:
+            rules = ("thought: TEXT?", f"TEXT: {_TEXT}", *rules)
+            thought = f"thought {closing}"
+        else:
+            rules = (f"thought[suffix={closing}]: {_TEXT}", *rules)
+            thought = "thought"
+        thought += r' "\n"~0..2 '
+        start = thought if is_reasoning else f"({opening} {thought})? "
+        return _lark(start + calls, rules)
+
+    def guided(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> str | None:
+        """Return a grammar of any text in which calls are as they have to be.
+
+        None where that cannot be said: it takes a mark that is a token, which text cannot hold.
+        """
+        opening = _OPENINGS.get(self.form)
+        if opening not in self.marks:
+            return None
+        is_list = self.form is CallForm.MISTRAL
+        calls, rules = self._calls(tools, is_parallel=is_parallel and is_list)
+        own = [self._mark(mark) for mark in self.reasoning or () if mark in self.marks]
+        text = f"text: {' | '.join(('TEXT', *own))}"
+        start = f"text* (call_list text*){'*' if is_parallel else '?'}"
+        return _lark(start, (f"call_list: {calls}", text, f"TEXT: {_TEXT}", *rules))
+
+    def _calls(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> tuple[str, Sequence[str]]:
+        """Return a list of calls as Lark, and the rules that it needs."""
+        form = self.form
+        if form is CallForm.LLAMA_PYTHONIC and not all(map(_has_keywords, tools)):
+            form = CallForm.LLAMA_JSON  # which the same parser reads
+        rules: list[str] = []
+        for number, tool in enumerate(tools):
+            if form is CallForm.LLAMA_PYTHONIC:
+                rules += _python_rules(number, tool)
+            else:
+                rules.append(f"call_{number}: {self._call(form, number, tool.name)}")
+                rules.append(f"arguments_{number}: %json {_schema(tool)}")
+        one = " | ".join(f"call_{number}" for number in range(len(tools)))
+        before, between, after = self._around(form)
+        more = f" ({between} call)~0..{CALLS_MAX - 1}" if is_parallel else ""
+        return f"{before} call{more} {after}".strip(), (f"call: {one}", *rules)
+
+    def _around(self, form: CallForm) -> tuple[str, str, str]:
+        """Return what stands before, between and after calls, as Lark."""
+        if form is CallForm.MISTRAL:
+            return f'{self._mark("[TOOL_CALLS]")} " "? "["', '", "', '"]"'
+        if form is CallForm.LLAMA_PYTHONIC:
+            return '"["', '", "', '"]"'
+        return "", {CallForm.HERMES: r'"\n"', CallForm.LLAMA_JSON: '"; "'}.get(form, ""), ""
+
+    def _call(self, form: CallForm, number: int, name: str) -> str:
+        """Return a call as Lark."""
+        arguments = f"arguments_{number}"
+        if form is CallForm.MISTRAL_NAMED:
+            opening, between = self._mark("[TOOL_CALLS]"), self._mark("[ARGS]")
+            return f"{opening} {_quoted(name)} {between} {arguments}"
+        key = "parameters" if form is CallForm.LLAMA_JSON else "arguments"
+        head = f'{{"name": {json.dumps(name)}, "{key}": '
+        whole = f'{_quoted(head)} {arguments} "}}"'
+        if form is CallForm.HERMES:
+            opening, closing = self._mark("<tool_call>"), self._mark("</tool_call>")
+            return rf'{opening} "\n" {whole} "\n" {closing}'
+        return whole
+
+    def _mark(self, mark: str) -> str:
+        token = self.marks.get(mark)
+        return _quoted(mark) if token is None else f"<[{token}]>"
+
+
+def _lark(start: str, rules: Sequence[str]) -> str:
+    return "\n".join((f"start: {start}", *rules))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # Lark's strings have the same escapes
+
+
+def _schema(tool: ToolSpec) -> str:
+    """Return the schema of a tool's arguments, always those of an object.
+
+    Only strict tools are held to all of it: of the others, what the engine does not know is left
+    out.
+    """
+    parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
+    options = {**_JSON_OPTIONS, "lenient": not tool.is_strict}
+    return json.dumps({**parameters, "type": "object", "x-guidance": options})
+
+
+def _has_keywords(tool: ToolSpec) -> bool:
+    """Return whether a tool's parameters can be written as keyword arguments, one by one."""
+    parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
+    properties = parameters.get("properties", {})
+    if not isinstance(properties, dict) or len(cast("dict[str, Any]", properties)) > _KEYWORDS_MAX:
+        return False
+    names = cast("dict[str, Any]", properties).keys()
+    required = parameters.get("required", [])
+    return (
+        parameters.keys() <= _PLAIN_KEYS
+        and all(map(_is_keyword, names))
+        and isinstance(required, list)
+        and all(name in names for name in cast("list[Any]", required))
+        and all(part.isidentifier() for part in tool.name.split("."))
+    )
+
+
+def _is_keyword(name: str) -> bool:
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _python_rules(number: int, tool: ToolSpec) -> Iterator[str]:
+    """Yield the rules of a call in Python's syntax; required arguments come first."""
+    parameters = tool.parameters or {}
+    properties: dict[str, Any] = parameters.get("properties", {})
+    required = [name for name in properties if name in parameters.get("required", [])]
+    optional = [name for name in properties if name not in required]
+    rules = {name: f"argument_{number}_{index}" for index, name in enumerate(properties)}
+    for name, rule in rules.items():
+        yield f"{rule}: {_quoted(name + '=')} %json {_property_schema(tool, properties[name])}"
+    begun = ' ", " '.join(rules[name] for name in required)
+    chains = [optional] if required else [optional[index:] for index in range(len(optional))]
+    lists = [
+        " ".join((*([begun] if required else [rules[chain[0]]]), *_tail(chain, rules, required)))
+        for chain in chains
+        if chain or required
+    ]
+    arguments = f"({' | '.join(lists)}){'' if required else '?'}" if lists else ""
+    yield f'call_{number}: {_quoted(tool.name + "(")} {arguments} ")"'
+
+
+def _tail(chain: list[str], rules: Mapping[str, str], required: list[str]) -> Iterator[str]:
+    """Yield what may follow: each of the optional arguments, in their order."""
+    for name in chain if required else chain[1:]:
+        yield f'(", " {rules[name]})?'
+
+
+def _property_schema(tool: ToolSpec, schema: Any) -> str:
+    """Return the schema of one property, with the definitions that it may refer to."""
+    parameters = tool.parameters or {}
+    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    own: dict[str, Any] = schema if isinstance(schema, dict) else {}
+    options = {**_JSON_OPTIONS, "lenient": not tool.is_strict}
+    return json.dumps({**shared, **own, "x-guidance": options})

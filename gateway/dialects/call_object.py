@@ -1,0 +1,220 @@
+"""A call as one JSON object, `{"name": ..., "arguments": {...}}`, read while it is written. Pure.
+
+The keys may come in any order; `parameters` says the same as `arguments`. The name goes out with
+its last character, the arguments as they come.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import orjson
+
+from gateway.dialects.call_writer import CallWriter
+from gateway.dialects.json_text import JsonText
+from gateway.dialects.marks import behind_space
+
+# Of a call before its name is known, of arguments before their name: what looked like a call and
+# goes on longer is text.
+HELD_CHARACTERS_MAX = 64 << 10
+_NAME_CHARACTERS_MAX = 512  # as JSON text; also of a key
+_ARGUMENTS_KEYS = ("arguments", "parameters")
+# Beside them, what an object may have that nothing marks as a call.
+_OTHER_KEYS = ("type", "id")
+
+
+class CallObject:
+    """One call.
+
+    Attributes:
+        is_begun: It is a call: its name was given out, and nothing of it is text any more.
+        is_complete: The object has ended, and is a call.
+        is_broken: It is no call, or goes on as none.
+    """
+
+    __slots__ = (
+        "_arguments",
+        "_calls",
+        "_captured",
+        "_captured_characters",
+        "_has_arguments",
+        "_held",
+        "_held_characters",
+        "_key",
+        "_names",
+        "_step",
+        "_value",
+        "is_begun",
+        "is_broken",
+        "is_complete",
+    )
+
+    def __init__(self, calls: CallWriter, names: Collection[str] | None = None) -> None:
+        """Wait for the opening brace.
+
+        Args:
+            calls: Is told.
+            names: Where nothing marks a call, only objects that name one of these are calls.
+        """
+        self._calls = calls
+        self._names = names
+        self._step = self._opening
+        self._value = JsonText()
+        self._key = ""
+        self._captured: list[str] = []  # of a key or a value that is needed as a whole
+        self._captured_characters = 0
+        self._arguments: list[str] = []  # that came before the name
+        self._has_arguments = False
+        self._held: list[str] = []
+        self._held_characters = 0
+        self.is_begun = self.is_complete = self.is_broken = False
+
+    @property
+    def text(self) -> str:
+        """What was taken, as it was, while it is not known to be a call."""
+        return "".join(self._held)
+
+    def take(self, text: str, start: int) -> int:
+        """Take what belongs to the object from `start` on; return the index behind it."""
+        at = start
+        while at < len(text) and not (self.is_complete or self.is_broken):
+            begin = at
+            at = self._step(text, at)
+            if not self.is_begun:
+                self._hold(text[begin:at])
+        return at
+
+    def _hold(self, text: str) -> None:
+        self._held.append(text)
+        self._held_characters += len(text)
+        if self._held_characters > HELD_CHARACTERS_MAX:
+            self.is_broken = True
+
+    def _opening(self, text: str, at: int) -> int:
+        return self._punctuation(text, at, {"{": self._first_key})
+
+    def _first_key(self, text: str, at: int) -> int:
+        return self._punctuation(text, at, {'"': self._in_key, "}": None})
+
+    def _next_key(self, text: str, at: int) -> int:
+        return self._punctuation(text, at, {'"': self._in_key})
+
+    def _colon(self, text: str, at: int) -> int:
+        return self._punctuation(text, at, {":": self._before_value})
+
+    def _next(self, text: str, at: int) -> int:
+        return self._punctuation(text, at, {",": self._next_key, "}": None})
+
+    def _punctuation(self, text: str, at: int, steps: dict[str, Any]) -> int:
+        """Take one of the characters in `steps`, and go on with its step; None ends the object."""
+        at = behind_space(text, at)
+        if at == len(text):
+            return at
+        if text[at] not in steps:
+            self.is_broken = True
+            return at
+        step = steps[text[at]]
+        if step is None:
+            return self._end(at)
+        self._step = step
+        if text[at] != '"':
+            return at + 1
+        self._expect_value()
+        return at
+
+    def _expect_value(self) -> None:
+        self._value, self._captured, self._captured_characters = JsonText(), [], 0
+
+    def _end(self, at: int) -> int:
+        if not self.is_begun:
+            self.is_broken = True
+            return at
+        if not self._has_arguments:
+            self._calls.extend("{}")
+        self.is_complete = True
+        return at + 1
+
+    def _in_key(self, text: str, at: int) -> int:
+        at = self._capture(text, at, _NAME_CHARACTERS_MAX)
+        if self._value.is_complete and not self.is_broken:
+            self._key = self._taken()
+            is_known = self._key in ("name", *_ARGUMENTS_KEYS, *_OTHER_KEYS)
+            self.is_broken |= self._names is not None and not is_known
+            self._step = self._colon
+        return at
+
+    def _before_value(self, text: str, at: int) -> int:
+        at = behind_space(text, at)
+        if at == len(text):
+            return at
+        self._expect_value()
+        self._step = self._skipped
+        if self._key == "name" and not self.is_begun:
+            self._step = self._in_name
+        elif self._key in _ARGUMENTS_KEYS and not self._has_arguments:
+            self._has_arguments = True
+            self._step = self._in_arguments if text[at] == "{" else self._in_other_arguments
+        return at
+
+    def _in_name(self, text: str, at: int) -> int:
+        behind = self._capture(text, at, _NAME_CHARACTERS_MAX)
+        is_short = self._held_characters + behind - at <= HELD_CHARACTERS_MAX
+        if self._value.is_complete and not self.is_broken and is_short:
+            name = self._taken()
+            self._step = self._next
+            is_name = isinstance(name, str) and bool(name)
+            if is_name and (self._names is None or name in self._names):
+                self._begin(name)
+            else:
+                self.is_broken = True
+        return behind
+
+    def _begin(self, name: str) -> None:
+        self.is_begun = True
+        self._calls.begin(name)
+        self._calls.extend("".join(self._arguments))
+        self._held.clear()
+        self._arguments.clear()
+
+    def _in_arguments(self, text: str, at: int) -> int:
+        at, piece = self._value.take(text, at)
+        self._extend(piece)
+        return self._after_value(at)
+
+    def _in_other_arguments(self, text: str, at: int) -> int:
+        """Take arguments that are no object: JSON text in a string, as some models write them."""
+        at = self._capture(text, at, HELD_CHARACTERS_MAX)
+        if self._value.is_complete and not self.is_broken:
+            value = self._taken()
+            whole = "".join(self._captured)
+            self._extend(value if isinstance(value, str) else "{}" if value is None else whole)
+        return self._after_value(at)
+
+    def _extend(self, arguments: str) -> None:
+        if self.is_begun:
+            self._calls.extend(arguments)
+        else:
+            self._arguments.append(arguments)
+
+    def _skipped(self, text: str, at: int) -> int:
+        at, _ = self._value.take(text, at)
+        return self._after_value(at)
+
+    def _after_value(self, at: int) -> int:
+        self.is_broken |= self._value.is_broken
+        if self._value.is_complete:
+            self._step = self._next
+        return at
+
+    def _capture(self, text: str, at: int, characters_max: int) -> int:
+        at, piece = self._value.take(text, at)
+        self._captured.append(piece)
+        self._captured_characters += len(piece)
+        self.is_broken |= self._value.is_broken or self._captured_characters > characters_max
+        return at
+
+    def _taken(self) -> Any:
+        try:
+            return orjson.loads("".join(self._captured))
+        except orjson.JSONDecodeError:  # half a surrogate pair
+            self.is_broken = True
+            return None

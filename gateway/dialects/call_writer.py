@@ -1,0 +1,44 @@
+"""The deltas of an answer's tool calls. Pure."""
+
+from collections.abc import Callable
+
+from gateway.dialects.delta import CallDelta
+
+
+class CallWriter:
+    """Numbers calls and collects their deltas until they are taken.
+
+    Attributes:
+        count: Calls begun so far.
+    """
+
+    __slots__ = ("_deltas", "_new_call_id", "count")
+
+    def __init__(self, new_call_id: Callable[[], str]) -> None:
+        """Prepare; `new_call_id` names each call."""
+        self._new_call_id = new_call_id
+        self._deltas: list[CallDelta] = []
+        self.count = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._deltas)
+
+    def begin(self, name: str) -> None:
+        """Begin the next call."""
+        self._deltas.append(CallDelta(self.count, "", self._new_call_id(), name))
+        self.count += 1
+
+    def extend(self, arguments: str) -> None:
+        """Add to the arguments of the call begun last."""
+        if not arguments:
+            return
+        last = self._deltas[-1] if self._deltas else CallDelta(self.count - 1)
+        self._deltas[-1:] = [last._replace(arguments=last.arguments + arguments)]
+
+    def take(self) -> tuple[CallDelta, ...]:
+        """Return what came since the last time."""
+        deltas = tuple(self._deltas)
+        self._deltas.clear()
+        return deltas

@@ -1,0 +1,68 @@
+"""Which dialect a base speaks: what its files say, or else what its template and vocabulary show.
+
+Pure. The forms are told apart by the marks that a template writes or a vocabulary holds; what
+neither shows is the form of Hermes, which most templates use.
+"""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, TypeVar, cast
+
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.forms import CALL_MARKS, REASONING_MARKS, CallForm, ReasoningForm
+
+_OVERRIDE_KEY = "sluice"
+_PYTHONIC = re.compile(r"\[\s*func\w*\(|python list of the function calls")
+_LLAMA_TOKENS = ("<|python_tag|>", "<|python_start|>")
+
+Form = TypeVar("Form", bound=StrEnum)
+
+
+def dialect_of(template: str, tokens: Mapping[str, int], config: Mapping[str, Any]) -> Dialect:
+    """Return the dialect of a base.
+
+    Args:
+        template: Source of its chat template.
+        tokens: Added tokens of its tokenizer, by text.
+        config: Its tokenizer_config.json; `{"sluice": {"tool_calls": ..., "reasoning": ...}}`
+            there decides. ValueError when it names a form that does not exist.
+    """
+    override: Any = config.get(_OVERRIDE_KEY) or {}
+    if not isinstance(override, dict):
+        raise ValueError(f"{_OVERRIDE_KEY!r} in tokenizer_config.json must be an object")  # noqa: TRY004 - about the file's content
+    named = cast("dict[str, Any]", override)
+    calls = _named(named, "tool_calls", CallForm) or _call_form(template, tokens)
+    reasoning = _named(named, "reasoning", ReasoningForm) or _reasoning_form(template, tokens)
+    marks = (*CALL_MARKS[calls], *REASONING_MARKS.get(reasoning, ()))
+    return Dialect(calls, reasoning, {mark: tokens[mark] for mark in marks if mark in tokens})
+
+
+def _named(override: Mapping[str, Any], key: str, forms: type[Form]) -> Form | None:
+    if key not in override:
+        return None
+    try:
+        return forms(override[key])
+    except ValueError:
+        known = ", ".join(forms)
+        raise ValueError(
+            f"{_OVERRIDE_KEY}.{key} in tokenizer_config.json is none of {known}"
+        ) from None
+
+
+def _call_form(template: str, tokens: Mapping[str, int]) -> CallForm:
+    if "<tool_call>" in template:
+        return CallForm.HERMES
+    if "[TOOL_CALLS]" in template or "[TOOL_CALLS]" in tokens:
+        is_named = "[ARGS]" in template or "[ARGS]" in tokens
+        return CallForm.MISTRAL_NAMED if is_named else CallForm.MISTRAL
+    if any(mark in template or mark in tokens for mark in _LLAMA_TOKENS):
+        return CallForm.LLAMA_PYTHONIC if _PYTHONIC.search(template) else CallForm.LLAMA_JSON
+    return CallForm.HERMES
+
+
+def _reasoning_form(template: str, tokens: Mapping[str, int]) -> ReasoningForm:
+    for form, marks in REASONING_MARKS.items():
+        if any(mark in template or mark in tokens for mark in marks):
+            return form
+    return ReasoningForm.NONE

@@ -1,0 +1,108 @@
+"""How a model family writes what is not plain text: tool calls and reasoning. Pure."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.dialects.call_grammar import CallGrammar
+from gateway.dialects.delta import OutputParser
+from gateway.dialects.forms import CALL_MARKS, REASONING_MARKS, CallForm, ReasoningForm
+from gateway.dialects.hermes import HermesParser
+from gateway.dialects.llama import LlamaParser
+from gateway.dialects.mistral import MistralParser
+from gateway.dialects.reasoning import ReasoningParser
+from gateway.dialects.tools import ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a base speaks.
+
+    Attributes:
+        calls: How it writes tool calls.
+        reasoning: How it sets reasoning apart.
+        mark_ids: Token ids of those marks that are one token of its vocabulary.
+    """
+
+    calls: CallForm = CallForm.HERMES
+    reasoning: ReasoningForm = ReasoningForm.NONE
+    mark_ids: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return f"{self.calls}/{self.reasoning}"
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether tools can be used at all; where not, requests with tools are to be refused."""
+        return self.calls is not CallForm.NONE
+
+    def marks(self, *, tools: bool) -> frozenset[str]:
+        """Return the marks that a parser has to see, even if they are special tokens."""
+        calls = CALL_MARKS[self.calls] if tools else ()
+        return frozenset((*calls, *REASONING_MARKS.get(self.reasoning, ())))
+
+    def parser(
+        self,
+        *,
+        tools: Collection[str],
+        is_parallel: bool,
+        new_call_id: Callable[[], str],
+        is_reasoning: bool = False,
+    ) -> OutputParser | None:
+        """Return a parser for one answer; None when there is nothing to look for.
+
+        Args:
+            tools: Names of the functions that may be called; empty: calls are text.
+            is_parallel: Whether there may be more than one call.
+            new_call_id: Names each call.
+            is_reasoning: The answer begins inside the reasoning; see `opens_reasoning`.
+        """
+        calls = self._call_parser(tools, new_call_id, is_parallel=is_parallel) if tools else None
+        marks = REASONING_MARKS.get(self.reasoning)
+        if marks is None:
+            return calls
+        return ReasoningParser(marks, calls, is_open=is_reasoning)
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Return whether a prompt ends in an open block of reasoning, as some templates do."""
+        marks = REASONING_MARKS.get(self.reasoning)
+        return marks is not None and prompt.rstrip().endswith(marks.opening)
+
+    def call_grammar(
+        self, tools: Sequence[ToolSpec], *, is_parallel: bool, is_reasoning: bool = False
+    ) -> str:
+        """Return a grammar, in the engine's Lark, of nothing but calls of `tools`.
+
+        Args:
+            tools: At least one.
+            is_parallel: Whether there may be more than one call.
+            is_reasoning: As for `parser`; the reasoning comes first.
+        """
+        return self._grammar.forced(tools, is_parallel=is_parallel, is_reasoning=is_reasoning)
+
+    def strict_grammar(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> str | None:
+        """Return a grammar of any text in which calls of `tools` keep to their schemas.
+
+        None where this dialect cannot be held to that: its calls begin without a mark, or with one
+        that is no token of its own.
+        """
+        return self._grammar.guided(tools, is_parallel=is_parallel)
+
+    @property
+    def _grammar(self) -> CallGrammar:
+        assert self.has_tools, "this dialect has no calls"
+        return CallGrammar(self.calls, self.mark_ids, REASONING_MARKS.get(self.reasoning))
+
+    def _call_parser(
+        self, tools: Collection[str], new_call_id: Callable[[], str], *, is_parallel: bool
+    ) -> OutputParser | None:
+        match self.calls:
+            case CallForm.HERMES:
+                return HermesParser(new_call_id, is_parallel=is_parallel)
+            case CallForm.LLAMA_JSON | CallForm.LLAMA_PYTHONIC:
+                return LlamaParser(new_call_id, is_parallel=is_parallel, names=frozenset(tools))
+            case CallForm.MISTRAL | CallForm.MISTRAL_NAMED:
+                return MistralParser(new_call_id, is_parallel=is_parallel)
+            case CallForm.NONE:
+                return None

@@ -1,0 +1,108 @@
+"""Tool calls in the forms of Llama 3 and 4. Pure.
+
+Objects, `{"name": ..., "parameters": {...}}`, several apart by semicolons; or a list in Python's
+syntax, `[f(a=1), g()]`. Either begins the answer, or stands behind a mark.
+"""
+
+from collections.abc import Callable, Collection
+
+from gateway.dialects.marks import Marks, behind_space
+from gateway.dialects.python_call import PythonCall
+from gateway.dialects.scanner import CallScanner
+
+OPENINGS = ("<|python_tag|>", "<|python_start|>")
+_BETWEEN = Marks("<|python_end|>", ";")
+
+
+class LlamaParser(CallScanner):
+    """Splits an answer into plain text and calls.
+
+    Without a mark only what names a known tool is a call: an answer may as well be some JSON, or
+    begin with a bracket.
+    """
+
+    __slots__ = ("_call", "_names")
+
+    openings = Marks(*OPENINGS)
+
+    def __init__(
+        self, new_call_id: Callable[[], str], *, is_parallel: bool, names: Collection[str]
+    ) -> None:
+        """Prepare; `names` are those of the request's tools."""
+        super().__init__(new_call_id, is_parallel=is_parallel)
+        self._names: Collection[str] | None = names  # None behind a mark
+        self._call = PythonCall(names)
+
+    def begin(self, text: str, at: int) -> int:
+        """Take the first characters of the answer: they may be a call without a mark."""
+        return self._expect_call(text, at)
+
+    def after_opening(self, text: str, at: int) -> int:
+        """Expect a call; program code for Meta's own interpreter is text."""
+        self._names = None
+        self.step = self._expect_call
+        return self._expect_call(text, at)
+
+    def after_object(self, text: str, at: int) -> int:
+        """Take what ends a call or parts it from the next."""
+        at = behind_space(text, at)
+        mark = _BETWEEN.at(text, at)
+        if mark is None:
+            return at
+        if mark == ";" or text.startswith("{", at):
+            self.suspect(mark)
+            self.step = self._expect_next
+        else:
+            self.step = self.after_call
+        return at + len(mark)
+
+    def _expect_next(self, text: str, at: int) -> int:
+        at, character = self.next_character(text, at)
+        if character == "{":
+            self.open_object(self._names)
+        elif character:
+            self.give_up()
+        return at
+
+    def _expect_call(self, text: str, at: int) -> int:
+        at, character = self.next_character(text, at)
+        if character == "[":
+            self.suspect("[")
+            self._open_python()
+            return at + 1
+        if character == "{":
+            self.open_object(self._names)
+        elif character:
+            self.give_up()
+        return at
+
+    def _open_python(self) -> None:
+        self._call = PythonCall(self._names)
+        self.step = self._in_python
+
+    def _in_python(self, text: str, at: int) -> int:
+        behind = self._call.take(text, at)
+        self.suspect(text[at:behind])
+        if self._call.is_broken:
+            self.give_up()
+        elif self._call.is_complete:
+            self.confirm()
+            self.calls.begin(self._call.name)
+            self.calls.extend(self._call.arguments)
+            self.end_call()
+            self.step = self._after_python
+        return behind
+
+    def _after_python(self, text: str, at: int) -> int:
+        at, character = self.next_character(text, at)
+        if not character:
+            return at
+        self.suspect(character)
+        if character == ",":
+            self._open_python()
+        elif character == "]":
+            self.confirm()
+            self.step = self.after_object
+        else:
+            self.give_up()
+        return at + 1

@@ -1,0 +1,66 @@
+"""Marks in a text that arrives in pieces. Pure."""
+
+import re
+from typing import NamedTuple
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class ReasoningMarks(NamedTuple):
+    """What stands before and after a model's reasoning."""
+
+    opening: str
+    closing: str
+
+
+def begun_mark(text: str, mark: str, start: int = 0) -> int:
+    """Return how many characters at the end of `text[start:]` may be the beginning of `mark`.
+
+    Never all of `mark`: a whole one is to be found first.
+    """
+    for length in range(min(len(text) - start, len(mark) - 1), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0
+
+
+def behind_space(text: str, start: int) -> int:
+    """Return the index of the first character from `start` on that is no white space of JSON."""
+    return start + len(matched(_SPACE, text, start))
+
+
+def matched(pattern: re.Pattern[str], text: str, start: int) -> str:
+    """Return what `pattern`, which also matches nothing, matches at `start`."""
+    found = pattern.match(text, start)
+    assert found is not None, "it matches nothing, too"
+    return found.group()
+
+
+class Marks:
+    """Finds the first of several marks."""
+
+    __slots__ = ("_pattern", "_texts")
+
+    def __init__(self, *texts: str) -> None:
+        """Prepare; no mark is the beginning of another."""
+        self._texts = texts
+        self._pattern = re.compile("|".join(map(re.escape, texts)))
+
+    def first(self, text: str, start: int) -> tuple[int, str]:
+        """Return where the first mark from `start` on stands, and which it is.
+
+        Without one: where the text ends, less what may be the beginning of a mark; no mark.
+        """
+        found = self._pattern.search(text, start)
+        if found is not None:
+            return found.start(), found.group()
+        begun = max(begun_mark(text, mark, start) for mark in self._texts)
+        return len(text) - begun, ""
+
+    def at(self, text: str, start: int) -> str | None:
+        """Return the mark that stands at `start`; empty: none; None: more text has to tell."""
+        found = self._pattern.match(text, start)
+        if found is not None:
+            return found.group()
+        rest = text[start : start + max(map(len, self._texts))]
+        return None if any(mark.startswith(rest) for mark in self._texts) else ""

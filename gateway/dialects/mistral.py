@@ -1,0 +1,129 @@
+"""Tool calls in the forms of Mistral. Pure.
+
+`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]` up to its third tokenizer, and since the
+eleventh `[TOOL_CALLS]name[ARGS]{...}`, once for each call; some write the name without `[ARGS]`,
+some put a `[CALL_ID]` between.
+"""
+
+import re
+from collections.abc import Callable
+
+from gateway.dialects.json_text import JsonText
+from gateway.dialects.marks import Marks, behind_space, matched
+from gateway.dialects.scanner import CallScanner
+
+OPENING, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_NAME_CHARACTERS_MAX = 128
+_ID_CHARACTERS_MAX = 64
+_NAME = re.compile(r"[A-Za-z0-9_.-]*")
+_IDENTIFIER = re.compile(r"[^\[{]*")
+_AFTER_NAME = Marks(ARGUMENTS, CALL_ID)
+
+
+class MistralParser(CallScanner):
+    """Splits an answer into plain text and calls."""
+
+    __slots__ = ("_arguments", "_is_list", "_name", "_seen")
+
+    openings = Marks(OPENING)
+
+    def __init__(self, new_call_id: Callable[[], str], *, is_parallel: bool) -> None:
+        """Prepare; without `is_parallel` one whole call ends the answer."""
+        super().__init__(new_call_id, is_parallel=is_parallel)
+        self._is_list = False
+        self._name = ""
+        self._seen = 0  # characters of an identifier
+        self._arguments = JsonText()
+
+    def after_opening(self, text: str, at: int) -> int:
+        """Expect a list of calls, or the name of one."""
+        at, character = self.next_character(text, at)
+        if not character:
+            return at
+        self._is_list = character == "["
+        if character in "[{":
+            self.suspect("[" if self._is_list else "")
+            self.open_object()
+            return at + self._is_list
+        self._name = ""
+        self.step = self._in_name
+        return at
+
+    def after_object(self, text: str, at: int) -> int:
+        """Take what ends a list or parts its calls."""
+        at = behind_space(text, at)
+        if at == len(text):
+            return at
+        self.step = self.after_call
+        if not self._is_list or text[at] not in ",]":
+            return at
+        if text[at] == ",":
+            self.suspect(",")
+            self.open_object()
+        return at + 1
+
+    def _in_name(self, text: str, at: int) -> int:
+        name = matched(_NAME, text, at)
+        self._name += name
+        self.suspect(name)
+        at += len(name)
+        if len(self._name) > _NAME_CHARACTERS_MAX or (at < len(text) and not self._name):
+            self.give_up()
+        elif at < len(text):
+            self.step = self._after_name
+        return at
+
+    def _after_name(self, text: str, at: int) -> int:
+        at, character = self.next_character(text, at)
+        if not character:
+            return at
+        if character == "{":
+            return self._begin(at)
+        mark = _AFTER_NAME.at(text, at)
+        if mark is None:
+            return at
+        self.suspect(mark)
+        if mark == ARGUMENTS:
+            self.step = self._before_arguments
+        elif mark == CALL_ID:
+            self._seen = 0
+            self.step = self._in_id
+        else:
+            self.give_up()
+        return at + len(mark)
+
+    def _in_id(self, text: str, at: int) -> int:
+        """Skip the call's identifier: ours is another."""
+        identifier = matched(_IDENTIFIER, text, at)
+        self.suspect(identifier)
+        self._seen += len(identifier)
+        at += len(identifier)
+        if self._seen > _ID_CHARACTERS_MAX:
+            self.give_up()
+        elif at < len(text):
+            self.step = self._after_name
+        return at
+
+    def _before_arguments(self, text: str, at: int) -> int:
+        at, character = self.next_character(text, at)
+        if character == "{":
+            return self._begin(at)
+        if character:
+            self.give_up()
+        return at
+
+    def _begin(self, at: int) -> int:
+        self.confirm()
+        self.calls.begin(self._name)
+        self._arguments = JsonText()
+        self.step = self._in_arguments
+        return at
+
+    def _in_arguments(self, text: str, at: int) -> int:
+        at, piece = self._arguments.take(text, at)
+        self.calls.extend(piece)
+        if self._arguments.is_complete:
+            self.end_call()
+        elif self._arguments.is_broken:
+            self.give_up()
+        return at

@@ -1,0 +1,208 @@
+"""A call in Python's syntax, `f(a=1, b="x")`, to JSON. Pure.
+
+Nothing is evaluated: the text is cut out by its quotes and brackets, parsed by `ast`, and only
+literals are taken from the tree.
+"""
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+from gateway.dialects.json_text import DEPTH_MAX
+from gateway.dialects.marks import behind_space, matched
+
+CHARACTERS_MAX = 64 << 10
+# `ast` takes about a microsecond for each; it is run in one go when the call has ended.
+_PARTS_MAX = 4096  # brackets, commas, colons
+_NAME_CHARACTERS_MAX = 128
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]*")
+_RUN = re.compile(r"""[^"'()\[\]{},:\\#]*""")
+_STRING_RUN = {'"': re.compile(r'[^"\\\n]*'), "'": re.compile(r"[^'\\\n]*")}
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+class NotACallError(ValueError):
+    """The text is no call with literal keyword arguments."""
+
+
+class PythonCall:
+    """One call, followed until its closing parenthesis.
+
+    Attributes:
+        name: As far as it has come.
+        arguments: As JSON, once it is complete.
+        is_complete: The call has ended, and is one.
+        is_broken: It is no call, or beyond the limits.
+    """
+
+    __slots__ = (
+        "_is_escaped",
+        "_names",
+        "_open",
+        "_parts",
+        "_quote",
+        "_size",
+        "_text",
+        "arguments",
+        "is_broken",
+        "is_complete",
+        "name",
+    )
+
+    def __init__(self, names: Collection[str] | None) -> None:
+        """Wait for the name; only these names make a call, or any when None."""
+        self._names = names
+        self._text: list[str] = []  # behind the name
+        self._size = self._parts = 0
+        self._open: list[str] = []
+        self._quote = ""
+        self._is_escaped = False
+        self.name = self.arguments = ""
+        self.is_complete = self.is_broken = False
+
+    def take(self, text: str, start: int) -> int:
+        """Take what belongs to the call from `start` on; return the index behind it."""
+        at = start
+        while at < len(text) and not (self.is_complete or self.is_broken):
+            begin = at
+            if not self._open:
+                at = self._take_name(text, at)
+            elif self._quote:
+                at = self._take_string(text, at)
+            else:
+                at = self._take_structure(text, at)
+            if at == begin:
+                break  # quotes: what follows tells how many there are
+            self._size += at - begin
+            self.is_broken |= self._size > CHARACTERS_MAX or self._parts > _PARTS_MAX
+        return at
+
+    def _take_name(self, text: str, at: int) -> int:
+        """Take the name up to its parenthesis."""
+        if not self.name:
+            at = behind_space(text, at)
+            if at == len(text):
+                return at
+        name = matched(_NAME, text, at)
+        self.name += name
+        at += len(name)
+        if len(self.name) > _NAME_CHARACTERS_MAX:
+            self.is_broken = True
+        elif at < len(text):
+            is_known = self._names is None or self.name in self._names
+            self.is_broken = text[at] != "(" or not self.name or not is_known
+            self._open.append("(")
+        return at + bool(self._open)
+
+    def _take_structure(self, text: str, at: int) -> int:
+        if run := matched(_RUN, text, at):
+            self._text.append(run)
+            return at + len(run)
+        character = text[at]
+        if character in "\"'":
+            return self._open_string(text, at)
+        self._text.append(character)
+        self._parts += 1
+        if character in _CLOSING:
+            self._open.append(character)
+            self.is_broken = len(self._open) > DEPTH_MAX
+        elif character in ")]}":
+            self.is_broken = _CLOSING[self._open.pop()] != character
+            if not self._open and not self.is_broken:
+                self._convert()
+        else:
+            self.is_broken = character not in ",:"
+        return at + 1
+
+    def _open_string(self, text: str, at: int) -> int:
+        quote = text[at]
+        if (three := text[at : at + 3]) == 3 * quote:
+            self._quote = three
+        elif three in (quote, 2 * quote):
+            return at
+        else:
+            self._quote = quote
+        self._text.append(self._quote)
+        return at + len(self._quote)
+
+    def _take_string(self, text: str, at: int) -> int:
+        if self._is_escaped:
+            self._is_escaped = False
+            # JSON's \\/, which models mix in, is no escape of Python's.
+            self._text.append("/" if text[at] == "/" else "\\" + text[at])
+            return at + 1
+        if run := matched(_STRING_RUN[self._quote[0]], text, at):
+            self._text.append(run)
+            return at + len(run)
+        character = text[at]
+        if character == "\n":  # which models forget to escape
+            self._text.append("\\n")
+        elif character == "\\":
+            self._is_escaped = True
+        else:
+            return self._close_string(text, at)
+        return at + 1
+
+    def _close_string(self, text: str, at: int) -> int:
+        seen = text[at : at + len(self._quote)]
+        if seen == self._quote:
+            self._text.append(seen)
+            self._quote = ""
+            return at + len(seen)
+        if seen == self._quote[: len(seen)]:
+            return at
+        self._text.append(text[at])
+        return at + 1
+
+    def _convert(self) -> None:
+        try:
+            self.arguments = _as_json("".join(self._text))
+            self.is_complete = True
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # as `ast` documents
+            self.is_broken = True
+
+
+def _as_json(arguments: str) -> str:
+    """Return the keyword arguments of a call, up to the parenthesis that closes it, as JSON."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about escapes that Python does not know
+        call = ast.parse("_(" + arguments, mode="eval").body
+    if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
+        raise NotACallError
+    values = {_keyword(keyword): _literal(keyword.value) for keyword in call.keywords}
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # Pairs of surrogates, as JSON escapes them, become characters; half a pair fails.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16")
+
+
+def _keyword(keyword: ast.keyword) -> str:
+    if keyword.arg is None:
+        raise NotACallError
+    return keyword.arg
+
+
+def _literal(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=str() | bool() | int() | float() | None as value):
+            return value
+        case ast.Name(id=word) if word in _WORDS:
+            return _WORDS[word]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_literal(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {_key(key): _literal(value) for key, value in zip(keys, values, strict=True)}
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case _:
+            raise NotACallError
+
+
+def _key(node: ast.expr | None) -> str:
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        raise NotACallError
+    return node.value

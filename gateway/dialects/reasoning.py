@@ -1,0 +1,99 @@
+"""Reasoning at the beginning of an answer, between marks of its own. Pure."""
+
+from gateway.dialects.delta import Delta, OutputParser, joined
+from gateway.dialects.marks import Marks, ReasoningMarks, behind_space
+
+# More white space than this in front of an answer is part of it.
+_SPACE_CHARACTERS_MAX = 64
+
+
+class ReasoningParser:
+    """Takes reasoning out of an answer; what follows goes to another parser.
+
+    Marks anywhere but at the beginning are text: an answer may talk about them.
+    """
+
+    __slots__ = ("_after", "_closing", "_opening", "_rest", "_step")
+
+    def __init__(self, marks: ReasoningMarks, after: OutputParser | None, *, is_open: bool) -> None:
+        """Prepare.
+
+        Args:
+            marks: Of the family.
+            after: Of what follows; None: it is content.
+            is_open: The prompt ends in the opening mark, so that the answer begins as reasoning.
+        """
+        self._opening, self._closing = Marks(marks.opening), Marks(marks.closing)
+        self._after = after
+        self._step = self._before_text if is_open else self._before_mark
+        self._rest = ""
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool call was begun."""
+        return self._after is not None and self._after.has_calls
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow."""
+        return self._after is not None and self._after.is_complete
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that follows is content as it comes."""
+        return self._step == self._behind and (self._after is None or self._after.is_plain)
+
+    def push(self, text: str) -> Delta:
+        """Take the next piece."""
+        text, self._rest = self._rest + text, ""
+        return self._step(text)
+
+    def flush(self) -> Delta:
+        """Return what was held back: the text has ended."""
+        rest, self._rest = self._rest, ""
+        if self._step == self._in_text:
+            return Delta("", rest)
+        self._step = self._behind
+        delta = self._behind(rest)
+        return delta if self._after is None else joined(delta, self._after.flush())
+
+    def _before_mark(self, text: str) -> Delta:
+        at = behind_space(text, 0)
+        mark = self._opening.at(text, at)
+        if mark is None and at <= _SPACE_CHARACTERS_MAX:
+            self._rest = text
+            return Delta()
+        if not mark or at > _SPACE_CHARACTERS_MAX:
+            self._step = self._behind
+            return self._behind(text)
+        self._step = self._before_text
+        return self._before_text(text[at + len(mark) :])
+
+    def _before_text(self, text: str) -> Delta:
+        """Drop the line break behind the opening mark."""
+        at = behind_space(text, 0)
+        if at == len(text):
+            return Delta()
+        self._step = self._in_text
+        return self._in_text(text[at:])
+
+    def _in_text(self, text: str) -> Delta:
+        at, mark = self._closing.first(text, 0)
+        if not mark:
+            self._rest = text[at:]
+            return Delta("", text[:at])
+        self._step = self._before_answer
+        return joined(Delta("", text[:at]), self._before_answer(text[at + len(mark) :]))
+
+    def _before_answer(self, text: str) -> Delta:
+        """Drop the empty line behind the closing mark."""
+        at = behind_space(text, 0)
+        if at == len(text):
+            return Delta()
+        self._step = self._behind
+        return self._behind(text[at:])
+
+    def _behind(self, text: str) -> Delta:
+        if not text:
+            return Delta()
+        return Delta(text) if self._after is None else self._after.push(text)

@@ -1,0 +1,188 @@
+"""What the parsers of all families have in common: plain text, marks, and calls as JSON objects."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+
+from gateway.dialects.call_object import CallObject
+from gateway.dialects.call_writer import CallWriter
+from gateway.dialects.delta import NOTHING, Delta
+from gateway.dialects.marks import Marks, behind_space
+
+# In front of a call; models write a line break. What has more is text.
+_SPACE_CHARACTERS_MAX = 256
+
+Step = Callable[[str, int], int]
+"""Takes the text from an index on; returns the index behind what it took.
+
+What it leaves although it cannot go on is handed to it again with what comes next.
+"""
+
+
+class CallScanner(ABC):
+    """A parser that is at any time in one step. Subclasses add the steps of their family.
+
+    Attributes:
+        openings: Marks behind which a call is expected.
+        calls: Collects the calls.
+        step: Comes next.
+    """
+
+    openings: Marks
+
+    __slots__ = (
+        "_content",
+        "_is_parallel",
+        "_object",
+        "_rest",
+        "_spaces",
+        "_suspects",
+        "calls",
+        "is_complete",
+        "step",
+    )
+
+    def __init__(self, new_call_id: Callable[[], str], *, is_parallel: bool) -> None:
+        """Prepare; without `is_parallel` one whole call ends the answer."""
+        self.calls = CallWriter(new_call_id)
+        self._is_parallel = is_parallel
+        self._content: list[str] = []
+        self._spaces = 0  # in a row, in front of a call
+        self._suspects: list[str] = []  # text that belongs to a call, if one follows
+        self._rest = ""
+        self.is_complete = False
+        self._object = CallObject(self.calls)
+        self.step: Step = self.begin
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool call was begun."""
+        return self.calls.count > 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Never: a call may follow."""
+        return False
+
+    def push(self, text: str) -> Delta:
+        """Take the next piece."""
+        if self.is_complete:
+            return NOTHING
+        text = self._rest + text
+        at = 0
+        while at < len(text) and not self.is_complete:
+            step = self.step
+            behind = step(text, at)
+            if behind == at and step == self.step:
+                break  # it needs more
+            at = behind
+        self._rest = "" if self.is_complete else text[at:]
+        return self._delta()
+
+    def flush(self) -> Delta:
+        """Return what was held back: the text has ended."""
+        if not self.is_complete:
+            self._release()
+            # Behind a call it is the beginning of its closing mark.
+            self.show("" if self.step == self.after_object else self._rest)
+            self._rest = ""
+        return self._delta()
+
+    def begin(self, text: str, at: int) -> int:
+        """Take the first characters of the answer."""
+        self.step = self.plain
+        return self.plain(text, at)
+
+    def plain(self, text: str, at: int) -> int:
+        """Show text up to a mark that begins a call."""
+        start, mark = self.openings.first(text, at)
+        self.show(text[at:start])
+        if mark:
+            self.suspect(mark)
+            self.step = self.after_opening
+        return start + len(mark)
+
+    @abstractmethod
+    def after_opening(self, text: str, at: int) -> int:
+        """Take what follows the mark that begins a call."""
+
+    @abstractmethod
+    def after_object(self, text: str, at: int) -> int:
+        """Take what follows a whole call."""
+
+    def after_call(self, text: str, at: int) -> int:
+        """Drop the white space that models write after calls."""
+        at = behind_space(text, at)
+        if at < len(text):
+            self.step = self.plain
+        return at
+
+    def in_object(self, text: str, at: int) -> int:
+        """Take what belongs to a call that is one JSON object."""
+        at = self._object.take(text, at)
+        if self._object.is_begun:
+            self.confirm()
+        if self._object.is_complete:
+            self.end_call()
+        elif self._object.is_broken:
+            self.give_up()
+        return at
+
+    def next_character(self, text: str, at: int) -> tuple[int, str]:
+        """Keep white space in front of a call.
+
+        Returns:
+            The index behind it, and the character there; none when it has not come yet, or when
+            there is so much white space that it is taken for plain text.
+        """
+        behind = behind_space(text, at)
+        self.suspect(text[at:behind])
+        self._spaces += behind - at
+        if self._spaces > _SPACE_CHARACTERS_MAX:
+            self.give_up()
+        elif behind < len(text):
+            self._spaces = 0
+            return behind, text[behind]
+        return behind, ""
+
+    def open_object(self, names: Collection[str] | None = None) -> None:
+        """Expect a call that is one JSON object, of one of these names; None: any."""
+        self._object = CallObject(self.calls, names)
+        self.step = self.in_object
+
+    def end_call(self) -> None:
+        """A call is whole."""
+        self.is_complete = not self._is_parallel
+        self.step = self.after_object
+
+    def show(self, text: str) -> None:
+        """Give out plain text."""
+        if text:
+            self._content.append(text)
+
+    def suspect(self, text: str) -> None:
+        """Keep text that belongs to a call, if one follows."""
+        if text:
+            self._suspects.append(text)
+
+    def confirm(self) -> None:
+        """What was kept belongs to a call."""
+        self._suspects.clear()
+
+    def give_up(self) -> None:
+        """What was kept is no call, or the call cannot go on: what follows is plain."""
+        self._release()
+        self.step = self.plain
+
+    def _release(self) -> None:
+        for text in (*self._suspects, self._object.text):
+            self.show(text)
+        self._suspects.clear()
+        self._spaces = 0
+        self._object = CallObject(self.calls)
+
+    def _delta(self) -> Delta:
+        if not self._content and not self.calls.is_waiting:
+            return NOTHING
+        content = "".join(self._content)
+        self._content.clear()
+        return Delta(content, "", self.calls.take())

@@ -1,0 +1,269 @@
+"""Calls and reasoning are found however the text is cut; everything else stays text."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.dialects.delta import OutputParser
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.forms import CallForm, ReasoningForm
+
+TOOLS = ("get_weather", "geo.find", "f", "g")
+HERMES = Dialect(CallForm.HERMES)
+LLAMA = Dialect(CallForm.LLAMA_JSON)
+MISTRAL = Dialect(CallForm.MISTRAL)
+QWEN3 = Dialect(CallForm.HERMES, ReasoningForm.THINK)
+MAGISTRAL = Dialect(CallForm.MISTRAL_NAMED, ReasoningForm.MISTRAL)
+
+
+class Answer(NamedTuple):
+    """What a client has in the end."""
+
+    content: str
+    calls: tuple[tuple[str, str], ...] = ()
+    reasoning: str = ""
+    is_complete: bool = False
+
+
+def parse(
+    dialect: Dialect,
+    text: str,
+    cuts: Sequence[int] = (),
+    *,
+    tools: Sequence[str] = TOOLS,
+    is_parallel: bool = True,
+    is_reasoning: bool = False,
+) -> Answer:
+    """Feed `text`, cut at these indices, and put the deltas together as a client does."""
+    ids = map("call_{}".format, itertools.count())
+    parser = dialect.parser(
+        tools=tools,
+        is_parallel=is_parallel,
+        new_call_id=lambda: next(ids),
+        is_reasoning=is_reasoning,
+    )
+    assert parser is not None
+    ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return collect(parser, pieces)
+
+
+def collect(parser: OutputParser, pieces: Sequence[str]) -> Answer:
+    content = reasoning = ""
+    calls: list[list[str]] = []
+    for delta in [*map(parser.push, pieces), parser.flush()]:
+        content += delta.content
+        reasoning += delta.reasoning
+        for call in delta.calls:
+            if call.name:
+                assert call.index == len(calls)
+                assert call.call_id == f"call_{call.index}"
+                calls.append([call.name, ""])
+            assert call.index == len(calls) - 1, "only the call begun last goes on"
+            calls[-1][1] += call.arguments
+    assert parser.has_calls == bool(calls)
+    return Answer(
+        content, tuple((name, text) for name, text in calls), reasoning, parser.is_complete
+    )
+
+
+WEATHER = ("get_weather", '{"city": "Zürich", "days": [1, {"x": null}]}')
+WEATHER_JSON = '{"name": "get_weather", "arguments": ' + WEATHER[1] + "}"
+LLAMA_WEATHER = '{"name": "get_weather", "parameters": ' + WEATHER[1] + "}"
+PYTHON_WEATHER = ("get_weather", '{"city":"Zürich","days":[1,{"x":null}]}')
+FIND = ("geo.find", "{}")
+
+# What models write -> what the client gets.
+RECORDED: dict[str, tuple[Dialect, str, Answer]] = {
+    "hermes": (
+        HERMES,
+        f"Let me look.\n<tool_call>\n{WEATHER_JSON}\n</tool_call>",
+        Answer("Let me look.\n", (WEATHER,)),
+    ),
+    "hermes, two calls": (
+        HERMES,
+        f'<tool_call>\n{WEATHER_JSON}\n</tool_call>\n<tool_call>{{"name": "geo.find", '
+        '"arguments": {}}</tool_call>\n',
+        Answer("", (WEATHER, FIND)),
+    ),
+    "hermes, arguments first": (
+        HERMES,
+        '<tool_call>{"arguments": {"a": "</tool_call>"}, "name": "f"}</tool_call>',
+        Answer("", (("f", '{"a": "</tool_call>"}'),)),
+    ),
+    "hermes, arguments as text": (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>ok',
+        Answer("ok", (("f", '{"a": 1}'),)),
+    ),
+    "hermes, no arguments": (
+        HERMES,
+        '<tool_call>{"id": 7, "name": "f"}</tool_call><tool_call>{"name": "g", "arguments": null}',
+        Answer("", (("f", "{}"), ("g", "{}"))),
+    ),
+    "hermes, line break in a string": (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"code": "a\n\tb"}}</tool_call>',
+        Answer("", (("f", '{"code": "a\\n\\tb"}'),)),
+    ),
+    "hermes, closing mark forgotten": (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {}}\n<tool_call>{"name": "g", "arguments": {}}',
+        Answer("", (("f", "{}"), ("g", "{}"))),
+    ),
+    "hermes, program code": (
+        HERMES,
+        "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        Answer(
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+        ),
+    ),
+    "hermes, no name": (
+        HERMES,
+        'a <tool_call>{"arguments": {}}</tool_call> b',
+        Answer('a <tool_call>{"arguments": {}}</tool_call> b'),
+    ),
+    "hermes, cut short": (
+        HERMES,
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zü',
+        Answer("", (("get_weather", '{"city": "Zü'),)),
+    ),
+    "hermes, cut before the name": (
+        HERMES,
+        '<tool_call>\n{"name": "get_wea',
+        Answer('<tool_call>\n{"name": "get_wea'),
+    ),
+    "hermes, broken in the arguments": (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": True}}</tool_call>',
+        Answer("True}}</tool_call>", (("f", '{"a": '),)),
+    ),
+    "llama, bare": (LLAMA, LLAMA_WEATHER, Answer("", (WEATHER,))),
+    "llama, behind its mark": (
+        LLAMA,
+        f'<|python_tag|>{LLAMA_WEATHER}; {{"name": "geo.find", "parameters": {{}}}}',
+        Answer("", (WEATHER, FIND)),
+    ),
+    "llama, text before its mark": (
+        LLAMA,
+        f"One moment. <|python_tag|>{LLAMA_WEATHER}",
+        Answer("One moment. ", (WEATHER,)),
+    ),
+    "llama, with a type, lines apart": (
+        LLAMA,
+        '\n{"type": "function", "name": "f", "parameters": {"a": 1}}\n{"name": "g"}',
+        Answer("", (("f", '{"a": 1}'), ("g", "{}"))),
+    ),
+    "llama, JSON that is the answer": (
+        LLAMA,
+        '{"name": "Ada", "parameters": {"born": 1815}}',
+        Answer('{"name": "Ada", "parameters": {"born": 1815}}'),
+    ),
+    "llama, JSON that begins with another key": (
+        LLAMA,
+        '{"title": "f", "name": "f"}',
+        Answer('{"title": "f", "name": "f"}'),
+    ),
+    "llama, Meta's own interpreter": (
+        LLAMA,
+        '<|python_tag|>brave_search.call(query="x")',
+        Answer('<|python_tag|>brave_search.call(query="x")'),
+    ),
+    "llama, text behind a semicolon": (
+        LLAMA,
+        '{"name": "f", "parameters": {}}; and so on',
+        Answer("; and so on", (("f", "{}"),)),
+    ),
+    "pythonic": (
+        LLAMA,
+        '[get_weather(city="Zürich", days=[1, {"x": None}]), geo.find()]',
+        Answer("", (PYTHON_WEATHER, FIND)),
+    ),
+    "pythonic, in the marks of Llama 4": (
+        LLAMA,
+        "<|python_start|>[f(a='it\\'s', b=(True, -1.5), c=\"\"\"x\"y\n\"\"\")]<|python_end|>",
+        Answer("", (("f", '{"a":"it\'s","b":[true,-1.5],"c":"x\\"y\\n"}'),)),
+    ),
+    "pythonic, brackets and breaks in strings": (
+        LLAMA,
+        '[f(a="),]", b="1\n2", c="\\ud83d\\ude00 \\/")]',
+        Answer("", (("f", '{"a":"),]","b":"1\\n2","c":"😀 /"}'),)),
+    ),
+    "pythonic, a list that is the answer": (LLAMA, "[1, 2, 3]", Answer("[1, 2, 3]")),
+    "pythonic, a link": (LLAMA, "[f](http://x)", Answer("[f](http://x)")),
+    "pythonic, no literal": (
+        LLAMA,
+        "[f(a=1), g(a=open('x'))]",
+        Answer(", g(a=open('x'))]", (("f", '{"a":1}'),)),
+    ),
+    "pythonic, by position": (LLAMA, "[f(1)]", Answer("[f(1)]")),
+    "mistral, a list": (
+        MISTRAL,
+        f'[TOOL_CALLS] [{WEATHER_JSON}, {{"name": "geo.find", "arguments": {{}}, "id": "a"}}]',
+        Answer("", (WEATHER, FIND)),
+    ),
+    "mistral, named": (
+        MAGISTRAL,
+        f"Sure.[TOOL_CALLS]get_weather[ARGS]{WEATHER[1]}[TOOL_CALLS]geo.find[ARGS]{{}}",
+        Answer("Sure.", (WEATHER, FIND)),
+    ),
+    "mistral, with an identifier": (
+        MISTRAL,
+        f"[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{WEATHER[1]}",
+        Answer("", (WEATHER,)),
+    ),
+    "mistral, without the second mark": (
+        MISTRAL,
+        f"[TOOL_CALLS]get_weather{WEATHER[1]}",
+        Answer("", (WEATHER,)),
+    ),
+    "mistral, about the mark": (
+        MISTRAL,
+        "Write [TOOL_CALLS] first, [ARGS] then.",
+        Answer("Write [TOOL_CALLS] first, [ARGS] then."),
+    ),
+    "reasoning": (
+        QWEN3,
+        f"<think>\nHm, <tool_call>?\n</think>\n\n<tool_call>\n{WEATHER_JSON}\n</tool_call>",
+        Answer("", (WEATHER,), "Hm, <tool_call>?\n"),
+    ),
+    "reasoning, empty": (QWEN3, "<think>\n\n</think>\n\nYes.", Answer("Yes.")),
+    "reasoning, none": (QWEN3, "Tags like <think> are text here.",
+                        Answer("Tags like <think> are text here.")),
+    "reasoning, cut short": (QWEN3, "<think>so </thi", Answer("", (), "so </thi")),
+    "reasoning of Magistral": (
+        MAGISTRAL,
+        "[THINK]a [b][/THINK]Hello[TOOL_CALLS]f[ARGS]{}",
+        Answer("Hello", (("f", "{}"),), "a [b]"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_models_write(name: str) -> None:
+    dialect, text, answer = RECORDED[name]
+    assert parse(dialect, text) == answer
+    assert parse(dialect, text, range(len(text))) == answer
+    for cut in range(len(text)):
+        assert parse(dialect, text, [cut]) == answer
+
+
+@given(st.data())
+def test_cuts_change_nothing(data: st.DataObject) -> None:
+    """Whatever is written: pieces of all forms, in any order, cut anywhere."""
+    whole = [text for _, text, _ in RECORDED.values()]
+    marks = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"]
+    marks += ["<|python_tag|>", "[f(", '{"name": "f", "arguments": ', '"""', "\\", "{", "}", "]"]
+    pieces = data.draw(st.lists(st.sampled_from([*whole, *marks, " ", "é", ";", ","]), max_size=8))
+    text = "".join(piece[data.draw(st.integers(0, len(piece) // 2)) :] for piece in pieces)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
+    dialect = data.draw(st.sampled_from([HERMES, LLAMA, MISTRAL, QWEN3, MAGISTRAL]))
+    is_parallel, is_reasoning = data.draw(st.booleans()), data.draw(st.booleans())
+    expected = parse(dialect, text, is_parallel=is_parallel, is_reasoning=is_reasoning)
+    assert expected == parse(
+        dialect, text, cuts, is_parallel=is_parallel, is_reasoning=is_reasoning
+    )
