@@ -77,15 +77,11 @@ class Completer:
         run = Run(self._close, request, task, exchange, plan)
         with run:
             try:
-                return await run.answer(
-                    self._dispatcher, self._metrics.itl, self._pace, self._keep_alive_s
-                )
+                return await run.answer(self._means)
             except PlatformError as refusal:
                 if not await self._stands_in(run, refusal):
                     raise
-            return await run.answer(
-                self._dispatcher, self._metrics.itl, self._pace, self._keep_alive_s
-            )
+            return await run.answer(self._means)
 
     async def _plan(self, task: Task, identity: Identity, principal: Principal, name: str) -> Plan:
         resolved = self._directory.resolve(principal, name)
