@@ -11,12 +11,16 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from cli.stack import postgres
 from control_plane.migrate import scripts
+from control_plane.models.model import release_of_digests
 from control_plane.tables import metadata
 from sluice.process import ChildProcess
 
@@ -171,8 +175,8 @@ async def test_a_missing_program_is_named(open_home, monkeypatch) -> None:
 async def test_a_failing_initdb_leaves_nothing_half_made(open_home, monkeypatch) -> None:
     programs = open_home / "bin"
     programs.mkdir()
-    for name, text in (("initdb", "#!/bin/sh\necho no space left >&2; exit 3\n"), ("postgres", "")):
-        (programs / name).write_text(text)
+    for name, script in (("initdb", "#!/bin/sh\necho no space left >&2; exit 3\n"), ("postgres", "")):
+        (programs / name).write_text(script)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PG_BIN", str(programs))
     with pytest.raises(RuntimeError, match="status 3: no space left"):
@@ -190,6 +194,65 @@ async def test_the_migrated_schema_is_the_declared_one(database_url) -> None:
         )
     await engine.dispose()
     assert found == []
+
+
+async def test_models_of_the_release_before_names_have_releases(postgres_server) -> None:
+    """Revision 0004 finds models without a release's name; who watches must hear of it all."""
+    base, adapter = "ab" * 32, "cd" * 32
+    await postgres_server.execute("CREATE DATABASE before_names")
+    engine = create_async_engine(postgres_server.url("before_names"))
+
+    async def scalars(query: str) -> list[object]:
+        async with engine.connect() as connection:
+            return list((await connection.execute(text(query))).scalars())
+
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(_upgrade_to, "0003")
+            await connection.execute(text(f"INSERT INTO bases VALUES ('{base}', 'b', 9)"))
+            await connection.execute(
+                text(f"INSERT INTO pools (id, base_digest, engine) VALUES ('p', '{base}', 'sim')")
+            )
+            await connection.execute(
+                text(
+                    "INSERT INTO models (id, base_digest, adapter_digest, release,"
+                    " created_at_unix_s, pool_id) VALUES "
+                    f"('plain', '{base}', '', '', 1, 'p'), ('named', '{base}', '', 'v1', 1, 'p'),"
+                    f" ('tuned', '{base}', '{adapter}', '', 1, 'p')"
+                )
+            )
+        (known,) = await scalars("SELECT max(version) FROM changes")
+        async with engine.begin() as connection:
+            await connection.run_sync(_upgrade_to, "head")
+        assert await scalars("SELECT id FROM releases ORDER BY id") == [
+            "named@v1",
+            f"plain@{release_of_digests(base, '')}",
+            f"tuned@{release_of_digests(base, adapter)}",
+        ]
+        query = "SELECT id FROM releases WHERE id = model_id || '@' || (SELECT release FROM models"
+        assert len(await scalars(f"{query} WHERE models.id = model_id) AND pool_id = 'p'")) == 3
+        told = await scalars(f"SELECT kind FROM changes WHERE version > {known}")
+        assert sorted(map(str, told)) == ["models", "models", "schema"]
+        async with engine.begin() as connection:  # and back, for a roll-back of the release
+            await connection.run_sync(_downgrade_to, "0003")
+        assert await scalars("SELECT id FROM models ORDER BY id") == ["named", "plain", "tuned"]
+    finally:
+        await engine.dispose()
+
+
+def _alembic(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(scripts()))
+    config.attributes["connection"] = connection
+    return config
+
+
+def _upgrade_to(connection: Connection, revision: str) -> None:
+    command.upgrade(_alembic(connection), revision)
+
+
+def _downgrade_to(connection: Connection, revision: str) -> None:
+    command.downgrade(_alembic(connection), revision)
 
 
 async def test_migrations_at_once_in_several_processes(postgres_server, tmp_path) -> None:

@@ -9,8 +9,15 @@ from pydantic import ValidationError
 
 from control_plane.fleet.agents import desired
 from control_plane.fleet.bodies import PoolBody
-from control_plane.models.model import ModelBody
-from control_plane.tenants.model import NewKey, TenantBody, TierBody
+from control_plane.models.model import AliasBody, ModelBody, release_id, release_of_digests
+from control_plane.tenants.model import (
+    KeyBody,
+    NewKey,
+    TenantBody,
+    TierBody,
+    expiry_after_grace,
+    is_expired,
+)
 from control_plane.watch.rows import KINDS, wire_state
 from sluice.watch import KINDS as WIRE_KINDS
 from sluice.watch import ControlState
@@ -30,6 +37,14 @@ _DIGEST = "ab" * 32
         (TierBody, {"reserved_permille": 1001}),
         (TierBody, {"reserved_permille": -1}),
         (TierBody, {"is_preemptible": 1}),
+        (TierBody, {"model_limits": {"m": {"rpm": -1}}}),
+        (TierBody, {"model_limits": {"m": {"priority": 1}}}),
+        (TierBody, {"model_limits": {"*": {"rpm": 1}}}),
+        (TierBody, {"model_limits": {f"m{n}": {} for n in range(257)}}),
+        (TenantBody, {"tier_id": "t", "limits": {"tpm": 2**31}}),
+        (TenantBody, {"tier_id": "t", "fallbacks": {"": "m"}}),
+        (TenantBody, {"tier_id": "t", "fallbacks": {"m": "*"}}),
+        (TenantBody, {"tier_id": "t", "fallbacks": {f"m{n}": "m" for n in range(257)}}),
         (TenantBody, {}),
         (TenantBody, {"tier_id": ""}),
         (TenantBody, {"tier_id": "t", "name": "a\u0000b"}),
@@ -38,6 +53,11 @@ _DIGEST = "ab" * 32
         (TenantBody, {"tier_id": "t", "cache_salt": "00"}),
         (ModelBody, {"base_digest": "short", "pool_id": "p"}),
         (ModelBody, {"base_digest": _DIGEST, "pool_id": "p", "adapter_digest": "x"}),
+        (ModelBody, {"base_digest": _DIGEST, "pool_id": "p", "release": "a@b"}),
+        (ModelBody, {"base_digest": _DIGEST, "pool_id": "p", "release": "a/b"}),
+        (ModelBody, {"base_digest": _DIGEST, "pool_id": "p", "release": "x" * 65}),
+        (AliasBody, {}),
+        (AliasBody, {"target": ""}),
         (PoolBody, {"base_digest": _DIGEST, "engine": "sim", "engine_options": {"": "1"}}),
         (PoolBody, {"base_digest": _DIGEST, "engine": "sim", "engine_options": {"a": 1}}),
         (PoolBody, {"base_digest": _DIGEST, "engine": "sim", "cell_replicas_max": -1}),
@@ -60,6 +80,43 @@ def test_an_empty_owner_is_stored_as_null() -> None:
 def test_a_key_is_stored_as_its_hash() -> None:
     key = NewKey("key_1", "sk-sluice-text")
     assert key.sha256 == hashlib.sha256(b"sk-sluice-text").digest()
+
+
+def test_limits_that_are_none_are_not_kept() -> None:
+    """Most tenants have none, and there are many tenants."""
+    given = {"tier_id": "t", "limits": {"rpm": 5, "tpm": 0}}
+    assert TenantBody.model_validate(given).model_dump()["limits"] == {"rpm": 5}
+    assert TenantBody.model_validate({"tier_id": "t"}).model_dump()["limits"] == {}
+    limited = TierBody.model_validate({"model_limits": {"m": {"rpm": 0, "requests_max": 2}}})
+    assert limited.model_dump()["model_limits"] == {"m": {"requests_max": 2}}
+
+
+def test_what_is_said_twice_of_a_key_is_kept_once() -> None:
+    body = '{"scopes": ["chat", "models", "chat"], "models": ["b", "a*", "b"]}'
+    key = KeyBody.model_validate_json(body).model_dump()
+    assert (key["scopes"], key["models"]) == (["chat", "models"], ["b", "a*"])
+
+
+def test_a_release_without_a_name_is_named_by_what_it_is() -> None:
+    names = {
+        release_of_digests(base, tuned) for base in ("a" * 64, "b" * 64) for tuned in ("", "c" * 64)
+    }
+    assert len(names) == 4
+    for name in names:
+        body = {"base_digest": _DIGEST, "pool_id": "p", "release": name}
+        assert ModelBody.model_validate(body).release == name
+    assert release_id("org/m", "1") == "org/m@1"
+
+
+def test_the_end_of_a_replaced_key_is_never_moved_away() -> None:
+    assert expiry_after_grace(0, 1000, 5) == 6000
+    assert expiry_after_grace(7000, 1000, 5) == 6000
+    assert expiry_after_grace(5000, 1000, 5) == 5000
+    ended_now = expiry_after_grace(0, 1000, 0)
+    assert ended_now == 1000
+    assert not is_expired(ended_now, 1000), "the same rotation may have to run again"
+    assert is_expired(ended_now, 1001)
+    assert not is_expired(0, 1000)
 
 
 def test_every_kind_has_a_table_whose_columns_are_its_fields() -> None:
