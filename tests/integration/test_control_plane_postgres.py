@@ -175,7 +175,10 @@ async def test_a_missing_program_is_named(open_home, monkeypatch) -> None:
 async def test_a_failing_initdb_leaves_nothing_half_made(open_home, monkeypatch) -> None:
     programs = open_home / "bin"
     programs.mkdir()
-    for name, script in (("initdb", "#!/bin/sh\necho no space left >&2; exit 3\n"), ("postgres", "")):
+    for name, script in (
+        ("initdb", "#!/bin/sh\necho no space left >&2; exit 3\n"),
+        ("postgres", ""),
+    ):
         (programs / name).write_text(script)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PG_BIN", str(programs))
