@@ -2,83 +2,101 @@
 
 import asyncio
 import gc
-import os
+import signal
+import socket
 import sys
 from functools import partial
 
 import structlog
 import uvloop
 
-from gateway.app import running_gateway
+from gateway.server.checks import allow_open_files, problems
+from gateway.server.operations import all_metrics, serving_operations
+from gateway.server.probes import Probes
+from gateway.server.runner import bound_socket
+from gateway.server.worker_link import WorkerEnd
+from gateway.server.workers import running_workers
 from gateway.settings import GatewaySettings
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
-from sluice.process import ChildProcess, ProcessSpec, keep_running
 
 log = structlog.get_logger(__name__)
 
-_WORKER_READY_S = 60.0
 _GC_THRESHOLDS = (10_000, 20, 100)
 
 
-async def _serve(settings: GatewaySettings) -> None:
-    async with stop_signals() as stop, running_gateway(settings):
-        # What lives by now lives as long as the process: the collector need not look at it. And
-        # requests make few cycles, so that it may come less often than every 700 allocations.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*_GC_THRESHOLDS)
-        await stop.wait()
+async def _serve_alone(settings: GatewaySettings) -> None:
+    from gateway.app import running_gateway
+
+    async with stop_signals() as stop, running_gateway(settings) as gateway:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.reload_certificate)
+        async with serving_operations(settings.ops_address, gateway.probes()):
+            _settle()
+            await stop.wait()
+            await gateway.stop()
+
+
+async def _serve_slot(
+    settings: GatewaySettings, listener: int, link: int, ready_wait_s: float
+) -> None:
+    """Be a worker of a parent: it gave us the socket to listen on, and one to talk to it."""
+    from gateway.app import running_gateway
+
+    async with stop_signals() as stop, asyncio.TaskGroup() as tasks:
+        parent = WorkerEnd(socket.socket(fileno=link), stop)
+        talk = tasks.create_task(parent.run())
+        async with running_gateway(
+            settings, socket.socket(fileno=listener), ready_wait_s=ready_wait_s
+        ) as gateway:
+            parent.serve(
+                read_metrics=gateway.metrics.page, not_ready_because=gateway.not_ready_because
+            )
+            _settle()
+            await stop.wait()
+            await gateway.stop(is_replaced=parent.is_retired)
+        talk.cancel()
 
 
 async def _supervise(settings: GatewaySettings) -> None:
-    """Run the workers; they share the port, so that each accepts its part of the connections."""
-    async with stop_signals() as stop, asyncio.TaskGroup() as tasks:
-        workers = [
-            tasks.create_task(
-                keep_running(
-                    _worker_spec(settings, index),
-                    ready_timeout_s=_WORKER_READY_S,
-                    on_change=partial(_log_change, index),
-                )
-            )
-            for index in range(settings.workers)
-        ]
-        await stop.wait()
-        for worker in workers:
-            worker.cancel()
+    sockets = [
+        bound_socket(settings.host, settings.port, is_shared=True) for _ in range(settings.workers)
+    ]
+    async with stop_signals() as stop, running_workers(settings, sockets) as workers:
+        probes = Probes(
+            read_metrics=partial(all_metrics, workers), not_ready_because=workers.not_ready_because
+        )
+        async with serving_operations(settings.ops_address, probes):
+            await stop.wait()
+            await workers.stop()
 
 
-def _worker_spec(settings: GatewaySettings, index: int) -> ProcessSpec:
-    environment = {
-        **os.environ,
-        "GATEWAY__WORKERS": "1",
-        "GATEWAY__REUSE_PORT": "true",
-        "GATEWAY__INSTANCE_ID": f"{settings.instance_id}-{index}",
-    }
+def _settle() -> None:
+    """Tell the collector that what lives by now lives as long as the process.
 
-    async def ready() -> None:
-        """The port is shared: only the worker itself could tell, and it ends when it fails."""
-
-    return ProcessSpec(
-        name=f"gateway-{index}",
-        command=[sys.executable, "-m", "gateway"],
-        env=environment,
-        log_file=settings.state_dir / f"worker-{index}.log",
-        ready=ready,
-        stop_grace_s=settings.drain_s + 10,
-    )
-
-
-def _log_change(index: int, child: ChildProcess | None, state: str) -> None:
-    log.info("worker_changed", worker=index, pid=child.pid if child else None, state=state)
+    And requests make few cycles, so that it may come less often than every 700 allocations.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def main() -> None:
-    """Run until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT; status 2 when the settings cannot work."""
     settings = GatewaySettings.from_environment()
     configure_logs("gateway")
-    uvloop.run(_serve(settings) if settings.workers == 1 else _supervise(settings))
+    if sys.argv[1:2] == ["worker"]:
+        listener, link, ready_wait_s = sys.argv[2:]
+        allow_open_files(settings)
+        uvloop.run(_serve_slot(settings, int(listener), int(link), float(ready_wait_s)))
+        return
+    if found := list(problems(settings)):
+        sys.stderr.write("\n".join(found) + "\n")
+        raise SystemExit(2)
+    if settings.workers == 1:
+        allow_open_files(settings)
+        uvloop.run(_serve_alone(settings))
+    else:
+        uvloop.run(_supervise(settings))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from gateway.bases.assets import AssetCache
 from gateway.bases.embedding import EmbeddingBaseCache
 from gateway.directory import Directory
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.pace import NeverLags, Pace
+from gateway.dispatch.pace import Pace
 from gateway.dispatch.routers import RouterLinks
 from gateway.embedding.embedders import Embedders
 from gateway.endpoints.chat import ChatCompletions
@@ -19,24 +19,30 @@ from gateway.endpoints.completer import Completer
 from gateway.endpoints.completions import Completions
 from gateway.endpoints.embeddings import Embeddings
 from gateway.endpoints.models import Models
-from gateway.endpoints.probes import Probes
 from gateway.endpoints.run import Means
 from gateway.endpoints.tokenize import Tokenizing
 from gateway.limits.limiter import Limiter
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
 from gateway.pool_board import PoolBoard
+from gateway.server.loop_lag import LoopLag
 from gateway.server.middleware import Envelope
+from gateway.server.probes import Probes
 from gateway.server.protocol import ServerLimits
 from gateway.server.routes import Routes
 from gateway.server.runner import HttpRunner, bound_socket
+from gateway.server.tls import TlsFiles
 from gateway.settings import GatewaySettings
 from sluice.errors import RejectedError
 from sluice.events import REQUESTS_TOPIC, EventProducer
+from sluice.lifecycle import run_every
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as control
 
 log = structlog.get_logger(__name__)
+
+_CERTIFICATE_POLL_S = 5.0
+_READY_POLL_S = 0.02
 
 
 class Gateway:
@@ -50,10 +56,11 @@ class Gateway:
             settings.control_address,
             control.ROLE_GATEWAY,
             settings.instance_id,
-            snapshot_file=settings.state_dir / f"{settings.instance_id}.snapshot",
+            snapshot_file=settings.state_dir / "control.snapshot",
         )
         self.directory = Directory(self.watcher.state)
-        self.pace = Pace(NeverLags())
+        self.lag = LoopLag(self.metrics.loop_lag.observe)
+        self.pace = Pace(self.lag)
         self.links = RouterLinks(self.directory, settings.instance_id, self.pace)
         self.embedders = Embedders(self.watcher.state)
         self.assets = AssetCache(settings.artifacts_dir)
@@ -69,6 +76,9 @@ class Gateway:
         self.dispatcher = Dispatcher(self.links)
         self.events = events
         self.is_draining = False
+        self._is_stopped = False
+        self.http = self._make_http()
+        self._tls: TlsFiles | None = None
         self._changed = asyncio.Event()
         self.watcher.on_change(self._follow)
         self._follow_metrics()
@@ -113,7 +123,7 @@ class Gateway:
         )
         pools = PoolBoard(self.watcher.state, self.links, self.embedders)
         models = Models(directory=self.directory, pools=pools)
-        probes = Probes(metrics=self.metrics, not_ready_because=self.not_ready_because)
+        probes = self.probes()
         routes = Routes()
         routes.add("POST", "/v1/chat/completions", chat.handle)
         routes.add("POST", "/v1/completions", completions.handle)
@@ -124,11 +134,19 @@ class Gateway:
         routes.add("GET", "/v1/models/*", models.get_one)
         routes.add("GET", "/healthz", probes.health, is_open_when_full=True)
         routes.add("GET", "/readyz", probes.ready, is_open_when_full=True)
-        routes.add("GET", "/metrics", probes.metrics, is_open_when_full=True)
+        if self.settings.ops_address is None:
+            routes.add("GET", "/metrics", probes.metrics, is_open_when_full=True)
         return routes
 
-    def runner(self) -> HttpRunner:
-        """Return the HTTP server; nothing listens yet."""
+    def probes(self) -> Probes:
+        """Return what answers those who run this worker."""
+
+        async def read_metrics() -> bytes:
+            return self.metrics.page()
+
+        return Probes(read_metrics=read_metrics, not_ready_because=self.not_ready_because)
+
+    def _make_http(self) -> HttpRunner:
         settings = self.settings
         envelope = Envelope(self.routes(), self.metrics, log_every=settings.log_every)
         limits = ServerLimits(
@@ -139,9 +157,60 @@ class Gateway:
         )
         return HttpRunner(envelope, limits, envelope.note_malformed)
 
-    async def drain(self) -> None:
-        """Let what runs finish, for at most `drain_s`; then end the rest with an error event."""
+    async def start(self, sock: socket.socket | None) -> None:
+        """Accept connections, on a bound socket or at `http_address`."""
+        settings = self.settings
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            self._tls = TlsFiles(settings.tls_cert, settings.tls_key)
+        await self.http.start(
+            sock or bound_socket(settings.host, settings.port),
+            self._tls.context if self._tls is not None else None,
+        )
+        log.info("gateway_started", address=settings.http_address)
+
+    def reload_certificate(self) -> None:
+        """Use a newer certificate for new connections, if there is one."""
+        if self._tls is not None:
+            self._tls.reload_changed()
+
+    async def follow_certificate(self) -> None:
+        """Use newer certificates as they come; runs until cancelled."""
+        await run_every(
+            _CERTIFICATE_POLL_S,
+            self._reload,
+            name="certificate",
+            expected=(),
+            step_timeout_s=_CERTIFICATE_POLL_S,
+        )
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Wait until requests can be served, or time is up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.not_ready_because():  # noqa: ASYNC110 - many things have to be there
+                    await asyncio.sleep(_READY_POLL_S)
+
+    async def stop(self, *, is_replaced: bool = False) -> None:
+        """Stop without losing a request or a stream that can end in time. Safe to call again.
+
+        Until the socket is closed, and for `idle_grace_s` longer on connections that are open,
+        requests are served, and each answer ends its connection. Then what runs has `drain_s`; the
+        rest ends with an error event.
+
+        Args:
+            is_replaced: Another worker accepts at the same socket: nobody has to look elsewhere, so
+                that nothing waits for probes to notice.
+        """
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self.http.say_goodbye()
+        if not is_replaced:
+            self.is_draining = True
+            await asyncio.sleep(self.settings.unready_s)
+        self.http.stop_accepting()
         log.info("drain_started", open=self.dispatcher.open)
+        await self.http.wait_goodbyes(self.settings.idle_grace_s)
         left = await asyncio.gather(
             self.dispatcher.drain(self.settings.drain_s),
             self.embedders.drain(self.settings.drain_s),
@@ -149,6 +218,10 @@ class Gateway:
         if any(left):
             log.warning("drain_cut", open=sum(left))
         self.dispatcher.stop_all()
+        await self.http.close()
+
+    async def _reload(self) -> None:
+        self.reload_certificate()
 
     def _follow(self, response: control.WatchResponse) -> None:
         self.directory.update(response)
@@ -175,6 +248,8 @@ class Gateway:
         self.metrics.follow(
             {
                 "gateway_open_generations": lambda: self.dispatcher.open,
+                "gateway_open_connections": lambda: self.http.server.open_connections,
+                "gateway_body_buffer_bytes": lambda: self.http.server.body_bytes,
                 "gateway_routers_up": lambda: self.links.up,
                 "gateway_control_age_seconds": self.watcher.age_s,
                 "gateway_valkey_up": lambda: self.valkey.is_connected,
@@ -187,13 +262,15 @@ class Gateway:
 
 @asynccontextmanager
 async def running_gateway(
-    settings: GatewaySettings, sock: socket.socket | None = None
+    settings: GatewaySettings, sock: socket.socket | None = None, *, ready_wait_s: float = 0.0
 ) -> AsyncGenerator[Gateway]:
     """Run a worker: listens when this yields; drains, flushes and closes when the block ends.
 
     Args:
         settings: Of this worker.
         sock: Bound, to listen on instead of `http_address`.
+        ready_wait_s: How long to wait until requests can be served, before connections are
+            accepted all the same.
     """
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     events = EventProducer(
@@ -211,21 +288,16 @@ async def running_gateway(
                 tasks.create_task(gateway.embedders.run()),
                 tasks.create_task(gateway.valkey.run()),
                 tasks.create_task(gateway.preload()),
+                tasks.create_task(gateway.lag.run()),
+                tasks.create_task(gateway.follow_certificate()),
             ]
             await gateway.watcher.wait_synced(1.0)
-            runner = gateway.runner()
+            await gateway.wait_ready(ready_wait_s)
             try:
-                await runner.start(sock or bound_socket(settings.host, settings.port))
-                log.info("gateway_started", address=settings.http_address)
+                await gateway.start(sock)
                 yield gateway
             finally:
-                gateway.is_draining = True
-                runner.say_goodbye()
-                await asyncio.sleep(settings.unready_s)
-                runner.stop_accepting()
-                await runner.wait_goodbyes(settings.idle_grace_s)
-                await gateway.drain()
-                await runner.close()
+                await gateway.stop()
                 for task in background:
                     task.cancel()
     finally:

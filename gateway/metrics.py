@@ -12,10 +12,13 @@ _TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2
 _ITL_EDGES_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _TOTAL_EDGES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _GATEWAY_EDGES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+_LAG_EDGES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 # What other parts keep and a scrape reads: name without `_total`, type, text.
 _FOLLOWED = (
     ("gateway_open_generations", "gauge", "Accepted, not ended"),
+    ("gateway_open_connections", "gauge", "Connections of clients"),
+    ("gateway_body_buffer_bytes", "gauge", "Bytes of request bodies that have not all come"),
     ("gateway_routers_up", "gauge", "Connected routers"),
     ("gateway_control_age_seconds", "gauge", "Age of the control state"),
     ("gateway_valkey_up", "gauge", "1 when connected"),
@@ -75,6 +78,11 @@ class GatewayMetrics:
         self.before_router = self._histogram(
             "gateway_admission_seconds", "Request received to submitted", _GATEWAY_EDGES_S
         )
+        self.loop_lag = self._histogram(
+            "gateway_loop_lag_seconds",
+            "By how much a timer of the event loop is late",
+            _LAG_EDGES_S,
+        )
         self.requests = Counter(
             "gateway_requests_total",
             "HTTP requests by endpoint, status and code (outcome or error)",
@@ -92,6 +100,11 @@ class GatewayMetrics:
         self.output_tokens = self.tokens.labels("output")
         self.resumes = Counter(
             "gateway_resumes_total", "Answers continued elsewhere", registry=self.registry
+        )
+        self.fallbacks = Counter(
+            "gateway_fallbacks_total",
+            "Requests passed to the model that stands in for a saturated one",
+            registry=self.registry,
         )
 
     def follow(self, read: Mapping[str, Callable[[], float]]) -> None:

@@ -16,14 +16,19 @@ class GatewaySettings(ServiceSettings):
 
     Attributes:
         instance_id: Unique among all gateway processes.
-        http_address: `host:port` for clients, probes and metrics.
+        http_address: `host:port` for clients and probes.
+        ops_address: `host:port` for metrics and probes of all workers together. Without it,
+            /metrics is at `http_address`, and tells of the one worker that answers.
+        tls_cert: PEM file of the certificate chain; with `tls_key`, `http_address` speaks TLS.
+        tls_key: PEM file of its key. Both are read again when they change.
         control_address: `host:port` of the control plane's Watch.
         state_dir: Last snapshot and event spool.
         artifacts_dir: Where bases lie, by digest.
         valkey_url: `redis://[:password@]host:port` of the limits.
         kafka_bootstrap: `host:port,...` of the brokers.
-        workers: Processes; they share the port by SO_REUSEPORT.
-        reuse_port: Whether other processes may listen on our port; set for workers.
+        workers: Processes that share the port; from two on, a parent replaces those that end, and
+            SIGHUP replaces all, one after the other.
+        freeze_s: A worker whose event loop stands still for so long is killed and replaced.
         connections_max: Open at once in one worker; beyond, only probes are answered.
         head_timeout_s: How long a request's head may take from its first byte.
         idle_timeout_s: How long a kept-alive connection may be silent.
@@ -48,8 +53,11 @@ class GatewaySettings(ServiceSettings):
     artifacts_dir: Path
     valkey_url: SecretStr
     kafka_bootstrap: str
+    ops_address: Address | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     workers: Annotated[int, Field(ge=1, le=256)] = 1
-    reuse_port: bool = False
+    freeze_s: Annotated[float, Field(ge=2, le=300)] = 10.0
     connections_max: Annotated[int, Field(ge=1)] = 12_000
     head_timeout_s: Annotated[float, Field(gt=0, le=300)] = 10.0
     idle_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 75.0

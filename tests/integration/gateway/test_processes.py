@@ -65,7 +65,7 @@ class Site:
     def spec(self, name: str, port: int, **settings: str) -> ProcessSpec:
         state = self.home / name
         snapshot = control.WatchResponse(version=1, is_snapshot=True, upserts=self.objects)
-        for file in ("router-snapshot.bin", "g.snapshot", "g-0.snapshot", "g-1.snapshot"):
+        for file in ("router-snapshot.bin", "control.snapshot"):
             write_snapshot(iter([snapshot.SerializeToString()]), state / file)
         shared = {"CONTROL_ADDRESS": NOBODY, "STATE_DIR": str(state)} | settings
         return ProcessSpec(

@@ -15,6 +15,8 @@ class Events:
 
     stats = EventStats(*[0] * 8)
 
+    def emit(self, event: object) -> None: ...
+
 
 async def test_names_and_types_are_as_documented(tmp_path: Path) -> None:
     settings = GatewaySettings(

@@ -1,11 +1,10 @@
 """What those who run the gateway ask it: whether it lives, whether it serves, its metrics."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import orjson
 from aiohttp import web
 
-from gateway.metrics import GatewayMetrics
 from gateway.server.errors import error_body
 from sluice.errors import ErrorCode
 
@@ -15,9 +14,16 @@ _JSON = "application/json"
 class Probes:
     """The endpoints, which need no key."""
 
-    def __init__(self, *, metrics: GatewayMetrics, not_ready_because: Callable[[], str]) -> None:
-        """Compose; `not_ready_because` returns the reason, or an empty string when ready."""
-        self._metrics = metrics
+    def __init__(
+        self, *, read_metrics: Callable[[], Awaitable[bytes]], not_ready_because: Callable[[], str]
+    ) -> None:
+        """Compose.
+
+        Args:
+            read_metrics: Returns a page in Prometheus' text format.
+            not_ready_because: Returns the reason, or an empty string when ready.
+        """
+        self._read_metrics = read_metrics
         self._not_ready_because = not_ready_because
 
     async def health(self, _: web.Request) -> web.Response:
@@ -35,7 +41,7 @@ class Probes:
     async def metrics(self, _: web.Request) -> web.Response:
         """GET /metrics for Prometheus."""
         return web.Response(
-            body=self._metrics.page(),
+            body=await self._read_metrics(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 

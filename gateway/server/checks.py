@@ -1,0 +1,89 @@
+"""Looks at start-up whether the settings can work here: a line for each that cannot."""
+
+import os
+import resource
+import ssl
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from gateway.server.runner import bound_socket
+from gateway.server.tls import TlsFiles
+from gateway.settings import GatewaySettings
+
+# Beside connections of clients: those to routers, Valkey, brokers and Prometheus, and files.
+_OTHER_FILES = 512
+_WORKERS_PER_CPU_MAX = 8  # more would only take turns
+
+
+def problems(settings: GatewaySettings) -> Iterator[str]:
+    """Yield what is wrong, each with the name of the variable and what to do about it."""
+    yield from _workers(settings)
+    yield from _files(settings)
+    yield from _tls(settings)
+    yield from _address("GATEWAY__HTTP_ADDRESS", settings.http_address)
+    if settings.ops_address is not None:
+        yield from _address("GATEWAY__OPS_ADDRESS", settings.ops_address)
+
+
+def _workers(settings: GatewaySettings) -> Iterator[str]:
+    most = _WORKERS_PER_CPU_MAX * len(os.sched_getaffinity(0))
+    if settings.workers > most:
+        yield f"GATEWAY__WORKERS: {settings.workers} are too many for this machine; at most {most}"
+    wanted = settings.connections_max + _OTHER_FILES
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        yield (
+            f"GATEWAY__CONNECTIONS_MAX: {settings.connections_max} connections need {wanted} open"
+            f" files, and the limit is {hard}; lower it, or raise the limit (ulimit -n)"
+        )
+
+
+def allow_open_files(settings: GatewaySettings) -> None:
+    """Raise this process's soft limit of open files to what its connections need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.connections_max + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _files(settings: GatewaySettings) -> Iterator[str]:
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=settings.state_dir):
+            pass
+    except OSError as error:
+        yield f"GATEWAY__STATE_DIR: {error}; name a directory that can be written to"
+    if not _is_readable(settings.artifacts_dir):
+        yield (
+            f"GATEWAY__ARTIFACTS_DIR: {settings.artifacts_dir} is no directory that can be read;"
+            " name the one that holds the bases"
+        )
+
+
+def _is_readable(directory: Path) -> bool:
+    return directory.is_dir() and os.access(directory, os.R_OK | os.X_OK)
+
+
+def _tls(settings: GatewaySettings) -> Iterator[str]:
+    cert, key = settings.tls_cert, settings.tls_key
+    if (cert is None) != (key is None):
+        lacking = "GATEWAY__TLS_KEY" if key is None else "GATEWAY__TLS_CERT"
+        yield f"{lacking}: TLS needs a certificate and its key; set both or none"
+    elif cert is not None and key is not None:
+        try:
+            TlsFiles(cert, key)
+        except (OSError, ssl.SSLError) as error:
+            yield (
+                f"GATEWAY__TLS_CERT, GATEWAY__TLS_KEY: {error}; name PEM files of a certificate"
+                " chain and its key"
+            )
+
+
+def _address(variable: str, address: str) -> Iterator[str]:
+    host, _, port = address.rpartition(":")
+    try:
+        with bound_socket(host, int(port)) as sock:
+            sock.listen(1)
+    except (OSError, OverflowError) as error:
+        yield f"{variable}: cannot listen on {address}: {error}; end what does, or choose another"

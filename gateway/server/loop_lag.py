@@ -1,0 +1,74 @@
+"""Tells when the event loop is late, and what held it up."""
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+INTERVAL_S = 0.05
+LAGGING_S = 0.005  # later than this, whoever can do with fewer wake-ups should
+BLOCKED_S = 0.25  # blocked for so long, what runs is written to the log
+_WATCH_S = 0.1
+_FRAMES_MAX = 12
+
+
+class LoopLag:
+    """Measures by how much a timer of the loop is late.
+
+    Attributes:
+        lag_s: At the last measurement.
+        is_lagging: Whether that was more than 5 ms. A plain attribute: the hot path reads it.
+    """
+
+    def __init__(self, observe: Callable[[float], None]) -> None:
+        """Prepare; `observe` is told every measurement, in seconds."""
+        self.lag_s = 0.0
+        self.is_lagging = False
+        self._observe = observe
+        self._ticked_at_s = 0.0
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        loop_thread = threading.get_ident()
+        ended = threading.Event()
+        self._ticked_at_s = time.monotonic()
+        watcher = threading.Thread(
+            target=self._watch, args=(loop_thread, ended), name="loop-watchdog", daemon=True
+        )
+        watcher.start()
+        try:
+            while True:
+                due_s = time.monotonic() + INTERVAL_S
+                await asyncio.sleep(INTERVAL_S)
+                now_s = self._ticked_at_s = time.monotonic()
+                self.lag_s = max(0.0, now_s - due_s)
+                self.is_lagging = self.lag_s > LAGGING_S
+                self._observe(self.lag_s)
+        finally:
+            ended.set()
+
+    def _watch(self, loop_thread: int, ended: threading.Event) -> None:
+        """Run in a thread of its own: say once per blockage what the loop's thread does."""
+        told_of_s = 0.0
+        while not ended.wait(_WATCH_S):
+            ticked_at_s = self._ticked_at_s
+            blocked_s = time.monotonic() - ticked_at_s - INTERVAL_S
+            if blocked_s < BLOCKED_S or ticked_at_s == told_of_s:
+                continue
+            told_of_s = ticked_at_s
+            frames = sys._current_frames()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
+            frame = frames.get(loop_thread)
+            log.warning("loop_blocked", blocked_s=round(blocked_s, 3), stack=_stack(frame))
+
+
+def _stack(frame: FrameType | None) -> list[str]:
+    """Return the innermost calls, the outer first: places only, no values."""
+    places = traceback.extract_stack(frame)[-_FRAMES_MAX:] if frame is not None else []
+    return [f"{place.filename}:{place.lineno} {place.name}" for place in places]

@@ -1,0 +1,95 @@
+"""The operations address: metrics and probes of all workers together, away from clients."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.server.errors import body_of, headers_of
+from gateway.server.exposition import merged
+from gateway.server.probes import Probes
+from gateway.server.protocol import ServerLimits
+from gateway.server.routes import Routes
+from gateway.server.runner import HttpRunner, bound_socket
+from gateway.server.workers import Workers
+from sluice.errors import PlatformError
+
+_LIMITS = ServerLimits(connections_max=256, body_bytes_max=8 << 20)
+
+
+class Operations:
+    """Answers probes and scrapes."""
+
+    def __init__(self, probes: Probes) -> None:
+        """Compose."""
+        self._routes = Routes()
+        self._routes.add("GET", "/healthz", probes.health)
+        self._routes.add("GET", "/readyz", probes.ready)
+        self._routes.add("GET", "/metrics", probes.metrics)
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        try:
+            return await self._routes.find(request.path).handler(request.method)(request)
+        except PlatformError as error:
+            return web.Response(
+                body=body_of(error),
+                status=error.status,
+                headers=headers_of(error),
+                content_type="application/json",
+            )
+
+
+@asynccontextmanager
+async def serving_operations(address: str | None, probes: Probes) -> AsyncGenerator[None]:
+    """Serve on `host:port` until the block ends; None: nothing is served."""
+    if address is None:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    runner = HttpRunner(Operations(probes), _LIMITS, _ignore)
+    try:
+        await runner.start(bound_socket(host, int(port)))
+        yield
+    finally:
+        await runner.close()
+
+
+async def all_metrics(workers: Workers) -> bytes:
+    """Return one page of all workers' metrics, and of the parent's own."""
+    pages: dict[str, bytes] = {}
+    for worker in workers.live:
+        if worker.link is not None:
+            pages[worker.name] = await worker.link.metrics()
+    registry = CollectorRegistry()
+    registry.register(_WorkersCollector(workers))
+    return merged(pages) + generate_latest(registry)
+
+
+class _WorkersCollector(Collector):
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+
+    def collect(self) -> list[Metric]:
+        live = self._workers.live
+        running = GaugeMetricFamily(
+            "gateway_workers", "Worker processes by state", labels=["state"]
+        )
+        retired = sum(worker.is_retired for worker in live)
+        ready = sum(not worker.not_ready_because and not worker.is_retired for worker in live)
+        running.add_metric(["ready"], ready)
+        running.add_metric(["retired"], retired)
+        running.add_metric(["not_ready"], len(live) - retired - ready)
+        ends = CounterMetricFamily(
+            "gateway_worker_ends", "Worker processes that have ended, by reason", labels=["reason"]
+        )
+        for reason, count in self._workers.ends.items():
+            ends.add_metric([reason], count)
+        return [running, ends]
+
+
+def _ignore(error: PlatformError, request_id: str) -> None:
+    """Nobody but the operator asks here."""

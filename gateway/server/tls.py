@@ -1,0 +1,52 @@
+"""TLS certificates, and newer ones without a restart."""
+
+import ssl
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+class TlsFiles:
+    """A certificate chain and its key, in PEM files that may be replaced at any time.
+
+    Attributes:
+        context: For servers; new connections get the newest certificate, open ones keep theirs.
+    """
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        """Load.
+
+        Raises:
+            OSError: A file cannot be read.
+            ssl.SSLError: A file is no PEM, or the key does not fit the certificate.
+        """
+        self._files = (cert, key)
+        self._seen = self._versions()
+        self.context = self._loaded()
+
+    def reload_changed(self) -> None:
+        """Load the files again if they have changed; unusable ones are logged and left alone."""
+        try:
+            versions = self._versions()
+            if versions == self._seen:
+                return
+            self._loaded()  # first apart: a certificate without its key would spoil the context
+            self.context.load_cert_chain(*self._files)
+        except (OSError, ssl.SSLError) as error:  # half-way replaced: the next look will tell
+            log.warning("certificate_not_loaded", error=str(error))
+        else:
+            self._seen = versions
+            log.info("certificate_loaded", file=str(self._files[0]))
+
+    def _versions(self) -> list[tuple[int, int, int]]:
+        found = [file.stat() for file in self._files]
+        return [(stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in found]
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        context.load_cert_chain(*self._files)
+        return context

@@ -1,0 +1,133 @@
+"""What a worker process and its parent tell each other, over a pair of sockets: JSON lines.
+
+The worker says twice a second that its event loop runs and whether it is ready, and sends its
+metrics when asked. The parent asks for metrics, and tells a worker that has been replaced to
+retire. When one end is gone, the other reads the end of the stream.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, cast
+
+import orjson
+
+HEARTBEAT_S = 0.5
+_LINE_BYTES_MAX = 16 << 20  # a page of metrics is a line
+_METRICS_TIMEOUT_S = 2.0
+
+_METRICS = b"metrics\n"
+_RETIRE = b"retire\n"
+
+
+class WorkerEnd:
+    """The worker's end.
+
+    Attributes:
+        is_retired: The parent has put another worker in our place.
+    """
+
+    def __init__(self, sock: socket.socket, stop: asyncio.Event) -> None:
+        """Prepare; `stop` is set when the parent says so or is gone."""
+        self._sock = sock
+        self._stop = stop
+        self._read_metrics: Callable[[], bytes] = bytes
+        self._not_ready_because: Callable[[], str] | None = None
+        self.is_retired = False
+
+    def serve(
+        self, *, read_metrics: Callable[[], bytes], not_ready_because: Callable[[], str]
+    ) -> None:
+        """Tell from now on that connections are accepted."""
+        self._read_metrics = read_metrics
+        self._not_ready_because = not_ready_because
+
+    async def run(self) -> None:
+        """Talk until the parent is gone or this is cancelled."""
+        reader, writer = await asyncio.open_connection(sock=self._sock)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                beats = tasks.create_task(self._beat(writer))
+                while line := await reader.readline():
+                    if line == _METRICS:
+                        page = self._read_metrics().decode()
+                        writer.write(orjson.dumps({"metrics": page}) + b"\n")
+                    else:
+                        self.is_retired = True
+                        self._stop.set()
+                self._stop.set()
+                beats.cancel()
+        except* ConnectionError:
+            self._stop.set()
+        finally:
+            writer.close()
+
+    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            ask = self._not_ready_because
+            reason = "it is starting" if ask is None else ask()
+            state = {"is_serving": ask is not None, "not_ready_because": reason}
+            writer.write(orjson.dumps(state) + b"\n")
+            await writer.drain()
+            await asyncio.sleep(HEARTBEAT_S)
+
+
+class ParentEnd:
+    """The parent's end.
+
+    Attributes:
+        is_serving: The worker accepts connections.
+        not_ready_because: Empty: it can serve requests.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._asked: list[asyncio.Future[bytes]] = []
+        self.is_serving = False
+        self.not_ready_because = "it is starting"
+
+    @classmethod
+    async def open(cls, sock: socket.socket) -> "ParentEnd":
+        """Return the parent's end of the pair."""
+        return cls(*await asyncio.open_connection(sock=sock, limit=_LINE_BYTES_MAX))
+
+    async def next_word(self) -> bool:
+        """Take the worker's next line; False when it is gone."""
+        try:
+            line = await self._reader.readline()
+        except ConnectionError:
+            line = b""
+        if not line:
+            return False
+        said = cast("dict[str, Any]", orjson.loads(line))
+        if "metrics" in said:
+            if self._asked:
+                answer = self._asked.pop(0)
+                if not answer.done():
+                    answer.set_result(said["metrics"].encode())
+        else:
+            self.is_serving = said["is_serving"]
+            self.not_ready_because = said["not_ready_because"]
+        return True
+
+    async def metrics(self) -> bytes:
+        """Return the worker's page; an empty one when it does not answer in two seconds."""
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        with suppress(TimeoutError, ConnectionError):
+            self._writer.write(_METRICS)
+            async with asyncio.timeout(_METRICS_TIMEOUT_S):
+                return await answer
+        return b""
+
+    def retire(self) -> None:
+        """Tell the worker to accept nothing new, to finish what runs, and to end."""
+        self._writer.write(_RETIRE)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._writer.close()
+        for answer in self._asked:
+            answer.cancel()

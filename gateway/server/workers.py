@@ -1,0 +1,303 @@
+"""The parent of several workers: keeps one in each slot, and replaces them without losing anything.
+
+Each slot has a listening socket that belongs to the parent; SO_REUSEPORT spreads connections over
+the slots. A worker inherits the socket of its slot. When it ends, connections that wait in the
+socket's queue are taken by the next worker of the slot: none is refused or reset.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+
+from gateway.server.worker_link import ParentEnd
+from gateway.settings import GatewaySettings
+from sluice.lifecycle import backoff_s
+from sluice.process import HEALTHY_S, ChildProcess, ProcessSpec
+
+log = structlog.get_logger(__name__)
+
+_START_S = 60.0  # until the first word of a worker: its imports
+READY_S = 60.0  # until a worker that replaces a running one is ready
+_END_S = 5.0  # from a worker's last word to its end
+_STOP_MARGIN_S = 10.0
+
+
+class Worker:
+    """One worker process, from its start to its end.
+
+    Attributes:
+        name: Its `instance_id`.
+        ready: Set when it accepts connections and can serve, or has ended.
+        link: To it; None before it has started.
+        ended_because: Empty while it lives: `ended` by itself, `frozen`, or `retired`.
+    """
+
+    def __init__(self, spec: ProcessSpec, link: tuple[socket.socket, socket.socket]) -> None:
+        """Prepare; `link` is a pair of sockets, and `spec` passes the second one."""
+        self.name = spec.name
+        self.ready = asyncio.Event()
+        self.link: ParentEnd | None = None
+        self.ended_because = ""
+        self.is_retired = False
+        self._spec = spec
+        self._sockets = link
+
+    @property
+    def not_ready_because(self) -> str:
+        """Empty: it can serve requests."""
+        if self.ended_because or self.link is None or not self.link.is_serving:
+            return f"worker {self.name} is starting"
+        return self.link.not_ready_because
+
+    async def run(self, freeze_s: float) -> None:
+        """Run the process; one that says nothing for `freeze_s` is killed."""
+        ours, theirs = self._sockets
+        try:
+            child = await ChildProcess.start(self._spec)
+        except OSError as error:
+            log.warning("worker_not_started", worker=self.name, error=str(error))
+            self.ended_because = "ended"
+            ours.close()
+            self.ready.set()
+            return
+        finally:
+            theirs.close()
+        link = self.link = await ParentEnd.open(ours)
+        log.info("worker_started", worker=self.name, pid=child.pid)
+        try:
+            self.ended_because = await self._follow(link, child, freeze_s)
+        finally:
+            link.close()
+            self.ended_because = self.ended_because or "ended"
+            await child.stop(grace_s=0 if self.ended_because == "frozen" else None)
+            self.ready.set()
+            log.info(
+                "worker_ended",
+                worker=self.name,
+                pid=child.pid,
+                status=child.status,
+                because=self.ended_because,
+            )
+
+    async def _follow(self, link: ParentEnd, child: ChildProcess, freeze_s: float) -> str:
+        patience_s = _START_S
+        try:
+            while True:
+                async with asyncio.timeout(patience_s):
+                    if not await link.next_word():
+                        break
+                patience_s = freeze_s
+                if not self.not_ready_because:
+                    self.ready.set()
+        except TimeoutError:
+            log.warning("worker_frozen", worker=self.name, pid=child.pid, silent_s=patience_s)
+            return "frozen"
+        try:
+            async with asyncio.timeout(_END_S):
+                await child.wait()
+        except TimeoutError:
+            log.warning("worker_hangs", worker=self.name, pid=child.pid)
+        return "retired" if self.is_retired else "ended"
+
+    def retire(self) -> None:
+        """Let it finish what runs."""
+        self.is_retired = True
+        if self.link is not None:
+            self.link.retire()
+
+
+class Slot:
+    """One worker at a time, apart from those that finish."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        index: int,
+        sock: socket.socket,
+        begin: Callable[["Worker"], object],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            settings: Of the parent.
+            index: Of this slot.
+            sock: Bound; stays open as long as the slot.
+            begin: Runs a worker in the background.
+        """
+        self._settings = settings
+        self._index = index
+        self._sock = sock
+        self._begin = begin
+        self._starts = 0
+        self._empty = asyncio.Event()
+        self.current: Worker | None = None
+
+    async def run(self) -> None:
+        """Keep a worker running, until cancelled."""
+        attempt = 0
+        while True:
+            self._empty.clear()
+            self.current = self._start(ready_wait_s=0.0)
+            started_at_s = time.monotonic()
+            await self._empty.wait()
+            attempt = 0 if time.monotonic() - started_at_s > HEALTHY_S else attempt + 1
+            await asyncio.sleep(backoff_s(attempt, first_s=0.1, max_s=30.0))
+
+    def note_end(self, worker: Worker) -> None:
+        """Replace the worker, if it is still the one of this slot."""
+        if self.current is worker:
+            self.current = None
+            self._empty.set()
+
+    async def replace(self) -> bool:
+        """Start another worker, and retire the present one when that is ready; tell whether it is.
+
+        The new one accepts connections as soon as it can serve them; until then the old one does.
+        """
+        worker = self._start(ready_wait_s=READY_S)
+        try:
+            async with asyncio.timeout(READY_S):
+                await worker.ready.wait()
+        except TimeoutError:
+            log.warning("worker_not_ready", worker=worker.name, because=worker.not_ready_because)
+            worker.retire()
+            return False
+        if worker.ended_because:
+            return False
+        before, self.current = self.current, worker
+        if before is not None:
+            before.retire()
+        return True
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+    def _start(self, *, ready_wait_s: float) -> Worker:
+        name = f"{self._settings.instance_id}-{self._index}"
+        if self._starts:
+            name += f".{self._starts}"
+        self._starts += 1
+        ours, theirs = socket.socketpair()
+        fds = (self._sock.fileno(), theirs.fileno())
+        arguments = ("worker", *map(str, fds), str(ready_wait_s))
+        settings = self._settings
+        stop_s = settings.unready_s + settings.idle_grace_s + settings.drain_s + settings.flush_s
+
+        async def ready() -> None:
+            """The link tells."""
+
+        spec = ProcessSpec(
+            name=name,
+            command=[sys.executable, "-m", "gateway", *arguments],
+            env={**os.environ, "GATEWAY__INSTANCE_ID": name},
+            log_file=settings.state_dir / f"worker-{self._index}.log",
+            ready=ready,
+            stop_grace_s=stop_s + _STOP_MARGIN_S,
+            pass_fds=fds,
+        )
+        worker = Worker(spec, (ours, theirs))
+        self._begin(worker)
+        return worker
+
+
+class Workers:
+    """All slots. Use `running_workers` to get one."""
+
+    def __init__(
+        self, settings: GatewaySettings, sockets: list[socket.socket], tasks: asyncio.TaskGroup
+    ) -> None:
+        """Start a worker in each slot; a socket for each is taken over."""
+        self._freeze_s = settings.freeze_s
+        self._tasks = tasks
+        self._running: dict[asyncio.Task[None], Worker] = {}
+        self.ends: dict[str, int] = {"ended": 0, "frozen": 0, "retired": 0}
+        self.is_stopping = False
+        self._slots = [
+            Slot(settings, index, sock, self._begin) for index, sock in enumerate(sockets)
+        ]
+        self._keepers = [tasks.create_task(slot.run()) for slot in self._slots]
+
+    @property
+    def live(self) -> list[Worker]:
+        """Every worker that runs, those that finish included."""
+        return list(self._running.values())
+
+    def not_ready_because(self) -> str:
+        """Return why this machine should get no new connections, or an empty string.
+
+        A slot without a ready worker lets its connections wait, so that all slots have to be ready.
+        """
+        if self.is_stopping:
+            return "the server is stopping"
+        for slot in self._slots:
+            if slot.current is None:
+                return "a worker has ended and is being replaced"
+            if reason := slot.current.not_ready_because:
+                return reason
+        return ""
+
+    async def roll(self) -> None:
+        """Replace all workers, one after the other; stops at the first that does not get ready."""
+        log.info("rolling_restart_started")
+        for slot in self._slots:
+            if not await slot.replace():
+                log.error("rolling_restart_failed")
+                return
+        log.info("rolling_restart_ended")
+
+    async def stop(self) -> None:
+        """Let all workers drain and end."""
+        self.is_stopping = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*self._keepers, *running, return_exceptions=True)
+        for slot in self._slots:
+            slot.close()
+
+    def _begin(self, worker: Worker) -> None:
+        task = self._tasks.create_task(worker.run(self._freeze_s))
+        self._running[task] = worker
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        worker = self._running.pop(task)
+        self.ends[worker.ended_because or "ended"] += 1
+        for slot in self._slots:
+            slot.note_end(worker)
+
+
+@asynccontextmanager
+async def running_workers(
+    settings: GatewaySettings, sockets: list[socket.socket]
+) -> AsyncGenerator[Workers]:
+    """Run a worker for each socket until the block ends; SIGHUP replaces all of them."""
+    loop = asyncio.get_running_loop()
+    hangup = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    async with asyncio.TaskGroup() as tasks:
+        workers = Workers(settings, sockets, tasks)
+
+        async def roll() -> None:
+            while True:
+                await hangup.wait()
+                hangup.clear()
+                await workers.roll()
+
+        roller = tasks.create_task(roll())
+        try:
+            yield workers
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+            roller.cancel()
+            await workers.stop()
