@@ -164,6 +164,8 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def _type(field: FieldInfo) -> str:
     kind: Any = field.annotation
+    if type(None) in get_args(kind):  # the default is none, shown as empty
+        kind = next(choice for choice in get_args(kind) if choice is not type(None))
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
@@ -182,6 +184,8 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default()
+    if value is None:
+        return "empty"
     text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
     if isinstance(value, bool):
         text = text.lower()
