@@ -65,7 +65,7 @@ class LoopLag:
             told_of_s = ticked_at_s
             frames = sys._current_frames()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
             frame = frames.get(loop_thread)
-            log.warning("loop_blocked", blocked_s=round(blocked_s, 3), stack=_stack(frame))
+            log.warning("loop_blocked", blocked_s=round(blocked_s, 3), where=_stack(frame))
 
 
 def _stack(frame: FrameType | None) -> list[str]:
