@@ -82,7 +82,7 @@ class GenerationFields(Body):
     max_tokens: OutputTokens | None = None
     min_tokens: Annotated[Integer, Field(ge=0, le=1 << 30)] | None = None
     ignore_eos: Flag | None = None
-    seed: Annotated[Integer, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    seed: Annotated[Integer, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None
     top_k: Annotated[Integer, Field(ge=-1, le=1 << 20)] | None = None

@@ -1,0 +1,229 @@
+"""The shape of answers, for the description of the API alone: endpoints write them by hand.
+
+They may have no other fields than these, so that a test notices what the description lacks.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.pool_status import Readiness
+
+Count = Annotated[int, Field(ge=0)]
+Logprob = Annotated[float, Field(le=0.001)]
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDetail(_Shape):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorEnvelope(_Shape):
+    """The body of every error, and the last event of a stream that failed."""
+
+    error: ErrorDetail
+
+
+class PromptTokensDetails(_Shape):
+    """What became of the prompt."""
+
+    cached_tokens: Count
+
+
+class CompletionUsage(_Shape):
+    """Token ids, counted."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CalledFunction(_Shape):
+    """A call; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallAnswer(_Shape):
+    """One call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(_Shape):
+    """The answer of a chat completion."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallAnswer] | None = None
+
+
+class TopLogprob(_Shape):
+    """A token that might have come."""
+
+    token: str
+    logprob: Logprob
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob):
+    """The token that came."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(_Shape):
+    """Log probabilities of the tokens of `content`."""
+
+    content: list[ContentLogprob]
+    refusal: None
+
+
+class ChatChoice(_Shape):
+    """One answer."""
+
+    index: Count
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class _Generated(_Shape):
+    id: str
+    created: Count
+    model: str
+    system_fingerprint: str
+    service_tier: str | None = None
+    usage: CompletionUsage
+
+
+class ChatCompletion(_Generated):
+    """A whole answer; a stream has the same as `chat.completion.chunk` objects."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class TextLogprobs(_Shape):
+    """Columns: one entry per token."""
+
+    tokens: list[str]
+    token_logprobs: list[Logprob]
+    top_logprobs: list[dict[str, Logprob]]
+    text_offset: list[Count]
+
+
+class TextChoice(_Shape):
+    """One continuation."""
+
+    index: Count
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason
+
+
+class TextCompletion(_Generated):
+    """A whole answer; a stream has `text_completion` objects with pieces of the text."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+
+
+class Embedding(_Shape):
+    """One vector: numbers, or little-endian float32 in base64."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(_Shape):
+    """Token ids, counted."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class EmbeddingList(_Shape):
+    """The vectors of all inputs, in their order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Tokens(_Shape):
+    """Token ids of a prompt; `max_model_len` is the context, null when it is not known."""
+
+    count: Count
+    max_model_len: Count | None
+    tokens: list[int]
+
+
+class DecodedText(_Shape):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class ModelLimits(_Shape):
+    """Of the caller, for this model; null: none."""
+
+    rpm: int | None
+    tpm: int | None
+    requests_max: int | None
+
+
+class Capacity(_Shape):
+    """Of the pool that serves a model: lower bounds of counts, and an upper one of the wait."""
+
+    replicas_ready: Count
+    queued: Count
+    running: Count
+    wait_ms: int | None
+
+
+class ModelCard(_Shape):
+    """A model, what the caller may do with it, and how it is now."""
+
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    kind: Literal["chat", "embedding"]
+    stands_for: str
+    release: str | None
+    is_adapter: bool
+    context_window: int | None
+    readiness: Readiness
+    capacity: Capacity
+    limits: ModelLimits
+
+
+class ModelList(_Shape):
+    """All models that the caller may use."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Status(_Shape):
+    """How the worker is."""
+
+    status: str

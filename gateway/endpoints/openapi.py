@@ -1,0 +1,211 @@
+"""GET /openapi.json: the description of the API (OpenAPI 3.1), made from the bodies themselves."""
+
+import asyncio
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from gateway.bodies.chat import ChatRequest
+from gateway.bodies.completions import CompletionRequest
+from gateway.bodies.embeddings import EmbeddingRequest
+from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
+from gateway.endpoints import answers
+from sluice.errors import STATUS, ErrorCode
+
+Json = dict[str, Any]
+
+_SCHEMAS = "#/components/schemas/"
+# Codes that no client is told by an answer of these endpoints, or only by a closed connection.
+_UNTOLD = frozenset({ErrorCode.CONFLICT, ErrorCode.CLIENT_CLOSED, ErrorCode.SLOW_READER})
+# Of HTTP itself; their code is `invalid_request`.
+_HTTP_STATUSES = {
+    "408": "The body came too slowly.",
+    "415": "The content encoding is not supported; use gzip, deflate or none.",
+    "417": "The header `Expect` may only be `100-continue`.",
+    "431": "The headers are too large.",
+}
+_READ = frozenset({400, 401, 403, 404, 405, 429, 500, 503})  # of what has no body
+_RATE_HEADERS = {
+    f"x-ratelimit-{what}-{unit}": {
+        "description": f"{what} of {unit} per minute, where there is a limit",
+        "schema": {"type": "string"},
+    }
+    for what in ("limit", "remaining", "reset")
+    for unit in ("requests", "tokens")
+}
+_REQUEST_ID: Json = {
+    "x-request-id": {
+        "description": "the caller's, if it sent a plain one, else a new one",
+        "schema": {"type": "string"},
+    }
+}
+_RETRY_AFTER: Json = {
+    "Retry-After": {
+        "description": "seconds after which trying again makes sense",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 1},
+    }
+}
+_MODEL: Json = {
+    "x-sluice-model": {
+        "description": "the model that answers",
+        "schema": {"type": "string"},
+    }
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """One operation with a body, and its answers."""
+
+    path: str
+    summary: str
+    body: type[BaseModel]
+    answer: type[BaseModel]
+    is_streamed: bool = False
+
+
+_POSTS = (
+    _Endpoint(
+        "/v1/chat/completions",
+        "Answer a chat",
+        ChatRequest,
+        answers.ChatCompletion,
+        is_streamed=True,
+    ),
+    _Endpoint(
+        "/v1/completions",
+        "Continue a text",
+        CompletionRequest,
+        answers.TextCompletion,
+        is_streamed=True,
+    ),
+    _Endpoint("/v1/embeddings", "Embed texts", EmbeddingRequest, answers.EmbeddingList),
+    _Endpoint(
+        "/v1/tokenize", "Turn a text or a chat into token ids", TokenizeRequest, answers.Tokens
+    ),
+    _Endpoint("/v1/detokenize", "Turn token ids into text", DetokenizeRequest, answers.DecodedText),
+)
+
+
+async def describe(_: web.Request) -> web.Response:
+    """GET /openapi.json."""
+    body = await asyncio.to_thread(_written)  # the first time it takes 50 ms
+    return web.Response(body=body, content_type="application/json")
+
+
+@cache
+def _written() -> bytes:
+    return orjson.dumps(document())
+
+
+def document() -> Json:
+    """Return the OpenAPI document."""
+    paths: Json = {post.path: {"post": _post(post)} for post in _POSTS}
+    name: Json = {
+        "name": "id",
+        "in": "path",
+        "required": True,
+        "description": "Name of the model; slashes in it stay as they are.",
+        "schema": {"type": "string", "minLength": 1},
+    }
+    one = _get("Show a model", answers.ModelCard, _READ)
+    paths["/v1/models"] = {"get": _get("List the models", answers.ModelList, _READ - {404})}
+    paths["/v1/models/{id}"] = {"parameters": [name], "get": one}
+    paths["/healthz"] = {"get": _open(_get("Tell that the process lives", answers.Status))}
+    ready = _get("Tell whether requests can be served", answers.Status, frozenset({503}))
+    paths["/readyz"] = {"get": _open(ready)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Sluice",
+            "version": version("sluice"),
+            "description": "OpenAI's API, with extensions; docs/parameters.md has all parameters.",
+        },
+        "security": [{"apiKey": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"apiKey": {"type": "http", "scheme": "bearer"}},
+            "schemas": _schemas(),
+        },
+    }
+
+
+def _schemas() -> Json:
+    bodies: list[type[BaseModel]] = [post.body for post in _POSTS]
+    shapes: list[type[BaseModel]] = [post.answer for post in _POSTS]
+    shapes += [answers.ErrorEnvelope, answers.ModelCard, answers.ModelList, answers.Status]
+    _, found = models_json_schema(
+        [
+            *[(body, "validation") for body in bodies],
+            *[(shape, "serialization") for shape in shapes],
+        ],
+        ref_template=_SCHEMAS + "{model}",
+    )
+    return found["$defs"]
+
+
+def _post(post: _Endpoint) -> Json:
+    content: Json = {"application/json": {"schema": _reference(post.answer)}}
+    if post.is_streamed:
+        content["text/event-stream"] = {
+            "schema": {
+                "type": "string",
+                "description": 'With "stream": true: events with chunks, ended by `data: [DONE]`,'
+                " or by an error envelope instead.",
+            }
+        }
+    headers = _REQUEST_ID | _RATE_HEADERS | (_MODEL if post.is_streamed else {})
+    return {
+        "summary": post.summary,
+        "operationId": post.body.__name__.removesuffix("Request").lower(),
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _reference(post.body)}},
+        },
+        "responses": {
+            "200": {"description": "the answer", "headers": headers, "content": content},
+            **_errors(frozenset(STATUS.values())),
+            **{status: _error(text, {}) for status, text in _HTTP_STATUSES.items()},
+        },
+    }
+
+
+def _get(summary: str, answer: type[BaseModel], errors: frozenset[int] = frozenset()) -> Json:
+    schema = {"application/json": {"schema": _reference(answer)}}
+    good: Json = {"description": "the answer", "headers": _REQUEST_ID, "content": schema}
+    return {"summary": summary, "responses": {"200": good, **_errors(errors)}}
+
+
+def _open(operation: Json) -> Json:
+    """Return an operation that needs no key."""
+    return operation | {"security": []}
+
+
+def _errors(statuses: frozenset[int]) -> Json:
+    codes: dict[int, list[str]] = {}
+    for code, status in STATUS.items():
+        if code not in _UNTOLD and status in statuses:
+            codes.setdefault(status, []).append(f"`{code}`")
+    return {
+        str(status): _error(", ".join(codes[status]), _RETRY_AFTER if status in (429, 503) else {})
+        for status in sorted(codes)
+    }
+
+
+def _error(description: str, headers: Json) -> Json:
+    return {
+        "description": description,
+        "headers": _REQUEST_ID | headers,
+        "content": {"application/json": {"schema": _reference(answers.ErrorEnvelope)}},
+    }
+
+
+def _reference(model: type[BaseModel]) -> Json:
+    return {"$ref": _SCHEMAS + model.__name__}
