@@ -17,7 +17,7 @@ from sluice.wire.control.v1 import control_pb2_grpc
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1 import router_pb2_grpc
 
-_HEARTBEAT_S = 0.5
+_HEARTBEAT_S = 0.25
 
 
 @dataclass

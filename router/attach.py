@@ -21,6 +21,8 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 log = structlog.get_logger(__name__)
 
 CREDIT_FRAMES = 64  # frames on their way at once; granted again by halves
+# ... or after so long, if there were steps: a host that hears nothing takes us for frozen.
+CREDIT_EVERY_S = 0.25
 RESUME_S = 0.3  # for a new stream with the old sequences; a client feels this as a pause
 PROBE_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 2.0
@@ -207,6 +209,7 @@ class Attachment:
             router_id=self._router_id,
             epoch=epoch,
             credit_frames=CREDIT_FRAMES,
+            credit_every_ms=round(CREDIT_EVERY_S * 1000),
             resumed_epoch=resumed_epoch,
         )
         await stream.send(engine.HostRequest(attach=attach))
@@ -236,7 +239,8 @@ class Attachment:
         """Take frames until the attachment ends; a broken one raises FailedError."""
         hub, replica_id, epoch = self._hub, self.replica_id, outbox.epoch
         now = asyncio.get_running_loop().time
-        taken = 0
+        taken = steps = 0
+        granted_at = now()
         while (frame := await stream.receive(None)) is not None:
             heard_at = now()
             self._gap_s = max(heard_at - self._heard_at, _GAP_DECAY * self._gap_s)
@@ -253,9 +257,12 @@ class Attachment:
                 except ValueError as error:
                     raise FailedError(ErrorCode.ENGINE_FAILED, str(error)) from None
                 taken += 1
-                if taken >= CREDIT_FRAMES // 2:
+                steps += step.steps
+                is_due = steps and heard_at - granted_at >= CREDIT_EVERY_S / 2
+                if is_due or taken >= CREDIT_FRAMES // 2:
                     outbox.credit(taken)
-                    taken = 0
+                    taken = steps = 0
+                    granted_at = heard_at
             elif frame.HasField("refused"):  # of a submit or cancel: the host cannot serve us
                 raise FailedError(ErrorCode.ENGINE_FAILED, frame.refused.message)
         if not self._stopped.is_set():

@@ -50,7 +50,12 @@ class RouterService:
             request_deserializer=wire.ExplainRequest.FromString,
             response_serializer=wire.Explanation.SerializeToString,
         )
-        methods = {"Connect": handler, "Explain": explain}
+        ping = grpc.unary_unary_rpc_method_handler(
+            self.ping,  # pyright: ignore[reportArgumentType]
+            request_deserializer=wire.PingRequest.FromString,
+            response_serializer=wire.PingResponse.SerializeToString,
+        )
+        methods = {"Connect": handler, "Explain": explain, "Ping": ping}
         handlers = grpc.method_handlers_generic_handler(_SERVICE, methods)
         server.add_generic_rpc_handlers((handlers,))
 
@@ -70,6 +75,14 @@ class RouterService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         explanation.router_id = self._router_id
         return explanation
+
+    async def ping(
+        self,
+        _request: wire.PingRequest,
+        _context: "grpc.aio.ServicerContext[wire.PingRequest, wire.PingResponse]",
+    ) -> wire.PingResponse:
+        """Say that the loop turns."""
+        return wire.PingResponse()
 
     async def connect(
         self,

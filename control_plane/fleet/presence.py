@@ -1,8 +1,12 @@
-"""Which routers hold a watch open with this control plane."""
+"""Which routers hold a watch open with this control plane, and answer."""
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import structlog
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -12,22 +16,46 @@ class Presence:
     Attributes:
         on_change: Called when a router comes, moves or leaves.
         departed: Routers that left and were not written down yet: id -> last address.
-        gone: Those of them that said goodbye, or are known to have ended.
+        gone: Those of them that said goodbye, are known to have ended, or fell silent.
     """
 
     on_change: Callable[[], None]
     departed: dict[str, str] = field(default_factory=dict[str, str])
     gone: set[str] = field(default_factory=set[str])
     _watches: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    _leaving: set[str] = field(default_factory=set[str])  # said goodbye, the watch is still open
+    # With a watch that is still open: said goodbye; do not answer.
+    _leaving: set[str] = field(default_factory=set[str])
+    _silent: set[str] = field(default_factory=set[str])
 
     def here(self) -> dict[str, str]:
         """Return the addresses of the routers that are here, by id."""
         return {
             router_id: addresses[-1]
             for router_id, addresses in self._watches.items()
-            if router_id not in self._leaving
+            if router_id not in self._leaving and router_id not in self._silent
         }
+
+    def watched(self) -> dict[str, str]:
+        """Return the addresses of all that hold a watch, by id."""
+        return {router_id: addresses[-1] for router_id, addresses in self._watches.items()}
+
+    def silent(self, router_id: str) -> None:
+        """Note that a router does not answer though its watch is open: nobody waits for it."""
+        if router_id in self.here():
+            log.warning("router_silent", router=router_id)
+            self._silent.add(router_id)
+            self.departed[router_id] = self._watches[router_id][-1]
+            self.gone.add(router_id)
+            self.on_change()
+
+    def answered(self, router_id: str) -> None:
+        """Note that a router answers: one that was silent is back."""
+        if router_id in self._silent:
+            log.info("router_answers_again", router=router_id)
+            self._silent.discard(router_id)
+            self.departed.pop(router_id, None)
+            self.gone.discard(router_id)
+            self.on_change()
 
     def leave(self, router_id: str) -> None:
         """Take a router's goodbye: it is gone, though its watch may stay open a moment longer."""
@@ -52,6 +80,7 @@ class Presence:
         """
         self._watches.setdefault(router_id, []).append(address)
         self._leaving.discard(router_id)
+        self._silent.discard(router_id)
         self.departed.pop(router_id, None)
         self.gone.discard(router_id)
         self.on_change()
@@ -62,7 +91,8 @@ class Presence:
             addresses.remove(address)
             if not addresses:
                 del self._watches[router_id]
-                if router_id not in self._leaving:
+                if router_id not in self._leaving | self._silent:
                     self.departed[router_id] = address
                 self._leaving.discard(router_id)
+                self._silent.discard(router_id)
             self.on_change()

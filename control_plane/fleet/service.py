@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.database import Database, DatabaseDownError
 from control_plane.fleet import cells as cell_model
 from control_plane.fleet import model, repository
+from control_plane.fleet.liveness import Liveness
 from control_plane.fleet.presence import Presence
 from control_plane.fleet.probe import refuses
 from control_plane.watch.feed import Feed
@@ -40,6 +41,7 @@ class Fleet:
         self._feed = feed
         self._wake = asyncio.Event()
         self.presence = Presence(self._wake.set)
+        self._liveness = Liveness(self.presence)
         self._heard_since = time.monotonic()  # before that we could not hear everybody
         self._pruned_at = float("-inf")
         # Routers whose watch closed: address, and until when that is news.
@@ -50,7 +52,13 @@ class Fleet:
         self._wake.set()
 
     async def run(self) -> None:
-        """Run the loop until cancelled."""
+        """Run until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._liveness.run())
+            await self._decide()
+
+    async def _decide(self) -> None:
+        """Run the loop."""
         self._heard_since = time.monotonic()
         while True:
             changed = self._feed.changed()

@@ -40,6 +40,9 @@ class Attachment:
         news: Of the step in progress.
         told_step: Last step that was posted.
         told_at_s: When.
+        silence_max_s: A router that confirms nothing for so long is taken for frozen; 0: it may.
+        silent_s: For so long it has confirmed nothing, though there was something.
+        grants: When it last did, as a number of grants.
         orphaned_at_s: When its stream was found dead; None while it lives.
         unconfirmed: Of an orphan: ends of sequences that its router may not know.
     """
@@ -52,8 +55,18 @@ class Attachment:
     news: StepNews = field(default_factory=StepNews)
     told_step: int = 0
     told_at_s: float = 0.0
+    silence_max_s: float = 0.0
+    silent_s: float = 0.0
+    grants: int | None = None
     orphaned_at_s: float | None = None
     unconfirmed: list[Ended] = field(default_factory=list[Ended])
+
+    def note_silence(self, passed_s: float) -> bool:
+        """Count time in which nothing was confirmed; return whether the router is frozen."""
+        grants = self.outbox.unconfirmed_since_grant
+        self.silent_s = self.silent_s + passed_s if grants == self.grants is not None else 0.0
+        self.grants = grants
+        return 0.0 < self.silence_max_s <= self.silent_s
 
     def finish(self, sequence: int, finished: wire.Finished, told: Told | None = None) -> None:
         """Note that a sequence has ended."""

@@ -7,6 +7,8 @@ module says what becomes of them; `replica.host.service` moves the bytes.
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import structlog
+
 from replica.engine.driver import Driver
 from replica.engine.types import AdapterState, EngineLoad, RefusedError, StepEvents
 from replica.host.adapters import AdapterDesk, Background
@@ -19,10 +21,16 @@ from replica.host.sequences import SequenceBook
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
+log = structlog.get_logger(__name__)
+
 HEARTBEAT_S = 0.2  # routers expect a frame every 0.25 s
 # A router whose stream broke comes back within this, or its sequences are cancelled. It tries again
 # after 0.1, 0.2, 0.4 s and so on; what it does not come back for is computed in vain meanwhile.
 ORPHAN_GRACE_S = 3.0
+# A router that confirms nothing for so many times as long as it promised is frozen: its gateways
+# have given it up, and others need the places of its sequences.
+_SILENCE_FACTOR = 4
+_STEP_COUNTED_S = 0.25  # at most, of a step: a pause of our own is no silence of others
 ATTACHMENTS_MAX = 64  # routers; each has a thread. A cell has one
 
 
@@ -56,6 +64,7 @@ class HostCore:
         self._attachments: dict[int, Attachment] = {}
         self._resident: tuple[str, ...] = ()
         self._step = 0
+        self._published_at_s = float("-inf")
         self.counters = HostCounters()
         adapters = AdapterDesk(driver, artifacts_dir, background, self.counters)
         self.control = ControlDesk(driver, base_digest, adapters, background, self.counters)
@@ -108,6 +117,7 @@ class HostCore:
             text = f"{len(self._attachments)} routers are attached; detach one that is not needed"
             raise RefusedError(ErrorCode.ENGINE_BUSY, text)
         attachment = Attachment(message.router_id, message.epoch, Outbox(message.credit_frames))
+        attachment.silence_max_s = _SILENCE_FACTOR * message.credit_every_ms * 1e-3
         attachment.told_step = self._step
         attachment.told_at_s = now_s
         attachment.news.kv = dict.fromkeys(self._driver.cached_blocks(), True)
@@ -195,12 +205,16 @@ class HostCore:
         """Tell every attachment what a step brought it; also that the engine lives, when idle."""
         load = self._driver.load()
         self._count(events, load)
+        passed_s = min(now_s - self._published_at_s, _STEP_COUNTED_S)
+        self._published_at_s = now_s
         attachments = list(self._attachments.values())
         self.sequences.distribute(events, attachments[0] if len(attachments) == 1 else None, now_s)
         for attachment in attachments:
             if attachment.orphaned_at_s is not None:
                 self._keep(attachment, attachment.orphaned_at_s, now_s)
                 continue
+            if attachment.sequences and attachment.note_silence(passed_s):
+                self._turn_out(attachment)
             news = attachment.news
             if events.kv:
                 news.kv.update(events.kv)
@@ -242,6 +256,13 @@ class HostCore:
         new.news.ended = ended
         new.news.admitted = [all_.admitted for _, all_ in told if all_.admitted is not None]
         return [encode_resumed(sequence, all_) for sequence, all_ in told]
+
+    def _turn_out(self, attachment: Attachment) -> None:
+        """Free the places of a frozen router; should it wake up, it goes on with new ones."""
+        text = f"router {attachment.router_id} took nothing for {attachment.silent_s:.1f} s"
+        log.warning("router_frozen", router=attachment.router_id, count=len(attachment.sequences))
+        self.sequences.turn_out(attachment, RefusedError(ErrorCode.ENGINE_BUSY, text))
+        attachment.silent_s = 0.0
 
     def _keep(self, orphan: Attachment, since_s: float, now_s: float) -> None:
         """Keep what the sequences of an orphan bring, and their ends, until its grace is over."""

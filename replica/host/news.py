@@ -147,6 +147,8 @@ class Outbox:
         self._pending: StepNews | None = None
         self._is_closed = False
         self._taken_frames = self._confirmed_frames = 0
+        self._last_step_frame = 0
+        self._grants = 0
         self._unconfirmed: deque[tuple[int, Ended]] = deque()  # (number of its frame, end)
         self._unconfirmed_tokens = 0
 
@@ -167,6 +169,7 @@ class Outbox:
     def add_credit(self, frames: int) -> None:
         """Allow so many more frames; the router has taken at least as many since it last did."""
         with self._changed:
+            self._grants += 1
             self._credit += frames
             # A router may also widen its window: what was not sent is not confirmed.
             self._confirmed_frames = min(self._taken_frames, self._confirmed_frames + frames)
@@ -208,12 +211,21 @@ class Outbox:
             self._credit -= 1
             self._taken_frames += 1
             if news is not None:
+                if news.steps:
+                    self._last_step_frame = self._taken_frames
                 for ended in news.ended:
                     self._unconfirmed.append((self._taken_frames, ended))
                     self._unconfirmed_tokens += ended.weight
                 while self._unconfirmed_tokens > UNCONFIRMED_TOKENS_MAX:
                     self._forget()
             return news, self._is_closed
+
+    @property
+    def unconfirmed_since_grant(self) -> int | None:
+        """The number of grants, while the news of a step are not confirmed; else None."""
+        with self._changed:
+            is_owed = self._last_step_frame > self._confirmed_frames
+            return self._grants if is_owed else None
 
     def _sendable(self) -> bool:
         return self._pending is not None and self._credit > 0

@@ -115,6 +115,12 @@ class SequenceBook:
             self._driver.cancel(hosted.key)
             self._end(hosted, _cut(hosted, FinishedEvent(hosted.key, Finish.CANCELLED)))
 
+    def turn_out(self, attachment: Attachment, error: RefusedError) -> None:
+        """End the sequences of an attachment at once; what they still bring is ignored."""
+        for hosted in list(attachment.sequences.values()):
+            self._driver.cancel(hosted.key)
+            self._end(hosted, _cut(hosted, refusal(hosted.key, error)))
+
     def end_all(self, error: RefusedError) -> None:
         """End everything at once."""
         for hosted in list(self._living.values()):

@@ -33,7 +33,10 @@ from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
-SIGN_OF_LIFE_S = 1.0  # gateways take a router that says nothing for 2.5 s for frozen
+# Gateways take a router that says nothing for 0.9 s for frozen: between two signs of life it may be
+# busy for half a second.
+SIGN_OF_LIFE_S = 0.25
+_RECITAL_S = 1.0  # everything about the cells is told again so often
 
 
 class RouterCore:
@@ -49,7 +52,7 @@ class RouterCore:
         self.is_draining = False
         self.sequences = 0
         self._busy: dict[str, ReplicaBook] = {}  # said "busy" a moment ago
-        self._cells_told_at = self._alive_at = float("-inf")
+        self._cells_told_at = self._alive_at = self._recited_at = float("-inf")
 
     # --- gateways ---------------------------------------------------------------------------
 
@@ -353,9 +356,9 @@ class RouterCore:
         if not self.handovers.is_idle:
             self._hand_over(actions, now)
         is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S
-        self._tell_cells(now, everything=is_sign_of_life)
         if is_sign_of_life:
             self._alive_at = now
+        self._tell_cells(now, everything=is_sign_of_life and now - self._recited_at >= _RECITAL_S)
         if self.requests.cancels:
             actions.cancels, self.requests.cancels = self.requests.cancels, {}
         for gateway in self.gateways.values():
@@ -431,7 +434,9 @@ class RouterCore:
 
     def _tell_cells(self, now: float, *, everything: bool) -> None:
         """Broadcast what changed, not too often."""
-        if not everything and now - self._cells_told_at < self.config.cell_state_interval_s:
+        if everything:
+            self._recited_at = now
+        elif now - self._cells_told_at < self.config.cell_state_interval_s:
             return
         for cell in self.cells.values():
             if cell.is_dirty or everything:

@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import pytest
 
-from router.attach import RESUME_S, Attachment
+from router.attach import CREDIT_EVERY_S, RESUME_S, Attachment
 from router.core import invariants
 from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
 from router.hub import GatewayLink, Hub
 from router.metrics import RouterMetrics
 from sim.engine import StepCost, token_at
-from sim.host import SimHost
+from sim.host import SimHost, SimHostStream
 from sim.loop import VirtualLoop, run
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -106,6 +107,27 @@ def test_tokens_arrive_whole_and_in_order():
     for handle, outcome in setup.outcomes.items():
         assert outcome.kind == wire.OUTCOME_KIND_LENGTH
         assert setup.tokens[handle] == [token_at(handle, 50 + n) for n in range(40)]
+
+
+def test_a_host_at_work_hears_from_us_in_time(monkeypatch: pytest.MonkeyPatch):
+    granted_at: list[float] = []
+    grant = SimHostStream.grant
+
+    def note(stream: SimHostStream, frames: int) -> list[int]:
+        granted_at.append(asyncio.get_running_loop().time())
+        return grant(stream, frames)
+
+    async def scenario(setup: Setup) -> None:
+        monkeypatch.setattr(SimHostStream, "grant", note)
+        setup.submit(1, output=1000)
+        await setup.until(lambda: 1 in setup.outcomes)
+
+    setup = simulate(scenario, replicas=1)
+    ended_at = setup.ended_at[1]
+    heard_at = [at for at in granted_at if at <= ended_at]
+    gaps = [later - earlier for earlier, later in pairwise([*heard_at, ended_at])]
+    assert len(heard_at) > 10
+    assert max(gaps) < CREDIT_EVERY_S
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])

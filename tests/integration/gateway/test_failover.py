@@ -30,7 +30,6 @@ log = structlog.get_logger(__name__)
 WAIT_S = 60.0
 TOKENS = 150
 STREAMS = 64
-PLACES = 40  # of each of two engines: those of a router that froze must become free
 
 
 @asynccontextmanager
@@ -116,13 +115,15 @@ class Site:
 
 
 @asynccontextmanager
-async def running_site(plane, world, home: Path, cell_replicas_max: int) -> AsyncIterator[Site]:
+async def running_site(
+    plane, world, home: Path, *, cell_replicas_max: int, places: int
+) -> AsyncIterator[Site]:
     artifacts, digest, valkey_url = world
     await plane.put(f"bases/{digest}", context_tokens_max=2048)
     await plane.put("tiers/t")
     await plane.put("tenants/one", tier_id="t")
     made = await plane.admin.post("/v1/tenants/one/keys", json={})
-    options = (("blocks", "4096"), ("cost_step_s", "0.02"), ("sequences_max", str(PLACES)))
+    options = (("blocks", "4096"), ("cost_step_s", "0.02"), ("sequences_max", str(places)))
     spec = EngineSpec("sim", digest, options)
     async with AsyncExitStack() as stack:
         tritons = await stack.enter_async_context(
@@ -182,7 +183,8 @@ async def test_no_stream_ends_when_a_router_does(
     control_plane, artifacts, valkey, eventually, tmp_path, cell_replicas_max: int, how
 ) -> None:
     world = (artifacts[0], artifacts[1], valkey[1])
-    async with running_site(control_plane, world, tmp_path, cell_replicas_max) as site:
+    shape = {"cell_replicas_max": cell_replicas_max, "places": STREAMS // 2 + 8}
+    async with running_site(control_plane, world, tmp_path, **shape) as site:
         await eventually(lambda: all_serve(site))
         undisturbed = await site.many()
         assert all(undisturbed)
@@ -219,7 +221,8 @@ async def test_no_stream_ends_when_an_engine_freezes(
     control_plane, artifacts, valkey, eventually, tmp_path
 ) -> None:
     world = (artifacts[0], artifacts[1], valkey[1])
-    async with running_site(control_plane, world, tmp_path, 0) as site:
+    shape = {"cell_replicas_max": 0, "places": STREAMS}
+    async with running_site(control_plane, world, tmp_path, **shape) as site:
         await eventually(lambda: all_serve(site))
         undisturbed = await site.many()
         frozen = site.tritons[0]

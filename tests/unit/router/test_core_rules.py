@@ -283,7 +283,7 @@ def test_cell_states_are_told_when_they_change_and_as_a_sign_of_life(bench):
 
 
 @pytest.mark.parametrize("cells", [(), ("cell",)], ids=["without cells", "with idle replicas"])
-def test_every_gateway_hears_a_sign_of_life_each_second(bench, cells):
+def test_every_gateway_hears_a_sign_of_life_all_the_time(bench, cells):
     world = bench()
     world.plan(cells=cells)
     heard_at: list[float] = []
@@ -294,8 +294,8 @@ def test_every_gateway_hears_a_sign_of_life_each_second(bench, cells):
             heard_at.append(world.now)
     gaps = [later - earlier for earlier, later in pairwise(heard_at)]
     assert heard_at
-    assert max(gaps) < 1.2
-    assert min(gaps[1:]) > 0.8, "nothing else is told when nothing changes"
+    assert max(gaps) < 0.4
+    assert min(gaps[1:]) > 0.2, "nothing else is told when nothing changes"
 
 
 def test_speed_is_learned_from_frames(bench):

@@ -49,16 +49,18 @@ class HostRequest(_message.Message):
     def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., export_kv: _Optional[_Union[Export, _Mapping]] = ..., import_kv: _Optional[_Union[Import, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("router_id", "epoch", "resumed_epoch", "credit_frames")
+    __slots__ = ("router_id", "epoch", "resumed_epoch", "credit_frames", "credit_every_ms")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESUMED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_EVERY_MS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     epoch: int
     resumed_epoch: int
     credit_frames: int
-    def __init__(self, router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., resumed_epoch: _Optional[int] = ..., credit_frames: _Optional[int] = ...) -> None: ...
+    credit_every_ms: int
+    def __init__(self, router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., resumed_epoch: _Optional[int] = ..., credit_frames: _Optional[int] = ..., credit_every_ms: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("epoch", "frames")

@@ -27,6 +27,14 @@ OUTCOME_KIND_EVICTED: OutcomeKind
 OUTCOME_KIND_FAILED: OutcomeKind
 OUTCOME_KIND_LOST: OutcomeKind
 
+class PingRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PingResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ConnectRequest(_message.Message):
     __slots__ = ("hello", "submits", "cancels")
     HELLO_FIELD_NUMBER: _ClassVar[int]

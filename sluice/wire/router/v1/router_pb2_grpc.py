@@ -44,6 +44,11 @@ class RouterServiceStub:
                 request_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.Explanation.FromString,
                 _registered_method=True)
+        self.Ping = channel.unary_unary(
+                '/sluice.wire.router.v1.RouterService/Ping',
+                request_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -62,6 +67,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ping(self, request, context):
+        """answered by the loop that serves the streams: what freezes them silences it
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +86,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ExplainRequest.FromString,
                     response_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.Explanation.SerializeToString,
+            ),
+            'Ping': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ping,
+                    request_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +147,33 @@ class RouterService:
             '/sluice.wire.router.v1.RouterService/Explain',
             sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
             sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.Explanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ping(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.router.v1.RouterService/Ping',
+            sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingRequest.SerializeToString,
+            sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingResponse.FromString,
             options,
             channel_credentials,
             insecure,

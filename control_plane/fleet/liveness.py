@@ -1,0 +1,117 @@
+"""Whether routers with an open watch answer: a frozen one keeps its connections, refuses none.
+
+Each is pinged at the address that gateways dial. Silence is counted in naps of our own, so that a
+pause of this process is not taken for one of all routers.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+import structlog
+
+from control_plane.fleet.presence import Presence
+from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
+
+log = structlog.get_logger(__name__)
+
+NAP_S = 0.1
+_PING_NAPS = 2  # from an answer to the next ping
+# As long as gateways wait: sooner, a router would lose its cells for what costs no client a stream.
+SILENT_NAPS_MAX = 9
+_PING_TIMEOUT_S = 2.0  # one at a time: a router that thaws answers it, or the next one
+# No answer: nobody took the call, or nobody in time. Everything else was said by somebody.
+_SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+if TYPE_CHECKING:  # the class takes no arguments at run time
+    _Call = grpc.aio.UnaryUnaryCall[wire.PingRequest, wire.PingResponse]
+
+
+class Liveness:
+    """Tells a `Presence` which of its routers are silent; `run` belongs into a TaskGroup."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+        self._watched: dict[tuple[str, str], _Pinged] = {}
+
+    async def run(self) -> None:
+        """Ping until cancelled."""
+        async with self._closing():
+            while True:
+                await self._follow()
+                for (router_id, _), pinged in self._watched.items():
+                    if await pinged.has_answered():
+                        self._presence.answered(router_id)
+                    elif pinged.is_silent:
+                        self._presence.silent(router_id)
+                await asyncio.sleep(NAP_S)
+
+    async def _follow(self) -> None:
+        """Ping those that hold a watch now, at the addresses they have now."""
+        wanted = set(self._presence.watched().items())
+        for key in wanted - self._watched.keys():
+            self._watched[key] = _Pinged(key[1])
+        for key in self._watched.keys() - wanted:
+            await self._watched.pop(key).close()
+
+    @asynccontextmanager
+    async def _closing(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            for pinged in self._watched.values():
+                await pinged.close()
+
+
+class _Pinged:
+    """One router's connection, and how long it has been silent.
+
+    Attributes:
+        is_silent: It has answered before, and does not any more. One that never did may be out of
+            our reach, and still serve.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._ping = RouterServiceStub(self._channel).Ping
+        self._call: _Call | None = None
+        self._has_ever_answered = False
+        self._naps = 0
+
+    @property
+    def is_silent(self) -> bool:
+        return self._has_ever_answered and self._naps >= SILENT_NAPS_MAX
+
+    async def has_answered(self) -> bool:
+        """Look after each nap whether the ping under way was answered; send the next one."""
+        self._naps += 1
+        call = self._call
+        if call is None:
+            if self._naps >= _PING_NAPS:
+                self._call = self._ping(wire.PingRequest(), timeout=_PING_TIMEOUT_S)
+            return False
+        if not call.done():
+            return False
+        self._call = None
+        if await call.code() in _SILENCE:
+            return False
+        self._has_ever_answered = True
+        self._naps = 0
+        return True
+
+    async def close(self) -> None:
+        """End what is under way."""
+        if self._call is not None:
+            self._call.cancel()
+        await self._channel.close(0)
