@@ -1,13 +1,21 @@
 """A replica of an embedding pool with a script, over the real wire: faults happen on cue."""
 
 import asyncio
+import json
 import math
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import grpc.aio
+from tokenizers import Tokenizer
+from tokenizers.decoders import WordPiece as WordPieceDecoder
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
 
 from sluice.embeddings import METHOD
 from sluice.profiles import EMBED
@@ -101,3 +109,30 @@ async def serve_embedder(
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+def write_embedding_base(directory: Path, *, dimensions: int) -> Tokenizer:
+    """Write what a gateway reads of a base: a WordPiece tokenizer of single characters, and sizes.
+
+    The file asks for cutting and padding, as those of real bases do; the returned one does not.
+    """
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    characters = [chr(code) for code in range(33, 127)]
+    words = (*special, *characters, *(f"##{character}" for character in characters))
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106 - no password
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.normalizer = BertNormalizer()
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer.decoder = WordPieceDecoder()
+    ends = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
+    tokenizer.post_processor = TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    sizes = {"hidden_size": dimensions, "vocab_size": len(words)}
+    (directory / "config.json").write_text(json.dumps(sizes))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

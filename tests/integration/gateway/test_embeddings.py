@@ -1,0 +1,272 @@
+"""Embeddings and their models through a real worker, with scripted replicas behind it."""
+
+import asyncio
+import base64
+import math
+from array import array
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+from gateway.embedding.testing import (
+    ScriptedEmbedder,
+    ready_replica,
+    serve_embedder,
+    vector_of,
+    write_embedding_base,
+)
+from sluice.artifacts import import_directory
+from sluice.events import EventProducer
+from sluice.wire.control.v1 import control_pb2 as control
+
+pytestmark = pytest.mark.real
+
+MODEL, POOL, DIMENSIONS, CONTEXT = "vectors", "embedding-pool", 24, 64
+LIMITED = "sk-limited"
+
+
+class Embedding:
+    """A world with an embedding pool."""
+
+    def __init__(self, world, digest: str, tokenizer: Tokenizer) -> None:
+        self.world = world
+        self.digest = digest
+        self.tokenizer = tokenizer
+        self.replicas: list[ScriptedEmbedder] = []
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text).ids
+
+    def vector(self, text: str) -> list[float]:
+        return list(vector_of(self.ids(text), DIMENSIONS))
+
+
+@pytest.fixture
+def embedding(world, artifacts, eventually, tmp_path: Path):
+    @asynccontextmanager
+    async def start(replicas: int = 1, **settings):
+        tokenizer = write_embedding_base(tmp_path / "base", dimensions=DIMENSIONS)
+        digest = import_directory(tmp_path / "base", artifacts[0])
+        async with world(**settings) as w, AsyncExitStack() as servers:
+            made = Embedding(w, digest, tokenizer)
+            objects = control.Objects()
+            objects.CopyFrom(w.feed._objects)
+            objects.bases.add(digest=digest, context_tokens_max=CONTEXT)
+            objects.pools.add(id=POOL, base_digest=digest, engine="embed")
+            objects.models.add(id=MODEL, base_digest=digest, pool_id=POOL, release="r7")
+            for number in range(replicas):
+                embedder = ScriptedEmbedder(dimensions=DIMENSIONS)
+                made.replicas.append(embedder)
+                address = await servers.enter_async_context(serve_embedder(embedder))
+                objects.replicas.append(ready_replica(f"embedder-{number}", POOL, address))
+            w.feed.replace(objects)
+            await eventually(lambda: w.gateway.embedders.usable == replicas)
+            yield made
+
+    return start
+
+
+@pytest.fixture
+def events(monkeypatch) -> list:
+    found: list = []
+    monkeypatch.setattr(EventProducer, "emit", lambda _, event: found.append(event))
+    return found
+
+
+async def test_texts_become_vectors_in_their_order(embedding, events) -> None:
+    async with embedding() as e, e.world.sdk() as sdk:
+        texts = [f"text number {n}" for n in range(100)]
+        for encoding in ("float", "base64"):
+            answer = await sdk.embeddings.create(model=MODEL, input=texts, encoding_format=encoding)
+            assert [item.index for item in answer.data] == list(range(100))
+            for text, item in zip(texts, answer.data, strict=True):
+                vector = item.embedding
+                if encoding == "base64":
+                    vector = list(array("f", base64.b64decode(vector)))
+                assert vector == e.vector(text)
+            tokens = sum(len(e.ids(text)) for text in texts)
+            assert answer.usage.prompt_tokens == answer.usage.total_tokens == tokens
+            assert (answer.object, answer.model) == ("list", MODEL)
+        assert [(v.prompt_tokens, v.output_tokens, v.status) for v in events] == [
+            (tokens, 0, 200)
+        ] * 2
+        assert events[0].endpoint == "/v1/embeddings"
+        assert events[0].model == MODEL
+        assert events[0].release == "r7"
+        assert events[0].outcome == "stop"
+
+
+async def test_the_sdk_alone_asks_for_base64_and_gives_numbers(embedding) -> None:
+    async with embedding() as e, e.world.sdk() as sdk:
+        answer = await sdk.embeddings.create(model=MODEL, input="one text")
+        assert answer.data[0].embedding == e.vector("one text")
+
+
+async def test_token_ids_are_taken_as_they_are(embedding) -> None:
+    async with embedding() as e, e.world.sdk() as sdk:
+        ids = e.ids("a text")
+        for given, expected in (
+            (ids, [ids]),
+            ([ids, ids[1:-1], [5]], [ids, ids[1:-1], [5]]),
+        ):
+            answer = await sdk.embeddings.create(model=MODEL, input=given)
+            assert [item.embedding for item in answer.data] == [
+                list(vector_of(one, DIMENSIONS)) for one in expected
+            ]
+
+
+async def test_fewer_dimensions_are_the_first_ones_at_length_one(embedding) -> None:
+    async with embedding() as e, e.world.sdk() as sdk:
+        full = e.vector("a text")
+        for count in (1, 10, DIMENSIONS):
+            answer = await sdk.embeddings.create(model=MODEL, input="a text", dimensions=count)
+            vector = answer.data[0].embedding
+            assert len(vector) == count
+            assert math.hypot(*vector) == pytest.approx(1.0, abs=1e-6)
+            assert np.array(vector) * math.hypot(*full[:count]) == pytest.approx(
+                full[:count], abs=1e-6
+            )
+
+
+async def test_the_largest_request_is_answered_whole(embedding) -> None:
+    async with embedding(2) as e, e.world.sdk() as sdk:
+        answer = await sdk.embeddings.create(
+            model=MODEL, input=[str(n) for n in range(2048)], encoding_format="float"
+        )
+        assert [item.index for item in answer.data] == list(range(2048))
+        assert answer.data[2047].embedding == e.vector("2047")
+
+
+async def test_what_cannot_be_embedded_is_refused_by_name(embedding, events) -> None:
+    async with embedding() as e, e.world.http() as http:
+        long = "x" * CONTEXT  # one token per character, and two special ones
+        cases = [
+            ({"input": ""}, "invalid_request", "input"),
+            ({"input": []}, "invalid_request", "input"),
+            ({"input": ["a", ""]}, "invalid_request", "input[1]"),
+            ({"input": [[]]}, "invalid_request", "input[0]"),
+            ({"input": long}, "context_length_exceeded", "input"),
+            ({"input": ["fine", long]}, "context_length_exceeded", "input[1]"),
+            ({"input": [5, 192]}, "invalid_request", "input"),
+            ({"input": [[5], [192]]}, "invalid_request", "input[1]"),
+            ({"input": ["a"] * 2049}, "invalid_request", "input"),
+            ({"input": "a", "dimensions": DIMENSIONS + 1}, "invalid_request", "dimensions"),
+            ({"input": "a", "dimensions": 0}, "invalid_request", "dimensions"),
+            ({"input": "a", "encoding_format": "hex"}, "invalid_request", "encoding_format"),
+            ({"input": "a", "model": "tiny"}, "invalid_request", "model"),
+            ({"input": "a", "model": "none"}, "model_not_found", "model"),
+            ({"input": "a", "more": 1}, "invalid_request", "more"),
+        ]
+        for fields, code, param in cases:
+            response = await http.post("/v1/embeddings", json={"model": MODEL} | fields)
+            error = response.json()["error"]
+            assert (error["code"], error["param"]) == (code, param), (fields, error)
+            assert response.status_code == (404 if code == "model_not_found" else 400)
+        assert not e.replicas[0].texts
+        assert not events
+
+
+async def test_overload_and_failures_have_their_codes(embedding, events) -> None:
+    async with embedding() as e, e.world.http() as http:
+        body = {"model": MODEL, "input": "a"}
+        e.replicas[0].failure = (grpc.StatusCode.INTERNAL, "the graph call failed at 10.0.0.1")
+        response = await http.post("/v1/embeddings", json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_failed")
+        assert "10.0.0.1" not in response.text
+        e.replicas[0].failure = (grpc.StatusCode.UNAVAILABLE, "going away")
+        for code in ("unavailable", "unavailable"):
+            response = await http.post("/v1/embeddings", json=body)
+            assert (response.status_code, response.json()["error"]["code"]) == (503, code)
+            assert int(response.headers["retry-after"]) >= 1
+            assert response.json()["error"]["type"] == "server_error"
+        assert [(v.status, v.outcome) for v in events] == [
+            (502, "engine_failed"),
+            (503, "unavailable"),
+            (503, "unavailable"),
+        ]
+        assert {v.prompt_tokens for v in events} == {0}
+
+
+async def test_a_client_that_hangs_up_stops_the_work(embedding, events, eventually) -> None:
+    async with embedding() as e, e.world.http() as http:
+        (replica,) = e.replicas
+        replica.answers.clear()
+        async with asyncio.TaskGroup() as tasks:
+            body = {"model": MODEL, "input": [str(n) for n in range(500)]}
+            call = tasks.create_task(http.post("/v1/embeddings", json=body))
+            await eventually(lambda: replica.texts)
+            call.cancel()
+        await eventually(lambda: events)
+        await eventually(lambda: replica.cancelled == len(replica.texts))
+        assert (events[0].status, events[0].outcome) == (499, "client_closed")
+        assert e.world.gateway.embedders.open == 0
+
+
+async def test_limits_count_requests_and_tokens(embedding, eventually) -> None:
+    async with embedding() as e, e.world.http(LIMITED) as http, e.world.sdk(LIMITED) as sdk:
+        body = {"model": MODEL, "input": ["w" * 50] * 12}
+        used = 12 * len(e.ids("w" * 50))
+        response = await http.post("/v1/embeddings", json=body)
+        assert (
+            1000 - used <= int(response.headers["x-ratelimit-remaining-tokens"]) < 1000 - used + 50
+        )
+        response = await http.post("/v1/embeddings", json=body)
+        assert response.status_code == 429
+        assert response.json()["error"]["code"] == "rate_limit_tokens"
+        assert response.headers["retry-after"]
+        answers = await asyncio.gather(
+            *(sdk.embeddings.create(model=MODEL, input="a") for _ in range(6)),
+            return_exceptions=True,
+        )
+        refused = [a for a in answers if isinstance(a, openai.RateLimitError)]
+        assert len(refused) == 2
+        assert {error.code for error in refused} == {"rate_limit_requests"}
+
+
+async def test_models_say_what_they_are_and_how_they_are(embedding) -> None:
+    async with embedding() as e, e.world.sdk(LIMITED) as sdk, e.world.http(LIMITED) as http:
+        listed = {model.id: model for model in (await sdk.models.list()).data}
+        assert listed.keys() == {"tiny", "nowhere", MODEL}
+        shown = (await http.get(f"/v1/models/{MODEL}")).json()
+        assert shown == {
+            "id": MODEL,
+            "object": "model",
+            "created": 0,
+            "owned_by": "sluice",
+            "kind": "embedding",
+            "stands_for": MODEL,
+            "release": "r7",
+            "is_adapter": False,
+            "context_window": CONTEXT,
+            "readiness": "ready",
+            "capacity": {"replicas_ready": 1, "queued": 0, "running": 0, "wait_ms": None},
+            "limits": {"rpm": 5, "tpm": 1000, "requests_max": None},
+        }
+        assert listed["tiny"].kind == "chat"
+        assert listed["tiny"].readiness == "ready"
+        assert listed["tiny"].capacity["wait_ms"] == 0
+        assert listed["nowhere"].readiness == "unavailable"
+        assert listed["nowhere"].capacity["replicas_ready"] == 0
+
+
+async def test_an_embedding_model_is_tokenized_like_its_texts(embedding) -> None:
+    async with embedding() as e, e.world.http() as http:
+        for has_special_tokens in (True, False):
+            body = {"prompt": "a text", "add_special_tokens": has_special_tokens}
+            made = await http.post("/v1/tokenize", json={"model": MODEL} | body)
+            ids = e.ids("a text") if has_special_tokens else e.ids("a text")[1:-1]
+            assert made.json() == {"count": len(ids), "max_model_len": CONTEXT, "tokens": ids}
+        back = await http.post("/v1/detokenize", json={"model": MODEL, "tokens": ids})
+        assert back.json() == {"prompt": "a text"}
+        for path, fields, param in (
+            ("tokenize", {"messages": [{"role": "user", "content": "x"}]}, "messages"),
+            ("detokenize", {"tokens": [192]}, "tokens"),
+        ):
+            response = await http.post(f"/v1/{path}", json={"model": MODEL} | fields)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == param
