@@ -1,0 +1,78 @@
+"""docs/parameters.md has every parameter of OpenAI's SDK and of our bodies, with a test of it."""
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.resources.chat.completions import Completions as Chat
+from openai.resources.completions import Completions
+from openai.resources.embeddings import Embeddings
+from pydantic import BaseModel
+
+from gateway.bodies.chat import ChatRequest
+from gateway.bodies.completions import CompletionRequest
+from gateway.bodies.embeddings import EmbeddingRequest
+from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[3]
+# Of the SDK's call and not of the body.
+OF_THE_CALL = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+SHARED, TOKENIZE = "Chat completions and completions", "Tokenize and detokenize"
+
+
+def rows() -> list[tuple[str, list[str], str]]:
+    """Return section, parameters and test of each row."""
+    found: list[tuple[str, list[str], str]] = []
+    section = ""
+    for line in (ROOT / "docs/parameters.md").read_text().splitlines():
+        if line.startswith("## "):
+            section = line[3:]
+        elif line.startswith("| `"):
+            names, _, test = line.strip("| ").split(" | ")
+            found.append((section, re.findall("`([a-z_]+)`", names), test.strip("`")))
+    return found
+
+
+def documented(*sections: str) -> set[str]:
+    return {name for section, names, _ in rows() for name in names if section in sections}
+
+
+@pytest.mark.parametrize(
+    ("create", "sections"),
+    [
+        (Chat.create, (SHARED, "Chat completions")),
+        (Completions.create, (SHARED, "Completions")),
+        (Embeddings.create, ("Embeddings",)),
+    ],
+)
+def test_every_parameter_of_the_sdk_has_a_row(
+    create: Callable[..., Any], sections: tuple[str, ...]
+) -> None:
+    wanted = inspect.signature(create).parameters.keys() - OF_THE_CALL
+    assert wanted - documented(*sections) == set()
+
+
+@pytest.mark.parametrize(
+    ("bodies", "sections"),
+    [
+        ((ChatRequest,), (SHARED, "Chat completions")),
+        ((CompletionRequest,), (SHARED, "Completions")),
+        ((EmbeddingRequest,), ("Embeddings",)),
+        ((TokenizeRequest, DetokenizeRequest), (TOKENIZE,)),
+    ],
+)
+def test_the_rows_are_the_fields_of_the_bodies(
+    bodies: tuple[type[BaseModel], ...], sections: tuple[str, ...]
+) -> None:
+    assert {name for body in bodies for name in body.model_fields} == documented(*sections)
+
+
+@pytest.mark.parametrize("test", sorted({test for _, _, test in rows()}))
+def test_the_named_tests_exist(test: str) -> None:
+    file, _, name = test.partition("::")
+    source = (ROOT / file if "/" in file else HERE / file).read_text()
+    assert re.search(rf"^(async )?def {re.escape(name)}\(", source, re.MULTILINE)
