@@ -27,7 +27,7 @@ _METADATA_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class AtMost:
+class EntriesMax:
     """Bounds the entries of an object before each of them becomes a mistake."""
 
     entries: int
@@ -83,4 +83,6 @@ class Only:
         raise PydanticCustomError(UNSUPPORTED, "{message}", {"message": self._message})
 
 
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], ShortText], AtMost(_METADATA_MAX)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], ShortText], EntriesMax(_METADATA_MAX)
+]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Field
 
 from gateway.bodies.fields import (
-    AtMost,
+    EntriesMax,
     Flag,
     Integer,
     Metadata,
@@ -39,7 +39,7 @@ LogitBias = Annotated[
         Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
         Annotated[Number, Field(ge=-100, le=100)],
     ],
-    AtMost(_BIASES_MAX),
+    EntriesMax(_BIASES_MAX),
 ]
 
 
@@ -181,7 +181,7 @@ class GenerationFields(Body):
         bound = self.output_tokens_max
         if self.min_tokens and bound is not None and self.min_tokens > bound:
             raise bad_value("min_tokens", f"the answer has at most {bound} tokens")
-        assert self.guide is None or self.guide.kind
+        _ = self.guide  # refused here, not where it is used
 
     def check_vocabulary(self, size: int) -> None:
         """Refuse token ids that a model with `size` tokens does not have; BadRequestError."""
