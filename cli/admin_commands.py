@@ -1,113 +1,93 @@
-"""`sluice tenants, keys, models, requests`: small windows on the admin REST and the telemetry."""
+"""`sluice tenants, requests`: small windows on the admin REST and the telemetry."""
 
-import asyncio
-import os
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import typer
 
+from cli import key_commands, model_commands
+from cli.admin import WHERE, AsJson, Tenant, ask, given
 from cli.api import Api, ApiError
-from cli.render import console, show_json, show_objects
-from cli.stack.home import Home, read_env
-from cli.stack_commands import fail
-
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-Tenant = Annotated[str, typer.Argument(help="Id of a tenant.")]
+from cli.render import show_objects
 
 tenants = typer.Typer(help="Who may use the platform.", no_args_is_help=True)
-keys = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
-models = typer.Typer(help="What can be asked for.", no_args_is_help=True)
 
-WHERE = (
-    "Where: SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and SLUICE_TELEMETRY_URL of the environment, else "
-    "the running stack of $SLUICE_HOME."
-)
+_SHOWN = ("id", "name", "tier_id", "weight", "is_disabled", "limits", "fallbacks")
+
+Tier = Annotated[str | None, typer.Option(help="Id of its tier.")]
+Name = Annotated[str | None, typer.Option(help="For people.")]
+Weight = Annotated[int | None, typer.Option(min=1, help="Its share among tenants of its tier.")]
+Limit = Annotated[int | None, typer.Option(min=0, help="Instead of the tier's; 0: the tier's.")]
+Fallback = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODEL=OTHER",
+        help="OTHER answers while MODEL is saturated or down; '*' is any, 'MODEL=' ends it.",
+    ),
+]
+Disabled = Annotated[
+    bool | None, typer.Option("--disable/--enable", help="Refuse, or take again, all its keys.")
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(tenants, name="tenants", epilog=WHERE)
-    app.add_typer(keys, name="keys", epilog=WHERE)
-    app.add_typer(models, name="models", epilog=WHERE)
+    app.add_typer(key_commands.keys, name="keys", epilog=WHERE)
+    app.add_typer(model_commands.models, name="models", epilog=WHERE)
     app.command(epilog=WHERE)(requests)
-
-
-def _setting(name: str) -> str:
-    """Return an address or key from the environment, else from the stack's env file."""
-    home = Home.find()
-    value = os.environ.get(name) or read_env(home).get(name)
-    if not value:
-        raise fail(f"{name} is not set, nor in {home.env_file}: start the stack, or set it")
-    return value
-
-
-def ask(work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL") -> Any:
-    """Return what `work` gets from the API; a refusal is one line on stderr and status 1."""
-
-    async def run() -> Any:
-        async with Api(_setting(url_name), _setting("SLUICE_ADMIN_KEY")) as api:
-            return await work(api)
-
-    try:
-        return asyncio.run(run())
-    except ApiError as error:
-        raise fail(str(error)) from None
 
 
 @tenants.command("list")
 def list_tenants(*, as_json: AsJson = False) -> None:
     """List the tenants."""
     found = ask(lambda api: api.list("/v1/tenants"))
-    show_objects(found, ("id", "name", "tier_id", "weight", "is_disabled"), as_json=as_json)
+    show_objects(found, _SHOWN, as_json=as_json)
 
 
 @tenants.command("create")
 def create_tenant(
     tenant: Tenant,
     *,
-    tier: Annotated[str, typer.Option(help="Id of its tier.")] = "standard",
-    name: Annotated[str, typer.Option(help="For people; default: the id.")] = "",
+    tier: Tier = None,
+    name: Name = None,
+    weight: Weight = None,
+    rpm: Limit = None,
+    tpm: Limit = None,
+    requests_max: Limit = None,
+    context_tokens_max: Limit = None,
+    fallback: Fallback = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a tenant, or change its tier and name."""
-    body = {"name": name or tenant, "tier_id": tier, "weight": 1}
-    made = ask(lambda api: api.call("PUT", f"/v1/tenants/{tenant}", body))
-    show_objects([made], ("id", "name", "tier_id"), as_json=as_json)
+    """Create a tenant (by default of tier `standard`), or change what is given of it."""
+    changes = given(tier_id=tier, name=name, weight=weight)
+    limits = _limits(rpm, tpm, requests_max, context_tokens_max)
+    fallbacks = _fallbacks(fallback or [])
+    new = {"name": tenant, "tier_id": "standard"}
+    made = ask(lambda api: _put(api, tenant, changes, limits, fallbacks, new))
+    show_objects([made], _SHOWN, as_json=as_json)
 
 
-@keys.command("list")
-def list_keys(tenant: Tenant, *, as_json: AsJson = False) -> None:
-    """List a tenant's keys; the keys themselves are kept nowhere."""
-    found = ask(lambda api: api.list(f"/v1/tenants/{tenant}/keys"))
-    show_objects(found, ("id", "tenant_id", "is_disabled", "rpm", "tpm"), as_json=as_json)
-
-
-@keys.command("create")
-def create_key(tenant: Tenant, *, as_json: AsJson = False) -> None:
-    """Create a key and show it, this one time."""
-    made = ask(lambda api: api.call("POST", f"/v1/tenants/{tenant}/keys", {}))
-    if as_json:
-        show_json(made)
-    else:
-        console(stderr=True).print(f"id {made['id']}; the key is shown only now:")
-        typer.echo(made["key"])
-
-
-@keys.command("revoke")
-def revoke_key(
-    tenant: Tenant, key: Annotated[str, typer.Argument(help="Id of the key, not the key.")]
+@tenants.command("update")
+def update_tenant(
+    tenant: Tenant,
+    *,
+    tier: Tier = None,
+    name: Name = None,
+    weight: Weight = None,
+    rpm: Limit = None,
+    tpm: Limit = None,
+    requests_max: Limit = None,
+    context_tokens_max: Limit = None,
+    fallback: Fallback = None,
+    is_disabled: Disabled = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Revoke a key; gateways refuse it within a second."""
-    ask(lambda api: api.call("DELETE", f"/v1/tenants/{tenant}/keys/{key}"))
-    typer.echo(f"revoked {key}")
-
-
-@models.command("list")
-def list_models(*, as_json: AsJson = False) -> None:
-    """List the models and what serves them."""
-    found = ask(lambda api: api.list("/v1/models"))
-    show_objects(found, ("id", "pool_id", "release", "base_digest"), as_json=as_json)
+    """Change what is given of a tenant."""
+    changes = given(tier_id=tier, name=name, weight=weight, is_disabled=is_disabled)
+    limits = _limits(rpm, tpm, requests_max, context_tokens_max)
+    fallbacks = _fallbacks(fallback or [])
+    made = ask(lambda api: _put(api, tenant, changes, limits, fallbacks, None))
+    show_objects([made], _SHOWN, as_json=as_json)
 
 
 def requests(
@@ -129,3 +109,41 @@ def requests(
         "outcome",
     )
     show_objects(found, columns, as_json=as_json)
+
+
+def _limits(
+    rpm: int | None, tpm: int | None, requests_max: int | None, context_tokens_max: int | None
+) -> dict[str, int]:
+    return given(rpm=rpm, tpm=tpm, requests_max=requests_max, context_tokens_max=context_tokens_max)
+
+
+def _fallbacks(options: list[str]) -> dict[str, str]:
+    """Return what `MODEL=OTHER` options say; an empty OTHER ends a fallback."""
+    found: dict[str, str] = {}
+    for option in options:
+        model, mark, other = option.partition("=")
+        if not (model and mark):
+            raise typer.BadParameter(f"{option!r} is not MODEL=OTHER", param_hint="--fallback")
+        found[model] = other
+    return found
+
+
+async def _put(
+    api: Api,
+    tenant: str,
+    changes: dict[str, Any],
+    limits: dict[str, int],
+    fallbacks: dict[str, str],
+    new: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Write a tenant with the changes; one that is not there begins as `new`, if that is given."""
+    path = f"/v1/tenants/{tenant}"
+    known = await api.find(path)
+    if known is None and new is None:
+        raise ApiError(f"there is no tenant {tenant}; see: sluice tenants list", 404)
+    body = dict(known or new or {})
+    body.pop("id", None)
+    body["limits"] = body.get("limits", {}) | limits
+    wanted = body.get("fallbacks", {}) | fallbacks
+    body["fallbacks"] = {model: other for model, other in wanted.items() if other}
+    return await api.call("PUT", path, body | changes)

@@ -81,8 +81,14 @@ class Api:
             raise
 
     async def list(self, path: str, **query: str | int) -> list[dict[str, Any]]:
-        """Return the objects of a list."""
-        return list((await self.call("GET", path, query=query))["data"])
+        """Return the objects of a list: the first `limit`, or all, page by page."""
+        page = await self.call("GET", path, query=query)
+        found = list(page["data"])
+        while page.get("has_more") and "limit" not in query:
+            last = found[-1].get("id") or found[-1]["digest"]
+            page = await self.call("GET", path, query={**query, "after": last})
+            found += page["data"]
+        return found
 
 
 def _problem(answer: httpx.Response) -> str:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import typer
 
-from cli.admin_commands import WHERE, AsJson, ask
+from cli.admin import WHERE, AsJson, ask
 from cli.api import Api, ApiError
 from cli.render import console, show_json, table
 from cli.stack_commands import fail

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from rich import box
 from rich.console import Console
@@ -52,6 +52,10 @@ def show_objects(
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        value = [f"{name}={one}" for name, one in cast("dict[str, object]", value).items()]
+    if isinstance(value, list):
+        value = ", ".join(str(one) for one in cast("list[object]", value))
     if value is None or value == "":
         return "-"
     return f"{value:.3g}" if isinstance(value, float) else str(value)

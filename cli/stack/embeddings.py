@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from cli.api import Api, ApiError
 from cli.stack.home import Home
-from cli.stack.seed import ShippedBase, retire_pools, seed_base
+from cli.stack.seed import ShippedBase, remove_unused, retire_pools, seed_base
 from replica.embedding.bert import read_bert_config
 from replica.embedding.package import INSTALL, MODEL_NAME, find_package
 from replica.engine.artifact import ArtifactError
@@ -57,7 +57,7 @@ async def start(home: Home, api: Api) -> str:
 async def stop(api: Api) -> None:
     """Remove what an earlier start asked for."""
     if await api.find(f"/v1/models/{MODEL_NAME}") is not None:
-        await api.call("DELETE", f"/v1/models/{MODEL_NAME}")
+        await remove_unused(api, f"/v1/models/{MODEL_NAME}")
     await retire_pools(api, _POOL_PREFIX)
 
 

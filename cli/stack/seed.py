@@ -1,14 +1,13 @@
 """What a fresh stack is given through the admin REST: a model to talk to and a tenant to talk as.
 
-Safe to repeat. What operators may have changed (tiers, the tenant) is only created; what follows
-from the command line and the shipped model (base, pool, model) is set anew at every start.
+Safe to repeat. What operators may have changed (tiers, the tenant, the alias) is only created; what
+follows from the command line and the shipped model (base, pool, model) is set anew at every start.
 """
 
 import asyncio
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import httpx
 from cli.api import Api, ApiError
 from cli.stack.home import Secrets, with_demo_key
 
-MODEL, TENANT = "sluice-tiny", "demo"
+MODEL, ALIAS, TENANT = "sluice-tiny", "default", "demo"
 _POOL_PREFIX = "tiny-"
 # Tiers below the first one are sure of a share, so that a flood above them does not stop them.
 _TIERS = {
@@ -67,6 +66,8 @@ async def seed(
         if await api.find(f"/v1/tiers/{tier_id}") is None:
             await api.call("PUT", f"/v1/tiers/{tier_id}", tier)
     await seed_base(api, base, engine=engine, replicas=replicas, pool_prefix=_POOL_PREFIX)
+    if not any([await api.find(f"/v1/{kind}/{ALIAS}") for kind in ("aliases", "models")]):
+        await api.call("PUT", f"/v1/aliases/{ALIAS}", {"target": MODEL})
     if await api.find(f"/v1/tenants/{TENANT}") is None:
         await api.call(
             "PUT", f"/v1/tenants/{TENANT}", {"name": "Demo", "tier_id": "standard", "weight": 1}
@@ -99,7 +100,7 @@ async def seed_base(
         {"base_digest": base.digest, "engine": engine, "replicas_wanted": replicas},
     )
     model = {"base_digest": base.digest, "pool_id": pool_id}
-    await api.call("PUT", f"/v1/models/{base.name}", model | {"release": base.digest[:12]})
+    await api.call("PUT", f"/v1/models/{base.name}", model)
     await _seed_adapters(api, base, model)
     await retire_pools(api, pool_prefix, current=pool_id)
     return pool_id
@@ -109,12 +110,20 @@ async def _seed_adapters(api: Api, base: ShippedBase, model: dict[str, str]) -> 
     """Serve the base's adapters, and none of an earlier start that it does not have any more."""
     served = {f"{base.name}-{name}": digest for name, digest in base.adapters}
     for name, digest in served.items():
-        body = model | {"adapter_digest": digest, "release": digest[:12]}
-        await api.call("PUT", f"/v1/models/{name}", body)
+        await api.call("PUT", f"/v1/models/{name}", model | {"adapter_digest": digest})
     for known in await api.list("/v1/models"):
         name = str(known["id"])
         if name.startswith(f"{base.name}-") and known["adapter_digest"] and name not in served:
-            await api.call("DELETE", f"/v1/models/{name}")
+            await remove_unused(api, f"/v1/models/{name}")
+
+
+async def remove_unused(api: Api, path: str) -> None:
+    """Delete an object, unless others refer to it, as an operator's alias does to a model."""
+    try:
+        await api.call("DELETE", path)
+    except ApiError as error:
+        if error.status != 409:
+            raise
 
 
 async def retire_pools(api: Api, pool_prefix: str, *, current: str = "") -> None:
@@ -123,8 +132,7 @@ async def retire_pools(api: Api, pool_prefix: str, *, current: str = "") -> None
         old = str(pool.pop("id"))
         if old.startswith(pool_prefix) and old != current:
             await api.call("PUT", f"/v1/pools/{old}", pool | {"replicas_wanted": 0})
-            with suppress(ApiError):  # it still has replicas: the next start removes it
-                await api.call("DELETE", f"/v1/pools/{old}")
+            await remove_unused(api, f"/v1/pools/{old}")  # has it replicas: by the next start
 
 
 async def first_token(base_url: str, key: str, say: Callable[[str], None]) -> None:

@@ -266,6 +266,8 @@ def test_tenants_keys_and_models_from_the_command_line(running) -> None:
     running.sluice("keys", "revoke", "acme", listed["id"])
     eventually(lambda: answer(key) == 401)
     assert "sluice-tiny" in running.sluice("models", "list").stdout
+    (alias,) = json.loads(running.sluice("models", "alias", "list", "--json").stdout)
+    assert (alias["id"], alias["target"]) == ("default", "sluice-tiny")
     refused = running.sluice("keys", "list", "nobody", status=1)
     assert len(refused.stderr.splitlines()) == 1
 

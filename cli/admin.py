@@ -1,0 +1,47 @@
+"""What all commands on the admin REST share: where it is, whom to ask as, and how it went."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import typer
+
+from cli.api import Api, ApiError
+from cli.stack.home import Home, read_env
+from cli.stack_commands import fail
+
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+Tenant = Annotated[str, typer.Argument(help="Id of a tenant.")]
+
+WHERE = (
+    "Where: SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and SLUICE_TELEMETRY_URL of the environment, else "
+    "the running stack of $SLUICE_HOME."
+)
+
+
+def _setting(name: str) -> str:
+    """Return an address or key from the environment, else from the stack's env file."""
+    home = Home.find()
+    value = os.environ.get(name) or read_env(home).get(name)
+    if not value:
+        raise fail(f"{name} is not set, nor in {home.env_file}: start the stack, or set it")
+    return value
+
+
+def ask(work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL") -> Any:
+    """Return what `work` gets from the API; a refusal is one line on stderr and status 1."""
+
+    async def run() -> Any:
+        async with Api(_setting(url_name), _setting("SLUICE_ADMIN_KEY")) as api:
+            return await work(api)
+
+    try:
+        return asyncio.run(run())
+    except ApiError as error:
+        raise fail(str(error)) from None
+
+
+def given(**options: object) -> dict[str, Any]:
+    """Return the options that were given on the command line."""
+    return {name: value for name, value in options.items() if value is not None}

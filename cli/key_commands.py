@@ -1,0 +1,165 @@
+"""`sluice keys`: the API keys of a tenant."""
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from cli.admin import AsJson, Tenant, ask, given
+from cli.render import console, show_json, show_objects
+from sluice.scopes import Scope
+
+keys = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
+
+_DURATION = re.compile(r"(\d{1,6})([smhd])")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SHOWN = ("id", "is_disabled", "expires", "rpm", "tpm", "requests_max", "scopes", "models")
+
+
+def duration_s(text: str) -> int:
+    """Return the seconds of `90d`, `12h`, `30m` or `45s`; BadParameter when it is none."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no duration; 90d, 12h, 30m and 45s are")
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+def expiry_unix_ms(text: str, now_s: float) -> int:
+    """Return when a key ends: after a duration, with a day (UTC), or 0 for `never`."""
+    if text == "never":
+        return 0
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        try:
+            day = date.fromisoformat(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"{text}: {error}") from None
+        end = datetime.combine(day + timedelta(days=1), datetime.min.time(), UTC)
+        return round(end.timestamp() * 1000)
+    return round((now_s + duration_s(text)) * 1000)
+
+
+KeyId = Annotated[str, typer.Argument(help="Id of the key, not the key.")]
+Scopes = Annotated[
+    list[Scope] | None, typer.Option("--scope", help="What it is for (repeat); default: all.")
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", help="Name, or 'beginning*', that it may use (repeat); default: all."),
+]
+Limit = Annotated[int | None, typer.Option(min=0, help="Within the tenant's; 0: no limit.")]
+Expires = Annotated[
+    str | None, typer.Option(help="90d, 12h, the last day as 2030-12-31, or never.")
+]
+
+
+@keys.command("list")
+def list_keys(tenant: Tenant, *, as_json: AsJson = False) -> None:
+    """List a tenant's keys; the keys themselves are kept nowhere."""
+    found = ask(lambda api: api.list(f"/v1/tenants/{tenant}/keys"))
+    show_objects(found if as_json else [_readable(key) for key in found], _SHOWN, as_json=as_json)
+
+
+@keys.command("create")
+def create_key(
+    tenant: Tenant,
+    *,
+    scopes: Scopes = None,
+    models: Models = None,
+    rpm: Limit = None,
+    tpm: Limit = None,
+    requests_max: Limit = None,
+    expires: Expires = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a key and show it, this one time."""
+    body = _properties(scopes, models, rpm, tpm, requests_max, expires)
+    _show_once(ask(lambda api: api.call("POST", f"/v1/tenants/{tenant}/keys", body)), as_json)
+
+
+@keys.command("update")
+def update_key(
+    tenant: Tenant,
+    key: KeyId,
+    *,
+    scopes: Scopes = None,
+    models: Models = None,
+    rpm: Limit = None,
+    tpm: Limit = None,
+    requests_max: Limit = None,
+    expires: Expires = None,
+    is_disabled: Annotated[
+        bool | None, typer.Option("--disable/--enable", help="Refuse it, or take it again.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change what is given of a key; gateways follow within a second."""
+    body = _properties(scopes, models, rpm, tpm, requests_max, expires)
+    body |= given(is_disabled=is_disabled)
+    changed = ask(lambda api: api.call("PATCH", f"/v1/tenants/{tenant}/keys/{key}", body))
+    show_objects([changed if as_json else _readable(changed)], _SHOWN, as_json=as_json)
+
+
+@keys.command("rotate")
+def rotate_key(
+    tenant: Tenant,
+    key: KeyId,
+    *,
+    grace: Annotated[str, typer.Option(help="How long the old key still works.")] = "1d",
+    as_json: AsJson = False,
+) -> None:
+    """Create a key like this one, and let this one end after a grace."""
+    body = {"grace_s": duration_s(grace)}
+    path = f"/v1/tenants/{tenant}/keys/{key}/rotate"
+    made = ask(lambda api: api.call("POST", path, body))
+    if not as_json:
+        old = made["replaces"]
+        ends = _moment(old["expires_at_unix_ms"])
+        console(stderr=True).print(f"{old['id']} works until {ends}")
+    _show_once(made, as_json)
+
+
+@keys.command("revoke")
+def revoke_key(tenant: Tenant, key: KeyId) -> None:
+    """Revoke a key; gateways refuse it within a second."""
+    ask(lambda api: api.call("DELETE", f"/v1/tenants/{tenant}/keys/{key}"))
+    typer.echo(f"revoked {key}")
+
+
+def _properties(
+    scopes: list[Scope] | None,
+    models: list[str] | None,
+    rpm: int | None,
+    tpm: int | None,
+    requests_max: int | None,
+    expires: str | None,
+) -> dict[str, Any]:
+    """Return those properties of a key that were given."""
+    return given(
+        scopes=scopes or None,
+        models=models or None,
+        rpm=rpm,
+        tpm=tpm,
+        requests_max=requests_max,
+        expires_at_unix_ms=None if expires is None else expiry_unix_ms(expires, time.time()),
+    )
+
+
+def _show_once(made: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show_json(made)
+    else:
+        console(stderr=True).print(f"id {made['id']}; the key is shown only now:")
+        typer.echo(made["key"])
+
+
+def _readable(key: Mapping[str, Any]) -> dict[str, Any]:
+    return {**key, "expires": _moment(key["expires_at_unix_ms"])}
+
+
+def _moment(unix_ms: int) -> str:
+    if not unix_ms:
+        return "never"
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
