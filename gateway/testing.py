@@ -14,6 +14,7 @@ import grpc.aio
 
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.control.v1 import control_pb2_grpc
+from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1 import router_pb2_grpc
 
@@ -137,6 +138,7 @@ class _Session:
                     handles.append(handle)
                     counts.append(len(step))
                     tokens += step
+                    add_logprobs(message.logprobs, handle, submit, step)
                 self._live[handle] = (submit, plan, index + 1)
             if index + 1 >= len(plan.steps) and plan.outcome is not None:
                 outcome = message.outcomes.add()
@@ -149,18 +151,32 @@ class _Session:
         return message
 
 
+def add_logprobs(
+    columns: engine.Logprobs, handle: int, submit: wire.Submit, tokens: Sequence[int]
+) -> None:
+    """Add an entry for each token, if `submit` asked: -id / 1000; for the next id one less."""
+    if submit.sampling.HasField("logprobs"):
+        for token in tokens:
+            top = [(token + i, -token / 1000 - i) for i in range(submit.sampling.logprobs)]
+            columns.sequence.append(handle)
+            columns.logprob.append(-token / 1000)
+            columns.top_count.append(len(top))
+            columns.top_token.extend([it[0] for it in top])
+            columns.top_logprob.extend([it[1] for it in top])
+
+
 class ControlFeed(control_pb2_grpc.ControlServiceServicer):
     """A ControlService with one snapshot, which tests may replace."""
 
     def __init__(self, objects: control.Objects) -> None:
         """Prepare; `serve` starts it."""
-        self._objects = objects
+        self.objects = objects
         self._version = 1
         self._changed = asyncio.Event()
 
     def replace(self, objects: control.Objects) -> None:
         """Send a new snapshot to everybody."""
-        self._objects = objects
+        self.objects = objects
         self._version += 1
         self._changed.set()
         self._changed = asyncio.Event()
@@ -176,7 +192,7 @@ class ControlFeed(control_pb2_grpc.ControlServiceServicer):
             changed = self._changed
             if sent != self._version:
                 sent = self._version
-                yield control.WatchResponse(version=sent, is_snapshot=True, upserts=self._objects)
+                yield control.WatchResponse(version=sent, is_snapshot=True, upserts=self.objects)
             try:
                 async with asyncio.timeout(_HEARTBEAT_S):
                     await changed.wait()
