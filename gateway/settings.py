@@ -3,12 +3,20 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from sluice.settings import ServiceSettings
 
-Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$")]
+
+def _with_real_port(address: str) -> str:
+    """Return the address; ValueError when its port is none."""
+    if not 0 < int(address.rpartition(":")[2]) < 65536:
+        raise ValueError("ports are numbers from 1 to 65535")
+    return address
+
+
+Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$"), AfterValidator(_with_real_port)]
 
 
 class GatewaySettings(ServiceSettings):

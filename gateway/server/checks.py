@@ -85,5 +85,5 @@ def _address(variable: str, address: str) -> Iterator[str]:
     try:
         with bound_socket(host, int(port)) as sock:
             sock.listen(1)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         yield f"{variable}: cannot listen on {address}: {error}; end what does, or choose another"

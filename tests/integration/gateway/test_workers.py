@@ -1,0 +1,315 @@
+"""Several worker processes under one parent: replaced, frozen, killed and stopped under load."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from gateway.server.checks import problems
+from gateway.server.runner import bound_socket
+from gateway.settings import GatewaySettings
+from gateway.testing import Plan
+from sluice.process import ChildProcess, ProcessSpec, free_port
+from sluice.wire.router.v1 import router_pb2 as wire
+
+pytestmark = pytest.mark.real
+
+KEY = "sk-one"
+WAIT_S = 60.0
+
+
+def environment(settings: object, **changes: object) -> dict[str, str]:
+    """The settings of the world's own gateway, for a process beside it."""
+    values = {**settings.model_dump(exclude_none=True), **changes}
+    values["valkey_url"] = settings.valkey_url.get_secret_value()
+    return {"PATH": "/usr/bin:/bin"} | {f"GATEWAY__{k.upper()}": str(v) for k, v in values.items()}
+
+
+@dataclass
+class Fleet:
+    """A parent with its workers."""
+
+    parent: ChildProcess
+    port: int
+    ops_port: int
+    log_file: Path
+
+    @property
+    def workers(self) -> list[int]:
+        return [child.pid for child in psutil.Process(self.parent.pid).children()]
+
+    async def ops(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=WAIT_S) as http:
+            return await http.get(f"http://127.0.0.1:{self.ops_port}{path}")
+
+    async def until(self, check: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                try:
+                    if await check():
+                        return
+                except httpx.TransportError:
+                    pass
+                await asyncio.sleep(0.05)
+
+    async def until_ready(self) -> None:
+        async def is_ready() -> bool:
+            return (await self.ops("/readyz")).status_code == 200
+
+        await self.until(is_ready)
+
+    async def names(self) -> set[str]:
+        page = (await self.ops("/metrics")).text
+        lines = [x for x in page.splitlines() if x.startswith("gateway_open_connections{")]
+        return {line.split('worker="')[1].split('"')[0] for line in lines}
+
+
+@asynccontextmanager
+async def running_fleet(settings: object, home: Path, **changes: object) -> AsyncIterator[Fleet]:
+    port, ops_port = free_port(), free_port()
+
+    async def ready() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", ops_port)
+        writer.close()
+
+    spec = ProcessSpec(
+        name="fleet",
+        command=[sys.executable, "-m", "gateway"],
+        env=environment(
+            settings,
+            **{
+                "instance_id": "fleet",
+                "http_address": f"127.0.0.1:{port}",
+                "ops_address": f"127.0.0.1:{ops_port}",
+                "state_dir": home / "fleet",
+                "workers": 2,
+                "idle_grace_s": 1.0,
+                **changes,
+            },
+        ),
+        log_file=home / "fleet.log",
+        ready=ready,
+        stop_grace_s=30,
+    )
+    parent = await ChildProcess.start(spec)
+    try:
+        await parent.wait_ready(WAIT_S)
+        fleet = Fleet(parent, port, ops_port, spec.log_file)
+        await fleet.until_ready()
+        yield fleet
+    finally:
+        family = psutil.Process(parent.pid).children() if parent.is_running else []
+        await parent.stop()
+        assert not psutil.wait_procs(family, timeout=5)[1]
+
+
+def request(body: dict[str, object], *, connection: str = "close") -> bytes:
+    content = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **body})
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Connection: {connection}\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return (head + content).encode()
+
+
+async def exchange(port: int, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        async with asyncio.timeout(WAIT_S):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def long_plan(submit: wire.Submit) -> Plan:
+    """As many tokens as were asked for."""
+    outcome = wire.Outcome(kind=wire.OUTCOME_KIND_LENGTH)
+    return Plan([[300 + i % 7] for i in range(submit.output_tokens_max)], outcome)
+
+
+def endless_when_200(submit: wire.Submit) -> Plan:
+    plan = long_plan(submit)
+    return Plan(plan.steps, None) if submit.output_tokens_max == 200 else plan
+
+
+async def test_two_rolling_restarts_lose_nothing(world, tmp_path) -> None:
+    async with world() as w, running_fleet(w.settings, tmp_path) as fleet:
+        w.router.plan, w.router.step_s = long_plan, 0.02
+        is_over = False
+        counts = {"new": 0, "kept": 0, "streams": 0}
+
+        async def hammer() -> None:
+            while not is_over:
+                answer = await exchange(fleet.port, request({"max_tokens": 2}))
+                assert answer.startswith(b"HTTP/1.1 200 "), answer[:200]
+                counts["new"] += 1
+
+        async def hammer_kept() -> None:
+            async with httpx.AsyncClient(timeout=WAIT_S) as http:
+                while not is_over:
+                    answer = await http.get(
+                        f"http://127.0.0.1:{fleet.port}/v1/models",
+                        headers={"authorization": f"Bearer {KEY}"},
+                    )
+                    assert answer.status_code == 200
+                    counts["kept"] += 1
+                    await asyncio.sleep(0.002)
+
+        async def stream() -> None:
+            while not is_over:
+                answer = await exchange(
+                    fleet.port, request({"max_tokens": 150, "stream": True, "ignore_eos": True})
+                )
+                assert answer.count(b'"content":') >= 150, answer[-300:]
+                assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), answer[-300:]
+                counts["streams"] += 1
+
+        async with asyncio.TaskGroup() as tasks:
+            for work in (hammer, hammer, hammer, hammer_kept, hammer_kept, *[stream] * 6):
+                tasks.create_task(work())
+            for generation in (1, 2):
+                os.kill(fleet.parent.pid, signal.SIGHUP)
+                wanted = {f"fleet-0.{generation}", f"fleet-1.{generation}"}
+
+                async def is_replaced(wanted: set[str] = wanted) -> bool:
+                    return await fleet.names() == wanted
+
+                await fleet.until(is_replaced)
+                assert (await fleet.ops("/readyz")).status_code == 200
+            is_over = True
+        assert min(counts.values()) > 5, counts
+        page = (await fleet.ops("/metrics")).text
+        assert 'gateway_worker_ends_total{reason="retired"} 4.0' in page
+        assert 'gateway_workers{state="ready"} 2.0' in page
+
+
+async def test_a_worker_that_dies_or_freezes_is_replaced(world, tmp_path) -> None:
+    async with world() as w, running_fleet(w.settings, tmp_path, freeze_s=2.0) as fleet:
+        for number, reason in ((signal.SIGKILL, "ended"), (signal.SIGSTOP, "frozen")):
+            before = set(fleet.workers)
+            victim = min(before)
+            os.kill(victim, number)
+
+            async def is_replaced(victim: int = victim) -> bool:
+                return victim not in fleet.workers and len(fleet.workers) == 2
+
+            await fleet.until(is_replaced)
+            await fleet.until_ready()
+            for _ in range(8):
+                answer = await exchange(fleet.port, request({"max_tokens": 2}))
+                assert answer.startswith(b"HTTP/1.1 200 ")
+            line = f'gateway_worker_ends_total{{reason="{reason}"}} 1.0'
+            assert line in (await fleet.ops("/metrics")).text
+
+
+async def test_workers_end_when_their_parent_is_killed(world, tmp_path) -> None:
+    async with world() as w, running_fleet(w.settings, tmp_path) as fleet:
+        family = psutil.Process(fleet.parent.pid).children()
+        assert len(family) == 2
+        os.kill(fleet.parent.pid, signal.SIGKILL)
+        async with asyncio.timeout(WAIT_S):
+            while any(p.is_running() and p.status() != "zombie" for p in family):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+async def test_sigterm_drains_and_tells_streams_that_last_too_long(world, tmp_path) -> None:
+    async with (
+        world() as w,
+        running_fleet(w.settings, tmp_path, drain_s=1.0, unready_s=1.0, workers=1) as fleet,
+    ):
+        w.router.plan, w.router.step_s = endless_when_200, 0.01
+        short = {"max_tokens": 100, "stream": True, "ignore_eos": True}
+        endless = {"max_tokens": 200, "stream": True, "ignore_eos": True}
+        reader, writer = await asyncio.open_connection("127.0.0.1", fleet.port)
+        writer.write(request({"max_tokens": 2}, connection="keep-alive"))
+        await reader.readuntil(b'"completion_tokens":2')
+        async with asyncio.TaskGroup() as tasks:
+            done = tasks.create_task(exchange(fleet.port, request(short)))
+            cut = tasks.create_task(exchange(fleet.port, request(endless)))
+            await fleet.until(lambda: _holds(len(w.router.submits) >= 3))
+            os.kill(fleet.parent.pid, signal.SIGTERM)
+
+            async def is_unready() -> bool:
+                return (await fleet.ops("/readyz")).status_code == 503
+
+            await fleet.until(is_unready)
+            assert (await fleet.ops("/healthz")).status_code == 200
+            writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+            late = await reader.read()  # to its end: the connection is closed
+            assert b"HTTP/1.1 503 " in late
+            assert b"Connection: close" in late
+            writer.close()
+        assert done.result().endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert b'"code":"draining"' in cut.result()
+        assert b"[DONE]" not in cut.result()
+        async with asyncio.timeout(WAIT_S):
+            assert await fleet.parent.wait() == 0
+
+
+async def _holds(value: bool) -> bool:
+    return value
+
+
+BAD_SETTINGS = {
+    "state": ({"state_dir": "/proc/nowhere"}, "GATEWAY__STATE_DIR: "),
+    "artifacts": ({"artifacts_dir": "/nowhere"}, "GATEWAY__ARTIFACTS_DIR: "),
+    "half": ({"tls_cert": "/nowhere.pem"}, "GATEWAY__TLS_KEY: "),
+    "unread": (
+        {"tls_cert": "/nowhere.pem", "tls_key": "/nowhere.pem"},
+        "GATEWAY__TLS_CERT, GATEWAY__TLS_KEY: ",
+    ),
+    "many": ({"workers": 256}, "GATEWAY__WORKERS: "),
+    "files": ({"connections_max": 100_000_000}, "GATEWAY__CONNECTIONS_MAX: "),
+}
+
+
+def plain_settings(home: Path, address: str) -> dict[str, object]:
+    return {
+        "instance_id": "g",
+        "http_address": address,
+        "control_address": "127.0.0.1:1",
+        "state_dir": home,
+        "artifacts_dir": home,
+        "valkey_url": "redis://127.0.0.1:1",
+        "kafka_bootstrap": "127.0.0.1:1",
+    }
+
+
+@pytest.mark.parametrize(("changes", "expected"), BAD_SETTINGS.values(), ids=BAD_SETTINGS)
+def test_each_setting_that_cannot_work_is_named(changes, expected, tmp_path) -> None:
+    good = plain_settings(tmp_path, f"127.0.0.1:{free_port()}")
+    assert not list(problems(GatewaySettings(**good)))
+    found = list(problems(GatewaySettings(**good | changes)))
+    assert len(found) == 1
+    assert found[0].startswith(expected)
+
+
+async def test_a_start_that_cannot_work_ends_with_one_line_and_status_2(tmp_path) -> None:
+    with bound_socket("127.0.0.1", 0) as taken:
+        taken.listen(1)
+        given = plain_settings(tmp_path, f"127.0.0.1:{taken.getsockname()[1]}")
+        names = {f"GATEWAY__{name.upper()}": str(value) for name, value in given.items()}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway",
+            env={"PATH": "/usr/bin:/bin"} | names, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(WAIT_S):
+                _, said = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert process.returncode == 2
+    assert said.decode().startswith("GATEWAY__HTTP_ADDRESS: cannot listen on")
+    assert len(said.decode().splitlines()) == 1, said
