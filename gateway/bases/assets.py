@@ -4,24 +4,44 @@ Loaded once per base from its artifact directory, in a thread: a large tokenizer
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
-from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 
 from gateway.bases.cache import BaseCache
-from gateway.bases.files import read_json, read_tokenizer
-from gateway.bases.templates import ChatTemplate
-from gateway.bodies.chat import Message, Tool
+from gateway.bases.files import (
+    added_tokens,
+    end_ids,
+    read_json,
+    read_tokenizer,
+    reserved_texts,
+    special_tokens,
+    template_source,
+)
+from gateway.bases.sandbox import OutOfTimeError
+from gateway.bases.templates import CPU_S, ChatTemplate
+from gateway.bodies.messages import Message, Tool
+from gateway.dialects.detection import dialect_of
+from gateway.dialects.dialect import Dialect
 from gateway.text.detokenizer import TokenTable, token_table
 from sluice.hashing import chained_hashes
 
 # Rendering and encoding take about 1 ms per 10 KB; above this they would be felt by other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_MESSAGE = 64  # what rendering one costs beside its text, in these terms
+_INLINE_TOKENS_MAX = 8 << 10  # hashing takes 30 ms per million
+_INLINE_CPU_S = 0.003
+_TAIL_CHARACTERS = 64
+# Each takes the interpreter lock from the event loop now and then; encoding itself needs no lock.
+_THREADS = 2
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,47 +54,136 @@ class SamplingDefaults:
 
 
 class EncodedPrompt(NamedTuple):
-    """A prompt's token ids, and the hashes of its full blocks, 16 bytes each."""
+    """A prompt's token ids, and the hashes of its full blocks, 16 bytes each.
+
+    Attributes:
+        is_reasoning: It ends in an open block of reasoning, which the answer goes on with.
+    """
 
     ids: list[int]
     block_hashes: bytes
+    is_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BaseAssets:
-    """Tokenizer, template and defaults of one base."""
+    """Tokenizer, template and defaults of one base.
+
+    Attributes:
+        table: What its tokens stand for; special ones are not shown.
+        dialect: How it writes calls and reasoning.
+        threads: Where large prompts are worked on; None: the loop's own.
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     table: TokenTable
     end_ids: frozenset[int]
     defaults: SamplingDefaults
+    dialect: Dialect
+    _reasoning_table: TokenTable
+    _tools_table: TokenTable
+    threads: Executor | None = None
+
+    def table_for(self, *, tools: bool) -> TokenTable:
+        """Return the table for answers that are parsed: the dialect's marks are text in it.
+
+        Args:
+            tools: Whether calls are looked for, too.
+        """
+        return self._tools_table if tools else self._reasoning_table
 
     async def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool], cache_root: bytes
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        cache_root: bytes,
+        *,
+        options: Mapping[str, object] = MappingProxyType({}),
     ) -> EncodedPrompt:
-        """Return the prompt as ids and block hashes; large ones are worked on in a thread."""
+        """Return the prompt as ids and block hashes; large ones are worked on in a thread.
+
+        Args:
+            messages: The conversation.
+            tools: That the model is told about.
+            cache_root: Of the chain of hashes.
+            options: For the template, e.g. `enable_thinking`.
+        """
         size = sum(_CHARACTERS_PER_MESSAGE + len(message.text()) for message in messages)
         has_calls = any(message.tool_calls for message in messages)
         if size <= _INLINE_CHARACTERS_MAX and not tools and not has_calls:
-            return self._encode(messages, tools, cache_root)
-        return await asyncio.to_thread(self._encode, messages, tools, cache_root)
+            try:
+                return self._encode(messages, tools, cache_root, options, _INLINE_CPU_S)
+            except OutOfTimeError:
+                pass  # a slow template: a thread has more time
+        return await self._in_thread(
+            partial(self._encode, messages, tools, cache_root, options, CPU_S)
+        )
+
+    async def encode_text(
+        self, text: str, cache_root: bytes, *, add_special_tokens: bool = True
+    ) -> EncodedPrompt:
+        """Return a text as ids and block hashes.
+
+        Args:
+            text: May hold special tokens: whoever completes a text writes the whole prompt.
+            cache_root: Of the chain of hashes.
+            add_special_tokens: Whether the tokenizer adds its own, e.g. one that begins a text.
+        """
+        if len(text) <= _INLINE_CHARACTERS_MAX:
+            return self._encode_text(text, cache_root, add_special_tokens)
+        return await self._in_thread(
+            partial(self._encode_text, text, cache_root, add_special_tokens)
+        )
+
+    async def hash_ids(self, ids: Sequence[int], cache_root: bytes) -> EncodedPrompt:
+        """Return a prompt that came as ids, with its block hashes."""
+        if len(ids) <= _INLINE_TOKENS_MAX:
+            return EncodedPrompt(list(ids), chained_hashes(ids, cache_root))
+        hashes = await self._in_thread(partial(chained_hashes, ids, cache_root))
+        return EncodedPrompt(list(ids), hashes)
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     def _encode(
-        self, messages: Sequence[Message], tools: Sequence[Tool], cache_root: bytes
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        cache_root: bytes,
+        options: Mapping[str, object],
+        cpu_s: float,
     ) -> EncodedPrompt:
-        pieces = self.template.pieces(messages, tools)
+        pieces = self.template.pieces(messages, tools, options, cpu_s=cpu_s)
+        is_reasoning = self.dialect.opens_reasoning(pieces[-1][-_TAIL_CHARACTERS:])
+        return self._encoded(pieces, cache_root, is_reasoning=is_reasoning)
+
+    def _encode_text(self, text: str, cache_root: bytes, add_special_tokens: bool) -> EncodedPrompt:
+        return self._encoded([text], cache_root, add_special_tokens=add_special_tokens)
+
+    def _encoded(
+        self,
+        pieces: list[str],
+        cache_root: bytes,
+        *,
+        is_reasoning: bool = False,
+        add_special_tokens: bool = False,
+    ) -> EncodedPrompt:
         # The batch call lets go of the interpreter lock, and the fast one computes no offsets.
-        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
         if len(encodings) == 1:
             ids = encodings[0].ids
         else:
             ids = [token for encoding in encodings for token in encoding.ids]
-        return EncodedPrompt(ids, chained_hashes(ids, cache_root))
+        return EncodedPrompt(ids, chained_hashes(ids, cache_root), is_reasoning)
 
 
-def load_base(directory: Path) -> BaseAssets:
+def load_base(directory: Path, threads: Executor | None = None) -> BaseAssets:
     """Read a base's files; blocks.
+
+    Args:
+        directory: Holds them.
+        threads: Where large prompts are to be worked on.
 
     Raises:
         OSError: A file is missing.
@@ -84,71 +193,38 @@ def load_base(directory: Path) -> BaseAssets:
     config = read_json(directory / "tokenizer_config.json")
     generation = read_json(directory / "generation_config.json", is_optional=True)
     model = read_json(directory / "config.json", is_optional=True)
-    end_ids = _end_ids(tokenizer, config, generation, model)
+    ends = end_ids(tokenizer, config, generation, model)
+    source = template_source(directory, config)
     try:
-        template = ChatTemplate(
-            _template_source(directory, config), _special_tokens(config), _reserved(tokenizer)
-        )
-    except TemplateSyntaxError as error:
-        raise ValueError(f"the chat template of {directory} is not valid: {error}") from error
+        template = ChatTemplate(source, special_tokens(config), reserved_texts(tokenizer))
+        dialect = dialect_of(source, added_tokens(tokenizer), config)
+    except ValueError as error:
+        raise ValueError(f"the chat template of {directory} cannot be used: {error}") from error
+    table = token_table(tokenizer, ends, int(model.get("vocab_size") or 0))
+    marked = [
+        table.showing({dialect.mark_ids[mark] for mark in marks if mark in dialect.mark_ids} - ends)
+        for marks in (dialect.marks(tools=False), dialect.marks(tools=True))
+    ]
     return BaseAssets(
         tokenizer=tokenizer,
         template=template,
-        table=token_table(tokenizer, end_ids, int(model.get("vocab_size") or 0)),
-        end_ids=end_ids,
+        table=table,
+        end_ids=ends,
         defaults=SamplingDefaults(
             temperature=float(generation.get("temperature") or 1.0),
             top_p=float(generation.get("top_p") or 1.0),
             top_k=int(generation.get("top_k") or 0),
         ),
+        dialect=dialect,
+        _reasoning_table=marked[0],
+        _tools_table=marked[1],
+        threads=threads,
     )
-
-
-def _template_source(directory: Path, config: dict[str, Any]) -> str:
-    separate = directory / "chat_template.jinja"
-    if separate.exists():
-        return separate.read_text()
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several named ones
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
-    if not isinstance(source, str):
-        raise ValueError(f"{directory}/tokenizer_config.json has no chat_template")  # noqa: TRY004 - about the file's content
-    return source
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Return the tokens that templates refer to by name, e.g. `bos_token`."""
-    found: dict[str, str] = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
-
-
-def _reserved(tokenizer: Tokenizer) -> set[str]:
-    """Return the texts that the tokenizer reads as special tokens."""
-    added = tokenizer.get_added_tokens_decoder().values()
-    return {token.content for token in added if token.special and len(token.content) > 1}
-
-
-def _end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> frozenset[int]:
-    found: set[int] = set()
-    for config in configs:
-        value = config.get("eos_token_id")
-        ids: list[Any] = value if isinstance(value, list) else [value]
-        found.update(i for i in ids if isinstance(i, int))
-        text = config.get("eos_token")
-        text = text.get("content") if isinstance(text, dict) else text
-        if isinstance(text, str):
-            token_id = tokenizer.token_to_id(text)
-            found.update(() if token_id is None else (token_id,))
-    return frozenset(found)
 
 
 class AssetCache(BaseCache[BaseAssets]):
     """The bases that chat completions of this process need."""
 
     def __init__(self, artifacts: Path) -> None:
-        super().__init__(artifacts, load_base)
+        threads = ThreadPoolExecutor(_THREADS, "prompts")
+        super().__init__(artifacts, lambda directory: load_base(directory, threads))

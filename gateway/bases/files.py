@@ -1,4 +1,4 @@
-"""The files of a base that this process reads; all of it blocks."""
+"""The files of a base, and what is looked for in them; reading blocks."""
 
 import json
 from pathlib import Path
@@ -27,3 +27,53 @@ def read_tokenizer(file: Path) -> Tokenizer:
         return Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more special
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
+
+
+def template_source(directory: Path, config: dict[str, Any]) -> str:
+    """Return the source of the chat template; ValueError when there is none."""
+    separate = directory / "chat_template.jinja"
+    if separate.exists():
+        return separate.read_text()
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several named ones
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    if not isinstance(source, str):
+        raise ValueError(f"{directory}/tokenizer_config.json has no chat_template")  # noqa: TRY004 - about the file's content
+    return source
+
+
+def special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return the tokens that templates refer to by name, e.g. `bos_token`."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def reserved_texts(tokenizer: Tokenizer) -> set[str]:
+    """Return the texts that the tokenizer reads as special tokens."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    return {token.content for token in added if token.special and len(token.content) > 1}
+
+
+def end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> frozenset[int]:
+    """Return the ids that end an answer, by any of these files."""
+    found: set[int] = set()
+    for config in configs:
+        value = config.get("eos_token_id")
+        ids: list[Any] = value if isinstance(value, list) else [value]
+        found.update(i for i in ids if isinstance(i, int))
+        text = config.get("eos_token")
+        text = text.get("content") if isinstance(text, dict) else text
+        if isinstance(text, str):
+            token_id = tokenizer.token_to_id(text)
+            found.update(() if token_id is None else (token_id,))
+    return frozenset(found)
+
+
+def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the tokens that stand for marks, not for pieces of text, by their text."""
+    return {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}

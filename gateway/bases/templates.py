@@ -1,27 +1,34 @@
 """Chat templates: messages to the one string that the model was trained to continue.
 
-Templates come with the weights, so they are code from elsewhere: they run sandboxed, and what they
-may write is bounded. The environment is that of Hugging Face's `apply_chat_template`.
+Templates come with the weights, so they are code from elsewhere: they run in a sandbox and on a
+budget. The environment is that of Hugging Face's `apply_chat_template`.
 
 Only the template may write special tokens. Where callers write the text of one, the prompt is cut
 inside that text, so that the tokenizer, which reads each piece by itself, sees nothing special.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
+from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from gateway.bodies.chat import Message, Tool
+from gateway.bases.sandbox import BoundedEnvironment, Budget, OutOfTimeError
+from gateway.bodies.messages import Message, Tool
 from sluice.errors import BadRequestError, ErrorCode
 
-# A template adds some marks per message; one that writes much more than it was given is broken.
-_OUTPUT_FACTOR = 4
-_OUTPUT_ALLOWANCE = 64 << 10
+# Rendering takes a millisecond per 100 messages.
+CPU_S = 1.0
+
+# Of tool schemas and of arguments in the history: `tojson` and we ourselves descend on the stack.
+_LEVELS_MAX = 100
+
+# The templates of Mistral raise for identifiers of any other form.
+_SHORT_CALL_IDS = "length != 9"
+_SHORT_CALL_ID = re.compile("[a-zA-Z0-9]{9}")
 
 # Noncharacters of Unicode: one that the caller does not use marks where a prompt is cut.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
@@ -50,22 +57,21 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: dict[str, str], reserved: Collection[str] = ()
     ) -> None:
-        """Compile; jinja2.TemplateSyntaxError when `source` is not a template.
+        """Compile; ValueError when `source` is not a template.
 
         Args:
             source: In Jinja.
             special_tokens: What the template may refer to by name.
             reserved: Texts that the tokenizer reads as special tokens.
         """
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
+        self._environment = BoundedEnvironment(
+            filters={"tojson": _tojson},
+            functions={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
         )
-        environment.filters["tojson"] = _tojson
-        known = cast("dict[str, Any]", environment.globals)
-        known.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-        self._template = environment.from_string(source)
+        self._template = self._environment.compiled(source)
         self._special_tokens = special_tokens
         self._knows_developer = "developer" in source
+        self._wants_short_ids = _SHORT_CALL_IDS in source
         words = "|".join(map(re.escape, sorted(reserved, key=len, reverse=True)))
         self._reserved = re.compile(words) if words else None
         self._first_character = re.compile(f"(?={words})(.)", re.DOTALL)
@@ -74,20 +80,43 @@ class ChatTemplate:
         """Return the prompt text; BadRequestError when these messages do not fit the template."""
         return "".join(self.pieces(messages, tools))
 
-    def pieces(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[str]:
+    def pieces(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, object] = MappingProxyType({}),
+        *,
+        cpu_s: float = CPU_S,
+    ) -> list[str]:
         """Return the prompt text cut for the tokenizer, nearly always in one piece.
 
-        BadRequestError when these messages do not fit the template.
+        Args:
+            messages: The conversation.
+            tools: That may be called.
+            options: What else the template may refer to, e.g. `enable_thinking`.
+            cpu_s: Processor time that it may take; OutOfTimeError when less than `CPU_S` is not
+                enough.
+
+        Raises:
+            BadRequestError: These messages do not fit the template.
         """
+        listed = [tool.model_dump(exclude_none=True) for tool in tools]
+        if _levels(listed) > _LEVELS_MAX:
+            raise BadRequestError(
+                ErrorCode.INVALID_REQUEST,
+                f"Invalid value for 'tools': a schema has at most {_LEVELS_MAX} levels.",
+                param="tools",
+            )
         rows = [self._row(message) for message in messages]
         try:
-            listed = [tool.model_dump(exclude_none=True) for tool in tools]
             if not self._has_reserved([rows, listed]):
-                return [self._written(rows, listed)]
+                return [self._written(rows, listed, options, cpu_s)]
             mark = _unused_mark([rows, listed])
             rows, listed = self._marked(rows, mark), self._marked(listed, mark)
-            return self._written(rows, listed).split(mark)
-        except Exception as error:  # noqa: BLE001 - foreign code may raise anything
+            return self._written(rows, listed, options, cpu_s).split(mark)
+        except Exception as error:
+            if isinstance(error, OutOfTimeError) and cpu_s < CPU_S:
+                raise
             raise BadRequestError(
                 ErrorCode.INVALID_REQUEST,
                 f"These messages do not fit the model's chat template: {error}",
@@ -109,35 +138,38 @@ class ChatTemplate:
             return [self._marked(item, mark) for item in cast("list[Any]", value)]
         return value
 
-    def _written(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-        size_max = _OUTPUT_ALLOWANCE + _OUTPUT_FACTOR * (_size(rows) + _size(tools))
-        pieces: list[str] = []
-        size = 0
-        for piece in self._template.generate(
-            messages=rows,
-            tools=tools or None,
-            add_generation_prompt=True,
+    def _written(
+        self,
+        rows: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        options: Mapping[str, object],
+        cpu_s: float,
+    ) -> str:
+        values = {
             **self._special_tokens,
-        ):
-            pieces.append(piece)
-            size += len(piece)
-            if size > size_max:
-                raise TemplateError("it writes far more than it was given")
-        return "".join(pieces)
+            **options,
+            "messages": rows,
+            "tools": tools or None,
+            "add_generation_prompt": True,
+        }
+        budget = Budget(cpu_s, _size(rows) + _size(tools))
+        return self._environment.render(self._template, values, budget)
 
     def _row(self, message: Message) -> dict[str, Any]:
         role: str = message.role
         if role == "developer" and not self._knows_developer:
             role = "system"
         row: dict[str, Any] = {"role": role, "content": message.text()}
+        if message.reasoning_content is not None:
+            row["reasoning_content"] = message.reasoning_content
         if message.name is not None:
             row["name"] = message.name
         if message.tool_call_id is not None:
-            row["tool_call_id"] = message.tool_call_id
+            row["tool_call_id"] = self._call_id(message.tool_call_id)
         if message.tool_calls:
             row["tool_calls"] = [
                 {
-                    "id": call.id,
+                    "id": self._call_id(call.id),
                     "type": "function",
                     "function": {
                         "name": call.function.name,
@@ -148,15 +180,38 @@ class ChatTemplate:
             ]
         return row
 
+    def _call_id(self, call_id: str) -> str:
+        if not self._wants_short_ids or _SHORT_CALL_ID.fullmatch(call_id):
+            return call_id
+        return hashlib.blake2b(call_id.encode(), digest_size=8).hexdigest()[:9]
+
+
+def _levels(value: object) -> int:
+    """Return how deep objects and lists are nested; beyond the limit only that it is beyond."""
+    level, levels = [value], 0
+    while level and levels <= _LEVELS_MAX:
+        level = list(chain.from_iterable(map(_below, level)))
+        levels += bool(level)
+    return levels
+
+
+def _below(value: object) -> Collection[object]:
+    if isinstance(value, dict):
+        return cast("dict[Any, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
+
 
 def _arguments(text: str) -> object:
-    """Return the arguments as the object that templates expect; invalid JSON stays a string."""
+    """Return the arguments as the object that templates expect.
+
+    What is not JSON, or nested deeper than anybody means it, stays a string.
+    """
     try:
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except (ValueError, RecursionError):
         return text
-    return value
+    return text if _levels(value) > _LEVELS_MAX else value
 
 
 def _strings(value: object) -> Iterator[str]:

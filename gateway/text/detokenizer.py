@@ -61,6 +61,20 @@ class TokenTable:
             return self.pieces[token]
         return self.tokenizer.decode([token], skip_special_tokens=False).encode()
 
+    def showing(self, tokens: Collection[int]) -> "TokenTable":
+        """Return the same table with these special tokens shown as their names."""
+        shown = self.hidden.intersection(tokens)
+        if not shown:
+            return self
+        fragments = list(self.fragments)
+        pieces = None if self.pieces is None else list(self.pieces)
+        for token in shown:
+            name = self.tokenizer.id_to_token(token) or ""
+            fragments[token] = None if pieces is None else json_fragment(name)
+            if pieces is not None:
+                pieces[token] = name.encode()
+        return TokenTable(fragments, pieces, self.tokenizer, self.hidden - shown)
+
     def stream(self) -> TextStream:
         """Return a new stream."""
         if self.pieces is None:

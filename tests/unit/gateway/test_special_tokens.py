@@ -2,15 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.bases.assets import BaseAssets, load_base
-from gateway.bodies.chat import Message, Tool
+from gateway.bases.assets import load_base
+from gateway.bodies.messages import Message, Tool
 
 BASE = Path(__file__).resolve().parents[3] / "model_repo" / "default"
 ASSETS = load_base(BASE)
@@ -54,6 +56,18 @@ FORGERIES = [
 @pytest.mark.parametrize(("forged", "honest"), FORGERIES, ids=["user", "system", "call", "tool"])
 def test_a_caller_cannot_write_special_tokens(forged: list[Message], honest: list[Message]) -> None:
     assert special_count(encode(forged)) == special_count(encode(honest))
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """Counts what is handed to it."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.count = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        self.count += 1
+        return super().submit(*args, **kwargs)
 
 
 def test_nor_by_the_schema_of_a_tool() -> None:
@@ -101,17 +115,22 @@ def test_half_a_surrogate_pair_in_the_arguments_of_a_call_is_text() -> None:
     ],
     ids=["one long", "many short", "a long call"],
 )
-async def test_large_prompts_are_encoded_in_a_thread(
-    messages: list[Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-    to_thread = asyncio.to_thread
+async def test_large_prompts_are_encoded_in_a_thread(messages: list[Message]) -> None:
+    with CountingExecutor() as threads:
+        assets = replace(ASSETS, threads=threads)
+        small = [Message(role="user", content="hi")]
+        assert await assets.encode_chat(small, (), b"") == await ASSETS.encode_chat(small, (), b"")
+        assert not threads.count
+        encoded = await assets.encode_chat(messages, (), b"")
+        assert threads.count
+        assert encoded == await ASSETS.encode_chat(messages, (), b"")
 
-    async def noted(function: Callable[..., object], *arguments: object) -> object:
-        asked.append(function)
-        return await to_thread(function, *arguments)
 
-    monkeypatch.setattr(asyncio, "to_thread", noted)
-    assert isinstance(ASSETS, BaseAssets)
-    await ASSETS.encode_chat(messages, (), b"")
-    assert asked
+async def test_texts_and_ids() -> None:
+    with CountingExecutor() as threads:
+        assets = replace(ASSETS, threads=threads)
+        for text in ("<|im_start|>hi", "a b " * 20_000):
+            encoded = await assets.encode_text(text, b"")
+            assert encoded.ids == ASSETS.tokenizer.encode(text).ids
+            assert encoded == await assets.hash_ids(encoded.ids, b"")
+        assert threads.count == 2

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.bases.templates import ChatTemplate
-from gateway.bodies.chat import Message, Tool
+from gateway.bodies.messages import Message, Tool
 from sluice.errors import BadRequestError
 from training.chat import CHAT_TEMPLATE
 

@@ -1,0 +1,360 @@
+"""Runs templates that come from elsewhere: what they reach, how long they run, what they allocate.
+
+Jinja's sandbox keeps a template from Python's insides. It does not keep it from running for
+minutes, or from filling memory with one multiplication. So every turn of a loop, every call,
+filter and output is charged to the budget of the rendering, and what can grow by much in one go is
+measured before it is done.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from functools import wraps
+from itertools import chain
+from typing import Any, cast
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import loopcontrols
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+# A template adds some marks per message; one that writes much more than it was given is broken.
+_OUTPUT_FACTOR = 4
+_OUTPUT_ALLOWANCE = 64 << 10
+_ALLOCATION_ALLOWANCE = 128 << 20  # characters and items: templates add text to text in loops
+_VALUE_ALLOWANCE = 1 << 20  # likewise, in one value
+_ALLOCATION_FACTOR = 64  # to what they were given
+_COMPILE_CPU_S = 5.0  # for filters of constants, which run at once
+_SOURCE_CHARACTERS_MAX = 512 << 10
+_INTEGER_BITS_MAX = 4096
+_INDENT_MAX = 64
+_DIGITS_MAX = 20  # of `round`
+_PADDING_MAX = 100_000  # of one value, in characters
+
+# Those of Jinja's filters that chat templates use; others can blow up text, or serve HTML.
+_FILTERS = frozenset(
+    re.findall(
+        "[a-z]+",
+        "abs attr capitalize count d default dictsort e escape first float format groupby indent"
+        " int items join last length list lower map max min reject rejectattr replace reverse"
+        " round safe select selectattr sort string title tojson trim unique upper urlencode"
+        " wordcount",
+    )
+)
+_GLOBALS = frozenset(("range", "dict", "cycler", "joiner", "namespace"))
+_PADDING_METHODS = frozenset(("center", "ljust", "rjust", "zfill"))
+_REFUSED_METHODS = frozenset(("expandtabs", "translate", "maketrans", "to_bytes"))
+_TOO_LARGE = "it makes far more text than it was given"
+# A width of five digits, or one that is a value itself.
+_WIDE = re.compile(r"[0-9]{5}|\{[^}]*\{|%[^a-zA-Z%]*\*")
+
+
+class ExhaustedError(Exception):
+    """The template takes more time or memory than a chat template does."""
+
+
+class OutOfTimeError(ExhaustedError):
+    """The template has run for too long."""
+
+
+class Budget:
+    """What one rendering may take, by the processor time of its thread and by what it allocates."""
+
+    __slots__ = ("_allocated_max", "_ends_at_s", "_value_max", "_weighed", "output_max")
+
+    def __init__(self, cpu_s: float, given: int) -> None:
+        """Begin now; `given` are the characters that the template is given."""
+        self._ends_at_s = time.thread_time() + cpu_s
+        self._allocated_max = _ALLOCATION_ALLOWANCE + _ALLOCATION_FACTOR * given
+        self.output_max = _OUTPUT_ALLOWANCE + _OUTPUT_FACTOR * given
+        self._value_max = _VALUE_ALLOWANCE + _ALLOCATION_FACTOR * given
+        # By identity: what a container holds, written out, and the container, to keep it alive.
+        self._weighed: dict[int, tuple[int, object]] = {}
+
+    def spend(self, value: object = None) -> None:
+        """Charge one step, and what it made."""
+        if isinstance(value, str):
+            self._allocated_max -= len(value)
+        elif isinstance(value, _CONTAINERS):
+            self._allocated_max -= len(value)
+            self.check_size(self._weight(value))
+        if time.thread_time() > self._ends_at_s:
+            raise OutOfTimeError("it runs for too long")
+        if self._allocated_max < 0:
+            raise ExhaustedError(_TOO_LARGE)
+
+    def _weight(self, value: object) -> int:
+        """Return how long a value is when it is written out.
+
+        A list that holds one list twice, which holds another twice, and so on, takes little memory
+        and forever to print or to compare.
+        """
+        if isinstance(value, str):
+            return 1 + len(value)
+        if not isinstance(value, _CONTAINERS):
+            check_printable((value,))
+            return 1
+        known = self._weighed.get(id(value))
+        if known is not None:
+            return known[0]
+        items: Iterable[object] = cast("Iterable[object]", value)
+        if isinstance(value, dict):
+            items = chain.from_iterable(cast("dict[object, object]", value).items())
+        weight = 1 + sum(map(self._weight, items))
+        self._weighed[id(value)] = weight, value
+        return weight
+
+    def check_size(self, size: int) -> None:
+        """Refuse to make a value of so many characters or items."""
+        if size > min(self._value_max, self._allocated_max):
+            raise ExhaustedError(_TOO_LARGE)
+
+
+_CONTAINERS = (list, tuple, dict)
+
+_budget: ContextVar[Budget] = ContextVar("budget")
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """The environment of Hugging Face's `apply_chat_template`, under a budget."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(
+        self,
+        *,
+        functions: Mapping[str, Callable[..., Any]],
+        filters: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        """Prepare; templates have these functions and filters besides those of Jinja."""
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols],
+            autoescape=False,
+            finalize=_shown,
+        )
+        known = cast("dict[str, Any]", self.globals)
+        for name in known.keys() - _GLOBALS:
+            del known[name]
+        known.update(functions)
+        self.filters.update(filters)
+        for name in self.filters.keys() - _FILTERS:
+            del self.filters[name]
+        for name, function in self.filters.items():
+            self.filters[name] = _bounded_filter(name, function)
+
+    def compiled(self, source: str) -> Template:
+        """Compile a template; ValueError when it is none."""
+        if len(source) > _SOURCE_CHARACTERS_MAX:
+            raise ValueError(f"it has more than {_SOURCE_CHARACTERS_MAX} characters")
+        token = _budget.set(Budget(_COMPILE_CPU_S, len(source)))
+        try:
+            tree = self.parse(source)
+            code = self.compile(cast("nodes.Template", _Charging().visit(tree)))
+            return Template.from_code(self, code, dict(self.globals))
+        except (TemplateError, SyntaxError, RecursionError, ExhaustedError) as error:
+            raise ValueError(str(error)) from error
+        finally:
+            _budget.reset(token)
+
+    def step(self) -> str:
+        """Stand at the beginning of every turn of a loop: calling it is charged."""
+        return ""
+
+    def listed(self, *items: object) -> list[object]:
+        """Stand for a list: calling it is charged."""
+        return list(items)
+
+    def tupled(self, *items: object) -> tuple[object, ...]:
+        """Stand for a tuple: calling it is charged."""
+        return items
+
+    def mapped(self, pairs: list[tuple[object, object]]) -> dict[object, object]:
+        """Stand for a dictionary: calling it is charged."""
+        return dict(pairs)
+
+    def concatenated(self, *parts: object) -> str:
+        """Stand for Jinja's `~`: calling it is charged."""
+        texts = list(map(str, parts))
+        _budget.get().check_size(sum(map(len, texts)))
+        return "".join(texts)
+
+    def render(self, template: Template, values: Mapping[str, Any], budget: Budget) -> str:
+        """Return what the template writes; ExhaustedError, or whatever it raises itself."""
+        token = _budget.set(budget)
+        try:
+            parts: list[str] = []
+            size = 0
+            for part in template.generate(**values):
+                size += len(part)
+                if size > budget.output_max:
+                    raise ExhaustedError(_TOO_LARGE)
+                parts.append(part)
+            return "".join(parts)
+        finally:
+            _budget.reset(token)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, PYI063 - as the base class has it: templates may name any keyword
+        """Call for the template."""
+        budget = _budget.get()
+        budget.spend()
+        _check_method(budget, __obj, args)
+        return _charged(super().call(__context, __obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Calculate for the template."""
+        _check_operation(_budget.get(), operator, left, right)
+        return _charged(super().call_binop(context, operator, left, right))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Subscribe for the template."""
+        found = super().getitem(obj, argument)
+        return _charged(found) if isinstance(argument, slice) else found
+
+
+def check_printable(values: Iterable[object]) -> None:
+    """Refuse namespaces as values: they can hold one another twice, like lists, and change."""
+    if any(isinstance(value, Namespace) for value in values):
+        raise ExhaustedError("it uses a namespace as a value")
+
+
+class _Charging(NodeTransformer):
+    """Puts a call where a template would do something that nobody is asked about."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the library's name
+        self.generic_visit(node)
+        step = _call("step", [], node.lineno)
+        node.body.insert(0, nodes.ExprStmt(step, lineno=node.lineno))
+        return node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802 - the library's name
+        self.generic_visit(node)
+        return _call("listed", node.items, node.lineno)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802 - the library's name
+        self.generic_visit(node)
+        return node if node.ctx == "store" else _call("tupled", node.items, node.lineno)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802 - the library's name
+        self.generic_visit(node)
+        pairs = [
+            nodes.Tuple([pair.key, pair.value], "load", lineno=node.lineno) for pair in node.items
+        ]
+        whole = nodes.List(cast("list[nodes.Expr]", pairs), lineno=node.lineno)
+        return _call("mapped", [whole], node.lineno)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - the library's name
+        self.generic_visit(node)
+        return _call("concatenated", node.nodes, node.lineno)
+
+
+def _call(name: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
+    function = nodes.EnvironmentAttribute(name, lineno=lineno)
+    return nodes.Call(function, arguments, [], None, None, lineno=lineno)
+
+
+def _charged(value: Any) -> Any:
+    _budget.get().spend(value)
+    return value
+
+
+def _shown(value: Any) -> Any:
+    check_printable((value,))
+    return _charged(value)
+
+
+def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # it takes Jinja's context first
+
+    @wraps(function)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        budget = _budget.get()
+        budget.spend()
+        values = [*args[skipped:], *kwargs.values()]
+        check_printable(values)
+        if name == "replace":
+            _check_replacement(budget, *map(str, (*values, "", "")[:3]))
+        elif name == "join" and len(values) > 1:
+            args = (*args[:skipped], list(values[0]), *args[skipped + 1 :])
+            _check_joint(budget, str(values[1]), args[skipped])
+        elif name in ("indent", "tojson"):
+            _check_indent(budget, values)
+        elif name == "round":
+            _check_numbers(values[1:], _DIGITS_MAX)
+        elif name == "format":
+            _check_format(str(values[0]))
+        return _charged(function(*args, **kwargs))
+
+    return bounded
+
+
+def _check_method(budget: Budget, function: Any, args: tuple[Any, ...]) -> None:
+    """Measure what a method of a built-in type would make."""
+    function = getattr(function, "__wrapped__", function)
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+    if not isinstance(owner, str | bytes | int):
+        return
+    check_printable(args)
+    if name in _REFUSED_METHODS:
+        raise ExhaustedError(f"it calls {name}, which is not to be used here")
+    if name in _PADDING_METHODS:
+        _check_numbers(args, _PADDING_MAX)
+    elif name in ("format", "format_map"):
+        _check_format(str(owner))
+    elif name == "replace" and len(args) > 1:
+        _check_replacement(budget, str(owner), str(args[0]), str(args[1]))
+    elif name == "join" and args:
+        budget.check_size(len(str(owner)) * len(args[0]))
+
+
+def _check_operation(budget: Budget, operator: str, left: Any, right: Any) -> None:
+    """Measure what an operation would make."""
+    if operator == "%" and isinstance(left, str):
+        check_printable((right,))
+        _check_format(left)
+    elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
+        budget.check_size(len(left) + len(right))
+    elif operator == "*":
+        for value, times in ((left, right), (right, left)):
+            if hasattr(value, "__len__") and isinstance(times, int):
+                budget.check_size(len(value) * times)
+        _check_integers(left, right, lambda a, b: a + b)
+    elif operator == "**":
+        _check_integers(left, right, lambda a, _: a * abs(int(right)))
+
+
+def _check_integers(left: Any, right: Any, bits: Callable[[int, int], int]) -> None:
+    if isinstance(left, int) and isinstance(right, int):  # noqa: SIM102 - two questions
+        if bits(left.bit_length(), right.bit_length()) > _INTEGER_BITS_MAX:
+            raise ExhaustedError("it calculates with huge numbers")
+
+
+def _check_numbers(values: Iterable[Any], value_max: int) -> None:
+    if any(isinstance(value, int) and abs(value) > value_max for value in values):
+        raise ExhaustedError(f"it asks for more than {value_max} places")
+
+
+def _check_format(text: str) -> None:
+    if _WIDE.search(text):
+        raise ExhaustedError("it formats to a huge width")
+
+
+def _check_replacement(budget: Budget, text: str, old: str, new: str) -> None:
+    budget.check_size(len(text) + text.count(old) * len(new))
+
+
+def _check_joint(budget: Budget, separator: str, items: list[Any]) -> None:
+    budget.check_size(len(separator) * len(items))
+
+
+def _check_indent(budget: Budget, values: list[Any]) -> None:
+    """Measure a width, or a text, in front of every line; JSON has many lines."""
+    for width in values[1:]:
+        if isinstance(width, str):
+            budget.check_size(str(values[0]).count("\n") * len(width))
+        else:
+            _check_numbers((width,), _INDENT_MAX)
