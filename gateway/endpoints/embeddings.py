@@ -14,15 +14,15 @@ from aiohttp import web
 
 from gateway.bases.embedding import EmbeddingBase, EmbeddingBaseCache
 from gateway.bodies.embeddings import EmbeddingRequest, parse_embedding_request
-from gateway.bodies.parsing import INLINE_BYTES_MAX, bad_value
+from gateway.bodies.parsing import bad_value
 from gateway.directory import Directory, Principal, ResolvedModel
 from gateway.dispatch.exchange import Exchange, Tally
 from gateway.embedding.embedders import Embedders, Vector
 from gateway.embedding.inputs import check_lengths, token_ids
 from gateway.embedding.vectors import rendered, shortened
+from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter
 from gateway.metrics import GatewayMetrics
-from gateway.server.body import read_body
 from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate, note_outcome
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
@@ -64,9 +64,8 @@ class Embeddings:
         """Answer one request."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.EMBEDDINGS)
-        body = await read_body(request)
+        wanted = await read_parsed(request, parse_embedding_request)
         received_at_s, received_at_unix_ms = time.monotonic(), time.time_ns() // 1_000_000
-        wanted = await _parsed(body)
         resolved = self._resolved(principal, wanted.model)
         base = await self._bases.get(resolved.model.base_digest)
         dimensions = _dimensions(wanted, base)
@@ -224,12 +223,6 @@ async def _write_slices(
             request.transport.abort()
         raise ConnectionResetError("the client does not read") from None
     return response
-
-
-async def _parsed(body: bytes) -> EmbeddingRequest:
-    if len(body) <= INLINE_BYTES_MAX:
-        return parse_embedding_request(body)
-    return await asyncio.to_thread(parse_embedding_request, body)
 
 
 def _dimensions(wanted: EmbeddingRequest, base: EmbeddingBase) -> int:

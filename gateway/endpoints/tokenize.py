@@ -4,9 +4,8 @@ Nothing is inferred: a request counts against the requests per minute, not again
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import orjson
 from aiohttp import web
@@ -14,22 +13,20 @@ from tokenizers import Tokenizer
 
 from gateway.bases.assets import AssetCache
 from gateway.bases.embedding import EmbeddingBaseCache
-from gateway.bodies.parsing import INLINE_BYTES_MAX, bad_value
+from gateway.bodies.parsing import bad_value
 from gateway.bodies.tokenize import (
     TokenizeRequest,
     parse_detokenize_request,
     parse_tokenize_request,
 )
 from gateway.directory import Directory, Principal, ResolvedModel
+from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter, Reservation
-from gateway.server.body import read_body
 from gateway.server.middleware import authenticate
 from sluice.scopes import Scope
 
 _JSON = "application/json"
 _INLINE_TOKENS_MAX = 4096  # decoded in a millisecond
-
-_Parsed = TypeVar("_Parsed")
 
 
 class Tokenizing:
@@ -52,7 +49,7 @@ class Tokenizing:
     async def tokenize(self, request: web.Request) -> web.Response:
         """POST /v1/tokenize."""
         principal = self._admitted(request)
-        wanted = await _parsed(parse_tokenize_request, request)
+        wanted = await read_parsed(request, parse_tokenize_request)
         resolved = self._directory.resolve_any(principal, wanted.model)
         async with self._counted(principal, resolved) as reservation:
             ids = await self._ids(wanted, resolved)
@@ -66,7 +63,7 @@ class Tokenizing:
     async def detokenize(self, request: web.Request) -> web.Response:
         """POST /v1/detokenize."""
         principal = self._admitted(request)
-        wanted = await _parsed(parse_detokenize_request, request)
+        wanted = await read_parsed(request, parse_detokenize_request)
         resolved = self._directory.resolve_any(principal, wanted.model)
         async with self._counted(principal, resolved) as reservation:
             tokenizer, vocabulary = await self._tokenizer(resolved)
@@ -131,11 +128,6 @@ async def _decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
     # The batch call lets go of the interpreter lock.
     (text,) = await asyncio.to_thread(tokenizer.decode_batch, [ids], skip_special_tokens=False)
     return text
-
-
-async def _parsed(parse: Callable[[bytes], _Parsed], request: web.Request) -> _Parsed:
-    body = await read_body(request)
-    return parse(body) if len(body) <= INLINE_BYTES_MAX else await asyncio.to_thread(parse, body)
 
 
 def _answer(answer: dict[str, object], reservation: Reservation) -> web.Response:
