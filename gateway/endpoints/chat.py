@@ -7,8 +7,7 @@ from aiohttp import web
 
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.chat import ChatRequest, parse_chat_request
-from gateway.dialects.delta import CallDelta, Delta
-from gateway.dialects.hermes import ToolCallParser
+from gateway.dialects.tools import ToolSpec
 from gateway.directory import Directory, ResolvedModel
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.streamed import LogprobFormat
@@ -18,6 +17,7 @@ from gateway.server.middleware import authenticate
 from gateway.text.logprobs import chat_logprobs
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import ChatChunks, StreamHead
+from sluice.errors import BadRequestError, ErrorCode
 from sluice.ids import new_id
 from sluice.scopes import Scope
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -39,32 +39,6 @@ class ChatCompletions:
         return await self._completer.answer(request, principal, _ChatTask(chat))
 
 
-class _Parser:
-    def __init__(self) -> None:
-        self._parser = ToolCallParser(lambda: new_id("call"))
-        self._told = 0
-
-    is_complete = is_plain = False
-
-    @property
-    def has_calls(self) -> bool:
-        return bool(self._parser.calls)
-
-    def _delta(self, text: str) -> Delta:
-        calls = self._parser.calls[self._told :]
-        deltas = [
-            CallDelta(self._told + i, c.arguments, c.call_id, c.name) for i, c in enumerate(calls)
-        ]
-        self._told += len(calls)
-        return Delta(text, "", tuple(deltas))
-
-    def push(self, text: str) -> Delta:
-        return self._delta(self._parser.push(text))
-
-    def flush(self) -> Delta:
-        return self._delta(self._parser.flush())
-
-
 class _ChatTask:
     """One chat completion."""
 
@@ -72,25 +46,58 @@ class _ChatTask:
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     id_prefix = "chatcmpl"
-    prompt_param = "messages"
 
-    __slots__ = ("fields",)
+    __slots__ = ("_tools", "fields")
 
     def __init__(self, fields: ChatRequest) -> None:
         self.fields = fields
+        functions = [tool.function for tool in fields.callable_tools]
+        self._tools = [ToolSpec(f.name, f.parameters, bool(f.strict)) for f in functions]
 
     async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
         chat = self.fields
-        prompt = await assets.encode_chat(chat.messages, chat.shown_tools, resolved.cache_root)
+        prompt = await assets.encode_chat(
+            chat.messages, chat.shown_tools, resolved.cache_root, options=chat.template_options
+        )
         return (prompt,)
 
-    def grammar(self, assets: BaseAssets) -> engine.Grammar | None:
-        return None
+    def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
+        chat, dialect = self.fields, assets.dialect
+        if not self._tools:
+            return None
+        if not dialect.has_tools:
+            raise BadRequestError(
+                ErrorCode.UNSUPPORTED_PARAMETER,
+                "This model cannot call tools: its chat template knows of none.",
+                param="tools",
+            )
+        if chat.must_call:
+            text = dialect.call_grammar(
+                self._tools, is_parallel=chat.is_parallel, is_reasoning=prompt.is_reasoning
+            )
+        elif any(tool.is_strict for tool in self._tools):
+            text = dialect.strict_grammar(self._tools, is_parallel=chat.is_parallel)
+        else:
+            return None
+        if text is None:
+            raise BadRequestError(
+                ErrorCode.UNSUPPORTED_PARAMETER,
+                "This model's free calls cannot be held to a schema: leave 'strict' out, or set "
+                "'tool_choice' to \"required\" or a function.",
+                param="tools",
+            )
+        return engine.Grammar(kind=engine.Grammar.KIND_EBNF, text=text)
 
     def pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> TextPipe:
         chat = self.fields
-        parser = _Parser() if chat.shown_tools else None
-        return TextPipe(assets.table.stream(), chat.stops, parser)
+        parser = assets.dialect.parser(
+            tools=[tool.name for tool in self._tools],
+            is_parallel=chat.is_parallel,
+            new_call_id=partial(new_id, "call"),
+            is_reasoning=prompt.is_reasoning,
+        )
+        table = assets.table if parser is None else assets.table_for(tools=bool(self._tools))
+        return TextPipe(table.stream(), chat.stops, parser)
 
     def chunks(self, head: StreamHead, index: int) -> ChatChunks:
         return ChatChunks(head, index)

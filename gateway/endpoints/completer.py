@@ -88,7 +88,6 @@ class Completer:
         assets = await self._assets.get(resolved.model.base_digest)
         task.fields.check_vocabulary(len(assets.table.fragments))
         prompts = await task.prompts(assets, resolved)
-        grammar = task.grammar(assets)
         specs = list[GenerationSpec]()
         for prompt in prompts:
             specs += generation_specs(
@@ -99,7 +98,7 @@ class Completer:
                 assets=assets,
                 prompt=prompt,
                 first_index=len(specs),
-                grammar=grammar,
+                grammar=task.grammar(assets, prompt),
             )
         return Plan(resolved, assets, prompts, specs)
 

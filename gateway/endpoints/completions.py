@@ -10,7 +10,7 @@ from gateway.directory import Directory, ResolvedModel
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.streamed import LogprobFormat
 from gateway.endpoints.completer import Completer
-from gateway.server.body import read_body
+from gateway.endpoints.reading import read_parsed
 from gateway.server.middleware import authenticate
 from gateway.text.detokenizer import TokenTable
 from gateway.text.logprobs import TokenLogprob, completion_logprobs
@@ -32,7 +32,7 @@ class Completions:
         """Answer one request."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.COMPLETIONS)
-        completion = parse_completion_request(await read_body(request))
+        completion = await read_parsed(request, parse_completion_request)
         return await self._completer.answer(request, principal, _CompletionTask(completion))
 
 
@@ -60,7 +60,7 @@ class _CompletionTask:
             for prompt in self.fields.prompts
         ]
 
-    def grammar(self, assets: BaseAssets) -> engine.Grammar | None:  # noqa: ARG002 - text has no tools
+    def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:  # noqa: ARG002 - text has no tools
         return None
 
     def pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> TextPipe:  # noqa: ARG002 - the same for all

@@ -38,7 +38,7 @@ class Task(Protocol):
         """Return the prompts; each is answered `fields.choices` times."""
         ...
 
-    def grammar(self, assets: BaseAssets) -> engine.Grammar | None:
+    def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
         """Return what the output must follow besides `fields.sampling`; None: nothing."""
         ...
 
