@@ -129,7 +129,7 @@ async def test_errors_have_one_shape(world) -> None:
             (http.post(chat, content=b"[" * 100_000), 400, "invalid_request", None),
             (http.post(chat, content=b"x" * (5 << 20)), 413, "request_too_large", None),
             (http.post(chat, json={"model": "tiny"}), 400, "invalid_request", "messages"),
-            (http.post(chat, json=good | {"n": 2}), 400, "unsupported_parameter", "n"),
+            (http.post(chat, json=good | {"audio": {}}), 400, "unsupported_parameter", "audio"),
             (http.post(chat, json=good | {"model": "no"}), 404, "model_not_found", "model"),
             (http.post(chat, json=good | {"max_tokens": 300}), 400, "context_length_exceeded", "messages"),
             (http.post(chat, json=good | {"model": "nowhere"}), 503, "no_capacity", None),
@@ -195,6 +195,9 @@ async def test_tool_calls_become_openai_deltas(world) -> None:
         )
         deltas = [chunk.choices[0] async for chunk in stream]
         assert "".join(d.delta.content or "" for d in deltas) == "I call."
-        (calls,) = [d.delta.tool_calls for d in deltas if d.delta.tool_calls]
+        calls = [call for d in deltas for call in d.delta.tool_calls or ()]
         assert (calls[0].index, calls[0].function.name) == (0, "get")
+        assert calls[0].id
+        assert not any(call.id or call.function.name for call in calls[1:])
+        assert json.loads("".join(call.function.arguments for call in calls)) == {"a": 1}
         assert deltas[-1].finish_reason == "tool_calls"
