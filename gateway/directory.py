@@ -69,6 +69,7 @@ class Directory:
 
     def update(self, response: wire.WatchResponse) -> None:
         """Follow a change that the state has already taken."""
+        self._names.update(response)
         if response.is_snapshot:
             self._reindex()
             return
@@ -231,7 +232,6 @@ class Directory:
         self._forget_answers()
 
     def _forget_answers(self) -> None:
-        self._names.forget()
         self._principals.clear()
         self._resolved.clear()
 

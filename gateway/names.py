@@ -4,7 +4,7 @@ A name is looked up for a tenant. What another tenant owns is as unknown as what
 so is an alias of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.watch import ControlState
@@ -24,15 +24,24 @@ class PublicModel:
 
 
 class Names:
-    """Looks names up in a `ControlState`; call `forget` after each change of names in it."""
+    """Looks names up in a `ControlState`; call `update` after each change of it."""
 
     def __init__(self, state: ControlState) -> None:
+        """Index what is known so far."""
         self._state = state
-        self._by_owner: dict[str, list[str]] | None = None
+        self._owners: dict[str, str] = {}  # of models and aliases, by name; "" is everybody
+        self._by_owner: dict[str, set[str]] = {}
+        self._reindex()
 
-    def forget(self) -> None:
-        """Forget what was derived from the state."""
-        self._by_owner = None
+    def update(self, response: wire.WatchResponse) -> None:
+        """Follow a change that the state has already taken."""
+        if response.is_snapshot:
+            self._reindex()
+            return
+        for name in (*response.removals.models, *response.removals.aliases):
+            self._forget(name)
+        for named in (*response.upserts.models, *response.upserts.aliases):
+            self._learn(named)
 
     def find(self, name: str, tenant_id: str) -> wire.Model | None:
         """Return what a model's name, `model@release` or an alias of either stands for.
@@ -56,13 +65,27 @@ class Names:
 
     def visible(self, tenant_id: str) -> Sequence[PublicModel]:
         """Return the models and aliases that a tenant may see, by name; releases are not listed."""
-        if self._by_owner is None:
-            self._by_owner = {}
-            for kind in (self._state.models, self._state.aliases):
-                _list_by_owner(kind.values(), self._by_owner)
         public, own = (self._by_owner.get(owner, ()) for owner in ("", tenant_id))
         found = ((name, self.find(name, tenant_id)) for name in sorted((*public, *own)))
         return [PublicModel(name, model) for name, model in found if model is not None]
+
+    def _reindex(self) -> None:
+        self._owners.clear()
+        self._by_owner.clear()
+        for named in (*self._state.models.values(), *self._state.aliases.values()):
+            self._learn(named)
+
+    def _learn(self, named: wire.Model | wire.Alias) -> None:
+        self._forget(named.id)
+        self._owners[named.id] = named.owner_tenant_id
+        self._by_owner.setdefault(named.owner_tenant_id, set()).add(named.id)
+
+    def _forget(self, name: str) -> None:
+        owner = self._owners.pop(name, None)
+        if owner is not None:
+            self._by_owner[owner].remove(name)
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -72,13 +95,6 @@ def matches(pattern: str, name: str) -> bool:
 
 def _is_visible(named: wire.Model | wire.Alias, tenant_id: str) -> bool:
     return named.owner_tenant_id in ("", tenant_id)
-
-
-def _list_by_owner(
-    named: Iterable[wire.Model | wire.Alias], by_owner: dict[str, list[str]]
-) -> None:
-    for one in named:
-        by_owner.setdefault(one.owner_tenant_id, []).append(one.id)
 
 
 def _released(model: wire.Model, release: wire.Release) -> wire.Model | None:

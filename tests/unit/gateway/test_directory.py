@@ -224,6 +224,20 @@ def test_what_may_not_be_known_is_told_as_what_does_not_exist(peer: Peer) -> Non
     assert peer.names(caller) == ["m"]
 
 
+def test_the_list_of_names_follows_their_owners(peer: Peer) -> None:
+    caller = peer.caller()
+    peer.send(models=[model("x", "b"), model("y")], aliases=[wire.Alias(id="z", target="y")])
+    assert peer.names(caller) == ["m", "y", "z"]
+    peer.send(models=[model("x", "a"), model("y", "b")])
+    assert peer.names(caller) == ["m", "x"], "an alias of what is not seen is not seen"
+    peer.send(
+        models=[model("z")], removals=wire.Removals(aliases=["z", "never"], models=["x", "never"])
+    )
+    assert peer.names(caller) == ["m", "z"], "a name may change its kind"
+    peer.send(is_snapshot=True, models=[model("w")])
+    assert [found.name for found in peer.directory.models(caller)] == ["w"]
+
+
 def test_a_release_is_named_whatever_its_model_stands_for_now(peer: Peer) -> None:
     first, second = "1" * 64, "2" * 64
     peer.send(
