@@ -1,0 +1,124 @@
+"""Parameters from the body to the router: what a request asks for is what an engine is told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.testing import Plan
+from sluice.hashing import session_hash
+from sluice.wire.engine.v1 import engine_pb2 as engine
+from sluice.wire.router.v1 import router_pb2 as wire
+
+pytestmark = pytest.mark.real
+
+Grammar = engine.Grammar
+BODY: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+}
+CASES: list[tuple[dict[str, Any], Callable[[wire.Submit], object], object]] = [
+    ({"seed": 7}, lambda s: s.sampling.seed, 7),
+    ({"temperature": 0}, lambda s: s.sampling.temperature, 0),
+    ({"temperature": 1.5}, lambda s: s.sampling.temperature, 1.5),
+    ({"top_p": 0.5}, lambda s: s.sampling.top_p, 0.5),
+    ({"top_p": 0}, lambda s: 0 < s.sampling.top_p < 1e-5, True),
+    ({"top_k": 5}, lambda s: s.sampling.top_k, 5),
+    ({"min_p": 0.25}, lambda s: s.sampling.min_p, 0.25),
+    ({"presence_penalty": 1}, lambda s: s.sampling.presence_penalty, 1),
+    ({"frequency_penalty": -1}, lambda s: s.sampling.frequency_penalty, -1),
+    ({"repetition_penalty": 1.5}, lambda s: s.sampling.repetition_penalty, 1.5),
+    ({"logit_bias": {"5": -100}}, lambda s: list(s.sampling.bias_token), [5]),
+    ({"logit_bias": {"5": -100}}, lambda s: list(s.sampling.logit_bias), [-100]),
+    ({"min_tokens": 2, "max_tokens": 4}, lambda s: s.sampling.tokens_min, 2),
+    ({"max_tokens": 4}, lambda s: s.output_tokens_max, 4),
+    ({"ignore_eos": True}, lambda s: s.ignore_eos, True),
+    ({"regex": "a+"}, lambda s: s.sampling.grammar, Grammar(kind=Grammar.KIND_REGEX, text="a+")),
+    ({"choice": ["a"]}, lambda s: s.sampling.grammar.kind, Grammar.KIND_CHOICE),
+    (
+        {"response_format": {"type": "json_object"}},
+        lambda s: s.sampling.grammar.kind,
+        Grammar.KIND_JSON,
+    ),
+    ({"deadline_ms": 1234}, lambda s: s.deadline_ms, 1234),
+    ({"session_id": "s"}, lambda s: s.session_hash, session_hash("one", "s")),
+    ({"prompt_cache_key": "k"}, lambda s: s.session_hash, session_hash("one", "k")),
+    ({}, lambda s: s.is_preemptible, False),
+    ({"service_tier": "flex"}, lambda s: s.is_preemptible, True),
+    ({"priority": -3}, lambda s: s.is_preemptible, True),
+]
+
+
+@pytest.mark.parametrize("path", BODY)
+async def test_what_the_router_is_told(world: Any, path: str) -> None:
+    async with world() as w, w.http() as http:
+        for extra, read, expected in CASES:
+            body = {"model": "tiny"} | BODY[path] | extra
+            response = await http.post(path, json=body)
+            assert response.status_code == 200, (extra, response.text)
+            assert read(w.router.submits[-1]) == expected, extra
+
+
+async def test_a_lowered_request_goes_behind(world: Any) -> None:
+    async with world() as w, w.http() as http:
+        for extra in ({}, {"service_tier": "flex"}, {"priority": -3}):
+            await http.post("/v1/completions", json={"model": "tiny", "prompt": "a"} | extra)
+        ordinary, flex, last = [submit.tier_priority for submit in w.router.submits]
+        assert ordinary > flex > last
+
+
+async def test_the_tier_that_served_is_told(world: Any) -> None:
+    async with world() as w, w.http() as http:
+        for asked, served in (("flex", "flex"), ("priority", "default"), (None, None)):
+            body = {"model": "tiny", "prompt": "a", "service_tier": asked}
+            answer = (await http.post("/v1/completions", json=body)).json()
+            assert answer.get("service_tier") == served
+
+
+async def test_n_and_lists_of_prompts(world: Any) -> None:
+    async with world() as w, w.http() as http:
+        body = {"model": "tiny", "prompt": ["a", "b"], "n": 2, "echo": True, "seed": 1}
+        answer = (await http.post("/v1/completions", json=body)).json()
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+        assert [choice["text"][:1] for choice in answer["choices"]] == list("aabb")
+        assert len({submit.sampling.seed for submit in w.router.submits}) == 4
+
+
+async def test_token_ids_are_the_prompt(world: Any) -> None:
+    async with world() as w, w.http() as http:
+        body = {"model": "tiny", "prompt": [5, 6, 7]}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        assert list(w.router.submits[-1].prompt) == [5, 6, 7]
+
+
+async def test_stop_strings(world: Any) -> None:
+    async with world() as w, w.http() as http:
+        w.router.plan = lambda _: Plan([[token] for token in w.ids(w.text)])
+        for path, body in BODY.items():
+            sent = {"model": "tiny", "stop": ["xyz", "wor"], "max_tokens": 60} | body
+            (choice,) = (await http.post(path, json=sent)).json()["choices"]
+            text = choice["text"] if "text" in choice else choice["message"]["content"]
+            assert text == w.text[: w.text.index("wor")]
+            assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("path", "extra", "param"),
+    [
+        ("/v1/chat/completions", {"logit_bias": {"999999": 1}}, "logit_bias"),
+        ("/v1/completions", {"prompt": [999_999]}, "prompt"),
+        ("/v1/chat/completions", {"max_tokens": 1000}, "messages"),
+        ("/v1/completions", {"max_tokens": 1000}, "prompt"),
+        ("/v1/chat/completions", {"min_tokens": 1000}, "min_tokens"),
+        ("/v1/chat/completions", {"store": True}, "store"),
+        ("/v1/completions", {"suffix": "x"}, "suffix"),
+    ],
+)
+async def test_refusals_name_the_parameter(
+    world: Any, path: str, extra: dict[str, Any], param: str
+) -> None:
+    async with world() as w, w.http() as http:
+        response = await http.post(path, json={"model": "tiny"} | BODY[path] | extra)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == param
+        assert w.router.submits == []
