@@ -19,6 +19,7 @@ from gateway.endpoints.completer import Completer
 from gateway.endpoints.completions import Completions
 from gateway.endpoints.embeddings import Embeddings
 from gateway.endpoints.models import Models
+from gateway.endpoints.openapi import describe
 from gateway.endpoints.run import Means
 from gateway.endpoints.tokenize import Tokenizing
 from gateway.limits.limiter import Limiter
@@ -132,6 +133,7 @@ class Gateway:
         routes.add("POST", "/v1/detokenize", tokenizing.detokenize)
         routes.add("GET", "/v1/models", models.list_all)
         routes.add("GET", "/v1/models/*", models.get_one)
+        routes.add("GET", "/openapi.json", describe)
         routes.add("GET", "/healthz", probes.health, is_open_when_full=True)
         routes.add("GET", "/readyz", probes.ready, is_open_when_full=True)
         if self.settings.ops_address is None:
