@@ -16,13 +16,13 @@ from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.embeddings import EmbeddingRequest
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.endpoints import answers
-from sluice.errors import STATUS, ErrorCode
+from sluice.errors import STATUS
 
 Json = dict[str, Any]
 
 _SCHEMAS = "#/components/schemas/"
-# Codes that no client is told by an answer of these endpoints, or only by a closed connection.
-_UNTOLD = frozenset({ErrorCode.CONFLICT, ErrorCode.CLIENT_CLOSED, ErrorCode.SLOW_READER})
+# Of errors after which nobody listens, and of the administration's.
+_UNTOLD = frozenset({409, 499})
 # Of HTTP itself; their code is `invalid_request`.
 _HTTP_STATUSES = {
     "408": "The body came too slowly.",
@@ -171,7 +171,7 @@ def _post(post: _Endpoint) -> Json:
         },
         "responses": {
             "200": {"description": "the answer", "headers": headers, "content": content},
-            **_errors(frozenset(STATUS.values())),
+            **_errors(frozenset(STATUS.values()) - _UNTOLD),
             **{status: _error(text, {}) for status, text in _HTTP_STATUSES.items()},
         },
     }
@@ -191,7 +191,7 @@ def _open(operation: Json) -> Json:
 def _errors(statuses: frozenset[int]) -> Json:
     codes: dict[int, list[str]] = {}
     for code, status in STATUS.items():
-        if code not in _UNTOLD and status in statuses:
+        if status in statuses:
             codes.setdefault(status, []).append(f"`{code}`")
     return {
         str(status): _error(", ".join(codes[status]), _RETRY_AFTER if status in (429, 503) else {})
