@@ -3,12 +3,16 @@
 import asyncio
 import hashlib
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
 import openai
+import psutil
 import pytest
 from tokenizers import Tokenizer
 
@@ -18,7 +22,7 @@ from gateway.settings import GatewaySettings
 from gateway.testing import ControlFeed, Plan, ScriptedRouter, serve
 from replica.engine.testing import write_random_model
 from sluice.artifacts import import_directory
-from sluice.process import ChildProcess, free_port
+from sluice.process import ChildProcess, ProcessSpec, free_port
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -185,3 +189,94 @@ async def eventually(check: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
         while not check():  # noqa: ASYNC110 - what it waits for has no event
             await asyncio.sleep(0.01)
+
+
+def environment(settings: object, **changes: object) -> dict[str, str]:
+    """The settings of the world's own gateway, for a process beside it."""
+    values = {**settings.model_dump(exclude_none=True), **changes}
+    values["valkey_url"] = settings.valkey_url.get_secret_value()
+    return {"PATH": "/usr/bin:/bin"} | {f"GATEWAY__{k.upper()}": str(v) for k, v in values.items()}
+
+
+@dataclass
+class Fleet:
+    """A parent with its workers."""
+
+    parent: ChildProcess
+    port: int
+    ops_port: int
+    log_file: Path
+
+    @property
+    def workers(self) -> list[int]:
+        return [child.pid for child in psutil.Process(self.parent.pid).children()]
+
+    async def ops(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=60) as http:
+            return await http.get(f"http://127.0.0.1:{self.ops_port}{path}")
+
+    async def until(self, check: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    if await check():
+                        return
+                except httpx.TransportError:
+                    pass
+                await asyncio.sleep(0.05)
+
+    async def until_ready(self) -> None:
+        async def is_ready() -> bool:
+            return (await self.ops("/readyz")).status_code == 200
+
+        await self.until(is_ready)
+
+    async def names(self) -> set[str]:
+        page = (await self.ops("/metrics")).text
+        lines = [x for x in page.splitlines() if x.startswith("gateway_open_connections{")]
+        return {line.split('worker="')[1].split('"')[0] for line in lines}
+
+
+@asynccontextmanager
+async def running_fleet(settings: object, home: Path, **changes: object) -> AsyncIterator[Fleet]:
+    port, ops_port = free_port(), free_port()
+
+    async def ready() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", ops_port)
+        writer.close()
+
+    spec = ProcessSpec(
+        name="fleet",
+        command=[sys.executable, "-m", "gateway"],
+        env=environment(
+            settings,
+            **{
+                "instance_id": "fleet",
+                "http_address": f"127.0.0.1:{port}",
+                "ops_address": f"127.0.0.1:{ops_port}",
+                "state_dir": home / "fleet",
+                "workers": 2,
+                "idle_grace_s": 1.0,
+                **changes,
+            },
+        ),
+        log_file=home / "fleet.log",
+        ready=ready,
+        stop_grace_s=30,
+    )
+    parent = await ChildProcess.start(spec)
+    try:
+        await parent.wait_ready(60)
+        fleet = Fleet(parent, port, ops_port, spec.log_file)
+        await fleet.until_ready()
+        yield fleet
+    finally:
+        family = psutil.Process(parent.pid).children() if parent.is_running else []
+        await parent.stop()
+        assert not psutil.wait_procs(family, timeout=5)[1]
+
+
+@pytest.fixture
+def fleets(tmp_path: Path) -> Callable[..., object]:
+    """Starts a gateway of processes beside the world's own: `fleets(w.settings, workers=2)`."""
+    return partial(running_fleet, home=tmp_path)

@@ -5,9 +5,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,98 +15,13 @@ from gateway.server.checks import problems
 from gateway.server.runner import bound_socket
 from gateway.settings import GatewaySettings
 from gateway.testing import Plan
-from sluice.process import ChildProcess, ProcessSpec, free_port
+from sluice.process import free_port
 from sluice.wire.router.v1 import router_pb2 as wire
 
 pytestmark = pytest.mark.real
 
 KEY = "sk-one"
 WAIT_S = 60.0
-
-
-def environment(settings: object, **changes: object) -> dict[str, str]:
-    """The settings of the world's own gateway, for a process beside it."""
-    values = {**settings.model_dump(exclude_none=True), **changes}
-    values["valkey_url"] = settings.valkey_url.get_secret_value()
-    return {"PATH": "/usr/bin:/bin"} | {f"GATEWAY__{k.upper()}": str(v) for k, v in values.items()}
-
-
-@dataclass
-class Fleet:
-    """A parent with its workers."""
-
-    parent: ChildProcess
-    port: int
-    ops_port: int
-    log_file: Path
-
-    @property
-    def workers(self) -> list[int]:
-        return [child.pid for child in psutil.Process(self.parent.pid).children()]
-
-    async def ops(self, path: str) -> httpx.Response:
-        async with httpx.AsyncClient(timeout=WAIT_S) as http:
-            return await http.get(f"http://127.0.0.1:{self.ops_port}{path}")
-
-    async def until(self, check: Callable[[], Awaitable[bool]]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                try:
-                    if await check():
-                        return
-                except httpx.TransportError:
-                    pass
-                await asyncio.sleep(0.05)
-
-    async def until_ready(self) -> None:
-        async def is_ready() -> bool:
-            return (await self.ops("/readyz")).status_code == 200
-
-        await self.until(is_ready)
-
-    async def names(self) -> set[str]:
-        page = (await self.ops("/metrics")).text
-        lines = [x for x in page.splitlines() if x.startswith("gateway_open_connections{")]
-        return {line.split('worker="')[1].split('"')[0] for line in lines}
-
-
-@asynccontextmanager
-async def running_fleet(settings: object, home: Path, **changes: object) -> AsyncIterator[Fleet]:
-    port, ops_port = free_port(), free_port()
-
-    async def ready() -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", ops_port)
-        writer.close()
-
-    spec = ProcessSpec(
-        name="fleet",
-        command=[sys.executable, "-m", "gateway"],
-        env=environment(
-            settings,
-            **{
-                "instance_id": "fleet",
-                "http_address": f"127.0.0.1:{port}",
-                "ops_address": f"127.0.0.1:{ops_port}",
-                "state_dir": home / "fleet",
-                "workers": 2,
-                "idle_grace_s": 1.0,
-                **changes,
-            },
-        ),
-        log_file=home / "fleet.log",
-        ready=ready,
-        stop_grace_s=30,
-    )
-    parent = await ChildProcess.start(spec)
-    try:
-        await parent.wait_ready(WAIT_S)
-        fleet = Fleet(parent, port, ops_port, spec.log_file)
-        await fleet.until_ready()
-        yield fleet
-    finally:
-        family = psutil.Process(parent.pid).children() if parent.is_running else []
-        await parent.stop()
-        assert not psutil.wait_procs(family, timeout=5)[1]
 
 
 def request(body: dict[str, object], *, connection: str = "close") -> bytes:
@@ -142,8 +54,8 @@ def endless_when_200(submit: wire.Submit) -> Plan:
     return Plan(plan.steps, None) if submit.output_tokens_max == 200 else plan
 
 
-async def test_two_rolling_restarts_lose_nothing(world, tmp_path) -> None:
-    async with world() as w, running_fleet(w.settings, tmp_path) as fleet:
+async def test_two_rolling_restarts_lose_nothing(world, fleets) -> None:
+    async with world() as w, fleets(w.settings) as fleet:
         w.router.plan, w.router.step_s = long_plan, 0.02
         is_over = False
         counts = {"new": 0, "kept": 0, "streams": 0}
@@ -193,8 +105,8 @@ async def test_two_rolling_restarts_lose_nothing(world, tmp_path) -> None:
         assert 'gateway_workers{state="ready"} 2.0' in page
 
 
-async def test_a_worker_that_dies_or_freezes_is_replaced(world, tmp_path) -> None:
-    async with world() as w, running_fleet(w.settings, tmp_path, freeze_s=2.0) as fleet:
+async def test_a_worker_that_dies_or_freezes_is_replaced(world, fleets) -> None:
+    async with world() as w, fleets(w.settings, freeze_s=2.0) as fleet:
         for number, reason in ((signal.SIGKILL, "ended"), (signal.SIGSTOP, "frozen")):
             before = set(fleet.workers)
             victim = min(before)
@@ -212,8 +124,8 @@ async def test_a_worker_that_dies_or_freezes_is_replaced(world, tmp_path) -> Non
             assert line in (await fleet.ops("/metrics")).text
 
 
-async def test_workers_end_when_their_parent_is_killed(world, tmp_path) -> None:
-    async with world() as w, running_fleet(w.settings, tmp_path) as fleet:
+async def test_workers_end_when_their_parent_is_killed(world, fleets) -> None:
+    async with world() as w, fleets(w.settings) as fleet:
         family = psutil.Process(fleet.parent.pid).children()
         assert len(family) == 2
         os.kill(fleet.parent.pid, signal.SIGKILL)
@@ -222,10 +134,10 @@ async def test_workers_end_when_their_parent_is_killed(world, tmp_path) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_sigterm_drains_and_tells_streams_that_last_too_long(world, tmp_path) -> None:
+async def test_sigterm_drains_and_tells_streams_that_last_too_long(world, fleets) -> None:
     async with (
         world() as w,
-        running_fleet(w.settings, tmp_path, drain_s=1.0, unready_s=1.0, workers=1) as fleet,
+        fleets(w.settings, drain_s=1.0, unready_s=1.0, workers=1) as fleet,
     ):
         w.router.plan, w.router.step_s = endless_when_200, 0.01
         short = {"max_tokens": 100, "stream": True, "ignore_eos": True}
