@@ -8,7 +8,6 @@ from gateway.bodies.fields import Integer, ModelName, ShortText
 from gateway.bodies.parsing import Body, bad_value, parse
 from gateway.bodies.prompts import TextOrIds, listed
 
-TOKENS_MAX = 300_000  # of one request, as OpenAI has it
 _DIMENSIONS_MAX = 65_536
 
 
