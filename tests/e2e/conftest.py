@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+import openai
 import pytest
 
 from cli.stack.home import Home, read_env
@@ -31,6 +33,28 @@ class Stack:
     def sluice(self, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         """Run the command line on this stack."""
         return run_sluice(self.home, *arguments, timeout_s=timeout_s)
+
+    def admin(self) -> httpx.Client:
+        """Return a client of the admin REST."""
+        return httpx.Client(
+            base_url=self.admin_url,
+            headers={"authorization": f"Bearer {self.admin_key}"},
+            timeout=10,
+        )
+
+    def new_key(self, tenant: str, *, tier: dict | None = None, **key: object) -> str:
+        """Return a key of a tenant that is made, with a tier of its own, where it is missing.
+
+        Gateways know it within a second.
+        """
+        with self.admin() as http:
+            body = {"priority": 1, **(tier or {})}
+            http.put(f"/v1/tiers/{tenant}", json=body).raise_for_status()
+            body = {"name": tenant, "tier_id": tenant}
+            http.put(f"/v1/tenants/{tenant}", json=body).raise_for_status()
+            answer = http.post(f"/v1/tenants/{tenant}/keys", json=key)
+            answer.raise_for_status()
+            return answer.json()["key"]
 
     def processes(self) -> dict[str, dict]:
         """Return what `sluice status` says of every process, by name."""
@@ -62,15 +86,24 @@ def stack() -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def real_stack() -> Iterator[Stack]:
-    """A stack on the CPU engine, whose answers mean something."""
-    with started_stack("openvino") as stack:
+    """A stack on the CPU engine, whose answers mean something; with embeddings where installed."""
+    with started_stack("openvino", "--embeddings") as stack:
         yield stack
 
 
+@pytest.fixture(scope="session")
+def real_client(real_stack) -> Iterator[openai.OpenAI]:
+    """The official SDK on that stack; it does not hide errors behind retries."""
+    with openai.OpenAI(
+        base_url=real_stack.base_url, api_key=real_stack.api_key, max_retries=0, timeout=60
+    ) as client:
+        yield client
+
+
 @contextmanager
-def started_stack(engine: str) -> Iterator[Stack]:
+def started_stack(engine: str, embeddings: str = "--no-embeddings") -> Iterator[Stack]:
     # Not pytest's folder: that is closed to the user as whom PostgreSQL runs under root, and a
     # socket's path must stay short.
     home = Path(tempfile.mkdtemp(prefix="sluice-e2e-"))
@@ -80,7 +113,7 @@ def started_stack(engine: str) -> Iterator[Stack]:
         "up",
         "--detach",
         f"--engine={engine}",
-        "--no-embeddings",
+        embeddings,
         f"--port={free_port()}",
         f"--admin-port={free_port()}",
         timeout_s=240,

@@ -20,12 +20,6 @@ MODEL = "sluice-tiny"
 MESSAGES = [{"role": "user", "content": "Tell me a story about a river and a gate."}]
 
 
-def admin(stack) -> httpx.Client:
-    return httpx.Client(
-        base_url=stack.admin_url, headers={"authorization": f"Bearer {stack.admin_key}"}, timeout=10
-    )
-
-
 def sdk(stack, key: str | None = None) -> openai.OpenAI:
     return openai.OpenAI(
         base_url=stack.base_url, api_key=key or stack.api_key, max_retries=0, timeout=60
@@ -46,19 +40,8 @@ async def eventually(check, timeout_s: float = 20) -> None:
     pytest.fail(f"not within {timeout_s} s: {last!r}")
 
 
-def tenant_with_limits(stack, name: str, *, rpm: int, tpm: int) -> str:
-    with admin(stack) as http:
-        http.put(
-            f"/v1/tiers/{name}", json={"priority": 1, "rpm": rpm, "tpm": tpm}
-        ).raise_for_status()
-        http.put(f"/v1/tenants/{name}", json={"name": name, "tier_id": name}).raise_for_status()
-        answer = http.post(f"/v1/tenants/{name}/keys", json={})
-        answer.raise_for_status()
-        return answer.json()["key"]
-
-
 async def test_two_tenants_at_their_request_limits_do_not_touch_each_other(stack) -> None:
-    keys = [tenant_with_limits(stack, name, rpm=3, tpm=0) for name in ("rpm-one", "rpm-two")]
+    keys = [stack.new_key(name, tier={"rpm": 3}) for name in ("rpm-one", "rpm-two")]
 
     def call(key: str) -> int | float:
         try:
@@ -79,7 +62,7 @@ async def test_two_tenants_at_their_request_limits_do_not_touch_each_other(stack
 
 
 async def test_a_token_limit_holds_under_parallel_starts(stack) -> None:
-    key = tenant_with_limits(stack, "tpm-one", rpm=0, tpm=200)
+    key = stack.new_key("tpm-one", tier={"tpm": 200})
     await eventually(lambda: sdk(stack, key).models.list())
 
     def call() -> int:
@@ -100,7 +83,7 @@ async def test_a_token_limit_holds_under_parallel_starts(stack) -> None:
 
 
 def kv_blocks_used(stack) -> float:
-    with admin(stack) as http:
+    with stack.admin() as http:
         replica = http.get("/v1/replicas").json()["data"][0]
     text = httpx.get(f"http://{replica['metrics_address']}/metrics", timeout=5).text
     found = re.search(

@@ -17,12 +17,9 @@ MARKS = {
 QUESTIONS = ("Who are you?", "What is 3 + 4?", "Spell the word river")
 
 
-@pytest.fixture(scope="module")
-def client(real_stack):
-    with openai.OpenAI(
-        base_url=real_stack.base_url, api_key=real_stack.api_key, max_retries=0, timeout=60
-    ) as client:
-        yield client
+@pytest.fixture
+def client(real_client) -> openai.OpenAI:
+    return real_client
 
 
 def ask(client: openai.OpenAI, model: str, question: str) -> str:
