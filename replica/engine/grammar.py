@@ -16,7 +16,7 @@ from llguidance.numpy import (
     fill_next_token_bitmask_par_with_draft_tokens,
 )
 
-from replica.engine.grammar_source import grammar_source, refused, shortened
+from replica.engine.grammar_source import grammar_source, named_tokens, refused, shortened
 from replica.engine.types import Grammar
 
 Words = npt.NDArray[np.int32]
@@ -28,9 +28,15 @@ _CACHE_ENTRIES, _CACHE_TEXT_BYTES = 256, 1 << 20  # a compiled grammar takes 60 
 class Matcher:
     """A grammar and how much of it one sequence has written."""
 
-    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int], text_mask: Words) -> None:
         self._matcher = matcher
         self._eos_ids = eos_ids
+        self._text_mask = text_mask
+
+    @property
+    def text_mask(self) -> Words:
+        """One bit per token: it is text, or a special token that the grammar itself names."""
+        return self._text_mask
 
     @property
     def inner(self) -> LLMatcher:
@@ -39,7 +45,7 @@ class Matcher:
 
     def copy(self) -> "Matcher":
         """Return another one that has written the same."""
-        return Matcher(self._matcher.deep_copy(), self._eos_ids)
+        return Matcher(self._matcher.deep_copy(), self._eos_ids, self._text_mask)
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Take emitted tokens; one that cannot follow leaves an `error`.
@@ -95,7 +101,8 @@ class GrammarCompiler:
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """Return a matcher at the beginning; RefusedError as for `check`."""
-        return Matcher(self._compiled(grammar).deep_copy(), self.eos_ids)
+        matcher = self._compiled(grammar).deep_copy()
+        return Matcher(matcher, self.eos_ids, self._text_mask(grammar))
 
     def fill(self, entries: Sequence[tuple[Matcher, int, list[int]]], rows: int) -> Words:
         """Return what may follow, one bit per token; an end where the text may be complete.
@@ -153,15 +160,21 @@ class GrammarCompiler:
                 self._cache_text_bytes -= len(dropped.text)
         return compiled
 
+    def _text_mask(self, grammar: Grammar) -> Words:
+        named = [token for token in named_tokens(grammar) if token < self.vocabulary]
+        named = [token for token in named if token not in self.eos_ids]
+        return self.text_mask | bit_mask(named, self.vocabulary) if named else self.text_mask
+
     def _compile(self, grammar: Grammar) -> LLMatcher:
         source = grammar_source(grammar)
         compiled = LLMatcher(self._load(), source, log_level=0, limits=_limits())
+        text_mask = self._text_mask(grammar)
         # The first mask builds tables that the copies share. What is too ambiguous shows there or
         # a little further on.
         mask = np.frombuffer(compiled.compute_bitmask(), np.int32)
         probe = compiled.deep_copy()
         for _ in range(_PROBES):
-            possible = np.flatnonzero(_bits(mask[: len(self.text_mask)] & self.text_mask))
+            possible = np.flatnonzero(_bits(mask[: len(text_mask)] & text_mask))
             if not len(possible) or probe.is_error():
                 break
             probe.consume_token(int(possible[0]))

@@ -17,6 +17,7 @@ from typing import Any
 
 from llguidance import LLMatcher, regex_to_lark
 
+from replica.engine.lark import read_lark
 from replica.engine.types import Grammar, GrammarKind, RefusedError
 from sluice.errors import ErrorCode
 
@@ -25,8 +26,9 @@ _TEXT_BYTES_MAX = {
     GrammarKind.JSON_SCHEMA: 65_536,
     GrammarKind.CHOICE: 65_536,
     GrammarKind.REGEX: 8_192,  # a step of a long one takes 0.3 ms per KiB
-    GrammarKind.EBNF: 16_384,
+    GrammarKind.EBNF: 16_384 + 65_536,
 }
+_LARK_BYTES_MAX, _SCHEMAS_BYTES_MAX = 16_384, 65_536  # of a grammar in Lark's syntax
 _STRING_CHARACTERS_MAX = 4_096  # of one string in a schema or a choice; as for a regex
 # The compiler descends through references and rules on the stack. With 8 MiB it survives 3,000 to
 # 4,000 levels of a schema, and chains of 2,000 rules.
@@ -38,9 +40,10 @@ _OPTIONAL_MAX = 500
 _PATTERNS_MAX = 20  # each is compared with each; 400 took longer than anybody waited
 _MULTIPLE_MAX = 10_000  # the automaton of a multiple has so many states; 40 ms
 _DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
-# It also matches what is not closed on its line: if it did not, it would look for the end of the
-# line from each quote again, for a second, and hold up every other thread.
-_LARK_LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*("?)|/(?:[^/\\\n]|\\.)+(/?)|//.*|#.*')
+# How JSON is written, which is the gateway's to say and no schema's.
+_OPTIONS_KEY, _OPTIONS_CHARACTERS_MAX = "x-guidance", 200
+# Marks that are one token are given by number: by name, they could be part of what looks like text.
+_TOKEN = re.compile(r"<\[([0-9]{1,7})\]>")
 _UNQUOTABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
 _COMPACT: Any = {"whitespace_flexible": False}  # a weak model would babble spaces
 _MESSAGE_CHARACTERS = 300
@@ -56,8 +59,7 @@ def grammar_source(grammar: Grammar) -> str:
         # Digits, letters and spaces of ASCII; nobody who writes \\d wants Devanagari.
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text, use_ascii='dws')}/")
     if kind is GrammarKind.EBNF:
-        _check_lark(grammar)
-        return LLMatcher.grammar_from_lark(text)
+        return LLMatcher.grammar_from_lark(_checked_lark(grammar))
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -112,18 +114,45 @@ def _choice(grammar: Grammar, document: Any) -> str:
     )
 
 
-def _check_lark(grammar: Grammar) -> None:
-    bare = _LARK_LITERALS.sub("", grammar.text)
-    is_open = any("" in match.groups() for match in _LARK_LITERALS.finditer(grammar.text))
-    if is_open or "/" in bare:  # what stands behind it would be taken for text, or text for it
+def named_tokens(grammar: Grammar) -> frozenset[int]:
+    """Return the tokens that a grammar names by number."""
+    if grammar.kind is not GrammarKind.EBNF:
+        return frozenset()
+    return frozenset(int(number) for number in _TOKEN.findall(grammar.text))
+
+
+def _checked_lark(grammar: Grammar) -> str:
+    """Return a grammar in Lark's syntax, its schemas as they were checked."""
+    try:
+        lark = read_lark(grammar.text)
+    except (ValueError, RecursionError) as error:
+        raise refused(grammar, f"a schema in it is not JSON: {error}") from None
+    if lark.is_open or "/" in lark.bare:  # what stands behind it would be taken for text
         raise refused(grammar, "a string or an expression is not closed on its line")
-    if "<" in bare:
-        raise refused(grammar, "special tokens (<...>) cannot be written by an answer")
-    if _DIRECTIVES.search(grammar.text):
-        raise refused(grammar, "%json, %regex, %lark and %llguidance are not supported")
+    if "<" in _TOKEN.sub("", lark.bare):
+        raise refused(grammar, "special tokens can only be written by their number, as <[3]>")
+    text = "".join(lark.texts)
+    if len(_DIRECTIVES.findall(text)) > len(lark.schemas):
+        raise refused(grammar, "%regex, %lark and %llguidance are not supported, nor a bare %json")
     # Every rule has a colon behind its name.
-    if grammar.text.count(":") > _RULES_MAX:
+    if lark.bare.count(":") > _RULES_MAX:
         raise refused(grammar, f"it has more than {_RULES_MAX} rules (colons)")
+    _check_schemas(grammar, text, lark.schemas)
+    try:
+        return lark.joined()
+    except ValueError as error:
+        raise refused(grammar, shortened(str(error))) from None
+
+
+def _check_schemas(grammar: Grammar, text: str, schemas: list[Any]) -> None:
+    for part, allowed in ((text, _LARK_BYTES_MAX), (json.dumps(schemas), _SCHEMAS_BYTES_MAX)):
+        if len(part) > allowed:
+            raise refused(grammar, f"it has {len(part)} bytes; at most {allowed}")
+    for schema in schemas:
+        _check_schema(grammar, schema)
+        if len(json.dumps(schema.get(_OPTIONS_KEY))) > _OPTIONS_CHARACTERS_MAX:
+            raise refused(grammar, f"{_OPTIONS_KEY} has more than {_OPTIONS_CHARACTERS_MAX} bytes")
+    _check_sums(grammar, _survey(schemas))
 
 
 @dataclass(slots=True)
@@ -161,17 +190,33 @@ class _Survey:
         return (*node.keys(), *node.values())
 
 
-def _check_schema(grammar: Grammar, document: Any) -> None:
-    """Bound what the compiler does on its stack and with its automata."""
-    if not isinstance(document, dict):
-        raise refused(grammar, "a schema is a JSON object")
+def _survey(document: Any) -> _Survey:
     survey = _Survey()
     level: list[Any] = [document]
     while level:
         survey.depth += 1
         level = [below for node in level for below in survey.add(node)]
+    return survey
+
+
+def _check_schema(grammar: Grammar, document: Any) -> None:
+    """Bound what the compiler does on its stack and with its automata."""
+    if not isinstance(document, dict):
+        raise refused(grammar, "a schema is a JSON object")
+    survey = _survey(document)
     if survey.string > _STRING_CHARACTERS_MAX:
         raise refused(grammar, f"a string has more than {_STRING_CHARACTERS_MAX} characters")
+    _check_sums(grammar, survey)
+    if survey.depth * (1 + len(survey.references)) > _LEVELS_MAX:
+        raise refused(
+            grammar,
+            f"{survey.depth} levels and {len(survey.references)} different $ref may nest too"
+            f" deeply; levels times references may be {_LEVELS_MAX}",
+        )
+
+
+def _check_sums(grammar: Grammar, survey: _Survey) -> None:
+    """Bound what adds up, in one schema or in several."""
     if survey.optional > _OPTIONAL_MAX**2:
         raise refused(
             grammar, f"it has more than {_OPTIONAL_MAX} optional properties; require or remove some"
@@ -182,12 +227,6 @@ def _check_schema(grammar: Grammar, document: Any) -> None:
         raise refused(
             grammar,
             f"all its multipleOf, as whole numbers, have a common multiple above {_MULTIPLE_MAX}",
-        )
-    if survey.depth * (1 + len(survey.references)) > _LEVELS_MAX:
-        raise refused(
-            grammar,
-            f"{survey.depth} levels and {len(survey.references)} different $ref may nest too"
-            f" deeply; levels times references may be {_LEVELS_MAX}",
         )
 
 

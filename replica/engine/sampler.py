@@ -268,12 +268,11 @@ class Sampler:
         assert self._grammars is not None
         masks = self._grammars.fill(entries, len(prepared.masked))
         is_complete = (masks & self._grammars.eos_mask).any(axis=1)
-        masks &= self._grammars.text_mask
         for row, pick in enumerate(prepared.masked):
             index = prepared.owners[pick]
             sequence, state = prepared.plan.sampled[index], states[index]
             assert state.matcher is not None
-            masks[row] &= ~state.stop_mask
+            masks[row] &= state.matcher.text_mask & ~state.stop_mask
             emitted = state.emitted(sequence) + prepared.offsets[pick]
             # Whoever does not want an end yet gets it only where nothing else can follow.
             is_early = emitted < sequence.request.sampling.tokens_min or not sequence.stop_ids

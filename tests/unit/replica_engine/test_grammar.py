@@ -375,7 +375,7 @@ REFUSED: dict[str, tuple[GrammarKind, str, str]] = {
     "rule chain": (GrammarKind.EBNF, rules(510), "rules"),
     "nesting": (GrammarKind.EBNF, "start: " + "(" * 900 + '"a"' + ")" * 900, "nested"),
     "special token": (GrammarKind.EBNF, 'start: "a" <|im_start|>', "special tokens"),
-    "token id": (GrammarKind.EBNF, 'start: "a" <[1]>', "special tokens"),
+    "token range": (GrammarKind.EBNF, 'start: "a" <[1-5]>', "special tokens"),
     "special token that seems to be quoted": (
         GrammarKind.EBNF,
         "start: /\na/ <|im_start|> /b/",
@@ -383,7 +383,39 @@ REFUSED: dict[str, tuple[GrammarKind, str, str]] = {
     ),
     "open expression": (GrammarKind.EBNF, "start: /a\nb/", "not closed on its line"),
     "quotes without end": (GrammarKind.EBNF, '\\"' * 8000, "not closed on its line"),
-    "directive": (GrammarKind.EBNF, 'start: %json {"multipleOf": 99400891}', "not supported"),
+    "directive": (GrammarKind.EBNF, 'start: %regex {"x": 1}', "not supported"),
+    "directive behind a schema": (GrammarKind.EBNF, "start: %json {} %llguidance {}", "not supp"),
+    "no schema in a grammar": (GrammarKind.EBNF, "start: %json [1]", "not supported"),
+    "open schema in a grammar": (GrammarKind.EBNF, 'start: %json {"a": 1', "not JSON"),
+    "nested schema in a grammar": (GrammarKind.EBNF, "start: %json " + '{"a":' * 9000, "not JSON"),
+    "schema in a grammar": (
+        GrammarKind.EBNF,
+        'start: %json {"type": "integer", "multipleOf": 99400891}',
+        "multipleOf",
+    ),
+    "schemas in a grammar": (
+        GrammarKind.EBNF,
+        "start: a b\na: %json "
+        + json.dumps({"type": "integer", "multipleOf": 9973})
+        + "\nb: %json "
+        + json.dumps({"type": "integer", "multipleOf": 9967}),
+        "multipleOf",
+    ),
+    "reference chain in a grammar": (
+        GrammarKind.EBNF,
+        "start: %json " + json.dumps(chain(300)),
+        "nest too deeply",
+    ),
+    "how JSON is written": (
+        GrammarKind.EBNF,
+        "start: %json " + json.dumps({"x-guidance": {"item_separator": "a" * 300}}),
+        "x-guidance",
+    ),
+    "special token behind a schema": (
+        GrammarKind.EBNF,
+        'start: %json {"const": "%json {\\""} <|im_start|>',
+        "special tokens",
+    ),
 }
 
 
@@ -455,11 +487,14 @@ def test_without_grammars_they_are_refused(vocabulary: int) -> None:
         sampler.check(sequence(Sampling(grammar=GRAMMARS["json"])).request)
 
 
-def test_special_tokens_are_masked_even_where_a_grammar_names_one(
-    sampler: Sampler, tokenizer: Tokenizer, vocabulary: int, monkeypatch: pytest.MonkeyPatch
+def test_special_tokens_are_masked_but_where_a_grammar_names_them_by_number(
+    sampler: Sampler, tokenizer: Tokenizer, vocabulary: int
 ) -> None:
-    monkeypatch.setattr("replica.engine.grammar_source._check_lark", lambda _: None)
-    grammar = Grammar(GrammarKind.EBNF, 'start: "a" | <|im_start|> "b"')
-    one = sequence(Sampling(grammar=grammar, logit_bias=((1, 100.0),)))
-    assert generate(sampler, [one], RandomModel(tokenizer, vocabulary)) == [""]
-    assert text_of(tokenizer, one) == "a"
+    for text, pattern in (
+        ('start: "a" | <[1]> "b"', r"<\|im_start\|>b"),
+        ('start: %json {"const": 7} <[1]> "b" <[2]>', r"7<\|im_start\|>b"),
+        ("start: /[^a]{2}/", "[^a]{2}"),
+    ):
+        one = sequence(Sampling(grammar=Grammar(GrammarKind.EBNF, text)))
+        assert generate(sampler, [one], RandomModel(tokenizer, vocabulary)) == [""]
+        assert re.fullmatch(pattern, text_of(tokenizer, one))
