@@ -138,9 +138,7 @@ async def _find(api: Api, request_id: str) -> tuple[list[wire.Explanation], list
 
 async def _suppose(api: Api, question: Question) -> tuple[list[wire.Explanation], list[str]]:
     """Return the answers of all cells that could serve a request, the best first."""
-    model = await api.find(f"/v1/models/{question.model}")
-    if model is None:
-        raise ApiError(f"there is no model {question.model}; see: sluice models list")
+    model = await _model(api, question.model)
     submit = await _submit(api, question, model)
     asked: list[tuple[str, wire.ExplainRequest]] = []
     for cell in await _cells(api):
@@ -155,6 +153,16 @@ async def _suppose(api: Api, question: Question) -> tuple[list[wire.Explanation]
         raise ApiError("; ".join(silent))
     answers.sort(key=lambda answer: (answer.state == "rejected", answer.predicted_ttft_ms))
     return answers, silent
+
+
+async def _model(api: Api, name: str) -> dict[str, Any]:
+    """Return the model or release that a public name stands for."""
+    alias = await api.find(f"/v1/aliases/{name}")
+    target = name if alias is None else str(alias["target"])
+    for kind in ("models", "releases"):
+        if (found := await api.find(f"/v1/{kind}/{target}")) is not None:
+            return found
+    raise ApiError(f"there is no model {name}; see: sluice models list")
 
 
 async def _submit(api: Api, question: Question, model: Mapping[str, Any]) -> wire.Submit:

@@ -132,6 +132,9 @@ async def control_plane(monkeypatch):
     """Stands in for the admin REST; `cells` is what it knows of."""
     data: dict[str, dict] = {
         "/v1/models/m": {"id": "m", "pool_id": "pool", "adapter_digest": ""},
+        "/v1/releases/m@1": {"id": "m@1", "pool_id": "pool", "adapter_digest": ""},
+        "/v1/aliases/best": {"id": "best", "target": "m"},
+        "/v1/aliases/first": {"id": "first", "target": "m@1"},
         "/v1/tenants/t": {"id": "t", "tier_id": "gold", "weight": 3},
         "/v1/tiers/gold": {
             "priority": 5,
@@ -207,6 +210,9 @@ async def test_the_command_shows_what_the_routers_say(
     shown = await sluice("--model", "m", "--prompt", "x" * 4000, "--session", "s")
     assert shown.exit_code == 0, shown.output
     assert "hypothetical: admitted" in shown.stdout
+    for name in ("best", "first", "m@1"):
+        shown = await sluice("--model", name, "--prompt-tokens", "5")
+        assert "hypothetical: admitted" in shown.stdout, name
     shown = await sluice("--model", "m", "--prompt-tokens", "100000")
     assert "rejected (context_length_exceeded)" in shown.stdout
 
