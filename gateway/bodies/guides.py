@@ -4,8 +4,8 @@ Pure. What is hostile by size or depth is refused here, at once; whether a schem
 can be followed at all, the engine says when it compiles it, which is a 400 as well.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field
@@ -91,32 +91,35 @@ def guide_of(
 
 def schema_text(schema: dict[str, Any], param: str) -> str:
     """Return a schema as JSON text; BadRequestError when it is too large or too deep."""
-    too_deep = bad_value(param, f"a schema has at most {_SCHEMA_LEVELS_MAX} levels")
     try:
         text = orjson.dumps(schema)
     except orjson.JSONEncodeError:  # by its own limit on depth: the schema itself came out of JSON
-        raise too_deep from None
+        raise _too_deep(param) from None
     if len(text) > _SCHEMA_BYTES_MAX:
         size = f"a schema has at most {_SCHEMA_BYTES_MAX} bytes; this one has {len(text)}"
         raise bad_value(param, size)
-    if _is_deep(schema):
-        raise too_deep
+    # Each level takes two characters at least.
+    if len(text) > 2 * _SCHEMA_LEVELS_MAX and _is_deep(schema):
+        raise _too_deep(param)
     return text.decode()
 
 
+def _too_deep(param: str) -> BadRequestError:
+    return bad_value(param, f"a schema has at most {_SCHEMA_LEVELS_MAX} levels")
+
+
 def _is_deep(schema: dict[str, Any]) -> bool:
-    level: list[object] = [schema]
+    level: list[Any] = [schema]
     for _ in range(_SCHEMA_LEVELS_MAX):
-        level = [below for node in level for below in _below(node)]
+        level = [
+            below
+            for node in level
+            if isinstance(node, dict | list)
+            for below in (node.values() if isinstance(node, dict) else node)
+        ]
         if not level:
             return False
     return True
-
-
-def _below(node: object) -> Iterable[object]:
-    if isinstance(node, dict):
-        return cast("dict[str, object]", node).values()
-    return cast("list[object]", node) if isinstance(node, list) else ()
 
 
 def _of_regex(regex: str) -> engine.Grammar:
