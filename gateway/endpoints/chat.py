@@ -12,7 +12,7 @@ from gateway.directory import Directory, ResolvedModel
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.streamed import LogprobFormat
 from gateway.endpoints.completer import Completer
-from gateway.server.body import read_body
+from gateway.endpoints.reading import read_parsed
 from gateway.server.middleware import authenticate
 from gateway.text.logprobs import chat_logprobs
 from gateway.text.pipe import TextPipe
@@ -35,7 +35,7 @@ class ChatCompletions:
         """Answer one request."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
-        chat = parse_chat_request(await read_body(request))
+        chat = await read_parsed(request, parse_chat_request)
         return await self._completer.answer(request, principal, _ChatTask(chat))
 
 
