@@ -24,6 +24,7 @@ class ErrorCode(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     RATE_LIMIT_REQUESTS = "rate_limit_requests"
     RATE_LIMIT_TOKENS = "rate_limit_tokens"
+    RATE_LIMIT_CONCURRENCY = "rate_limit_concurrency"
     TENANT_QUEUE_FULL = "tenant_queue_full"
     QUEUE_FULL = "queue_full"
     OVERLOADED = "overloaded"
@@ -57,6 +58,7 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
     ErrorCode.RATE_LIMIT_REQUESTS: 429,
     ErrorCode.RATE_LIMIT_TOKENS: 429,
+    ErrorCode.RATE_LIMIT_CONCURRENCY: 429,
     ErrorCode.TENANT_QUEUE_FULL: 429,
     ErrorCode.QUEUE_FULL: 503,
     ErrorCode.OVERLOADED: 503,

@@ -1,49 +1,57 @@
-"""A tenant's and a key's limits, shared by all gateways: reserve before, settle after.
+"""Limits per account, key and model, shared by all gateways: reserve before, settle after.
 
-The truth is in Valkey, one atomic script per call. When Valkey does not answer in time, this
-process grants a share of each limit by itself: a bounded allowance, never an outage.
+The truth is in Valkey. When it does not answer in time, this process grants a share of each limit
+by itself: a bounded allowance, never an outage.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import cast
 
 from gateway.directory import Principal
-from gateway.limits.buckets import (
-    MINUTE_S,
-    RESERVE_SCRIPT,
-    SETTLE_SCRIPT,
-    LocalBuckets,
-    Scope,
-    Verdict,
-)
-from gateway.limits.valkey import ValkeyClient, ValkeyError
+from gateway.limits.buckets import Limit, Scope, Verdict, decide_locally
+from gateway.limits.forecast import Forecast
+from gateway.limits.headers import headers
+from gateway.limits.scopes import Scopes
+from gateway.limits.script import RawVerdict
+from gateway.limits.shared import SharedBuckets
+from gateway.limits.valkey import ValkeyClient
 from sluice.errors import ErrorCode, RejectedError
 
-_RESERVE_SHA = hashlib.sha1(RESERVE_SCRIPT.encode()).hexdigest()  # noqa: S324 - Valkey's name for it
-_SETTLE_SHA = hashlib.sha1(SETTLE_SCRIPT.encode()).hexdigest()  # noqa: S324 - Valkey's name for it
-
-# Reserved for callers who set no bound on the answer; the settlement corrects it.
-_EXPECTED_TOKENS = 512
+_TOKENS_MAX = 0xFFFFFFFF  # of one reservation, on the wire
 
 
-@dataclass(frozen=True, slots=True)
 class Reservation:
-    """What was taken, and the headers that tell the client about it.
+    """What was taken.
 
     Attributes:
         scopes: Where; empty for callers without limits.
         tokens: How many tokens.
-        is_local: Granted without Valkey, so to be settled without it.
-        headers: `x-ratelimit-*`.
+        forecast: Learns from the answer.
+        is_local: Granted without Valkey.
     """
 
-    scopes: Sequence[Scope]
-    tokens: int
-    is_local: bool
-    headers: dict[str, str]
+    __slots__ = ("_verdict", "forecast", "is_local", "is_settled", "scopes", "tokens")
+
+    def __init__(
+        self,
+        scopes: Sequence[Scope],
+        tokens: int,
+        forecast: Forecast,
+        verdict: RawVerdict | None,
+        *,
+        is_local: bool,
+    ) -> None:
+        self.scopes = scopes
+        self.tokens = tokens
+        self.forecast = forecast
+        self.is_local = is_local
+        self.is_settled = False
+        self._verdict = verdict
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """`x-ratelimit-*`, as things were when it was granted; empty without limits."""
+        return {} if self._verdict is None else headers(self.scopes, Verdict(*self._verdict))
 
 
 class LimitExceededError(RejectedError):
@@ -57,14 +65,14 @@ class LimitExceededError(RejectedError):
 
 
 class Limiter:
-    """Reserves and settles."""
+    """Reserves and settles.
+
+    Attributes:
+        local_decisions: Reservations that were decided without Valkey.
+    """
 
     def __init__(
-        self,
-        valkey: ValkeyClient,
-        *,
-        local_share: float,
-        clock: Callable[[], float],
+        self, valkey: ValkeyClient, *, local_share: float, clock: Callable[[], float]
     ) -> None:
         """Prepare.
 
@@ -73,16 +81,26 @@ class Limiter:
             local_share: Of each limit, what may be granted while Valkey is away.
             clock: Monotonic seconds.
         """
-        self._valkey = valkey
-        self._local = LocalBuckets(share=local_share)
+        self._shared = SharedBuckets(valkey)
+        self._scopes = Scopes()
+        self._local_share = local_share
         self._clock = clock
         self.local_decisions = 0
-        self.lost_settlements = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether reservations wait for Valkey now."""
+        return self._shared.is_up
+
+    @property
+    def lost_settlements(self) -> int:
+        """How many settlements Valkey may not have taken."""
+        return self._shared.lost_settlements
 
     async def reserve(
         self,
         principal: Principal,
-        model_id: str,  # noqa: ARG002 - limits by model follow
+        model_id: str,
         *,
         prompt_tokens: int,
         output_tokens_max: int,
@@ -97,144 +115,71 @@ class Limiter:
             output_tokens_max: All choices together.
             is_bounded: Whether the caller itself set that bound.
         """
-        expected = output_tokens_max if is_bounded else min(output_tokens_max, _EXPECTED_TOKENS)
-        tokens = prompt_tokens + expected
-        scopes = scopes_of(principal)
+        _, scopes, forecast = self._scopes.of(principal, model_id)
         if not scopes:
-            return Reservation((), tokens, is_local=True, headers={})
-        try:
-            verdict = await self._shared_verdict(scopes, tokens)
-            is_local = False
-        except ValkeyError:
-            self.local_decisions += 1
-            verdict = self._local.reserve(scopes, tokens, self._clock())
-            is_local = True
-        headers = _headers(scopes, verdict)
-        if verdict.is_granted:
-            return Reservation(scopes, tokens, is_local, headers)
-        code, noun = (
-            (ErrorCode.RATE_LIMIT_REQUESTS, "requests")
-            if verdict.is_request_limit
-            else (ErrorCode.RATE_LIMIT_TOKENS, "tokens")
-        )
-        raise LimitExceededError(
-            code,
-            f"Rate limit reached for {noun} per minute. Try again in {verdict.wait_s:.1f} s.",
-            verdict.wait_s,
-            headers,
-        )
+            return Reservation(scopes, 0, forecast, None, is_local=True)
+        expected = forecast.tokens(output_tokens_max, is_bounded=is_bounded)
+        tokens = min(_TOKENS_MAX, prompt_tokens + expected)
+        answer = self._shared.ask(scopes, tokens)
+        if answer is not None:
+            try:
+                verdict = await answer
+            except asyncio.CancelledError:
+                self._shared.abandon(answer, scopes, tokens)
+                raise
+            if verdict is not None:
+                if verdict[0] == Limit.NONE:
+                    return Reservation(scopes, tokens, forecast, verdict, is_local=False)
+                raise _exceeded(scopes, tokens, Verdict(*verdict))
+        return self._reserve_locally(scopes, tokens, forecast)
 
     def settle(
         self, reservation: Reservation, *, prompt_tokens: int, output_tokens: int, was_served: bool
     ) -> None:
-        """Replace the estimate by what was used; one that was not served costs no request."""
-        used = prompt_tokens + output_tokens
-        if not reservation.scopes:
+        """Replace the estimate by what was used; one that was not served costs no request.
+
+        Only the first settlement of a reservation counts.
+        """
+        if reservation.is_settled:
             return
-        requests = 0 if was_served else 1
-        if reservation.is_local:
-            self._local.settle(
-                reservation.scopes, reservation.tokens, used, requests, self._clock()
-            )
-        else:
-            head = (reservation.tokens, used, requests)
-            arguments = _arguments(reservation.scopes, head)
-            self._send_settlement(("EVALSHA", _SETTLE_SHA, *arguments), arguments)
-
-    def _send_settlement(
-        self, command: tuple[str | int, ...], arguments: Sequence[str | int]
-    ) -> None:
-        """Send without waiting; once more with the whole script when Valkey does not know it."""
-
-        def answered(future: asyncio.Future[object]) -> None:
-            error = None if future.cancelled() else future.exception()
-            if error is None:
-                return
-            if command[0] == "EVALSHA" and _is_unknown_script(error):
-                self._send_settlement(("EVAL", SETTLE_SCRIPT, *arguments), arguments)
+        reservation.is_settled = True
+        if was_served:
+            reservation.forecast.learn(output_tokens)
+        reserved, used = reservation.tokens, prompt_tokens + output_tokens
+        for scope in reservation.scopes:
+            if reservation.is_local:
+                scope.settle_local(reserved, used, self._local_share, was_served=was_served)
             else:
-                self.lost_settlements += 1
+                scope.settle(reserved, used, was_served=was_served)
+        self._shared.tell(reservation.scopes)
 
-        try:
-            self._valkey.call(*command).add_done_callback(answered)
-        except ValkeyError:
-            # The reservation stands: the caller is short of it for a minute at most.
-            self.lost_settlements += 1
-
-    async def _shared_verdict(self, scopes: Sequence[Scope], tokens: int) -> Verdict:
-        try:
-            reply = await self._ask_for("EVALSHA", _RESERVE_SHA, scopes, tokens)
-        except ValkeyError as error:
-            if not _is_unknown_script(error):
-                raise
-            reply = await self._ask_for("EVAL", RESERVE_SCRIPT, scopes, tokens)
-        values = cast("list[int]", reply)
-        left = [(values[3 + 2 * i], values[4 + 2 * i]) for i in range(len(scopes))]
-        return Verdict(values[0] == 1, values[1] == 1, values[2] / 1000, left)
-
-    async def _ask_for(
-        self, command: str, script: str, scopes: Sequence[Scope], tokens: int
-    ) -> object:
-        """Send a reservation; when its client leaves meanwhile, what it was granted goes back."""
-
-        def give_back(future: asyncio.Future[object]) -> None:
-            if future.cancelled() or future.exception() is not None:
-                return
-            if cast("list[int]", future.result())[0] == 1:
-                taken = Reservation(scopes, tokens, is_local=False, headers={})
-                self.settle(taken, prompt_tokens=0, output_tokens=0, was_served=False)
-
-        reply = self._valkey.call(command, script, *_arguments(scopes, (tokens,)))
-        try:
-            return await asyncio.shield(reply)
-        except asyncio.CancelledError:
-            reply.add_done_callback(give_back)
-            raise
+    def _reserve_locally(
+        self, scopes: Sequence[Scope], tokens: int, forecast: Forecast
+    ) -> Reservation:
+        self.local_decisions += 1
+        verdict = decide_locally(scopes, tokens, self._local_share, self._clock() * 1000)
+        if verdict.limit != Limit.NONE:
+            raise _exceeded(scopes, tokens, verdict)
+        self._shared.hold(scopes)
+        return Reservation(scopes, tokens, forecast, verdict, is_local=True)
 
 
-def scopes_of(principal: Principal) -> Sequence[Scope]:
-    """Return what limits a caller: the tenant by its tier, and the key when it has its own limits.
-
-    The braces keep a tenant's scopes on one shard of a cluster.
-    """
-    tenant, tier, key = principal.tenant.id, principal.tier, principal.key
-    scopes = (
-        Scope(f"lim:{{{tenant}}}", tier.rpm, tier.tpm),
-        Scope(f"lim:{{{tenant}}}:{key.id}", key.rpm, key.tpm),
-    )
-    return tuple(scope for scope in scopes if scope.rpm or scope.tpm)
-
-
-def _arguments(scopes: Sequence[Scope], head: tuple[int, ...]) -> list[str | int]:
-    """Return what follows the script's name: the number of keys, the keys, then the arguments."""
-    limits = (limit for scope in scopes for limit in (scope.rpm, scope.tpm))
-    return [len(scopes), *(scope.name for scope in scopes), *head, *limits]
-
-
-def _is_unknown_script(error: BaseException) -> bool:
-    return isinstance(error, ValkeyError) and str(error).startswith("NOSCRIPT")
-
-
-def _headers(scopes: Sequence[Scope], verdict: Verdict) -> dict[str, str]:
-    """Return `x-ratelimit-*`: of each kind, the limit with the least left."""
-    headers: dict[str, str] = {}
-    for index, kind in enumerate(("requests", "tokens")):
-        limits = [
-            (left[index], limit)
-            for scope, left in zip(scopes, verdict.left, strict=True)
-            if (limit := (scope.rpm, scope.tpm)[index])
-        ]
-        if limits:
-            left, limit = min(limits)
-            headers[f"x-ratelimit-limit-{kind}"] = str(limit)
-            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(left)))
-            headers[f"x-ratelimit-reset-{kind}"] = duration((limit - left) * MINUTE_S / limit)
-    return headers
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as OpenAI's headers write it: 120ms, 7.5s, 1m30s."""
-    if seconds < 1:
-        return f"{max(0, round(seconds * 1000))}ms"
-    minutes, rest = divmod(round(seconds, 1), 60)
-    return (f"{int(minutes)}m" if minutes else "") + f"{rest:g}s"
+def _exceeded(scopes: Sequence[Scope], tokens: int, verdict: Verdict) -> LimitExceededError:
+    scope, wait_s = scopes[verdict.scope], verdict.wait_ms / 1000
+    again = f"Try again in {wait_s:.1f} s"
+    if verdict.limit == Limit.REQUESTS:
+        code = ErrorCode.RATE_LIMIT_REQUESTS
+        message = f"Rate limit reached for {scope.label}: {scope.rpm} requests per minute. {again}."
+    elif verdict.limit == Limit.TOKENS:
+        code = ErrorCode.RATE_LIMIT_TOKENS
+        message = (
+            f"Rate limit reached for {scope.label}: {scope.tpm} tokens per minute, and this request"
+            f" is expected to need {tokens}. {again}, shorten the prompt or lower max_tokens."
+        )
+    else:
+        code = ErrorCode.RATE_LIMIT_CONCURRENCY
+        message = (
+            f"Too many requests at once for {scope.label}: at most {scope.requests_max} may be"
+            " open. Wait for an answer before you send more."
+        )
+    return LimitExceededError(code, message, wait_s, headers(scopes, verdict))

@@ -1,13 +1,13 @@
-"""A Valkey connection for many small calls: those of one event-loop tick leave in one write.
+"""One connection to Valkey, kept up: bytes out, parsed replies in, in order.
 
-One raw connection per process, replies in order of the calls. What it never does is wait for long:
-a call has a deadline, and without a connection it fails at once.
+It never waits for long and retries apart from others: gateways that lost the same server do not
+return at the same moment.
 """
 
 import asyncio
+import random
 from collections import deque
-from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 import hiredis
@@ -17,104 +17,91 @@ from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
 
-_CALLS_MAX = 20_000  # waiting for replies; more would not be answered within the deadline
 _CONNECT_TIMEOUT_S = 1.0
-_DEAD_AFTER_S = 1.0  # a reply that is this late means: the connection is no good
 _BACKOFF_MAX_S = 1.0
+_NOTHING = object()
 
 
 class ValkeyError(Exception):
-    """The call was not answered, or answered with an error; the message says which."""
+    """The greeting was refused; the message says why."""
+
+
+class Listener(Protocol):
+    """Who uses the connection."""
+
+    def connected(self) -> None:
+        """Calls may go out; nothing of an earlier connection will be answered."""
+        ...
+
+    def replied(self, reply: object) -> None:
+        """The next reply came."""
+        ...
+
+    def refused(self, message: str) -> None:
+        """The next reply came; it is an error."""
+        ...
+
+    def disconnected(self) -> None:
+        """What was sent and not answered never will be."""
+        ...
 
 
 class _Connection(asyncio.Protocol):
-    """Calls and replies on one socket."""
+    """Replies go to the greeting first, then to the listener."""
 
-    def __init__(self, deadline_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._deadline_s = deadline_s
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        self._outgoing: list[bytes] = []
-        self._waiting: deque[asyncio.Future[object]] = deque()
-        self._sent: deque[tuple[float, int]] = deque()  # (when, number of the last call in it)
-        self._called = self._answered = self._expired = 0
-        self.closed = self._loop.create_future()
+        self._greetings: deque[asyncio.Future[object]] = deque()
+        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not checked: the transports of uvloop do not derive from those of asyncio.
-        self._transport = cast("asyncio.WriteTransport", transport)
+        self.transport = cast("asyncio.WriteTransport", transport)
 
-    def call(self, arguments: Sequence[str | bytes | int]) -> asyncio.Future[object]:
-        future: asyncio.Future[object] = self._loop.create_future()
-        if self.closed.done() or len(self._waiting) >= _CALLS_MAX:
-            future.set_exception(ValkeyError("closed" if self.closed.done() else "too many calls"))
-            return future
-        if not self._outgoing:
-            self._loop.call_soon(self._flush)
-        # The stub of hiredis says: a tuple of exactly one.
-        self._outgoing.append(hiredis.pack_command(tuple(arguments)))  # pyright: ignore[reportArgumentType]
-        self._waiting.append(future)
-        self._called += 1
+    def ask(self, *arguments: str) -> asyncio.Future[object]:
+        """Send a command of the greeting."""
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._greetings.append(future)
+        self.transport.write(hiredis.pack_command(arguments))  # pyright: ignore[reportArgumentType]
         return future
 
-    def _flush(self) -> None:
-        if not self.closed.done():
-            self._transport.write(b"".join(self._outgoing))
-            if not self._sent:
-                self._loop.call_later(self._deadline_s, self._expire)
-            self._sent.append((self._loop.time(), self._called))
-        self._outgoing.clear()
-
-    def _expire(self) -> None:
-        """Fail the calls whose time is up; their replies may still come and are passed over."""
-        now_s = self._loop.time()
-        while self._sent and self._sent[0][1] <= self._answered:
-            self._sent.popleft()
-        if not self._sent or self.closed.done():
-            return
-        if now_s - self._sent[0][0] > _DEAD_AFTER_S:
-            self.close("no reply")
-            return
-        last = 0
-        for sent_at, number in self._sent:
-            if now_s - sent_at < self._deadline_s:
-                break
-            last = number
-        for index in range(max(0, self._expired - self._answered), last - self._answered):
-            if not self._waiting[index].done():
-                self._waiting[index].set_exception(ValkeyError("no reply in time"))
-        self._expired = max(self._expired, last)
-        self._loop.call_later(self._deadline_s / 2, self._expire)
-
     def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        while (reply := self._reader.gets()) is not _NOTHING:
-            self._answered += 1
-            future = self._waiting.popleft()
-            if future.done():
-                continue
-            if isinstance(reply, hiredis.ReplyError):
-                future.set_exception(ValkeyError(str(reply)))
-            else:
-                future.set_result(reply)
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not _NOTHING and not self.closed.done():
+                self._deliver(reply)
+        except hiredis.ProtocolError as error:
+            self.close(repr(error))
 
-    def close(self, reason: str) -> None:
-        self._transport.close()
-        self._end(reason)
+    def _deliver(self, reply: object) -> None:
+        message = str(reply) if isinstance(reply, hiredis.ReplyError) else None
+        future = self._greetings.popleft() if self._greetings else None
+        if future is None:
+            if message is None:
+                self._listener.replied(reply)
+            else:
+                self._listener.refused(message)
+        elif not future.done():
+            if message is None:
+                future.set_result(reply)
+            else:
+                future.set_exception(ValkeyError(message))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(repr(exc) if exc else "closed by the server")
 
+    def close(self, reason: str) -> None:
+        self.transport.abort()
+        self._end(reason)
+
     def _end(self, reason: str) -> None:
         if not self.closed.done():
             self.closed.set_result(reason)
-        for future in self._waiting:
+        while self._greetings:
+            future = self._greetings.popleft()
             if not future.done():
                 future.set_exception(ValkeyError(reason))
-        self._waiting.clear()
-
-
-_NOTHING = object()
 
 
 class ValkeyClient:
@@ -124,62 +111,79 @@ class ValkeyClient:
         """Prepare; nothing is opened yet.
 
         Args:
-            url: `redis://[:password@]host:port`.
-            deadline_s: A call that is not answered by then fails, up to half of it later.
+            url: `redis://[[user]:password@]host:port`.
+            deadline_s: What a call may take; the listener keeps to it.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("redis", "valkey") or not parts.hostname:
             raise ValueError(f"not a Valkey URL: {parts.scheme}://...; want redis://host:port")
+        self.deadline_s = deadline_s
         self._host, self._port = parts.hostname, parts.port or 6379
         self._user = unquote(parts.username or "")
         self._password = unquote(parts.password or "")
-        self._deadline_s = deadline_s
         self._connection: _Connection | None = None
+        self._listener: Listener | None = None
 
     @property
     def is_connected(self) -> bool:
-        """Whether calls go out."""
+        """Whether a server has answered the greeting, and was not lost since."""
         return self._connection is not None
 
-    def call(self, *arguments: str | bytes | int) -> asyncio.Future[object]:
-        """Send one command with the others of this tick; ValkeyError when it is not answered."""
-        if self._connection is None:
-            raise ValkeyError("not connected")
-        return self._connection.call(arguments)
+    def listen(self, listener: Listener) -> None:
+        """Name the one who uses the connection, before `run`."""
+        self._listener = listener
+
+    def send(self, data: bytes) -> None:
+        """Send whole commands; lost without a connection."""
+        if self._connection is not None:
+            self._connection.transport.write(data)
+
+    def drop(self, reason: str) -> None:
+        """Give the connection up and make a new one."""
+        if self._connection is not None:
+            self._connection.close(reason)
 
     async def run(self) -> None:
         """Connect, and again whenever the connection ends, until cancelled."""
+        listener = self._listener
+        assert listener is not None, "nobody listens"
         attempt = 0
         while True:
             connection: _Connection | None = None
             try:
-                connection = await self._connect()
+                connection = await self._connect(listener)
                 log.info("valkey_connected", host=self._host, port=self._port)
                 attempt = 0
                 self._connection = connection
+                listener.connected()
                 reason = await connection.closed
             except (OSError, TimeoutError, ValkeyError) as error:
                 reason = repr(error)
             finally:
-                self._connection = None
                 if connection is not None:
                     connection.close("stopped")
+                if self._connection is not None:
+                    self._connection = None
+                    listener.disconnected()
             log.warning("valkey_lost", host=self._host, port=self._port, reason=reason)
-            await asyncio.sleep(backoff_s(attempt, first_s=0.05, max_s=_BACKOFF_MAX_S))
+            pause_s = backoff_s(attempt, first_s=0.05, max_s=_BACKOFF_MAX_S)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
             attempt += 1
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self, listener: Listener) -> _Connection:
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            _, connection = await loop.create_connection(
-                lambda: _Connection(self._deadline_s), self._host, self._port
-            )
+        connection: _Connection | None = None
         try:
-            if self._password:
-                names = (self._user,) if self._user else ()
-                await connection.call(("AUTH", *names, self._password))
-            await connection.call(("PING",))
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(listener), self._host, self._port
+                )
+                if self._password:
+                    names = (self._user,) if self._user else ()
+                    await connection.ask("AUTH", *names, self._password)
+                await connection.ask("PING")
         except BaseException:
-            connection.close("greeting failed")
+            if connection is not None:
+                connection.close("greeting failed")
             raise
         return connection

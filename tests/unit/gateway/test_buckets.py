@@ -1,82 +1,125 @@
 """Buckets never grant more than they hold plus what refills, and who waits is served."""
 
+from dataclasses import dataclass
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.buckets import LocalBuckets, Scope
-from gateway.limits.limiter import duration
+from gateway.limits.buckets import Limit, Scope, decide_locally, part
+from gateway.limits.headers import duration
+
+MINUTE_MS = 60_000
 
 steps = st.lists(
-    st.tuples(st.floats(0, 30), st.integers(0, 80), st.integers(0, 120)), min_size=1, max_size=40
+    st.tuples(st.floats(0, 30_000), st.integers(0, 80), st.integers(0, 120)),
+    min_size=1,
+    max_size=40,
 )
-scopes = st.builds(Scope, st.just("a"), st.integers(0, 20), st.integers(0, 100))
 
 
-@given(scope=scopes, steps=steps)
+@dataclass(frozen=True)
+class Limits:
+    rpm: int = 0
+    tpm: int = 0
+    requests_max: int = 0
+
+    def scope(self, name: str = "a") -> Scope:
+        return Scope(name, name, rpm=self.rpm, tpm=self.tpm, requests_max=self.requests_max)
+
+
+limits = st.builds(Limits, st.integers(0, 20), st.integers(0, 100))
+
+
+@given(limits=limits, steps=steps, share=st.sampled_from((1.0, 0.5, 0.1)))
 def test_grants_stay_within_capacity_plus_refill(
-    scope: Scope, steps: list[tuple[float, int, int]]
+    limits: Limits, steps: list[tuple[float, int, int]], share: float
 ) -> None:
-    buckets, now_s, requests, tokens = LocalBuckets(share=1.0), 0.0, 0, 0
-    for pause_s, need, _ in steps:
-        now_s += pause_s
-        if buckets.reserve([scope], need, now_s).is_granted:
+    scope, now_ms, requests, tokens = limits.scope(), 1e6, 0, 0
+    rpm, tpm = part(limits.rpm, share), part(limits.tpm, share)
+    began_ms = now_ms
+    for pause_ms, need, _ in steps:
+        now_ms += pause_ms
+        if decide_locally([scope], need, share, now_ms).limit == Limit.NONE:
             requests += 1
-            tokens += min(need, scope.tpm)
-        refill = now_s / 60
-        assert not scope.rpm or requests <= scope.rpm * (1 + refill) + 1e-6
-        assert not scope.tpm or tokens <= scope.tpm * (1 + refill) + 1e-6
+            tokens += min(need, tpm)
+        minutes = (now_ms - began_ms) / MINUTE_MS
+        assert not rpm or requests <= rpm * (1 + minutes) + 1e-6
+        assert not tpm or tokens <= tpm * (1 + minutes) + 1e-6
 
 
-@given(scope=scopes, steps=steps)
+@given(limits=limits, steps=steps)
 def test_settled_use_is_paid_for_in_the_end(
-    scope: Scope, steps: list[tuple[float, int, int]]
+    limits: Limits, steps: list[tuple[float, int, int]]
 ) -> None:
     """Beyond capacity and refill, only what one settlement adds to its reservation slips through."""
-    buckets, now_s, used_total, slack = LocalBuckets(share=1.0), 0.0, 0, 0
-    for pause_s, need, used in steps:
-        now_s += pause_s
-        if buckets.reserve([scope], need, now_s).is_granted:
-            buckets.settle([scope], need, used, 0, now_s)
+    scope, now_ms, used_total, slack = limits.scope(), 1e6, 0, 0
+    for pause_ms, need, used in steps:
+        now_ms += pause_ms
+        if decide_locally([scope], need, 1.0, now_ms).limit == Limit.NONE:
+            scope.settle_local(need, used, 1.0, was_served=True)
             used_total += used
             slack = max(slack, used)
-        assert not scope.tpm or used_total <= scope.tpm * (1 + now_s / 60) + slack + 1e-6
+        refill = (now_ms - 1e6) / MINUTE_MS
+        assert not limits.tpm or used_total <= limits.tpm * (1 + refill) + slack + 1e-6
 
 
-@given(scope=scopes, steps=steps)
+@given(limits=limits, steps=steps)
 def test_a_refused_caller_that_waits_is_served(
-    scope: Scope, steps: list[tuple[float, int, int]]
+    limits: Limits, steps: list[tuple[float, int, int]]
 ) -> None:
-    buckets, now_s = LocalBuckets(share=1.0), 0.0
-    for pause_s, need, _ in steps:
-        now_s += pause_s
-        verdict = buckets.reserve([scope], need, now_s)
-        if not verdict.is_granted:
-            now_s += verdict.wait_s + 1e-6
-            assert buckets.reserve([scope], need, now_s).is_granted
+    scope, now_ms = limits.scope(), 1e6
+    for pause_ms, need, _ in steps:
+        now_ms += pause_ms
+        verdict = decide_locally([scope], need, 1.0, now_ms)
+        if verdict.limit != Limit.NONE:
+            now_ms += verdict.wait_ms + 1e-6
+            assert decide_locally([scope], need, 1.0, now_ms).limit == Limit.NONE
 
 
 @given(need=st.integers(0, 50))
 def test_all_scopes_or_none(need: int) -> None:
-    buckets = LocalBuckets(share=1.0)
-    free, full = Scope("free", 10, 100), Scope("full", 1, 0)
-    assert buckets.reserve([full], 0, 0.0).is_granted
-    before = buckets.levels.get("free")
-    verdict = buckets.reserve([free, full], need, 0.0)
-    assert not verdict.is_granted
-    assert verdict.is_request_limit
-    assert buckets.levels.get("free") == before
+    free, full = Limits(10, 100).scope("free"), Limits(1).scope("full")
+    assert decide_locally([full], 0, 1.0, 1e6).limit == Limit.NONE
+    verdict = decide_locally([free, full], need, 1.0, 1e6)
+    assert (verdict.limit, verdict.scope) == (Limit.REQUESTS, 1)
+    assert free.refill(1.0, 1e6) == (10, 100)
 
 
-def test_a_share_is_never_without_limit_and_memory_is_bounded() -> None:
-    buckets = LocalBuckets(share=0.01, scopes_max=3)
-    assert buckets.reserve([Scope("a", 5, 0)], 1, 0.0).is_granted
-    assert not buckets.reserve([Scope("a", 5, 0)], 1, 0.0).is_granted
-    for name in "bcdef":
-        buckets.reserve([Scope(name, 5, 0)], 1, 0.0)
-    assert list(buckets.levels) == ["d", "e", "f"]
+def test_requests_at_once_end_before_others_begin() -> None:
+    scope = Limits(requests_max=4).scope()
+    granted = 0
+    while decide_locally([scope], 10, 0.5, 1e6).limit == Limit.NONE:
+        scope.held += 1
+        granted += 1
+    assert granted == 2, "half of 4"
+    assert decide_locally([scope], 10, 0.5, 1e6).limit == Limit.CONCURRENCY
+    scope.settle_local(10, 10, 0.5, was_served=True)
+    assert decide_locally([scope], 10, 0.5, 1e6).limit == Limit.NONE
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32), st.booleans()), max_size=9)
+)
+def test_what_is_told_is_what_was_used(used: list[tuple[int, int, bool]]) -> None:
+    scope, now_ms, told = Limits(tpm=2**32 - 1, rpm=2**32 - 1).scope(), 1e6, 0
+    for reserved, spent, is_told_between in used:
+        now_ms += 24 * 3600 * 1000
+        if decide_locally([scope], reserved, 1.0, now_ms).limit != Limit.NONE:
+            continue
+        if is_told_between:
+            told += scope.take_news()[3]
+        scope.settle_local(reserved, spent, 1.0, was_served=True)
+        told -= spent
+    assert told + scope.take_news()[3] == 0
+    assert not scope.has_news or scope.untold_requests
+
+
+def test_a_share_is_never_without_limit() -> None:
+    assert part(5, 0.01) == 1
+    assert part(0, 0.01) == 0
 
 
 def test_durations_as_openai_writes_them() -> None:
-    assert [duration(s) for s in (0, 0.12, 7.52, 60, 90, 3600)] == [
-        "0ms", "120ms", "7.5s", "1m0s", "1m30s", "60m0s",
+    assert [duration(ms) for ms in (-5, 0, 120, 7520, 60_000, 90_000, 3_600_000)] == [
+        "0ms", "0ms", "120ms", "7.5s", "1m0s", "1m30s", "60m0s",
     ]  # fmt: skip

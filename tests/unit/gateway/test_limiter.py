@@ -1,55 +1,238 @@
-"""What a limiter takes it gives back when nobody waits for it any more."""
+"""What a limiter takes it gives back, whoever leaves, and whatever the server answers."""
 
 import asyncio
-from typing import cast
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple, cast
 
+import hiredis
 import pytest
 
 from gateway.directory import Principal
-from gateway.limits.limiter import Limiter
-from gateway.limits.valkey import ValkeyClient, ValkeyError
+from gateway.limits.buckets import Limit
+from gateway.limits.limiter import Limiter, LimitExceededError, Reservation
+from sluice.errors import ErrorCode
 from sluice.wire.control.v1 import control_pb2 as control
 
+if TYPE_CHECKING:
+    from gateway.limits.valkey import ValkeyClient
+
 PRINCIPAL = Principal(
-    control.ApiKey(id="k"), control.Tenant(id="t"), control.Tier(rpm=10, tpm=1000)
+    control.ApiKey(id="k"), control.Tenant(id="t"), control.Tier(rpm=10, tpm=1000, requests_max=3)
 )
+ROW = Struct("<7Id")
+REPLY = Struct("<4BI2d").pack
+GRANTED = REPLY(Limit.NONE, 0, 0, 0, 0, 9, 700)
 
 
 class Valkey:
-    """Keeps calls and their futures; the test answers."""
+    """Keeps what is sent; the test answers."""
+
+    deadline_s = 60.0
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str | int, ...]] = []
-        self.replies: list[asyncio.Future[object]] = []
+        self.sent: list[bytes] = []
+        self.is_connected = True
+        self.dropped = ""
 
-    def call(self, *arguments: str | int) -> asyncio.Future[object]:
-        self.calls.append(arguments)
-        self.replies.append(asyncio.get_running_loop().create_future())
-        return self.replies[-1]
+    def listen(self, listener: object) -> None:
+        self.listener = listener
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def drop(self, reason: str) -> None:
+        self.dropped = reason
 
 
-async def reserve(limiter: Limiter, tokens: int) -> None:
-    await limiter.reserve(
+class Told(NamedTuple):
+    """The row of PRINCIPAL's account in a batch."""
+
+    rpm: int
+    tpm: int
+    most: int
+    held: int
+    back_requests: int
+    untold_requests: int
+    untold_tokens: int
+    back_tokens: float
+
+
+def told(command: bytes) -> Told:
+    reader = hiredis.Reader()
+    reader.feed(command)
+    words = reader.gets()
+    count = int(words[2])
+    place = words[3 : 3 + count].index(b"limit:{t}")
+    return Told._make(ROW.unpack_from(words[5 + count], place * ROW.size))
+
+
+async def ready() -> tuple[Valkey, Limiter]:
+    valkey = Valkey()
+    limiter = Limiter(cast("ValkeyClient", valkey), local_share=0.5, clock=lambda: 0.0)
+    valkey.listener.connected()
+    assert not limiter.is_shared, "the probe is not answered yet"
+    valkey.listener.replied(b"")
+    assert limiter.is_shared
+    valkey.sent.clear()
+    return valkey, limiter
+
+
+async def reserve(limiter: Limiter, tokens: int = 300) -> Reservation:
+    return await limiter.reserve(
         PRINCIPAL, "m", prompt_tokens=tokens, output_tokens_max=0, is_bounded=True
     )
 
 
-@pytest.mark.parametrize(("granted", "calls"), [(1, 2), (0, 1), (None, 1)])
+async def sent(valkey: Valkey, batches: int) -> None:
+    async with asyncio.timeout(5):
+        while len(valkey.sent) < batches:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_reply_first", [False, True])
+@pytest.mark.parametrize("is_granted", [False, True])
 async def test_a_client_that_leaves_while_its_reservation_is_made(
-    granted: int | None, calls: int
+    is_granted: bool, is_reply_first: bool
 ) -> None:
-    valkey = Valkey()
-    limiter = Limiter(cast("ValkeyClient", valkey), local_share=0.5, clock=lambda: 0.0)
+    valkey, limiter = await ready()
+    reply = GRANTED if is_granted else REPLY(Limit.TOKENS, 0, 0, 0, 5000, 9, 0)
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(reserve(limiter, 300))
-        await asyncio.sleep(0)
+        task = tasks.create_task(reserve(limiter))
+        await sent(valkey, 1)
+        if is_reply_first:
+            valkey.listener.replied(reply)
         task.cancel()
-    assert task.cancelled()
-    if granted is None:
-        valkey.replies[0].set_exception(ValkeyError("gone"))
-    else:
-        valkey.replies[0].set_result([granted, 0, 0, 9, 700])
+        await asyncio.wait([task])
+        if not is_reply_first:
+            valkey.listener.replied(reply)
+        assert task.cancelled()
+    if not is_granted:
+        assert len(valkey.sent) == 1
+        return
+    await sent(valkey, 2)
+    row = told(valkey.sent[1])
+    assert (row.held, row.back_requests, row.back_tokens) == (0, 1, 300)
+
+
+async def test_settled_once_whatever_is_said_twice() -> None:
+    valkey, limiter = await ready()
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(reserve(limiter))
+        await sent(valkey, 1)
+        valkey.listener.replied(GRANTED)
+    reservation = task.result()
+    assert reservation.headers["x-ratelimit-remaining-tokens"] == "700"
+    for output_tokens in (50, 1000):
+        limiter.settle(reservation, prompt_tokens=300, output_tokens=output_tokens, was_served=True)
+    await sent(valkey, 2)
+    row = told(valkey.sent[1])
+    assert (row.held, row.back_requests, row.back_tokens) == (0, 0, -50)
+
+
+async def test_calls_wait_for_the_batch_under_way_and_leave_together() -> None:
+    valkey, limiter = await ready()
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(reserve(limiter))
+        await sent(valkey, 1)
+        others = [tasks.create_task(reserve(limiter, 1)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        assert len(valkey.sent) == 1
+        valkey.listener.replied(GRANTED)
+        await sent(valkey, 2)
+        assert first.done()
+        assert told(valkey.sent[1]).held == 1
+        valkey.listener.replied(GRANTED * 2)
+    assert all(not task.result().is_local for task in others)
+
+
+async def test_an_unknown_script_is_sent_in_full_and_the_calls_still_count() -> None:
+    valkey, limiter = await ready()
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(reserve(limiter))
+        await sent(valkey, 1)
+        valkey.listener.refused("NOSCRIPT No matching script.")
+        assert valkey.sent[1].split(b"\r\n")[2] == b"EVAL"
+        valkey.listener.replied(GRANTED)
+    assert not task.result().is_local
+
+
+@pytest.mark.parametrize("failure", ["refused", "garbage", "disconnected"])
+async def test_calls_that_fail_decide_locally_and_nobody_else_waits(failure: str) -> None:
+    valkey, limiter = await ready()
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(reserve(limiter))
+        await sent(valkey, 1)
+        if failure == "refused":
+            valkey.listener.refused("OOM command not allowed")
+        else:
+            if failure == "garbage":
+                valkey.listener.replied(b"nonsense")
+                assert valkey.dropped
+            valkey.is_connected = False
+            valkey.listener.disconnected()
+    assert task.result().is_local
+    assert not limiter.is_shared
+    with pytest.raises(LimitExceededError):
+        await reserve(limiter, 1)  # at once: one request is open, half of 3 may be
+    assert limiter.local_decisions == 2
+
+
+async def test_what_was_granted_locally_is_told_later_and_counts_as_open() -> None:
+    valkey, limiter = await ready()
+    valkey.is_connected = False
+    valkey.listener.disconnected()
+    reservation = await reserve(limiter)
+    assert reservation.is_local
+    assert reservation.headers["x-ratelimit-remaining-tokens"] == "200", "half of 1000, less 300"
+    with pytest.raises(LimitExceededError) as refused:
+        await reserve(limiter, 1)
+    assert refused.value.code == ErrorCode.RATE_LIMIT_CONCURRENCY, "half of 3"
+    valkey.sent.clear()
+    valkey.is_connected = True
+    valkey.listener.connected()
+    row = told(valkey.sent[0])
+    assert (row.held, row.untold_requests, row.untold_tokens) == (1, 1, 300)
+    valkey.listener.replied(b"")
+    limiter.settle(reservation, prompt_tokens=300, output_tokens=100, was_served=True)
+    await sent(valkey, 2)
+    assert (told(valkey.sent[1]).held, told(valkey.sent[1]).untold_tokens) == (0, 100)
+
+
+@pytest.mark.parametrize(
+    ("limit", "code", "words"),
+    [
+        (Limit.REQUESTS, "rate_limit_requests", "10 requests per minute"),
+        (Limit.TOKENS, "rate_limit_tokens", "1000 tokens per minute"),
+        (Limit.CONCURRENCY, "rate_limit_concurrency", "at most 3"),
+    ],
+)
+async def test_a_refusal_says_which_limit_of_what(limit: Limit, code: str, words: str) -> None:
+    valkey, limiter = await ready()
+    reply = REPLY(limit, 0, 0, 0, 2500, 3, -250)
+    asyncio.get_running_loop().call_later(0.01, valkey.listener.replied, reply)
+    with pytest.raises(LimitExceededError) as refused:
+        await reserve(limiter)
+    error = refused.value
+    assert (error.code, error.retry_after_s) == (code, 2.5)
+    assert words in error.message
+    assert "your account" in error.message
+    assert error.headers == {
+        "x-ratelimit-limit-requests": "10",
+        "x-ratelimit-remaining-requests": "3",
+        "x-ratelimit-reset-requests": "42s",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "1m15s",
+    }
+
+
+async def test_callers_without_limits_ask_nobody() -> None:
+    valkey, limiter = await ready()
+    free = Principal(control.ApiKey(id="k"), control.Tenant(id="t"), control.Tier())
+    reservation = await limiter.reserve(
+        free, "m", prompt_tokens=9, output_tokens_max=9, is_bounded=True
+    )
+    limiter.settle(reservation, prompt_tokens=9, output_tokens=9, was_served=True)
     await asyncio.sleep(0)
-    assert len(valkey.calls) == calls
-    if granted:
-        assert valkey.calls[1][4:7] == (300, 0, 1), "300 reserved, none used, the request back"
+    assert reservation.headers == {}
+    assert valkey.sent == []

@@ -1,0 +1,106 @@
+"""Which limits hold for a caller and a model.
+
+Three scopes: the account (the tier's limits, replaced where the tenant has its own), the key, and
+the model within the account. A scope without any limit is none.
+"""
+
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from gateway.directory import Principal
+from gateway.limits.buckets import Scope
+from gateway.limits.forecast import Forecast
+from sluice.wire.control.v1 import control_pb2 as wire
+
+_BINDINGS_MAX = 65_536  # above it, those bound longest ago are bound anew
+_FORECASTS_MAX = 65_536
+_NO_LIMITS = wire.Limits()
+
+
+class Binding(NamedTuple):
+    """What a caller's reservations for one model need.
+
+    Attributes:
+        principal: Whom it was made for; its messages are replaced, never changed, so that the
+            binding holds for as long as they are the same.
+        scopes: At most three.
+        forecast: Of the tenant's answers from the model.
+    """
+
+    principal: Principal
+    scopes: tuple[Scope, ...]
+    forecast: Forecast
+
+
+class Scopes:
+    """Finds the scopes of callers; each scope exists once, whoever shares it."""
+
+    def __init__(self) -> None:
+        self._bindings: dict[tuple[int, str], Binding] = {}
+        self._scopes: WeakValueDictionary[str, Scope] = WeakValueDictionary()
+        self._forecasts: dict[tuple[str, str], Forecast] = {}
+
+    def of(self, principal: Principal, model_id: str) -> Binding:
+        """Return what limits a caller who asks for a model."""
+        # The binding keeps the key alive, so that its id belongs to nobody else.
+        found = self._bindings.get((id(principal.key), model_id))
+        if found is not None:
+            known = found.principal
+            if known is principal or (
+                known.key is principal.key
+                and known.tenant is principal.tenant
+                and known.tier is principal.tier
+            ):
+                return found
+        return self._bind(principal, model_id)
+
+    def _bind(self, principal: Principal, model_id: str) -> Binding:
+        key, tenant, tier = principal.key, principal.tenant, principal.tier
+        own = tenant.limits
+        of_model = tier.model_limits.get(model_id) or _NO_LIMITS
+        # The braces keep a tenant's scopes together where Valkey is sharded.
+        prefix = f"limit:{{{tenant.id}}}"
+        scopes = (
+            self._scope(
+                prefix,
+                "your account",
+                own.rpm or tier.rpm,
+                own.tpm or tier.tpm,
+                own.requests_max or tier.requests_max,
+            ),
+            self._scope(f"{prefix}:key:{key.id}", "your key", key.rpm, key.tpm, key.requests_max),
+            self._scope(
+                f"{prefix}:model:{model_id}",
+                f"your account for the model '{model_id}'",
+                of_model.rpm,
+                of_model.tpm,
+                of_model.requests_max,
+            ),
+        )
+        binding = Binding(
+            principal,
+            tuple(scope for scope in scopes if scope is not None),
+            self._forecast(tenant.id, model_id),
+        )
+        place = (id(key), model_id)
+        self._bindings.pop(place, None)  # the order of insertion is the order of binding
+        self._bindings[place] = binding
+        if len(self._bindings) > _BINDINGS_MAX:
+            del self._bindings[next(iter(self._bindings))]
+        return binding
+
+    def _scope(self, name: str, label: str, rpm: int, tpm: int, requests_max: int) -> Scope | None:
+        if not (rpm or tpm or requests_max):
+            return None
+        scope = self._scopes.get(name)
+        if scope is None:
+            scope = self._scopes[name] = Scope(name, label)
+        scope.rpm, scope.tpm, scope.requests_max = rpm, tpm, requests_max
+        return scope
+
+    def _forecast(self, tenant_id: str, model_id: str) -> Forecast:
+        place = (tenant_id, model_id)
+        forecast = self._forecasts.setdefault(place, Forecast())
+        if len(self._forecasts) > _FORECASTS_MAX:
+            del self._forecasts[next(iter(self._forecasts))]
+        return forecast

@@ -1,0 +1,265 @@
+"""The truth that all gateways share: reservations in batches, and a circuit for bad times.
+
+One batch is under way at a time, and what comes meanwhile makes the next: so this process always
+knows how many requests it holds, and tells that number instead of differences that could get lost.
+Whoever cannot be answered decides without Valkey. After a stall or an error nobody waits for it
+until a probe, which no request depends on, was answered in time.
+"""
+
+import asyncio
+import os
+import random
+from collections import deque
+from collections.abc import Sequence
+
+import structlog
+
+from gateway.limits.buckets import Limit, Scope
+from gateway.limits.script import TAG_BYTES, Batch, Call, RawVerdict
+from gateway.limits.valkey import ValkeyClient
+from sluice.lifecycle import backoff_s
+
+log = structlog.get_logger(__name__)
+
+_CALLS_MAX = 20_000  # waiting; more would not be answered within the deadline
+_BATCH_CALLS = 256  # keeps a run of the script below some 3 ms
+_BATCH_NEWS = 256
+_NEWS_MAX = 100_000  # scopes that wait to be told
+_DEAD_AFTER_S = 1.0  # a reply that is this late means: the connection is no good
+_REFRESH_S = 2.0  # of the requests held: a fifth of their lease, and what a flush costs
+_PROBE_FIRST_S, _PROBE_MAX_S = 0.05, 1.0
+_HEALTHY_S = 5.0  # without trouble for so long, earlier trouble is forgotten
+
+# A write and a read of the socket cost as much as ten calls. So above this rate, and once that
+# many have come beyond it, calls wait for others.
+_BUSY_CALLS_PER_S = 2500.0
+_BUSY_CALLS, _BUSY_CALLS_MAX = 16.0, 32.0
+_PACE_S = 0.002
+
+
+class SharedBuckets:
+    """Asks and tells Valkey.
+
+    Attributes:
+        is_up: Whether calls wait for Valkey.
+        lost_settlements: Scopes whose settlements Valkey may not have taken.
+    """
+
+    def __init__(self, valkey: ValkeyClient, *, tag: bytes = b"") -> None:
+        """Prepare; `tag` names this run of this process among all gateways, random by default."""
+        self._valkey = valkey
+        self._deadline_s = valkey.deadline_s
+        self._tag = tag or os.urandom(TAG_BYTES)
+        self._loop = asyncio.get_running_loop()
+        self.is_up = False
+        self.lost_settlements = 0
+        self._calls: list[Call] = []
+        self._called_at_s = 0.0  # the first of them
+        self._news: deque[Scope] = deque()
+        self._leased: set[Scope] = set()
+        self._probe_scope = Scope("limit:{probe}", "", requests_max=1)  # its row is always written
+        self._batch: Batch | None = None  # under way
+        self._sent_at_s = 0.0
+        self._batch_called_at_s = 0.0
+        self._is_scheduled = self._is_watched = False
+        self._load = 0.0  # calls beyond the busy rate
+        self._failures = 0
+        self._failed_at_s = 0.0
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._refresh_timer: asyncio.TimerHandle | None = None
+        valkey.listen(self)
+
+    def ask(self, scopes: Sequence[Scope], tokens: int) -> asyncio.Future[RawVerdict | None] | None:
+        """Reserve; None, at once or within the deadline: decide without Valkey."""
+        if not self.is_up or len(self._calls) >= _CALLS_MAX:
+            return None
+        future: asyncio.Future[RawVerdict | None] = self._loop.create_future()
+        if not self._calls:
+            self._called_at_s = self._loop.time()
+            self._wake()
+        self._calls.append((future, scopes, tokens))
+        return future
+
+    def tell(self, scopes: Sequence[Scope]) -> None:
+        """Let the next batch say what changed in the scopes."""
+        for scope in scopes:
+            if scope.is_waiting or not (scope.requests_max or scope.has_news):
+                continue
+            if len(self._news) >= _NEWS_MAX:
+                self.lost_settlements += 1
+                continue
+            scope.is_waiting = True
+            self._news.append(scope)
+        if self.is_up:
+            self._wake()
+
+    def hold(self, scopes: Sequence[Scope]) -> None:
+        """Count a granted request as open; until it is settled its lease is renewed."""
+        for scope in scopes:
+            scope.held += 1
+            if scope.requests_max:
+                self._leased.add(scope)
+
+    def abandon(
+        self,
+        answer: asyncio.Future[RawVerdict | None],
+        scopes: Sequence[Scope],
+        tokens: int,
+    ) -> None:
+        """Give back what an answer grants that nobody takes, because its client has left."""
+        if answer.cancelled():
+            return  # the reply is yet to come, and looks at that
+        verdict = answer.result()
+        if verdict is not None and verdict[0] == Limit.NONE:
+            for scope in scopes:
+                scope.held -= 1
+            self._give_back(scopes, tokens)
+
+    # What the connection says.
+
+    def connected(self) -> None:
+        """Tell the server, which may know nothing, what is held; then calls may wait for it."""
+        self._refresh()
+        self._send()
+
+    def replied(self, reply: object) -> None:
+        """Answer the calls of the batch."""
+        batch = self._batch
+        verdicts = None if batch is None else batch.verdicts(reply)
+        if batch is None or verdicts is None:
+            self._valkey.drop("unexpected reply")
+            return
+        self._batch = None
+        for verdict, (future, scopes, tokens) in zip(verdicts, batch.calls, strict=True):
+            is_late = future.done()
+            if verdict[0] == Limit.NONE:
+                if is_late:
+                    self._give_back(scopes, tokens)
+                else:
+                    self.hold(scopes)
+            if not is_late:
+                future.set_result(verdict)
+        if self._loop.time() - self._sent_at_s >= self._deadline_s:
+            self._fail("slow")
+        elif not self.is_up:
+            self.is_up = True
+            log.info("limits_shared")
+        if self.is_up and (self._calls or self._news):
+            self._wake()
+
+    def refused(self, message: str) -> None:
+        """Send the script if that is what is missing; else let the calls decide for themselves."""
+        batch = self._batch
+        if batch is not None and message.startswith("NOSCRIPT"):
+            self._valkey.send(batch.command(in_full=True))
+            return
+        self._batch = None
+        self._fail(message)
+        if batch is not None:
+            batch.restore()
+            self._let_go(batch.calls)
+            self.tell(batch.rows)
+
+    def disconnected(self) -> None:
+        """Let all calls decide for themselves."""
+        batch, self._batch = self._batch, None
+        self._stall("disconnected")
+        if batch is not None:
+            self.lost_settlements += batch.settlements
+            self._let_go(batch.calls)
+            self.tell(batch.rows)  # whether it ran or not: what is held will be right again
+        for timer in (self._probe_timer, self._refresh_timer):
+            if timer is not None:
+                timer.cancel()
+
+    # Sending.
+
+    def _wake(self) -> None:
+        """Send soon, unless a batch is under way: its reply wakes again."""
+        if self._is_scheduled or self._batch is not None:
+            return
+        self._is_scheduled = True
+        if self._load >= _BUSY_CALLS and len(self._calls) < _BATCH_CALLS:
+            self._loop.call_later(_PACE_S, self._send)
+        else:
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._is_scheduled = False
+        if self._batch is not None or not self._valkey.is_connected:
+            return
+        now_s = self._loop.time()
+        calls, self._calls = self._calls[:_BATCH_CALLS], self._calls[_BATCH_CALLS:]
+        news: list[Scope] = [] if self.is_up else [self._probe_scope]
+        while self._news and len(news) < _BATCH_NEWS:
+            scope = self._news.popleft()
+            if scope.is_waiting:
+                news.append(scope)
+        if not calls and not news:
+            return
+        batch = self._batch = Batch(self._tag, calls, news)
+        self._batch_called_at_s = self._called_at_s if calls else now_s
+        leaked = (now_s - self._sent_at_s) * _BUSY_CALLS_PER_S
+        self._load = min(_BUSY_CALLS_MAX, max(0.0, self._load - leaked) + len(calls) + len(news))
+        self._sent_at_s = now_s
+        self._valkey.send(batch.command())
+        if not self._is_watched:
+            self._is_watched = True
+            self._loop.call_later(self._deadline_s, self._watch)
+
+    def _refresh(self) -> None:
+        """Renew the leases of all requests that are held."""
+        held = [scope for scope in self._leased if scope.held]
+        self._leased = set(held)
+        self._refresh_timer = self._loop.call_later(_REFRESH_S, self._refresh)
+        self.tell(held)
+
+    # Bad times.
+
+    def _watch(self) -> None:
+        """Look after the batch under way: one timer, however many calls."""
+        now_s, batch = self._loop.time(), self._batch
+        if batch is None:
+            self._is_watched = False
+            return
+        due_s = self._batch_called_at_s + self._deadline_s
+        if now_s >= due_s:
+            if self.is_up:
+                self._stall("no reply in time")
+                self._let_go(batch.calls)
+            due_s = self._sent_at_s + _DEAD_AFTER_S
+            if now_s >= due_s:
+                self._is_watched = False
+                self._valkey.drop("no reply")
+                return
+        self._loop.call_later(due_s - now_s, self._watch)
+
+    def _stall(self, reason: str) -> None:
+        """Let nobody wait for Valkey until it has answered a probe in time."""
+        if self.is_up:
+            log.warning("limits_local", reason=reason)
+        self.is_up = False
+        calls, self._calls = self._calls, []
+        self._let_go(calls)
+
+    def _fail(self, reason: str) -> None:
+        """Stall, and probe later: the later, the more often it has failed lately."""
+        self._stall(reason)
+        now_s = self._loop.time()
+        if now_s - self._failed_at_s > _HEALTHY_S:
+            self._failures = 0
+        pause_s = backoff_s(self._failures, first_s=_PROBE_FIRST_S, max_s=_PROBE_MAX_S)
+        pause_s *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads
+        self._failures += 1
+        self._failed_at_s = now_s
+        self._probe_timer = self._loop.call_later(pause_s, self._send)
+
+    def _let_go(self, calls: Sequence[Call]) -> None:
+        for future, _, _ in calls:
+            if not future.done():
+                future.set_result(None)
+
+    def _give_back(self, scopes: Sequence[Scope], tokens: int) -> None:
+        for scope in scopes:
+            scope.give_back(tokens)
+        self.tell(scopes)

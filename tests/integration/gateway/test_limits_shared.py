@@ -1,0 +1,337 @@
+"""N gateways share one truth on a real Valkey: never beyond a limit, whatever happens to it."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import urlsplit
+
+import hiredis
+import pytest
+
+from gateway.directory import Principal
+from gateway.limits import script, shared
+from gateway.limits.limiter import Limiter, LimitExceededError, Reservation
+from gateway.limits.valkey import ValkeyClient
+from sluice.wire.control.v1 import control_pb2 as control
+
+pytestmark = pytest.mark.real
+
+KEY = control.ApiKey(id="k")
+
+
+def caller(tenant: str = "t", key: control.ApiKey = KEY, **limits: int) -> Principal:
+    return Principal(key, control.Tenant(id=tenant), control.Tier(**limits))
+
+
+async def reserve(limiter: Limiter, who: Principal, tokens: int = 0) -> Reservation | None:
+    """Return what was granted, or None."""
+    try:
+        return await limiter.reserve(
+            who, "m", prompt_tokens=tokens, output_tokens_max=0, is_bounded=True
+        )
+    except LimitExceededError:
+        return None
+
+
+def settle(limiter: Limiter, reservation: Reservation, used: int = 0) -> None:
+    limiter.settle(reservation, prompt_tokens=used, output_tokens=0, was_served=True)
+
+
+@asynccontextmanager
+async def gateway(
+    url: str, *, deadline_s: float = 5.0, share: float = 0.5
+) -> AsyncIterator[Limiter]:
+    """One gateway's limiter, connected."""
+    client = ValkeyClient(url, deadline_s=deadline_s)
+    limiter = Limiter(client, local_share=share, clock=asyncio.get_running_loop().time)
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(client.run())
+        await until(lambda: limiter.is_shared)
+        try:
+            yield limiter
+        finally:
+            run.cancel()
+
+
+async def until(check: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not check():  # noqa: ASYNC110 - what it waits for has no event
+            await asyncio.sleep(0.01)
+
+
+async def command(url: str, *words: str) -> object:
+    """Ask the server something apart from any gateway."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    parser = hiredis.Reader(notEnoughData=None)
+    try:
+        writer.write(hiredis.pack_command(("AUTH", parts.password)) + hiredis.pack_command(words))
+        replies: list[object] = []
+        while len(replies) < 2:
+            parser.feed(await reader.read(65536))
+            while (reply := parser.gets()) is not None:
+                replies.append(reply)
+        return replies[1]
+    finally:
+        writer.close()
+
+
+# Never beyond a limit.
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_parallel_starts_never_overshoot(valkey, seed: int) -> None:
+    """Random plans of several gateways: no limit of any scope is passed at any moment.
+
+    Tokens may pass theirs by what answers needed beyond their reservations, and no more.
+    """
+    rng = random.Random(seed)
+    key = control.ApiKey(id="k", rpm=30, tpm=0, requests_max=4)
+    who = caller(key=key, rpm=40, tpm=2000, requests_max=rng.choice((5, 7)))
+    other = caller(rpm=40, tpm=2000, requests_max=who.tier.requests_max)
+    open_now = {"key": 0, "account": 0}
+    started = {"key": 0, "account": 0}
+    used = excess = refused = 0
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+
+    async def client(limiter: Limiter) -> None:
+        nonlocal used, excess, refused
+        for _ in range(12):
+            principal = rng.choice((who, other))
+            of = ("key", "account") if principal is who else ("account",)
+            need = rng.randrange(10, 120)
+            reservation = await reserve(limiter, principal, need)
+            if reservation is None:
+                refused += 1
+                continue
+            for name in of:
+                open_now[name] += 1
+                started[name] += 1
+            assert open_now["key"] <= 4
+            assert open_now["account"] <= who.tier.requests_max
+            minutes = (loop.time() - began_s) / 60 + 0.001
+            assert started["key"] <= 30 * (1 + minutes)
+            assert started["account"] <= 40 * (1 + minutes)
+            await asyncio.sleep(rng.random() * 0.01)
+            spent = rng.randrange(0, 200)
+            used, excess = used + spent, excess + max(0, spent - need)
+            assert used <= 2000 * (1 + minutes) + excess
+            for name in of:
+                open_now[name] -= 1
+            settle(limiter, reservation, spent)
+
+    async with AsyncExitStack() as stack:
+        limiters = [await stack.enter_async_context(gateway(valkey[1])) for _ in range(3)]
+        await asyncio.gather(*(client(limiter) for limiter in limiters for _ in range(5)))
+        assert all(limiter.local_decisions == 0 for limiter in limiters)
+    assert refused
+    assert started["account"] > 20
+
+
+async def test_all_of_a_tick_are_answered_each_with_its_own(valkey) -> None:
+    async with gateway(valkey[1]) as limiter:
+        callers = [caller(f"t{index}", rpm=1 + index % 3) for index in range(700)]
+        found = await asyncio.gather(*(reserve(limiter, who) for who in callers for _ in range(3)))
+    granted = [sum(one is not None for one in found[i * 3 : i * 3 + 3]) for i in range(700)]
+    assert granted == [who.tier.rpm for who in callers]
+
+
+async def test_limits_and_needs_as_large_as_the_wire_has_them(valkey) -> None:
+    most = 2**32 - 1
+    async with gateway(valkey[1]) as limiter:
+        who = caller(rpm=most, tpm=most, requests_max=most)
+        first = await reserve(limiter, who, 2**30)
+        assert first is not None
+        assert first.headers["x-ratelimit-limit-tokens"] == str(most)
+        assert abs(int(first.headers["x-ratelimit-remaining-tokens"]) - (most - 2**30)) < 2**28
+        settle(limiter, first, 2**31)
+        second = await reserve(limiter, who, 2**40)
+        assert second is None, "a need beyond the bucket waits for all of it"
+        poor = caller("poor", tpm=1)
+        loan = await reserve(limiter, poor, 1)
+        assert loan is not None
+        settle(limiter, loan, 2**31)
+        with pytest.raises(LimitExceededError) as refused:
+            await limiter.reserve(poor, "m", prompt_tokens=1, output_tokens_max=0, is_bounded=True)
+        assert refused.value.retry_after_s == 86400
+
+
+async def test_values_that_are_no_bucket_count_as_absent(valkey) -> None:
+    nan = "\x00\x00\x00\x00\x00\x00\xf8\x7f"
+    async with gateway(valkey[1]) as limiter:
+        for index, value in enumerate(("x", nan * 3, "\x7f" * 24, nan * 6, "y" * 240)):
+            who = caller(f"t{index}", rpm=2, tpm=100, requests_max=2)
+            await command(valkey[1], "SET", f"limit:{{t{index}}}", value)
+            found = [await reserve(limiter, who, 10) for _ in range(3)]
+            assert [one is not None for one in found] == [True, True, False]
+        await command(valkey[1], "HSET", "limit:{h}", "r", "0")
+        assert await reserve(limiter, caller("h", rpm=2), 10)
+        assert limiter.local_decisions == 0
+
+
+# Gateways come and go.
+
+
+async def test_a_gateway_that_dies_holds_its_requests_for_its_lease(valkey, monkeypatch) -> None:
+    monkeypatch.setattr(script, "_LEASE", script._number(400))
+    monkeypatch.setattr(shared, "_REFRESH_S", 0.1)
+    who = caller(requests_max=2)
+    async with gateway(valkey[1]) as survivor:
+        async with gateway(valkey[1]) as dead:
+            assert await reserve(dead, who)
+            assert await reserve(dead, who)
+            await asyncio.sleep(0.7)  # longer than the lease: it is renewed
+            assert await reserve(survivor, who) is None
+        assert await reserve(survivor, who) is None, "its lease still runs"
+        await asyncio.sleep(0.5)
+        assert await reserve(survivor, who)
+        assert await reserve(survivor, who)
+        assert await reserve(survivor, who) is None
+
+
+async def test_a_settled_request_makes_room_at_once_everywhere(valkey, eventually) -> None:
+    who = caller(requests_max=1)
+    async with gateway(valkey[1]) as one, gateway(valkey[1]) as other:
+        for _ in range(20):
+            first = await reserve(one, who)
+            assert first
+            assert await reserve(other, who) is None
+            settle(one, first)
+            second = await reserve(one, who)
+            assert second, "the same gateway knows at once"
+            settle(one, second)
+            await asyncio.sleep(0.02)
+            third = await reserve(other, who)
+            assert third
+            settle(other, third)
+            await asyncio.sleep(0.02)
+
+
+# The server has bad days.
+
+
+async def test_a_flushed_server_learns_again_what_is_open(valkey, monkeypatch) -> None:
+    monkeypatch.setattr(shared, "_REFRESH_S", 0.05)
+    who = caller(requests_max=2)
+    async with gateway(valkey[1]) as one, gateway(valkey[1]) as other:
+        first = await reserve(one, who)
+        assert first
+        assert await reserve(one, who)
+        await command(valkey[1], "FLUSHALL")
+        await asyncio.sleep(0.2)
+        assert await reserve(other, who) is None
+        settle(one, first)
+        await asyncio.sleep(0.05)
+        assert await reserve(other, who)
+        assert await reserve(other, who) is None
+
+
+async def test_flushed_scripts_are_sent_again(valkey) -> None:
+    async with gateway(valkey[1]) as limiter:
+        who = caller(rpm=2)
+        assert await reserve(limiter, who)
+        await command(valkey[1], "SCRIPT", "FLUSH")
+        assert await reserve(limiter, who)
+        assert await reserve(limiter, who) is None
+        assert limiter.local_decisions == 0
+        assert limiter.lost_settlements == 0
+
+
+async def test_without_memory_everybody_decides_locally_until_there_is_some(valkey) -> None:
+    url = valkey[1]
+    async with gateway(url) as limiter:
+        who = caller(rpm=10, tpm=1000)
+        await command(url, "CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "1")
+        found = [await reserve(limiter, who, 100) for _ in range(12)]
+        assert sum(one is not None for one in found) == 5, "half of 10"
+        assert not limiter.is_shared
+        await command(url, "CONFIG", "SET", "maxmemory", "256mb")
+        await until(lambda: limiter.is_shared)
+        later = [await reserve(limiter, who, 1) for _ in range(12)]
+        assert sum(one is not None for one in later) == 5, "what was granted locally was told"
+
+
+async def test_a_frozen_server_costs_the_deadline_once(valkey) -> None:
+    child, url = valkey
+    loop = asyncio.get_running_loop()
+    async with gateway(url, deadline_s=0.3, share=1.0) as limiter:
+        who = caller(rpm=100_000)
+        os.kill(child.pid, signal.SIGSTOP)
+        try:
+            waited: list[float] = []
+            for _ in range(200):
+                began_s = loop.time()
+                assert await reserve(limiter, who)
+                waited.append(loop.time() - began_s)
+            assert sum(one > 0.15 for one in waited) == 1
+            await asyncio.sleep(1.5)  # it gives the connection up and gets no other
+            assert await reserve(limiter, who)
+            assert limiter.local_decisions == 201
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+        await until(lambda: limiter.is_shared)
+        assert await reserve(limiter, who)
+        assert limiter.local_decisions == 201
+
+
+async def test_a_restarted_server_is_told_what_is_open_and_what_was_used(valkey) -> None:
+    child, url = valkey
+    async with gateway(url) as limiter:
+        who = caller(rpm=10, requests_max=4)
+        for _ in range(3):
+            assert await reserve(limiter, who)
+        os.kill(child.pid, signal.SIGKILL)
+        await until(lambda: not limiter.is_shared)
+        assert await reserve(limiter, who) is None, "3 are open, half of 4 may be"
+        await child.stop()
+        again = await type(child).start(child.spec)
+        try:
+            await again.wait_ready(10)
+            await until(lambda: limiter.is_shared)
+            assert await reserve(limiter, who)
+            assert await reserve(limiter, who) is None
+        finally:
+            await again.stop()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad\r\n\r\n", b"*3\r\n:1\r\n", b":7\r\n", b""])
+async def test_a_server_that_answers_garbage(answer: bytes) -> None:
+    """The greeting is right, what follows is not."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"PING\r\n")
+        writer.write(b"+PONG\r\n")
+        await reader.read(100)
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = ValkeyClient(f"redis://127.0.0.1:{port}", deadline_s=0.05)
+    limiter = Limiter(client, local_share=0.5, clock=asyncio.get_running_loop().time)
+    async with server, asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(client.run())
+        found = []
+        for index in range(30):
+            found.append(await reserve(limiter, caller(rpm=20)))
+            if index < 10:
+                await asyncio.sleep(0.05)
+        assert sum(one is not None for one in found) == 10
+        assert not limiter.is_shared
+        run.cancel()
+
+
+async def test_a_wrong_password_is_no_hang(valkey) -> None:
+    client = ValkeyClient(valkey[1].replace("test-secret_1", "wrong"))
+    limiter = Limiter(client, local_share=0.5, clock=asyncio.get_running_loop().time)
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(client.run())
+        await asyncio.sleep(0.3)
+        assert not client.is_connected
+        assert await reserve(limiter, caller(rpm=2))
+        assert await reserve(limiter, caller(rpm=2)) is None
+        run.cancel()

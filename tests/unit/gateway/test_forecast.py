@@ -1,0 +1,51 @@
+"""Forecasts stay within what can come, follow what came, and start from what the caller said."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.limits.forecast import COLD_TOKENS, Forecast
+
+lengths = st.lists(st.integers(0, 2**30), max_size=60)
+
+
+@given(lengths=lengths, most=st.integers(0, 2**30), is_bounded=st.booleans())
+def test_never_above_what_can_come(lengths: list[int], most: int, is_bounded: bool) -> None:
+    forecast = Forecast()
+    for length in lengths:
+        forecast.learn(length)
+    assert 0 <= forecast.tokens(most, is_bounded=is_bounded) <= most
+
+
+def test_a_cold_start_believes_the_caller() -> None:
+    assert Forecast().tokens(4000, is_bounded=True) == 4000
+    assert Forecast().tokens(4000, is_bounded=False) == COLD_TOKENS
+    assert Forecast().tokens(40, is_bounded=False) == 40
+
+
+@given(before=lengths, length=st.integers(0, 100_000))
+def test_answers_of_one_length_are_learned(before: list[int], length: int) -> None:
+    forecast = Forecast()
+    for old in before:
+        forecast.learn(old)
+    for _ in range(500):
+        forecast.learn(length)
+    assert length <= forecast.tokens(2**31, is_bounded=False) <= length + 2
+
+
+@given(lengths=st.lists(st.integers(1, 1000), min_size=1, max_size=60))
+def test_the_forecast_lies_among_the_answers_or_a_deviation_above(lengths: list[int]) -> None:
+    forecast = Forecast()
+    for length in lengths:
+        forecast.learn(length)
+    expected = forecast.tokens(2**31, is_bounded=False)
+    assert min(lengths) < expected <= 2 * max(lengths) + 1
+
+
+def test_most_answers_fit_their_reservation() -> None:
+    """Lengths spread evenly: the mean plus the mean deviation covers three quarters."""
+    forecast, fitting = Forecast(), 0
+    order = [(index * 617) % 1000 for index in range(1000)]
+    for length in order:
+        fitting += forecast.tokens(2**31, is_bounded=False) >= length
+        forecast.learn(length)
+    assert 680 < fitting < 820

@@ -1,0 +1,58 @@
+"""Which limits hold for whom, and that they are looked up once."""
+
+from gateway.directory import Principal
+from gateway.limits.buckets import Scope
+from gateway.limits.scopes import Scopes
+from sluice.wire.control.v1 import control_pb2 as control
+
+
+def shown(scopes: tuple[Scope, ...]) -> list[tuple[str, int, int, int]]:
+    return [(s.name, s.rpm, s.tpm, s.requests_max) for s in scopes]
+
+
+KEY = control.ApiKey(id="k", rpm=1)
+TENANT = control.Tenant(id="t")
+TIER = control.Tier(rpm=10, tpm=100, requests_max=4)
+TIER.model_limits["big"].CopyFrom(control.Limits(tpm=50))
+
+
+def test_account_key_and_model() -> None:
+    scopes = Scopes().of(Principal(KEY, TENANT, TIER), "big").scopes
+    assert shown(scopes) == [
+        ("limit:{t}", 10, 100, 4),
+        ("limit:{t}:key:k", 1, 0, 0),
+        ("limit:{t}:model:big", 0, 50, 0),
+    ]
+
+
+def test_only_what_has_limits() -> None:
+    free = Principal(control.ApiKey(id="k"), TENANT, control.Tier())
+    assert Scopes().of(free, "big").scopes == ()
+    assert len(Scopes().of(Principal(KEY, TENANT, TIER), "small").scopes) == 2
+    assert "small" not in TIER.model_limits, "asking does not add"
+
+
+def test_a_tenants_own_limits_replace_its_tiers() -> None:
+    own = control.Tenant(id="t", limits=control.Limits(tpm=7, requests_max=9))
+    scopes = Scopes().of(Principal(control.ApiKey(id="k"), own, TIER), "small").scopes
+    assert shown(scopes) == [("limit:{t}", 10, 7, 9)]
+
+
+def test_bound_once_until_something_changes() -> None:
+    scopes = Scopes()
+    first = scopes.of(Principal(KEY, TENANT, TIER), "big")
+    assert scopes.of(Principal(KEY, TENANT, TIER), "big") is first
+    first.scopes[0].held = 3
+    tier = control.Tier(rpm=20)
+    second = scopes.of(Principal(KEY, TENANT, tier), "big")
+    assert shown(second.scopes)[0] == ("limit:{t}", 20, 0, 0)
+    assert second.scopes[0] is first.scopes[0], "what is open stays counted"
+    assert second.forecast is first.forecast
+
+
+def test_keys_share_their_account() -> None:
+    scopes = Scopes()
+    one = scopes.of(Principal(KEY, TENANT, TIER), "m")
+    other = scopes.of(Principal(control.ApiKey(id="other"), TENANT, TIER), "m")
+    assert one.scopes[0] is other.scopes[0]
+    assert one.forecast is other.forecast
