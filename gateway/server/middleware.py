@@ -63,7 +63,7 @@ class Envelope:
         self._metrics = metrics
         self._log_every = log_every
         self._until_log = 1
-        self._counters: dict[tuple[str, int, str], _Count] = {}
+        self._counters: dict[tuple[str, int, str], tuple[_Count, bool]] = {}
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
@@ -122,12 +122,13 @@ class Envelope:
         self, endpoint: str, status: int, outcome: str, request_id: str, started_at_s: float
     ) -> None:
         key = (endpoint, status, outcome)
-        count = self._counters.get(key)
-        if count is None:
+        counter = self._counters.get(key)
+        if counter is None:
             count = self._metrics.requests.labels(endpoint, str(status), outcome).inc
-            self._counters[key] = count
+            is_error = status >= 400 or outcome in ErrorCode.__members__.values()
+            counter = self._counters[key] = (count, is_error)
+        count, is_error = counter
         count()
-        is_error = status >= 400 or outcome in ErrorCode.__members__.values()
         self._until_log -= 1
         if is_error or not self._until_log:
             self._until_log = self._until_log or self._log_every
