@@ -28,7 +28,7 @@ TOP_LOGPROBS_MAX = 20
 
 
 class ChatRequest(GenerationFields):
-    """A valid request; None stands for "not given"."""
+    """A chat to be answered; null is the same as leaving a field out."""
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: OutputTokens | None = None
@@ -109,7 +109,7 @@ class ChatRequest(GenerationFields):
     def check(self) -> None:
         """See `Body`."""
         super().check()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise bad_value("top_logprobs", "it needs 'logprobs': true")
         bounds = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(bounds) > 1:

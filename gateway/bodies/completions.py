@@ -16,7 +16,7 @@ _OUTPUT_TOKENS = 16  # OpenAI's default
 
 
 class CompletionRequest(GenerationFields):
-    """A valid request; None stands for "not given"."""
+    """Prompts to be continued; null is the same as leaving a field out."""
 
     prompt: TextOrIds
     logprobs: Annotated[Integer, Field(ge=0, le=LOGPROBS_MAX)] | None = None

@@ -12,7 +12,7 @@ _DIMENSIONS_MAX = 65_536
 
 
 class EmbeddingRequest(Body):
-    """A valid request; None stands for "not given"."""
+    """Texts to be embedded; null is the same as leaving a field out."""
 
     model: ModelName
     input: TextOrIds

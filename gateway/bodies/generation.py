@@ -70,7 +70,7 @@ class StreamOptions(Strict):
 
 
 class GenerationFields(Body):
-    """Shared fields; None stands for "not given"."""
+    """The shared fields; None is the same as leaving one out."""
 
     model: ModelName
     stream: Flag | None = None

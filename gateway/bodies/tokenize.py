@@ -12,7 +12,7 @@ from gateway.bodies.prompts import Ids, check_ids
 
 
 class TokenizeRequest(Body):
-    """A valid request: either a text, or a chat as its template writes it.
+    """Either a text, or a chat as the model's template writes it.
 
     Attributes:
         add_special_tokens: Of a text: whether the tokenizer adds what it adds to a prompt; it does
@@ -46,7 +46,7 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    """A valid request."""
+    """Token ids to be turned into text."""
 
     model: ModelName
     tokens: Ids

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
@@ -137,6 +137,15 @@ def document() -> Json:
     }
 
 
+class _Untitled(GenerateJsonSchema):
+    """Fields have no titles besides their names."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        """For pydantic."""
+        del schema
+        return False
+
+
 def _schemas() -> Json:
     bodies: list[type[BaseModel]] = [post.body for post in _POSTS]
     shapes: list[type[BaseModel]] = [post.answer for post in _POSTS]
@@ -147,6 +156,7 @@ def _schemas() -> Json:
             *[(shape, "serialization") for shape in shapes],
         ],
         ref_template=_SCHEMAS + "{model}",
+        schema_generator=_Untitled,
     )
     return found["$defs"]
 

@@ -150,7 +150,7 @@ def test_what_is_invalid(extra: dict[str, object], param: str) -> None:
 def test_logprobs() -> None:
     assert parse(logprobs=True).alternatives == 0
     assert parse(logprobs=True, top_logprobs=20).alternatives == 20
-    assert parse(logprobs=False).alternatives is None
+    assert parse(logprobs=False, top_logprobs=0).alternatives is None
 
 
 def test_the_bound_on_the_answer_has_two_names() -> None:

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from gateway.bases.assets import SamplingDefaults
 from gateway.bodies.chat import parse_chat_request
 from gateway.bodies.completions import parse_completion_request
 from gateway.bodies.embeddings import parse_embedding_request
+from gateway.bodies.generation import GenerationFields
 from gateway.bodies.parsing import BODY_BYTES_MAX, COMMAS_MAX, PARTS_MAX, Body, check_values
 from gateway.bodies.tokenize import parse_detokenize_request, parse_tokenize_request
 from sluice.errors import BadRequestError
@@ -25,6 +27,7 @@ GOOD: dict[Callable[[bytes], Body], dict[str, Any]] = {
     parse_tokenize_request: {"model": "m", "prompt": "x"},
     parse_detokenize_request: {"model": "m", "tokens": [1]},
 }
+DEFAULTS = SamplingDefaults(temperature=1.0, top_p=1.0, top_k=0)
 HEAD, TAIL = b'{"model":"m","messages":[{"role":"user","content":"x"}],"stop":', b"}"
 all_endpoints = pytest.mark.parametrize("parse", GOOD, ids=lambda parse: parse.__name__)
 
@@ -130,10 +133,15 @@ def test_any_object_is_taken_or_refused_as_a_client_error(
     extra = data.draw(st.dictionaries(fields | st.text(max_size=5), anything, max_size=4))
     body = json.dumps(GOOD[parse] | extra).encode()
     try:
-        parse(body)
+        request = parse(body)
     except BadRequestError as error:
         assert error.status == 400
         assert "Error" not in error.message
+    else:
+        if isinstance(request, GenerationFields):
+            told = request.sampling(DEFAULTS)
+            assert 0 < told.top_p <= 1
+            assert len(told.bias_token) == len(told.logit_bias)
 
 
 @given(st.binary(max_size=200))
