@@ -31,7 +31,7 @@ _PLAIN_KEYS = {
     "title",
     "type",
 }
-_KEYWORDS_MAX = 16
+_KEYWORDS_MAX, _ALL_KEYWORDS_MAX = 16, 128  # of one tool, of all: the engine bounds the rules
 _TEXT = r"/(.|\n)+/"
 # Marks that begin calls. Llama's forms begin without one.
 _OPENINGS = {
@@ -88,21 +88,24 @@ class CallGrammar:
         return _lark(start, (f"call_list: {calls}", text, f"TEXT: {_TEXT}", *rules))
 
     def _calls(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> tuple[str, Sequence[str]]:
-        """Return a list of calls as Lark, and the rules that it needs."""
+        """Return a list of calls as Lark, and the rules that it needs.
+
+        What all tools share is said once: the engine bounds the text.
+        """
         form = self.form
-        if form is CallForm.LLAMA_PYTHONIC and not all(map(_has_keywords, tools)):
+        if form is CallForm.LLAMA_PYTHONIC and not _have_keywords(tools):
             form = CallForm.LLAMA_JSON  # which the same parser reads
-        rules: list[str] = []
+        before, between, after = self._around(form)
+        opening, to_arguments, closing = self._parts(form)
+        one = " | ".join(f"c{number}" for number in range(len(tools)))
+        rules = [f"call: {opening} ({one}) {closing}", f"a: {to_arguments}"]
         for number, tool in enumerate(tools):
             if form is CallForm.LLAMA_PYTHONIC:
                 rules += _python_rules(number, tool)
             else:
-                rules.append(f"call_{number}: {self._call(form, number, tool.name)}")
-                rules.append(f"arguments_{number}: %json {_schema(tool)}")
-        one = " | ".join(f"call_{number}" for number in range(len(tools)))
-        before, between, after = self._around(form)
+                rules.append(f"c{number}: {_quoted(tool.name)} a %json {_schema(tool)}")
         more = f" ({between} call)~0..{CALLS_MAX - 1}" if is_parallel else ""
-        return f"{before} call{more} {after}".strip(), (f"call: {one}", *rules)
+        return f"{before} call{more} {after}".strip(), rules
 
     def _around(self, form: CallForm) -> tuple[str, str, str]:
         """Return what stands before, between and after calls, as Lark."""
@@ -112,19 +115,18 @@ class CallGrammar:
             return '"["', '", "', '"]"'
         return "", {CallForm.HERMES: r'"\n"', CallForm.LLAMA_JSON: '"; "'}.get(form, ""), ""
 
-    def _call(self, form: CallForm, number: int, name: str) -> str:
-        """Return a call as Lark."""
-        arguments = f"arguments_{number}"
+    def _parts(self, form: CallForm) -> tuple[str, str, str]:
+        """Return what stands before the name of a call, behind it, and at the end, as Lark."""
+        if form is CallForm.LLAMA_PYTHONIC:
+            return "", '"("', '")"'
         if form is CallForm.MISTRAL_NAMED:
-            opening, between = self._mark("[TOOL_CALLS]"), self._mark("[ARGS]")
-            return f"{opening} {_quoted(name)} {between} {arguments}"
+            return self._mark("[TOOL_CALLS]"), self._mark("[ARGS]"), ""
         key = "parameters" if form is CallForm.LLAMA_JSON else "arguments"
-        head = f'{{"name": {json.dumps(name)}, "{key}": '
-        whole = f'{_quoted(head)} {arguments} "}}"'
+        opening, to_arguments, closing = _quoted('{"name": "'), _quoted(f'", "{key}": '), '"}"'
         if form is CallForm.HERMES:
-            opening, closing = self._mark("<tool_call>"), self._mark("</tool_call>")
-            return rf'{opening} "\n" {whole} "\n" {closing}'
-        return whole
+            opening = rf'{self._mark("<tool_call>")} "\n" {opening}'
+            closing = rf'{closing} "\n" {self._mark("</tool_call>")}'
+        return opening, to_arguments, closing
 
     def _mark(self, mark: str) -> str:
         token = self.marks.get(mark)
@@ -148,6 +150,14 @@ def _schema(tool: ToolSpec) -> str:
     parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
     options = {**_JSON_OPTIONS, "lenient": not tool.is_strict}
     return json.dumps({**parameters, "type": "object", "x-guidance": options})
+
+
+def _have_keywords(tools: Sequence[ToolSpec]) -> bool:
+    """Return whether calls of all these tools can be written in Python's syntax."""
+    if not all(map(_has_keywords, tools)):
+        return False
+    count = sum(len((tool.parameters or {}).get("properties", ())) for tool in tools)
+    return count <= _ALL_KEYWORDS_MAX
 
 
 def _has_keywords(tool: ToolSpec) -> bool:
@@ -177,7 +187,7 @@ def _python_rules(number: int, tool: ToolSpec) -> Iterator[str]:
     properties: dict[str, Any] = parameters.get("properties", {})
     required = [name for name in properties if name in parameters.get("required", [])]
     optional = [name for name in properties if name not in required]
-    rules = {name: f"argument_{number}_{index}" for index, name in enumerate(properties)}
+    rules = {name: f"k{number}_{index}" for index, name in enumerate(properties)}
     for name, rule in rules.items():
         yield f"{rule}: {_quoted(name + '=')} %json {_property_schema(tool, properties[name])}"
     begun = ' ", " '.join(rules[name] for name in required)
@@ -188,7 +198,7 @@ def _python_rules(number: int, tool: ToolSpec) -> Iterator[str]:
         if chain or required
     ]
     arguments = f"({' | '.join(lists)}){'' if required else '?'}" if lists else ""
-    yield f'call_{number}: {_quoted(tool.name + "(")} {arguments} ")"'
+    yield f"c{number}: {_quoted(tool.name)} a {arguments}"
 
 
 def _tail(chain: list[str], rules: Mapping[str, str], required: list[str]) -> Iterator[str]:
