@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
-from gateway.embedding.standing import Outcome, Standing, back_in_s, choose
+from gateway.embedding.standing import PAUSE_FIRST_S, Outcome, Standing, choose
 from gateway.pool_status import PoolStatus
 from sluice.embeddings import EmbeddingClient
 from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError, RejectedError
@@ -35,6 +35,8 @@ ATTEMPTS_MAX = 2
 # own, so that a pause of this process is not taken for one of the replica.
 NAP_S = 0.25
 SILENT_NAPS_MAX = 12
+_PROBE = (1, 2, 3, 4)  # in the vocabulary of every model
+_PROBE_S = 10.0  # it waits in the replica's queue like everybody
 _RETRY_S = 1.0
 # The agent of a lost replica is silent; the replica may well compute.
 _USABLE = (control.REPLICA_STATE_READY, control.REPLICA_STATE_LOST)
@@ -88,14 +90,12 @@ class Embedders:
 
     @property
     def usable(self) -> int:
-        """How many replicas may take a text now."""
-        now_s = _now_s()
-        return sum(r.is_usable and r.standing.may_take(now_s) for r in self._replicas.values())
+        """How many replicas take texts now."""
+        return sum(r.is_usable and r.standing.is_trusted for r in self._replicas.values())
 
     def status(self, pool_id: str, replicas_starting: int) -> PoolStatus:
         """Return how a pool is; of what others have under way here nothing is known."""
-        now_s = _now_s()
-        serving = [r for r in self._usable(pool_id) if r.standing.may_take(now_s)]
+        serving = [r for r in self._usable(pool_id) if r.standing.is_trusted]
         return PoolStatus(
             replicas_ready=len(serving),
             replicas_starting=replicas_starting,
@@ -129,19 +129,28 @@ class Embedders:
         self._leaving.append(replica)
 
     async def run(self) -> None:
-        """Look for silence, and close what has been left, until cancelled; then close all."""
+        """Look for silence, probe, and close what has been left, until cancelled; then close all.
+
+        Nobody may ask for embeddings any more when it is cancelled.
+        """
         try:
-            while True:
-                await asyncio.sleep(NAP_S)
-                for replica in tuple(self._replicas.values()):
-                    self._judge_silence(replica)
-                left = [r for r in self._leaving if not r.standing.in_flight]
-                self._leaving = [r for r in self._leaving if r not in left]
-                for replica in left:
-                    await replica.client.close()
+            async with asyncio.TaskGroup() as probes:
+                while True:
+                    await asyncio.sleep(NAP_S)
+                    for replica in tuple(self._replicas.values()):
+                        self._judge_silence(replica)
+                        if replica.standing.starts_probe(_now_s()):
+                            probes.create_task(_probe(replica))
+                    await self._close_left()
         finally:
             for replica in (*self._replicas.values(), *self._leaving):
                 await replica.client.close()
+
+    async def _close_left(self) -> None:
+        left = [r for r in self._leaving if not (r.standing.in_flight or r.standing.is_probed)]
+        self._leaving = [r for r in self._leaving if r not in left]
+        for replica in left:
+            await replica.client.close()
 
     def _judge_silence(self, replica: _Replica) -> None:
         if not replica.standing.in_flight:
@@ -150,12 +159,11 @@ class Embedders:
         replica.silent_naps += 1
         if replica.silent_naps < SILENT_NAPS_MAX:
             return
-        now_s = _now_s()
         others = [r.standing for r in self._usable(replica.pool_id) if r is not replica]
-        if choose(others, now_s) is not None:
+        if any(other.is_trusted for other in others):
             standing, replica.silent_naps = replica.standing, 0
             log.warning("embedder_ejected", replica_id=standing.replica_id, reason="silent")
-            standing.eject(now_s)
+            standing.eject(_now_s())
             replica.release()
 
     async def drain(self, timeout_s: float) -> int:
@@ -255,7 +263,7 @@ class Embedders:
         while len(tried) < ATTEMPTS_MAX:
             usable = {r.standing.replica_id: r for r in self._usable(pool_id)}
             standings = [r.standing for r in usable.values()]
-            chosen = choose(standings, _now_s(), tried)
+            chosen = choose(standings, tried)
             if chosen is None:
                 raise failure or _all_ejected(standings)
             tried.append(chosen.replica_id)
@@ -306,6 +314,21 @@ async def _ask(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) ->
             log.warning("embedder_ejected", replica_id=standing.replica_id, reason=reason)
 
 
+async def _probe(replica: _Replica) -> None:
+    """Send a text of our own, and note how it went."""
+    standing, outcome = replica.standing, Outcome.UNKNOWN
+    try:
+        await replica.client.embed(_PROBE, timeout_s=_PROBE_S)
+        outcome = Outcome.ANSWERED
+        log.info("embedder_trusted", replica_id=standing.replica_id)
+    except BadRequestError:
+        outcome = Outcome.ANSWERED
+    except PlatformError:
+        outcome = Outcome.UNREACHABLE
+    finally:
+        standing.end_probe(outcome, _now_s())
+
+
 def _connect(told: control.Replica) -> _Replica:
     log.info("embedder_connected", replica_id=told.id, address=told.grpc_address)
     model = told.triton_model or EMBED.triton_model
@@ -322,8 +345,7 @@ def _all_ejected(standings: Sequence[Standing]) -> RejectedError:
         text = "No replica serves this model at the moment."
         return RejectedError(ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
     text = "The replicas of this model have just failed; they are tried again in a moment."
-    wait_s = back_in_s(standings, _now_s())
-    return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=wait_s)
+    return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=PAUSE_FIRST_S)
 
 
 def _failed(code: ErrorCode) -> FailedError:

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from gateway.embedding import embedders as module
+from gateway.embedding import standing as standing_module
 from gateway.embedding.embedders import ATTEMPTS_MAX, IN_FLIGHT_MAX, WINDOW_TEXTS, Embedders
 from gateway.embedding.testing import ScriptedEmbedder, ready_replica, serve_embedder, vector_of
 from sluice.errors import BadRequestError, ErrorCode, FailedError, RejectedError
@@ -269,3 +270,34 @@ async def test_draining_waits_for_what_runs() -> None:
             assert await drained == 0
             assert await call == expected((1,), (2,))
         assert await world.embedders.drain(0.0) == 0
+
+
+async def test_silence_sends_texts_to_a_trusted_replica_only(monkeypatch) -> None:
+    monkeypatch.setattr(module, "NAP_S", 0.005)
+    monkeypatch.setattr(standing_module, "PAUSE_FIRST_S", 0.01)
+    async with fleet(2) as world:
+        first, second = world.replicas
+        for replica in world.replicas:
+            replica.answers.clear()
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(world.embed((9,)))
+            await until(lambda: first.texts and second.texts)  # the first was silent
+            await until(lambda: len(first.texts) == 2)  # a probe, which it does not answer
+            assert first.texts == [(9,), (1, 2, 3, 4)]
+            assert second.texts == [(9,)]
+            second.answers.set()
+            assert await call == expected((9,))
+
+
+async def test_a_replica_that_answers_a_probe_is_trusted_again(monkeypatch) -> None:
+    monkeypatch.setattr(module, "NAP_S", 0.005)
+    monkeypatch.setattr(standing_module, "PAUSE_FIRST_S", 0.01)
+    async with fleet(1) as world:
+        world.replicas[0].failure = (grpc.StatusCode.UNAVAILABLE, "going")
+        with pytest.raises(FailedError):
+            await world.embed((1,))
+        assert world.embedders.usable == 0
+        await until(lambda: len(world.replicas[0].texts) > 2)
+        world.replicas[0].failure = None
+        await until(lambda: world.embedders.usable == 1)
+        assert await world.embed((1,)) == expected((1,))

@@ -62,7 +62,7 @@ async def test_a_replica_killed_and_another_frozen_cost_no_request(
     specs = {name: EngineSpec("embed", digest) for name in ("e1", "e2")}
     async with world() as w, running_tritons(tmp_path, specs, artifacts_dir=artifacts[0]) as both:
         objects = control.Objects()
-        objects.CopyFrom(w.feed._objects)
+        objects.CopyFrom(w.feed.objects)
         objects.bases.add(digest=digest, context_tokens_max=TINY.tokens_max)
         objects.pools.add(id="embedders", base_digest=digest, engine="embed")
         objects.models.add(id=MODEL, base_digest=digest, pool_id="embedders")

@@ -55,7 +55,7 @@ def embedding(world, artifacts, eventually, tmp_path: Path):
         async with world(**settings) as w, AsyncExitStack() as servers:
             made = Embedding(w, digest, tokenizer)
             objects = control.Objects()
-            objects.CopyFrom(w.feed._objects)
+            objects.CopyFrom(w.feed.objects)
             objects.bases.add(digest=digest, context_tokens_max=CONTEXT)
             objects.pools.add(id=POOL, base_digest=digest, engine="embed")
             objects.models.add(id=MODEL, base_digest=digest, pool_id=POOL, release="r7")

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.bases.embedding import load_embedding_base
-from gateway.bodies.embeddings import TOKENS_MAX
-from gateway.embedding.inputs import check_lengths, token_ids
+from gateway.embedding.inputs import TOKENS_MAX, check_lengths, token_ids
 from gateway.embedding.testing import write_embedding_base
 from gateway.embedding.vectors import rendered, shortened
 from sluice.errors import BadRequestError, ErrorCode

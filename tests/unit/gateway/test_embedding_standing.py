@@ -4,12 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.embedding.standing import (
-    BACKOFF_FIRST_S,
-    BACKOFF_MAX_S,
     FAILURES_MAX,
+    PAUSE_FIRST_S,
+    PAUSE_MAX_S,
     Outcome,
     Standing,
-    back_in_s,
     choose,
 )
 
@@ -23,22 +22,21 @@ def test_the_least_busy_one_is_chosen_and_of_equals_the_one_that_waited_longest(
     one, two, three = (Standing(name) for name in "123")
     taken = []
     for step in range(6):
-        chosen = choose([one, two, three], step)
+        chosen = choose([one, two, three])
         chosen.begin(step)
         taken.append(chosen.replica_id)
     assert taken == ["1", "2", "3"] * 2
     two.end(Outcome.ANSWERED, 1.0, 7.0)
-    assert choose([one, two, three], 8.0) is two
-    assert choose([one, two, three], 8.0, tried=["2"]) is one
-    assert choose([two], 8.0, tried=["2"]) is None
+    assert choose([one, two, three]) is two
+    assert choose([one, two, three], tried=["2"]) is one
+    assert choose([two], tried=["2"]) is None
 
 
 def test_an_unreachable_one_is_ejected_though_it_looks_idle() -> None:
     dead, busy = Standing("dead"), Standing("busy", in_flight=50)
     run_one(dead, Outcome.UNREACHABLE, 10.0)
-    assert choose([dead, busy], 10.1) is busy
-    assert choose([dead], 10.1) is None
-    assert back_in_s([dead], 10.1) == BACKOFF_FIRST_S
+    assert choose([dead, busy]) is busy
+    assert choose([dead]) is None
 
 
 def test_failures_of_the_engine_eject_only_in_a_row() -> None:
@@ -48,9 +46,9 @@ def test_failures_of_the_engine_eject_only_in_a_row() -> None:
     run_one(standing, Outcome.ANSWERED, 1.0)
     for _ in range(FAILURES_MAX - 1):
         run_one(standing, Outcome.FAILED, 1.0)
-    assert standing.may_take(1.0)
+    assert standing.is_trusted
     run_one(standing, Outcome.FAILED, 1.0)
-    assert not standing.may_take(1.0)
+    assert not standing.is_trusted
 
 
 def test_all_that_it_held_when_it_died_is_one_strike() -> None:
@@ -60,31 +58,54 @@ def test_all_that_it_held_when_it_died_is_one_strike() -> None:
     for _ in range(64):
         standing.end(Outcome.UNREACHABLE, 1.0, 2.0)
     assert (standing.strikes, standing.in_flight) == (1, 0)
-    assert standing.may_take(2.0 + BACKOFF_FIRST_S)
 
 
-def test_one_text_is_the_trial_and_its_answer_forgives() -> None:
+def test_a_late_answer_to_a_text_of_before_does_not_forgive() -> None:
+    standing = Standing("a")
+    standing.begin(1.0)
+    standing.begin(1.0)
+    standing.end(Outcome.UNREACHABLE, 1.0, 2.0)
+    standing.end(Outcome.ANSWERED, 1.0, 3.0)
+    assert not standing.is_trusted
+    standing.begin(1.0)
+    standing.forgive()
+    standing.end(Outcome.UNREACHABLE, 1.0, 4.0)  # it was sent to the process that has ended
+    assert standing.is_trusted
+
+
+def test_one_probe_at_a_time_decides() -> None:
+    standing = Standing("a")
+    assert not standing.starts_probe(5.0)
+    run_one(standing, Outcome.UNREACHABLE, 5.0)
+    assert not standing.starts_probe(5.0 + PAUSE_FIRST_S / 2)
+    assert standing.starts_probe(5.0 + PAUSE_FIRST_S)
+    assert not standing.starts_probe(50.0)
+    standing.end_probe(Outcome.UNREACHABLE, 50.0)
+    assert not standing.starts_probe(50.0 + PAUSE_FIRST_S)
+    assert standing.starts_probe(50.0 + 2 * PAUSE_FIRST_S)
+    standing.end_probe(Outcome.ANSWERED, 51.0)
+    assert choose([standing]) is standing
+
+
+def test_a_probe_that_fails_after_its_replica_was_trusted_again_says_nothing() -> None:
     standing = Standing("a")
     run_one(standing, Outcome.UNREACHABLE, 0.0)
-    standing.begin(BACKOFF_FIRST_S)
-    assert not standing.may_take(5.0)
-    standing.end(Outcome.UNKNOWN, BACKOFF_FIRST_S, 5.0)  # its client left
-    assert standing.may_take(5.0)
-    standing.begin(5.0)
-    standing.end(Outcome.ANSWERED, 5.0, 5.1)
-    standing.begin(5.2)
-    assert standing.may_take(5.2)
-    assert standing.strikes == 0
+    assert standing.starts_probe(PAUSE_FIRST_S)
+    standing.forgive()
+    standing.end_probe(Outcome.UNREACHABLE, 1.0)
+    assert standing.is_trusted
 
 
-def test_trials_become_rarer_but_never_end() -> None:
-    standing, now_s, waits = Standing("a"), 0.0, []
+def test_probes_become_rarer_but_never_end() -> None:
+    standing, waits = Standing("a"), []
+    run_one(standing, Outcome.UNREACHABLE, 0.0)
     for _ in range(2000):
-        run_one(standing, Outcome.UNREACHABLE, now_s)
-        waits.append(standing.again_at_s - now_s)
-        now_s = standing.again_at_s
-    assert waits[:3] == [BACKOFF_FIRST_S, 2 * BACKOFF_FIRST_S, 4 * BACKOFF_FIRST_S]
-    assert waits[-1] == BACKOFF_MAX_S
+        low, high = standing.ejected_at_s, standing.ejected_at_s + PAUSE_MAX_S
+        assert not standing.starts_probe(low)
+        assert standing.starts_probe(high)
+        standing.end_probe(Outcome.UNREACHABLE, high)
+        waits.append(high - low)
+    assert set(waits) == {PAUSE_MAX_S}
 
 
 _EVENTS = st.lists(
@@ -101,15 +122,15 @@ def test_counts_stay_true_and_everybody_returns(events) -> None:
         now_s += pause_s
         standing = standings[number]
         if outcome is None:
-            chosen = choose(standings, now_s)
+            chosen = choose(standings)
             if chosen is not None:
-                assert chosen.may_take(now_s)
+                assert chosen.is_trusted
                 chosen.begin(now_s)
                 begun[int(chosen.replica_id)].append(now_s)
         elif begun[number]:
             standing.end(outcome, begun[number].pop(), now_s)
+        elif standing.starts_probe(now_s):
+            standing.end_probe(outcome, now_s)
         assert [s.in_flight for s in standings] == [len(b) for b in begun]
-    for number, standing in enumerate(standings):
-        while begun[number]:
-            standing.end(Outcome.UNKNOWN, begun[number].pop(), now_s)
-        assert standing.may_take(now_s + BACKOFF_MAX_S)
+    for standing in standings:
+        assert standing.is_trusted or standing.starts_probe(now_s + PAUSE_MAX_S)
