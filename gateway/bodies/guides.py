@@ -20,7 +20,7 @@ _SCHEMA_BYTES_MAX = 65_536
 _CHOICES_BYTES_MAX = 65_536
 _REGEX_BYTES_MAX = 8_192
 _CHOICE_CHARACTERS_MAX = 4_096
-_SCHEMA_LEVELS_MAX = 200  # of objects and arrays; deep ones of real interfaces have 30
+_SCHEMA_LEVELS_MAX = 120  # of objects and arrays; its reader gives up a little above
 
 
 class TextFormat(Strict):
