@@ -45,7 +45,9 @@ _OPTIONS_KEY, _OPTIONS_CHARACTERS_MAX = "x-guidance", 200
 # Marks that are one token are given by number: by name, they could be part of what looks like text.
 _TOKEN = re.compile(r"<\[([0-9]{1,7})\]>")
 _UNQUOTABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
-_COMPACT: Any = {"whitespace_flexible": False}  # a weak model would babble spaces
+# A weak model would babble spaces if it could, and lose its thread if it had to leave out those
+# that it learned to write.
+_SPACED: Any = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _MESSAGE_CHARACTERS = 300
 
 
@@ -69,7 +71,7 @@ def grammar_source(grammar: Grammar) -> str:
     _check_schema(grammar, document)
     try:
         # Not the text itself: of two equal keys, what was checked is what is compiled.
-        return LLMatcher.grammar_from_json_schema(json.dumps(document), overrides=_COMPACT)
+        return LLMatcher.grammar_from_json_schema(json.dumps(document), overrides=_SPACED)
     except ValueError as error:  # what Python takes for JSON and others do not: NaN, surrogates
         raise refused(grammar, shortened(str(error))) from None
 
