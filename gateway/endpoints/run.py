@@ -23,6 +23,7 @@ from gateway.endpoints.event_stream import EventStream
 from gateway.endpoints.keep_alive import KeepAlive
 from gateway.endpoints.task import Plan, Task
 from gateway.metrics import FastHistogram
+from gateway.server.identity import identity_of
 from gateway.text.logprobs import LogprobLine
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import StreamHead
@@ -224,7 +225,7 @@ class Run:
 
     def _headers(self) -> dict[str, str]:
         exchange = self.exchange
-        headers = {"x-request-id": exchange.request_id, "x-sluice-model": exchange.model.id}
+        headers = {**identity_of(self.request).headers, "x-sluice-model": exchange.model.id}
         return headers if exchange.reservation is None else headers | exchange.reservation.headers
 
     def _usage(self) -> dict[str, object]:
