@@ -1,20 +1,15 @@
-"""Which limits hold for a caller and a model.
-
-Three scopes: the account (the tier's limits, replaced where the tenant has its own), the key, and
-the model within the account. A scope without any limit is none.
-"""
+"""The buckets of a caller who asks for a model: one per scope of `limits.caller` with a limit."""
 
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from gateway.directory import Principal
 from gateway.limits.buckets import Scope
+from gateway.limits.caller import CallerLimits, account_limits, key_limits, model_limits
 from gateway.limits.forecast import Forecast
-from sluice.wire.control.v1 import control_pb2 as wire
 
 _BINDINGS_MAX = 65_536  # above it, those bound longest ago are bound anew
 _FORECASTS_MAX = 65_536
-_NO_LIMITS = wire.Limits()
 
 
 class Binding(NamedTuple):
@@ -55,27 +50,14 @@ class Scopes:
         return self._bind(principal, model_id)
 
     def _bind(self, principal: Principal, model_id: str) -> Binding:
-        key, tenant, tier = principal.key, principal.tenant, principal.tier
-        own = tenant.limits
-        of_model = tier.model_limits.get(model_id) or _NO_LIMITS
+        key, tenant = principal.key, principal.tenant
         # The braces keep a tenant's scopes together where Valkey is sharded.
         prefix = f"limit:{{{tenant.id}}}"
+        of_model = f"your account for the model '{model_id}'"
         scopes = (
-            self._scope(
-                prefix,
-                "your account",
-                own.rpm or tier.rpm,
-                own.tpm or tier.tpm,
-                own.requests_max or tier.requests_max,
-            ),
-            self._scope(f"{prefix}:key:{key.id}", "your key", key.rpm, key.tpm, key.requests_max),
-            self._scope(
-                f"{prefix}:model:{model_id}",
-                f"your account for the model '{model_id}'",
-                of_model.rpm,
-                of_model.tpm,
-                of_model.requests_max,
-            ),
+            self._scope(prefix, "your account", account_limits(principal)),
+            self._scope(f"{prefix}:key:{key.id}", "your key", key_limits(principal)),
+            self._scope(f"{prefix}:model:{model_id}", of_model, model_limits(principal, model_id)),
         )
         binding = Binding(
             principal,
@@ -89,13 +71,13 @@ class Scopes:
             del self._bindings[next(iter(self._bindings))]
         return binding
 
-    def _scope(self, name: str, label: str, rpm: int, tpm: int, requests_max: int) -> Scope | None:
-        if not (rpm or tpm or requests_max):
+    def _scope(self, name: str, label: str, limits: CallerLimits) -> Scope | None:
+        if not any(limits):
             return None
         scope = self._scopes.get(name)
         if scope is None:
             scope = self._scopes[name] = Scope(name, label)
-        scope.rpm, scope.tpm, scope.requests_max = rpm, tpm, requests_max
+        scope.rpm, scope.tpm, scope.requests_max = limits
         return scope
 
     def _forecast(self, tenant_id: str, model_id: str) -> Forecast:
