@@ -100,8 +100,9 @@ def test_bad_bodies_get_the_openai_envelope(stack, body: bytes, status: int) -> 
 
 def test_a_parameter_that_is_not_served_is_named_not_dropped(client) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, n=3)
-    assert caught.value.param == "n"
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, verbosity="high")
+    assert caught.value.param == "verbosity"
+    assert caught.value.code == "unsupported_parameter"
 
 
 def test_a_stop_string_ends_the_text_before_it(client) -> None:
