@@ -57,8 +57,8 @@ _SETTINGS_TAIL = """
 _METRICS_HEAD = """# Metrics
 
 Each process answers `GET /metrics` on its HTTP address in Prometheus' text format. Labels come from
-closed sets: tenants, requests and replicas are never labels. With several gateway workers, each
-scrape reaches one of them.
+closed sets: tenants, requests and replicas are never labels. Gateways with several workers tell of
+all of them at their [operations address](operations.md#operations-address).
 """
 _METRICS_COLUMNS = ("metric", "type", "labels", "meaning")
 _ENGINE_HEAD = """
