@@ -1,7 +1,7 @@
 """How many tokens an answer may have. Pure."""
 
 from gateway.bodies.generation import GenerationFields
-from gateway.bodies.parsing import bad_value
+from gateway.bodies.mistakes import bad_value
 from sluice.errors import BadRequestError, ErrorCode
 
 # Bounds answers of models whose context nobody has stated.

@@ -22,7 +22,8 @@ from gateway.bodies.messages import (
     ToolChoice,
     check_messages,
 )
-from gateway.bodies.parsing import bad_value, parse, unsupported
+from gateway.bodies.mistakes import bad_value, unsupported
+from gateway.bodies.parsing import parse
 
 TOP_LOGPROBS_MAX = 20
 

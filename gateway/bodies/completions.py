@@ -6,7 +6,8 @@ from pydantic import Field
 
 from gateway.bodies.fields import Flag, Integer, Only
 from gateway.bodies.generation import GenerationFields
-from gateway.bodies.parsing import bad_value, parse, unsupported
+from gateway.bodies.mistakes import bad_value, unsupported
+from gateway.bodies.parsing import parse
 from gateway.bodies.prompts import TextOrIds, check_ids, listed
 
 PROMPTS_MAX = 64

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gateway.bodies.fields import Integer, ModelName, ShortText
-from gateway.bodies.parsing import Body, bad_value, parse
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.parsing import Body, parse
 from gateway.bodies.prompts import TextOrIds, listed
 
 _DIMENSIONS_MAX = 65_536

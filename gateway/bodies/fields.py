@@ -12,7 +12,8 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from gateway.bodies.parsing import BODY_BYTES_MAX, UNSUPPORTED
+from gateway.bodies.mistakes import UNSUPPORTED
+from gateway.bodies.parsing import BODY_BYTES_MAX
 
 Integer = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]

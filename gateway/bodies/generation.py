@@ -15,7 +15,8 @@ from gateway.bodies.fields import (
     ShortText,
 )
 from gateway.bodies.guides import Choices, Regex, ResponseFormat, guide_of
-from gateway.bodies.parsing import Body, Strict, bad_value
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.parsing import Body, Strict
 from gateway.bodies.prompts import check_ids
 from sluice.errors import BadRequestError, ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine

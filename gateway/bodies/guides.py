@@ -11,7 +11,8 @@ import orjson
 from pydantic import Field
 
 from gateway.bodies.fields import Flag, Text
-from gateway.bodies.parsing import Strict, bad_value
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.parsing import Strict
 from sluice.errors import BadRequestError
 from sluice.wire.engine.v1 import engine_pb2 as engine
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.bodies.fields import Flag, FunctionName, Only, ShortText, Text
-from gateway.bodies.parsing import Strict, bad_value
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.parsing import Strict
 
 MESSAGES_MAX = 4096
 PARTS_MAX = 4096  # of one message: texts, or tool calls

@@ -6,13 +6,13 @@ anything is parsed. Millions of mistakes take seconds to collect: lists stop at 
 objects with too many fields are refused as a whole.
 """
 
-from collections.abc import Sequence
 from typing import Any, LiteralString, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
+from gateway.bodies.mistakes import first_mistake
 from sluice.errors import BadRequestError, ErrorCode
 
 BODY_BYTES_MAX = 4 << 20
@@ -25,9 +25,7 @@ PARTS_MAX = 25_000
 _SLICE_BYTES = 512 << 10  # worked on without letting go of the interpreter: 2 ms
 _FIELDS_MAX = 64  # of an object whose fields are known
 _TOO_MANY_FIELDS: LiteralString = "an object has at most 64 fields here"
-_SHOWN_CHARACTERS_MAX = 100  # of a name that the caller chose
 
-UNSUPPORTED: LiteralString = "unsupported_parameter"  # type of such a mistake, for pydantic
 
 _BodyT = TypeVar("_BodyT", bound="Body")
 
@@ -73,23 +71,9 @@ def parse(kind: type[_BodyT], body: bytes) -> _BodyT:
     try:
         request = kind.__pydantic_validator__.validate_python(document)
     except ValidationError as error:
-        raise _bad_field(error, document) from None
+        raise first_mistake(error, document) from None
     request.check()
     return request
-
-
-def bad_value(param: str, message: str) -> BadRequestError:
-    """Return the error for a value that cannot be; `message` ends without a full stop."""
-    return BadRequestError(
-        ErrorCode.INVALID_REQUEST, f"Invalid value for '{param}': {message}.", param=param
-    )
-
-
-def unsupported(param: str, message: str) -> BadRequestError:
-    """Return the error for what is documented elsewhere and not served here."""
-    return BadRequestError(
-        ErrorCode.UNSUPPORTED_PARAMETER, f"Unsupported value for '{param}': {message}.", param=param
-    )
 
 
 def check_values(body: bytes) -> None:
@@ -129,60 +113,3 @@ def _slices(body: bytes) -> list[bytes]:
 
 def _without_escapes(piece: bytes) -> bytes:
     return piece.replace(b"\\\\", b"").replace(b'\\"', b"")
-
-
-def _bad_field(error: ValidationError, document: object) -> BadRequestError:
-    """Return the error for the first mistake; of those that a union's members tell, the deepest."""
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    paths = [_path(detail, document) for detail in details]
-    ranks = [
-        (len(path), not detail["type"].endswith("_type"))
-        for path, detail in zip(paths, details, strict=True)
-    ]
-    best = max(range(len(details)), key=ranks.__getitem__)
-    param, kind, message = _shown(paths[best]), details[best]["type"], details[best]["msg"]
-    if kind == UNSUPPORTED:
-        return unsupported(param, message)
-    if kind == "missing":
-        text = f"Missing required parameter: '{param}'."
-    elif kind == "extra_forbidden":
-        text = f"Unrecognized request argument supplied: {param}"
-    else:
-        return bad_value(param, message)
-    return BadRequestError(ErrorCode.INVALID_REQUEST, text, param=param)
-
-
-def _path(detail: ErrorDetails, document: object) -> list[str | int]:
-    """Return where the mistake is in the document: pydantic's path without names of its types."""
-    if detail["type"] == "missing":
-        *above, name = detail["loc"]
-        return [*_followed(above, document), name]
-    return _followed(detail["loc"], document)
-
-
-def _followed(loc: Sequence[str | int], value: object) -> list[str | int]:
-    """Return the parts of `loc` that are keys and indices of `value`.
-
-    A union's member may have the name of a field of it: then what leads to the last part is right.
-    """
-    for position, part in enumerate(loc):
-        rest = loc[position + 1 :]
-        if isinstance(value, dict) and part in value:
-            within = [part, *_followed(rest, cast("dict[object, object]", value)[part])]
-            if rest and within[-1] != rest[-1]:
-                beside = _followed(rest, cast("object", value))
-                return beside if beside and beside[-1] == rest[-1] else within
-            return within
-        if isinstance(value, list) and isinstance(part, int):
-            return [part, *_followed(rest, cast("list[object]", value)[part])]
-    return []
-
-
-def _shown(path: list[str | int]) -> str:
-    shown = ""
-    for part in path:
-        if isinstance(part, int):
-            shown += f"[{part}]"
-        else:
-            shown += ("." if shown else "") + part[:_SHOWN_CHARACTERS_MAX]
-    return shown

@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 from pydantic import Discriminator, Field, Tag
 
 from gateway.bodies.fields import Text, TokenId
-from gateway.bodies.parsing import bad_value
+from gateway.bodies.mistakes import bad_value
 
 INPUTS_MAX = 2048  # OpenAI's, for embeddings
 

@@ -7,7 +7,8 @@ from pydantic import Field
 
 from gateway.bodies.fields import Flag, ModelName, Text
 from gateway.bodies.messages import MESSAGES_MAX, TOOLS_MAX, Message, Tool, check_messages
-from gateway.bodies.parsing import Body, bad_value, parse
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.parsing import Body, parse
 from gateway.bodies.prompts import Ids, check_ids
 
 

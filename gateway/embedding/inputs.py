@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.bases.embedding import EmbeddingBase
-from gateway.bodies.parsing import bad_value
+from gateway.bodies.mistakes import bad_value
 from gateway.bodies.prompts import check_ids
 from sluice.errors import BadRequestError, ErrorCode
 

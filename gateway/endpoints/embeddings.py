@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gateway.bases.embedding import EmbeddingBase, EmbeddingBaseCache
 from gateway.bodies.embeddings import EmbeddingRequest, parse_embedding_request
-from gateway.bodies.parsing import bad_value
+from gateway.bodies.mistakes import bad_value
 from gateway.directory import Directory, Principal, ResolvedModel
 from gateway.dispatch.exchange import Exchange, Tally
 from gateway.embedding.embedders import Embedders, Vector
@@ -25,7 +25,7 @@ from gateway.limits.limiter import Limiter
 from gateway.metrics import GatewayMetrics
 from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate, note_outcome
-from sluice.errors import BadRequestError, ErrorCode, PlatformError
+from sluice.errors import BadRequestError, ErrorCode
 from sluice.scopes import Scope
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
@@ -155,13 +155,7 @@ class _Run:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        exchange = self.exchange
-        if isinstance(exc, PlatformError):
-            exchange.outcome, exchange.status = exc.code, exc.status
-        elif isinstance(exc, asyncio.CancelledError | ConnectionError):
-            exchange.outcome, exchange.status = ErrorCode.CLIENT_CLOSED, 499
-        elif exc is not None:
-            exchange.outcome, exchange.status = ErrorCode.INTERNAL, 500
+        self.exchange.end_by(exc)
         self._endpoint.close(self)
 
     async def embed(self, embedders: Embedders, *, dimensions: int, is_base64: bool) -> None:
@@ -183,7 +177,7 @@ class _Run:
         exchange.outcome, exchange.status = "stop", 200
         exchange.first_sent_at_s = time.monotonic()
         assert exchange.reservation is not None, "it was accepted"
-        headers = exchange.reservation.headers
+        headers = {"x-sluice-model": exchange.model.id, **exchange.reservation.headers}
         count = self.computed_tokens
         end = {"model": model, "usage": {"prompt_tokens": count, "total_tokens": count}}
         head, tail = b'{"object":"list","data":[', b"]," + orjson.dumps(end)[1:]

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from gateway.bases.assets import AssetCache
 from gateway.bases.embedding import EmbeddingBaseCache
-from gateway.bodies.parsing import bad_value
+from gateway.bodies.mistakes import bad_value
 from gateway.bodies.tokenize import (
     TokenizeRequest,
     parse_detokenize_request,

@@ -91,6 +91,10 @@ def test_what_is_taken(extra: dict[str, object]) -> None:
         ({"function_call": {"name": "f"}}, "function_call"),
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools"),
         (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0]",
+        ),
+        (
             {"messages": [{"role": "assistant", "audio": {"id": "a"}}]},
             "messages[0].audio",
         ),
@@ -114,10 +118,6 @@ def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content[0]",
-        ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"max_completion_tokens": "many"}, "max_completion_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),

@@ -81,8 +81,7 @@ def test_completions_have_guides_too() -> None:
     [
         ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
         ({"regex": "a", "choice": ["b"]}, "choice"),
-        ({"response_format": {"type": "yaml"}}, "response_format"),
-        ({"response_format": {}}, "response_format"),
+        ({"response_format": {}}, "response_format.type"),
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (
@@ -114,3 +113,12 @@ def test_what_is_refused(extra: dict[str, object], param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         guide(**extra)
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, param)
+
+
+def test_formats_of_others() -> None:
+    with pytest.raises(BadRequestError) as caught:
+        guide(response_format={"type": "yaml" * 1000})
+    error = caught.value
+    assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "response_format")
+    assert "'json_schema'" in error.message
+    assert len(error.message) < 300

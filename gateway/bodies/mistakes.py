@@ -1,0 +1,99 @@
+"""What is wrong with a body, in the words of its author: the field by its path, and why. Pure."""
+
+from collections.abc import Sequence
+from typing import Any, LiteralString, cast
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from sluice.errors import BadRequestError, ErrorCode
+
+UNSUPPORTED: LiteralString = "unsupported_parameter"  # type of such a mistake, for pydantic
+_NAME_CHARACTERS_MAX = 100  # shown of what the caller chose
+_TEXT_CHARACTERS_MAX = 500
+
+
+def bad_value(param: str, message: str) -> BadRequestError:
+    """Return the error for a value that cannot be; `message` ends without a full stop."""
+    return BadRequestError(
+        ErrorCode.INVALID_REQUEST, f"Invalid value for '{param}': {message}.", param=param
+    )
+
+
+def unsupported(param: str, message: str) -> BadRequestError:
+    """Return the error for what is documented elsewhere and not served here."""
+    return BadRequestError(
+        ErrorCode.UNSUPPORTED_PARAMETER, f"Unsupported value for '{param}': {message}.", param=param
+    )
+
+
+def first_mistake(error: ValidationError, document: object) -> BadRequestError:
+    """Return the error for the first mistake; of those that a union's members tell, the deepest."""
+    details = error.errors(include_url=False, include_input=False)
+    paths = [_path(detail, document) for detail in details]
+    ranks = [
+        (len(path), not detail["type"].endswith("_type"))
+        for path, detail in zip(paths, details, strict=True)
+    ]
+    best = max(range(len(details)), key=ranks.__getitem__)
+    return _told(details[best], _shown(paths[best]))
+
+
+def _told(detail: ErrorDetails, param: str) -> BadRequestError:
+    message = detail["msg"][:_TEXT_CHARACTERS_MAX]
+    match detail["type"]:
+        case "missing" | "union_tag_not_found":
+            text = f"Missing required parameter: '{param}'."
+            return BadRequestError(ErrorCode.INVALID_REQUEST, text, param=param)
+        case "extra_forbidden":
+            text = f"Unrecognized request argument supplied: {param}"
+            return BadRequestError(ErrorCode.INVALID_REQUEST, text, param=param)
+        case "union_tag_invalid":
+            context: dict[str, Any] = detail.get("ctx", {})
+            kind = str(context.get("tag"))[:_NAME_CHARACTERS_MAX]
+            known = context.get("expected_tags")
+            return unsupported(param, f"the type '{kind}' is not one of {known}")
+        case kind if kind == UNSUPPORTED:
+            return unsupported(param, message)
+        case _:
+            return bad_value(param, message)
+
+
+def _path(detail: ErrorDetails, document: object) -> list[str | int]:
+    """Return where the mistake is in the document: pydantic's path without names of its types."""
+    match detail["type"]:
+        case "missing":
+            *above, name = detail["loc"]
+            return [*_followed(above, document), name]
+        case "union_tag_not_found":
+            return [*_followed(detail["loc"], document), "type"]
+        case _:
+            return _followed(detail["loc"], document)
+
+
+def _followed(loc: Sequence[str | int], value: object) -> list[str | int]:
+    """Return the parts of `loc` that are keys and indices of `value`.
+
+    A union's member may have the name of a field of it: then what leads to the last part is right.
+    """
+    for position, part in enumerate(loc):
+        rest = loc[position + 1 :]
+        if isinstance(value, dict) and part in value:
+            within = [part, *_followed(rest, cast("dict[object, object]", value)[part])]
+            if rest and within[-1] != rest[-1]:
+                beside = _followed(rest, cast("object", value))
+                return beside if beside and beside[-1] == rest[-1] else within
+            return within
+        if isinstance(value, list) and isinstance(part, int):
+            return [part, *_followed(rest, cast("list[object]", value)[part])]
+    return []
+
+
+def _shown(path: list[str | int]) -> str:
+    shown = ""
+    for part in path:
+        if isinstance(part, int):
+            shown += f"[{part}]"
+        else:
+            shown += ("." if shown else "") + part[:_NAME_CHARACTERS_MAX]
+    return shown
