@@ -233,12 +233,16 @@ class ReplicaBook:
             return  # in the middle of a step
         written_at = now - self.speed.lag_s
         prompts: list[Prompt] = []
+        blocked: list[Prompt] = []
         began_at = written_at - state.step_us * 1e-6
         for slot in self._prefills.values():
-            # What was there before the last step and was not taken into it waits for memory.
-            is_blocked = not slot.is_admitted and slot.dispatched_at < began_at
+            # What was there before the last step and was not taken into it waits for memory, which
+            # nothing takes where nothing runs: there the host has not heard of it yet.
+            is_blocked = state.running and not slot.is_admitted and slot.dispatched_at < began_at
             sent_at = float("inf") if is_blocked else slot.dispatched_at
-            prompts.append(Prompt(sent_at, slot.prefill_owed, self._work_s(slot)))
+            prompt = Prompt(sent_at, slot.prefill_owed, self._work_s(slot))
+            (blocked if is_blocked else prompts).append(prompt)
+        prompts += blocked  # the others go on
         if self.foreign:
             tokens = max(0, state.prefill_tokens_owed - self._book_owed)
             prompts.insert(0, Prompt(written_at, tokens, tokens / self.tokens_s))

@@ -123,6 +123,22 @@ def test_what_belongs_to_a_begun_answer_is_let_in(begun):
     assert world.code(world.submit(tenant_id="a", payload=payload, deadline_s=0.001)) == ""
 
 
+def test_what_an_idle_engine_has_not_heard_of_yet_does_not_wait_for_memory(bench):
+    world = bench(replicas=1, sequences=64, blocks=4096, deadline_default_s=60.0)
+    slot = world.slot(world.submit())
+    done = engine.EngineState(step_us=20_000)
+    world.frame("replica-0", tokens={slot: [1]}, finished={slot: engine.FINISH_REASON_STOP})
+    world.now += 1.0
+    for _ in range(30):
+        world.submit(tick=False)
+    world.tick()
+    world.now += 0.05  # the host is busy taking them
+    world.frame("replica-0", state=done, steps=0)  # a heartbeat, on its way when they were sent
+    late = [world.submit(prompt=500) for _ in range(12)]
+    assert not [entry for entry in world.batch().outcomes if entry.handle in late]
+    assert world.core.replicas["replica-0"].backlog_s(world.now) < 60.0
+
+
 # --- room in the queue ----------------------------------------------------------------------
 
 
