@@ -12,7 +12,7 @@ from control_plane.models.model import RELEASE_MARK
 from control_plane.tables import aliases, models, releases, tenants
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
-_LOCK = 7310520305  # held while a name is taken, because no constraint spans several tables
+_LOCKS = 731052  # one for each name, held while it is taken: no constraint spans several tables
 
 
 async def take_name(
@@ -32,13 +32,14 @@ async def take_name(
     if RELEASE_MARK in name:
         message = f"id: {RELEASE_MARK} stands between a model and its release, so no name has it"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="id")
-    await _lock(connection)
+    await _lock(connection, name)
     if await connection.scalar(select(others.c.id).where(others.c.id == name)):
         message = f"{name} is one of {others.name} already: choose another name"
         raise PlatformError(ErrorCode.CONFLICT, message, param="id")
     space, slash, _ = name.partition("/")
     if not slash or owner_tenant_id == space:
         return
+    await _lock(connection, space)
     if await connection.scalar(select(tenants.c.id).where(tenants.c.id == space)):
         message = (
             f"owner_tenant_id: names that begin with {space}/ are of tenant {space}; make it the "
@@ -49,9 +50,9 @@ async def take_name(
 
 async def take_space(connection: AsyncConnection, tenant_id: str) -> None:
     """Make sure that nobody else has names below a new tenant's id; PlatformError 409."""
-    await _lock(connection)
     if await connection.scalar(select(tenants.c.id).where(tenants.c.id == tenant_id)):
         return
+    await _lock(connection, tenant_id)
     for table in (models, aliases):
         is_below = table.c.id.startswith(f"{tenant_id}/", autoescape=True)
         if found := await connection.scalar(select(table.c.id).where(is_below).limit(1)):
@@ -83,5 +84,5 @@ async def unknown_names(
     return sorted(wanted - set((await connection.scalars(found)).all()))
 
 
-async def _lock(connection: AsyncConnection) -> None:
-    await connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+async def _lock(connection: AsyncConnection, name: str) -> None:
+    await connection.execute(select(func.pg_advisory_xact_lock(_LOCKS, func.hashtext(name))))

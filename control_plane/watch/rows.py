@@ -32,10 +32,11 @@ class Kind:
         return [c for c in self.table.columns if c.name in fields or c.name == "is_draining"]
 
     def to_wire(self, row: Mapping[str, Any]) -> Message:
-        """Return the object of a row; NULL is the field's default."""
-        values = {name: value for name, value in row.items() if value is not None}
+        """Return the object of a row; what is NULL, zero or empty is the field's default."""
+        values = {name: value for name, value in row.items() if value}
         if self.name == "replicas":
-            values["state"] = wire_state(values["state"], is_draining=values.pop("is_draining"))
+            is_draining = values.pop("is_draining", False)
+            values["state"] = wire_state(values.get("state", 0), is_draining=is_draining)
         return self.message(**values)
 
 

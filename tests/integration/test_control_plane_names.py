@@ -153,6 +153,11 @@ async def test_one_name_has_one_owner_however_many_ask_at_once(plane) -> None:
             put(f"aliases/x{number}", {"target": "m"}),
         )
         assert sorted(statuses) == [201, 409]
+        statuses = await asyncio.gather(
+            put(f"models/new{number}/m", {"base_digest": BASE, "pool_id": "one"}),
+            put(f"tenants/new{number}", {"tier_id": "t"}),
+        )
+        assert statuses in ([201, 409], [400, 201]), statuses
 
 
 async def test_limits_and_fallbacks_are_of_models_that_are_there(plane) -> None:
