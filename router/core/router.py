@@ -325,11 +325,12 @@ class RouterCore:
     def _finish_badly(
         self, book: ReplicaBook, cell: CellBook, slot: Slot, entry: engine.Finished, now: float
     ) -> None:
-        where = f"replica {book.replica_id}: {entry.message or entry.code}"
-        if entry.reason == engine.FINISH_REASON_REFUSED:
+        message = entry.message or entry.code
+        where = f"replica {book.replica_id}: {message}"
+        if entry.reason == engine.FINISH_REASON_REFUSED:  # the request's fault, wherever it ran
             code = _REFUSALS.get(entry.code, ErrorCode.ENGINE_REFUSED)
             kind = wire.OUTCOME_KIND_FAILED
-            self.requests.end(slot.request, Ending(kind, code, where, output_tokens=slot.emitted))
+            self.requests.end(slot.request, Ending(kind, code, message, output_tokens=slot.emitted))
         elif entry.reason == engine.FINISH_REASON_BUSY:
             drains = entry.code == ErrorCode.DRAINING
             pause_s = self.config.draining_pause_s if drains else self.config.busy_pause_s

@@ -82,9 +82,13 @@ class Bench:
             )
         for slot, reason in columns.get("finished", {}).items():
             count = slot.emitted + len(columns.get("tokens", {}).get(slot, ()))
-            code = columns.get("code", "")
+            code, message = columns.get("code", ""), columns.get("message", "")
             frame.finished.add(
-                sequence=slot.sequence, reason=reason, output_tokens=count, code=code
+                sequence=slot.sequence,
+                reason=reason,
+                output_tokens=count,
+                code=code,
+                message=message,
             )
         frame.state.CopyFrom(columns.get("state", engine.EngineState()))
         self.core.on_frame(name, epoch, frame, self.now)

@@ -86,6 +86,16 @@ def test_refused_is_final(bench):
     assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_FAILED, "engine_refused")
 
 
+def test_a_refused_caller_is_told_why_and_not_by_whom(bench):
+    world = bench()
+    handle = world.submit()
+    refused = {world.slot(handle): engine.FINISH_REASON_REFUSED}
+    replica_id = world.slot(handle).replica_id
+    world.frame(replica_id, finished=refused, code="invalid_request", message="no such grammar")
+    outcome = world.outcome(handle)
+    assert (outcome.code, outcome.message) == ("invalid_request", "no such grammar")
+
+
 def test_a_draining_replica_gets_nothing_new(bench):
     world = bench(sequences=100, step=4096)
     world.plan(draining=("replica-0",))
