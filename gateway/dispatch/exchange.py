@@ -1,11 +1,13 @@
 """One accepted request's bookkeeping, from admission to its single event: pure facts, no I/O."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.directory import Principal
 from gateway.dispatch.generation import Generation
 from gateway.limits.limiter import Reservation
+from sluice.errors import ErrorCode, PlatformError
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
@@ -90,6 +92,15 @@ class Exchange:
         self.cell_id, self.router_id = cell_id, router_id
         if not self.submitted_at_s:
             self.submitted_at_s = now_s
+
+    def end_by(self, error: BaseException | None) -> None:
+        """Note the failure that ended the request; None: outcome and status stand already."""
+        if isinstance(error, PlatformError):
+            self.outcome, self.status = error.code, error.status
+        elif isinstance(error, asyncio.CancelledError | ConnectionError):
+            self.outcome, self.status = ErrorCode.CLIENT_CLOSED, 499
+        elif error is not None:
+            self.outcome, self.status = ErrorCode.INTERNAL, 500
 
     def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> RequestEvent:
         """Return the event that tells everything once."""

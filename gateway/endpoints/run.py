@@ -5,7 +5,6 @@ status; after it, an `error` event ends the stream, without `[DONE]`. A client t
 cancels the handler, which cancels the request upstream.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from gateway.server.identity import identity_of
 from gateway.text.logprobs import LogprobLine
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import StreamHead
-from sluice.errors import ErrorCode, PlatformError
+from sluice.errors import PlatformError
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +84,7 @@ class Run:
         traceback: TracebackType | None,
     ) -> None:
         """Close, once."""
-        exchange = self.exchange
-        if isinstance(exc, PlatformError):
-            exchange.outcome, exchange.status = exc.code, exc.status
-        elif isinstance(exc, asyncio.CancelledError | ConnectionError):
-            exchange.outcome, exchange.status = ErrorCode.CLIENT_CLOSED, 499
-        elif exc is not None:
-            exchange.outcome, exchange.status = ErrorCode.INTERNAL, 500
+        self.exchange.end_by(exc)
         self._close(self)
 
     async def answer(self, means: Means) -> web.StreamResponse:
