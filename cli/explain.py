@@ -16,6 +16,7 @@ from cli.api import Api, ApiError
 from cli.render import console, show_json, table
 from cli.stack_commands import fail
 from sluice.hashing import HASH_BYTES, chained_hashes, session_hash
+from sluice.priority import queue_priority
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 
@@ -182,7 +183,7 @@ async def _submit(api: Api, question: Question, model: Mapping[str, Any]) -> wir
             raise ApiError(f"there is no tenant {question.tenant}; see: sluice tenants list")
         tier = await api.call("GET", f"/v1/tiers/{tenant['tier_id']}")
         submit.tenant_weight = tenant["weight"]
-        submit.tier_priority = tier["priority"]
+        submit.tier_priority = queue_priority(tier["priority"])
         submit.deadline_ms = tier["ttft_deadline_ms"]
         submit.is_preemptible = tier["is_preemptible"]
         submit.tier_reserved_permille = tier["reserved_permille"]

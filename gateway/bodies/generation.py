@@ -19,6 +19,7 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body, Strict
 from gateway.bodies.prompts import check_ids
 from sluice.errors import BadRequestError, ErrorCode
+from sluice.priority import CLASSES, queue_priority
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 N_MAX = 8
@@ -28,8 +29,6 @@ _BIASES_MAX = 300
 _DEADLINE_MS_MAX = 600_000
 # The engine reads 0 as "off". So little of the distribution is always the one best token.
 _TOP_P_LEAST = 1e-6
-# A tier is served in so many classes: its ordinary requests, and three below them.
-_CLASSES = 4
 
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 Share = Annotated[Number, Field(ge=0, le=1)]
@@ -101,7 +100,7 @@ class GenerationFields(Body):
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     prompt_cache_key: ShortText | None = None
     session_id: ShortText | None = None
-    priority: Annotated[Integer, Field(gt=-_CLASSES, le=0)] | None = None
+    priority: Annotated[Integer, Field(gt=-CLASSES, le=0)] | None = None
     deadline_ms: Annotated[Integer, Field(ge=1, le=_DEADLINE_MS_MAX)] | None = None
 
     @property
@@ -155,8 +154,8 @@ class GenerationFields(Body):
 
     def queue_priority(self, tier_priority: int) -> int:
         """Return the priority at a router; what is lowered still goes before all lower tiers."""
-        below = min(self.priority or 0, -1 if self.service_tier == "flex" else 0)
-        return tier_priority * _CLASSES + _CLASSES - 1 + below
+        below = max(-(self.priority or 0), int(self.service_tier == "flex"))
+        return queue_priority(tier_priority, below)
 
     def ttft_deadline_ms(self, tier_ms: int) -> int:
         """Return the time until the first token; 0 is the router's default.

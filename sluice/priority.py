@@ -1,0 +1,19 @@
+"""Which requests go first at a router: one scale for everybody who submits or asks.
+
+Every tier is served in classes: its ordinary requests, and below them those that their callers
+themselves put behind. All of a tier's classes go before the tiers below.
+"""
+
+CLASSES = 4
+TIER_PRIORITY_MAX = (1 << 32) // CLASSES - 1  # priorities have 32 bits on the wire
+
+
+def queue_priority(tier_priority: int, below: int = 0) -> int:
+    """Return the priority at a router; higher goes first.
+
+    Args:
+        tier_priority: Of the caller's tier; above `TIER_PRIORITY_MAX` it counts as that.
+        below: Classes below the tier's ordinary requests, less than `CLASSES`.
+    """
+    assert 0 <= below < CLASSES, below
+    return min(tier_priority, TIER_PRIORITY_MAX) * CLASSES + CLASSES - 1 - below
