@@ -79,7 +79,7 @@ class Gateway:
         self.is_draining = False
         self._is_stopped = False
         self.http = self._make_http()
-        self._tls: TlsFiles | None = None
+        self._tls = _tls_files(settings)
         self._changed = asyncio.Event()
         self.watcher.on_change(self._follow)
         self._follow_metrics()
@@ -162,8 +162,6 @@ class Gateway:
     async def start(self, sock: socket.socket | None) -> None:
         """Accept connections, on a bound socket or at `http_address`."""
         settings = self.settings
-        if settings.tls_cert is not None and settings.tls_key is not None:
-            self._tls = TlsFiles(settings.tls_cert, settings.tls_key)
         await self.http.start(
             sock or bound_socket(settings.host, settings.port),
             self._tls.context if self._tls is not None else None,
@@ -260,6 +258,12 @@ class Gateway:
                 "gateway_events_dropped": lambda: self.events.stats.dropped,
             }
         )
+
+
+def _tls_files(settings: GatewaySettings) -> TlsFiles | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return TlsFiles(settings.tls_cert, settings.tls_key)
 
 
 @asynccontextmanager

@@ -14,7 +14,8 @@ from gateway.endpoints.submission import generation_specs
 from gateway.endpoints.task import Plan, Task
 from gateway.limits.limiter import Limiter, Reservation
 from gateway.metrics import GatewayMetrics
-from gateway.server.middleware import Identity, identity_of, note_outcome
+from gateway.server.identity import Identity, identity_of
+from gateway.server.middleware import note_outcome
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 

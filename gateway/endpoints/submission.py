@@ -8,7 +8,7 @@ from gateway.bodies.budget import output_budget
 from gateway.bodies.generation import GenerationFields
 from gateway.directory import Principal, ResolvedModel
 from gateway.dispatch.generation import GenerationSpec
-from gateway.server.middleware import Identity
+from gateway.server.identity import Identity
 from sluice.hashing import session_hash
 from sluice.wire.engine.v1 import engine_pb2 as engine
 

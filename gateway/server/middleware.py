@@ -10,12 +10,10 @@ from aiohttp import web
 from gateway.directory import Directory, Principal
 from gateway.metrics import GatewayMetrics
 from gateway.server.errors import HttpError, body_of, headers_of
-from gateway.server.identity import Identity, identity_of, set_identity
+from gateway.server.identity import identity_of, set_identity
 from gateway.server.protocol import UNKNOWN_VERSION, HttpProtocol, too_many_connections
 from gateway.server.routes import Route, Routes
 from sluice.errors import ErrorCode, PlatformError
-
-__all__ = ["Envelope", "Identity", "authenticate", "error_response", "identity_of", "note_outcome"]
 
 log = structlog.get_logger(__name__)
 

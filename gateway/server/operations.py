@@ -1,5 +1,6 @@
 """The operations address: metrics and probes of all workers together, away from clients."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -60,10 +61,9 @@ async def serving_operations(address: str | None, probes: Probes) -> AsyncGenera
 
 async def all_metrics(workers: Workers) -> bytes:
     """Return one page of all workers' metrics, and of the parent's own."""
-    pages: dict[str, bytes] = {}
-    for worker in workers.live:
-        if worker.link is not None:
-            pages[worker.name] = await worker.link.metrics()
+    asked = {worker.name: worker.link for worker in workers.live if worker.link is not None}
+    answers = await asyncio.gather(*(link.metrics() for link in asked.values()))
+    pages = dict(zip(asked, answers, strict=True))
     registry = CollectorRegistry()
     registry.register(_WorkersCollector(workers))
     return merged(pages) + generate_latest(registry)

@@ -48,6 +48,7 @@ class Worker:
         self.is_retired = False
         self._spec = spec
         self._sockets = link
+        self._child: ChildProcess | None = None
 
     @property
     def not_ready_because(self) -> str:
@@ -60,7 +61,7 @@ class Worker:
         """Run the process; one that says nothing for `freeze_s` is killed."""
         ours, theirs = self._sockets
         try:
-            child = await ChildProcess.start(self._spec)
+            child = self._child = await ChildProcess.start(self._spec)
         except OSError as error:
             log.warning("worker_not_started", worker=self.name, error=str(error))
             self.ended_because = "ended"
@@ -112,6 +113,11 @@ class Worker:
         if self.link is not None:
             self.link.retire()
 
+    async def stop(self, *, grace_s: float | None = None) -> None:
+        """End the process: it drains; after `grace_s` (None: long enough) it is killed."""
+        if self._child is not None:
+            await self._child.stop(grace_s=grace_s)
+
 
 class Slot:
     """One worker at a time, apart from those that finish."""
@@ -161,13 +167,13 @@ class Slot:
 
         The new one accepts connections as soon as it can serve them; until then the old one does.
         """
-        worker = self._start(ready_wait_s=READY_S)
+        worker = self._start(ready_wait_s=2 * READY_S)
         try:
             async with asyncio.timeout(READY_S):
                 await worker.ready.wait()
         except TimeoutError:
             log.warning("worker_not_ready", worker=worker.name, because=worker.not_ready_because)
-            worker.retire()
+            await worker.stop(grace_s=0)  # it has not accepted anything
             return False
         if worker.ended_because:
             return False
@@ -254,10 +260,11 @@ class Workers:
         log.info("rolling_restart_ended")
 
     async def stop(self) -> None:
-        """Let all workers drain and end."""
+        """Let all workers drain and end; they are heard until then."""
         self.is_stopping = True
         for keeper in self._keepers:
             keeper.cancel()
+        await asyncio.gather(*(worker.stop() for worker in self.live))
         running = list(self._running)
         for task in running:
             task.cancel()
