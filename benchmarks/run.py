@@ -9,6 +9,7 @@ from pathlib import Path
 
 MODULES = {
     "gateway": "benchmarks.micro.gateway_paths",
+    "limiter": "benchmarks.micro.limiter",
     "bodies": "benchmarks.micro.bodies",
     "directory": "benchmarks.micro.directory",
     "router": "benchmarks.micro.router_core",

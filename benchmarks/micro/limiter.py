@@ -1,0 +1,202 @@
+"""CPU of the limiter, here and in Valkey, per reservation.
+
+One operation: one `Limiter.reserve` (two scopes: account and key; a hundred tenants in turn) on a
+real Valkey over loopback, from the call to its result in the caller's task: packing, socket,
+parsing, future and the switches of the task included. `closed` has so many tasks that each ask
+again as soon as they are answered, so that as many calls leave together; `open` starts 5,000 tasks
+a second at random times, and subtracts what the same tasks cost that ask for nothing. `settled`
+adds the settlement, `headers` the dictionary of the answer's headers. CPU time of the process,
+kernel included, in microseconds; `server_us` is that of Valkey.
+Least of the rounds, because the machine is shared. Not measured: the task and its creation, which
+the request has anyway; a network with distance. Run: `python -m benchmarks.micro.limiter`.
+"""
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.results import write_result
+from cli.stack.valkey import valkey_spec, valkey_url
+from gateway.directory import Principal
+from gateway.limits.limiter import Limiter
+from gateway.limits.valkey import ValkeyClient
+from sluice.process import ChildProcess, free_port
+from sluice.wire.control.v1 import control_pb2 as control
+
+_ROUNDS = 5
+_TOGETHER = (1, 16, 64, 256)
+_CHECKS = 20_000
+_CHECKS_ALONE = 2_000
+_RATE = 5_000
+_OPEN_S = 2.0
+_TENANTS = 100
+_RPM, _TPM = 1_000_000_000, 2_000_000_000
+
+Check = Callable[[Principal], Coroutine[None, None, None]]
+
+
+def callers(*, are_limited: bool) -> Iterator[Principal]:
+    """Return callers of all tenants in turn."""
+    rpm, tpm = (_RPM, _TPM) if are_limited else (0, 0)
+    return cycle(
+        [
+            Principal(
+                control.ApiKey(id=f"key{number}", rpm=rpm, tpm=tpm),
+                control.Tenant(id=f"tenant{number}"),
+                control.Tier(rpm=rpm, tpm=tpm),
+            )
+            for number in range(_TENANTS)
+        ]
+    )
+
+
+class Cpu:
+    """CPU time of this process and of the server since the last `take`."""
+
+    def __init__(self, server: ChildProcess) -> None:
+        self._server_clock = (~server.pid << 3) | 2  # Linux: CPU clock of another process
+        self._last = (0, 0)
+        self.take()
+
+    def take(self) -> tuple[float, float]:
+        """Return microseconds here and there; begin anew."""
+        now = time.process_time_ns(), time.clock_gettime_ns(self._server_clock)
+        before, self._last = self._last, now
+        return (now[0] - before[0]) / 1e3, (now[1] - before[1]) / 1e3
+
+
+async def closed(check: Check, together: int, checks: int) -> None:
+    """Let `together` tasks check, again and again."""
+    who = callers(are_limited=True)
+
+    async def task() -> None:
+        for _ in range(checks // together):
+            await check(next(who))
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(together):
+            tasks.create_task(task())
+
+
+async def open_loop(check: Check, rng: random.Random, *, are_limited: bool) -> int:
+    """Start `_RATE` tasks a second; return how many."""
+    who, loop = callers(are_limited=are_limited), asyncio.get_running_loop()
+    started, next_s = 0, loop.time()
+    end_s = next_s + _OPEN_S
+    async with asyncio.TaskGroup() as tasks:
+        while next_s < end_s:
+            while next_s <= loop.time():
+                tasks.create_task(check(next(who)))
+                next_s += rng.expovariate(_RATE)
+                started += 1
+            await asyncio.sleep(0.0005)
+    return started
+
+
+@asynccontextmanager
+async def running_limiter(home: Path) -> AsyncGenerator[tuple[Limiter, ChildProcess]]:
+    """Yield a limiter on a server of its own."""
+    port = free_port()
+    server = await ChildProcess.start(valkey_spec(port, home / "valkey", home / "log", {}))
+    client = ValkeyClient(valkey_url(port), deadline_s=5.0)
+    limiter = Limiter(client, local_share=1.0, clock=time.monotonic)
+    try:
+        await server.wait_ready(10)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(client.run())
+            while not limiter.is_shared:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+            yield limiter, server
+            running.cancel()
+        assert limiter.local_decisions == 0, "the server was too slow for the deadline"
+    finally:
+        await server.stop()
+
+
+def checks_of(limiter: Limiter) -> dict[str, Check]:
+    """Return what is measured, by name."""
+
+    async def check(who: Principal) -> None:
+        await limiter.reserve(who, "m", prompt_tokens=50, output_tokens_max=50, is_bounded=True)
+
+    async def with_headers(who: Principal) -> None:
+        found = await limiter.reserve(
+            who, "m", prompt_tokens=50, output_tokens_max=50, is_bounded=True
+        )
+        assert found.headers or not found.scopes
+
+    async def settled(who: Principal) -> None:
+        found = await limiter.reserve(
+            who, "m", prompt_tokens=50, output_tokens_max=50, is_bounded=True
+        )
+        limiter.settle(found, prompt_tokens=50, output_tokens=40, was_served=True)
+
+    return {"check": check, "headers": with_headers, "settled": settled}
+
+
+def least(found: list[tuple[float, float]]) -> dict[str, float]:
+    """Return the least of both columns."""
+    here, there = zip(*found, strict=True)
+    return {"client_us": round(min(here), 2), "server_us": round(min(there), 2)}
+
+
+async def measure(limiter: Limiter, server: ChildProcess) -> dict[str, Any]:
+    """Return all figures."""
+    cpu, rng, figures = Cpu(server), random.Random(5), dict[str, Any]()
+    for name, check in checks_of(limiter).items():
+        for together in _TOGETHER:
+            checks = (_CHECKS if together > 1 else _CHECKS_ALONE) // together * together
+            found: list[tuple[float, float]] = []
+            for _ in range(_ROUNDS):
+                cpu.take()
+                await closed(check, together, checks)
+                here, there = cpu.take()
+                found.append((here / checks, there / checks))
+            figures[f"closed_{name}_{together}"] = least(found)
+        found = []
+        for _ in range(_ROUNDS):
+            costs: list[tuple[float, float]] = []
+            for are_limited in (True, False):
+                cpu.take()
+                started = await open_loop(check, rng, are_limited=are_limited)
+                here, there = cpu.take()
+                costs.append((here / started, there / started))
+            found.append((costs[0][0] - costs[1][0], costs[0][1] - costs[1][1]))
+        figures[f"open_{name}"] = least(found)
+    return figures
+
+
+async def _run() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with running_limiter(Path(folder)) as (limiter, server):
+            return await measure(limiter, server)
+
+
+def main() -> None:
+    """Run all cases and write `benchmarks/results/limiter.json`."""
+    figures = uvloop.run(_run())
+    parameters = {
+        "rounds": _ROUNDS,
+        "checks": _CHECKS,
+        "checks_alone": _CHECKS_ALONE,
+        "open_checks_per_s": _RATE,
+        "open_s": _OPEN_S,
+        "tenants": _TENANTS,
+        "scopes": 2,
+    }
+    assert __doc__ is not None
+    operation = __doc__.split("\n\n")[1].strip().replace("\n", " ")
+    path = write_result("limiter", operation, {"parameters": parameters, **figures})
+    print(path.read_text())
+
+
+if __name__ == "__main__":
+    main()
