@@ -4,8 +4,8 @@ import gc
 
 import uvloop
 
-from router.app import serve
 from router.settings import Settings
+from sluice.grpc_polling import poll_in_place
 from sluice.logs import configure_logs
 
 
@@ -13,6 +13,9 @@ def main() -> None:
     """Run one router."""
     settings = Settings.from_environment()
     configure_logs("router")
+    poll_in_place()
+    from router.app import serve
+
     # What lives now lives forever. Requests are freed by their reference counts, so that the
     # collector finds nearly nothing: let it look rarely, and never at what was imported.
     gc.freeze()
