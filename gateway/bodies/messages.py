@@ -34,14 +34,20 @@ class RefusalPart(Strict):
 Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
-class FunctionCall(Strict):
+class _Answered(BaseModel):
+    """What clients send back as they got it, or as an SDK completed it: other fields do nothing."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class FunctionCall(_Answered):
     """A call as the assistant made it; `arguments` is JSON text."""
 
     name: ShortText
     arguments: Text = ""
 
 
-class ToolCall(Strict):
+class ToolCall(_Answered):
     """A tool call in the history."""
 
     id: ShortText = ""
@@ -49,14 +55,12 @@ class ToolCall(Strict):
     function: FunctionCall
 
 
-class Message(BaseModel):
-    """One turn. Clients send answers back as they got them, so fields not known here are ignored.
+class Message(_Answered):
+    """One turn.
 
     Attributes:
         reasoning_content: Of an assistant; templates that know it may show it to the model.
     """
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[Part], Field(fail_fast=True, max_length=PARTS_MAX)] | None = None

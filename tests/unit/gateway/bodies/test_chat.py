@@ -62,10 +62,13 @@ def test_the_smallest_request() -> None:
                     "refusal": None,
                     "annotations": [],
                     "tool_calls": [
-                        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+                        # As the official SDK has them once it has assembled a stream.
+                        {"id": "2", "index": 1, "function": {"name": "f", "parsed_arguments": {}}},
                     ],
                 },
                 {"role": "tool", "tool_call_id": "1", "content": "42"},
+                {"role": "tool", "tool_call_id": "2", "content": "43"},
             ]
         },
     ],
