@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import math
+import time
 from array import array
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -207,25 +208,25 @@ async def test_a_client_that_hangs_up_stops_the_work(embedding, events, eventual
         assert e.world.gateway.embedders.open == 0
 
 
-async def test_limits_count_requests_and_tokens(embedding, eventually) -> None:
+async def test_limits_count_requests_and_tokens(embedding) -> None:
     async with embedding() as e, e.world.http(LIMITED) as http, e.world.sdk(LIMITED) as sdk:
-        body = {"model": MODEL, "input": ["w" * 50] * 12}
-        used = 12 * len(e.ids("w" * 50))
+        began_at_s = time.monotonic()
+        body = {"model": MODEL, "input": ["w" * 50] * 18}
+        used = 18 * len(e.ids("w" * 50))
         response = await http.post("/v1/embeddings", json=body)
-        assert (
-            1000 - used <= int(response.headers["x-ratelimit-remaining-tokens"]) < 1000 - used + 50
-        )
+        assert 1000 - used <= int(response.headers["x-ratelimit-remaining-tokens"]) < 1000
         response = await http.post("/v1/embeddings", json=body)
         assert response.status_code == 429
         assert response.json()["error"]["code"] == "rate_limit_tokens"
         assert response.headers["retry-after"]
         answers = await asyncio.gather(
-            *(sdk.embeddings.create(model=MODEL, input="a") for _ in range(6)),
+            *(sdk.embeddings.create(model=MODEL, input="a") for _ in range(20)),
             return_exceptions=True,
         )
         refused = [a for a in answers if isinstance(a, openai.RateLimitError)]
-        assert len(refused) == 2
         assert {error.code for error in refused} == {"rate_limit_requests"}
+        minutes = (time.monotonic() - began_at_s) / 60
+        assert 1 + len(answers) - len(refused) <= 5 + 5 * minutes
 
 
 async def test_models_say_what_they_are_and_how_they_are(embedding) -> None:
