@@ -26,6 +26,8 @@ CPU_S = 1.0
 # Of tool schemas and of arguments in the history: `tojson` and we ourselves descend on the stack.
 _LEVELS_MAX = 100
 
+_PATTERN_CHARACTERS_MAX = 256  # of a date
+
 # The templates of Mistral raise for identifiers of any other form.
 _SHORT_CALL_IDS = "length != 9"
 _SHORT_CALL_ID = re.compile("[a-zA-Z0-9]{9}")
@@ -48,6 +50,8 @@ def _tojson(value: object, indent: int | None = None) -> str:
 
 
 def _strftime_now(pattern: str) -> str:
+    if len(pattern) > _PATTERN_CHARACTERS_MAX:
+        raise TemplateError("it asks for a very long date")
     return datetime.now().strftime(pattern)  # noqa: DTZ005 - what the templates of Llama 3 expect
 
 

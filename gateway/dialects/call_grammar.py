@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from gateway.dialects.forms import CallForm
-from gateway.dialects.marks import ReasoningMarks
+from gateway.dialects.marks import (
+    ARGUMENTS,
+    TOOL_CALL,
+    TOOL_CALL_END,
+    TOOL_CALLS,
+    ReasoningMarks,
+)
 from gateway.dialects.tools import ToolSpec
 
 CALLS_MAX = 16  # of one forced answer: without a bound a weak model would never end it
@@ -35,9 +41,9 @@ _KEYWORDS_MAX, _ALL_KEYWORDS_MAX = 16, 128  # of one tool, of all: the engine bo
 _TEXT = r"/(.|\n)+/"
 # Marks that begin calls. Llama's forms begin without one.
 _OPENINGS = {
-    CallForm.HERMES: "<tool_call>",
-    CallForm.MISTRAL: "[TOOL_CALLS]",
-    CallForm.MISTRAL_NAMED: "[TOOL_CALLS]",
+    CallForm.HERMES: TOOL_CALL,
+    CallForm.MISTRAL: TOOL_CALLS,
+    CallForm.MISTRAL_NAMED: TOOL_CALLS,
 }
 
 
@@ -110,7 +116,7 @@ class CallGrammar:
     def _around(self, form: CallForm) -> tuple[str, str, str]:
         """Return what stands before, between and after calls, as Lark."""
         if form is CallForm.MISTRAL:
-            return f'{self._mark("[TOOL_CALLS]")} " "? "["', '", "', '"]"'
+            return f'{self._mark(TOOL_CALLS)} " "? "["', '", "', '"]"'
         if form is CallForm.LLAMA_PYTHONIC:
             return '"["', '", "', '"]"'
         return "", {CallForm.HERMES: r'"\n"', CallForm.LLAMA_JSON: '"; "'}.get(form, ""), ""
@@ -120,12 +126,12 @@ class CallGrammar:
         if form is CallForm.LLAMA_PYTHONIC:
             return "", '"("', '")"'
         if form is CallForm.MISTRAL_NAMED:
-            return self._mark("[TOOL_CALLS]"), self._mark("[ARGS]"), ""
+            return self._mark(TOOL_CALLS), self._mark(ARGUMENTS), ""
         key = "parameters" if form is CallForm.LLAMA_JSON else "arguments"
         opening, to_arguments, closing = _quoted('{"name": "'), _quoted(f'", "{key}": '), '"}"'
         if form is CallForm.HERMES:
-            opening = rf'{self._mark("<tool_call>")} "\n" {opening}'
-            closing = rf'{closing} "\n" {self._mark("</tool_call>")}'
+            opening = rf'{self._mark(TOOL_CALL)} "\n" {opening}'
+            closing = rf'{closing} "\n" {self._mark(TOOL_CALL_END)}'
         return opening, to_arguments, closing
 
     def _mark(self, mark: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.forms import CALL_MARKS, REASONING_MARKS, CallForm, ReasoningForm
+from gateway.dialects.marks import ARGUMENTS, PYTHON_START, PYTHON_TAG, TOOL_CALL, TOOL_CALLS
 
 _OVERRIDE_KEY = "sluice"
 _PYTHONIC = re.compile(r"\[\s*func\w*\(|python list of the function calls")
-_LLAMA_TOKENS = ("<|python_tag|>", "<|python_start|>")
 
 Form = TypeVar("Form", bound=StrEnum)
 
@@ -51,12 +51,12 @@ def _named(override: Mapping[str, Any], key: str, forms: type[Form]) -> Form | N
 
 
 def _call_form(template: str, tokens: Mapping[str, int]) -> CallForm:
-    if "<tool_call>" in template:
+    if TOOL_CALL in template:
         return CallForm.HERMES
-    if "[TOOL_CALLS]" in template or "[TOOL_CALLS]" in tokens:
-        is_named = "[ARGS]" in template or "[ARGS]" in tokens
+    if TOOL_CALLS in template or TOOL_CALLS in tokens:
+        is_named = ARGUMENTS in template or ARGUMENTS in tokens
         return CallForm.MISTRAL_NAMED if is_named else CallForm.MISTRAL
-    if any(mark in template or mark in tokens for mark in _LLAMA_TOKENS):
+    if any(mark in template or mark in tokens for mark in (PYTHON_TAG, PYTHON_START)):
         return CallForm.LLAMA_PYTHONIC if _PYTHONIC.search(template) else CallForm.LLAMA_JSON
     return CallForm.HERMES
 

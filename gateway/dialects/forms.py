@@ -1,8 +1,19 @@
 """The forms that are known, by the names under which a base can ask for them. Pure."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 
-from gateway.dialects.marks import ReasoningMarks
+from gateway.dialects.marks import (
+    ARGUMENTS,
+    CALL_ID,
+    PYTHON_END,
+    PYTHON_START,
+    PYTHON_TAG,
+    TOOL_CALL,
+    TOOL_CALL_END,
+    TOOL_CALLS,
+    ReasoningMarks,
+)
 
 
 class CallForm(StrEnum):
@@ -24,15 +35,17 @@ class ReasoningForm(StrEnum):
     NONE = "none"
 
 
-CALL_MARKS = {
-    CallForm.HERMES: ("<tool_call>", "</tool_call>"),
-    CallForm.LLAMA_JSON: ("<|python_tag|>", "<|python_start|>", "<|python_end|>"),
-    CallForm.LLAMA_PYTHONIC: ("<|python_tag|>", "<|python_start|>", "<|python_end|>"),
-    CallForm.MISTRAL: ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    CallForm.MISTRAL_NAMED: ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+_LLAMA = (PYTHON_TAG, PYTHON_START, PYTHON_END)
+_MISTRAL = (TOOL_CALLS, ARGUMENTS, CALL_ID)
+CALL_MARKS: Mapping[CallForm, tuple[str, ...]] = {
+    CallForm.HERMES: (TOOL_CALL, TOOL_CALL_END),
+    CallForm.LLAMA_JSON: _LLAMA,
+    CallForm.LLAMA_PYTHONIC: _LLAMA,
+    CallForm.MISTRAL: _MISTRAL,
+    CallForm.MISTRAL_NAMED: _MISTRAL,
     CallForm.NONE: (),
 }
-REASONING_MARKS = {
+REASONING_MARKS: Mapping[ReasoningForm, ReasoningMarks] = {
     ReasoningForm.THINK: ReasoningMarks("<think>", "</think>"),
     ReasoningForm.MISTRAL: ReasoningMarks("[THINK]", "[/THINK]"),
 }

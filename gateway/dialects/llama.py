@@ -6,12 +6,11 @@ syntax, `[f(a=1), g()]`. Either begins the answer, or stands behind a mark.
 
 from collections.abc import Callable, Collection
 
-from gateway.dialects.marks import Marks, behind_space
+from gateway.dialects.marks import PYTHON_END, PYTHON_START, PYTHON_TAG, Marks, behind_space
 from gateway.dialects.python_call import PythonCall
 from gateway.dialects.scanner import CallScanner
 
-OPENINGS = ("<|python_tag|>", "<|python_start|>")
-_BETWEEN = Marks("<|python_end|>", ";")
+_BETWEEN = Marks(PYTHON_END, ";")
 
 
 class LlamaParser(CallScanner):
@@ -23,7 +22,7 @@ class LlamaParser(CallScanner):
 
     __slots__ = ("_call", "_names")
 
-    openings = Marks(*OPENINGS)
+    openings = Marks(PYTHON_TAG, PYTHON_START)
 
     def __init__(
         self, new_call_id: Callable[[], str], *, is_parallel: bool, names: Collection[str]

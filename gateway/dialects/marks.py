@@ -3,6 +3,13 @@
 import re
 from typing import NamedTuple
 
+# Of Hermes and Qwen.
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+# Of Llama 3, and of Llama 4.
+PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
+# Of Mistral.
+TOOL_CALLS, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 

@@ -9,10 +9,9 @@ import re
 from collections.abc import Callable
 
 from gateway.dialects.json_text import JsonText
-from gateway.dialects.marks import Marks, behind_space, matched
+from gateway.dialects.marks import ARGUMENTS, CALL_ID, TOOL_CALLS, Marks, behind_space, matched
 from gateway.dialects.scanner import CallScanner
 
-OPENING, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME_CHARACTERS_MAX = 128
 _ID_CHARACTERS_MAX = 64
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
@@ -25,7 +24,7 @@ class MistralParser(CallScanner):
 
     __slots__ = ("_arguments", "_is_list", "_name", "_seen")
 
-    openings = Marks(OPENING)
+    openings = Marks(TOOL_CALLS)
 
     def __init__(self, new_call_id: Callable[[], str], *, is_parallel: bool) -> None:
         """Prepare; without `is_parallel` one whole call ends the answer."""

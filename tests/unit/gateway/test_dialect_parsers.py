@@ -1,14 +1,16 @@
 """Calls and reasoning are found however the text is cut; everything else stays text."""
 
 import itertools
+import json
+import keyword
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.delta import OutputParser
+from gateway.dialects.delta import CallDelta, OutputParser
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.forms import CallForm, ReasoningForm
 
@@ -53,22 +55,22 @@ def parse(
 
 
 def collect(parser: OutputParser, pieces: Sequence[str]) -> Answer:
-    content = reasoning = ""
-    calls: list[list[str]] = []
-    for delta in [*map(parser.push, pieces), parser.flush()]:
-        content += delta.content
-        reasoning += delta.reasoning
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[tuple[str, list[str]]] = []
+    for delta in itertools.chain(map(parser.push, pieces), (parser.flush() for _ in (1,))):
+        content.append(delta.content)
+        reasoning.append(delta.reasoning)
         for call in delta.calls:
             if call.name:
                 assert call.index == len(calls)
                 assert call.call_id == f"call_{call.index}"
-                calls.append([call.name, ""])
+                calls.append((call.name, []))
             assert call.index == len(calls) - 1, "only the call begun last goes on"
-            calls[-1][1] += call.arguments
+            calls[-1][1].append(call.arguments)
     assert parser.has_calls == bool(calls)
-    return Answer(
-        content, tuple((name, text) for name, text in calls), reasoning, parser.is_complete
-    )
+    made = tuple((name, "".join(parts)) for name, parts in calls)
+    return Answer("".join(content), made, "".join(reasoning), parser.is_complete)
 
 
 WEATHER = ("get_weather", '{"city": "Zürich", "days": [1, {"x": null}]}')
@@ -267,3 +269,149 @@ def test_cuts_change_nothing(data: st.DataObject) -> None:
     assert expected == parse(
         dialect, text, cuts, is_parallel=is_parallel, is_reasoning=is_reasoning
     )
+
+
+def test_the_first_whole_call_ends_an_answer_that_may_have_one() -> None:
+    for name in ("hermes, two calls", "llama, behind its mark", "pythonic", "mistral, a list",
+                 "mistral, named"):  # fmt: skip
+        dialect, text, answer = RECORDED[name]
+        single = answer._replace(calls=answer.calls[:1], is_complete=True)
+        for cut in range(len(text)):
+            assert parse(dialect, text, [cut], is_parallel=False) == single
+
+
+def test_names_and_arguments_go_out_as_they_come() -> None:
+    ids = map("call_{}".format, itertools.count())
+    parser = HERMES.parser(tools=TOOLS, is_parallel=True, new_call_id=lambda: next(ids))
+    assert parser is not None
+    assert parser.push('<tool_call>{"name": "f').calls == ()
+    assert parser.push('"').calls == (CallDelta(0, "", "call_0", "f"),)
+    assert parser.push(', "arguments": ').calls == ()
+    for piece in ('{"a"', ": ", '"x\\', '"y"', "}"):
+        assert parser.push(piece).calls == (CallDelta(0, piece),)
+    assert parser.push("}</tool_call>").calls == ()
+
+
+literals = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+names = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(
+    lambda name: not keyword.iskeyword(name)
+)
+arguments = st.dictionaries(names, literals, max_size=3)
+
+
+def written(form: str, calls: list[tuple[str, dict[str, Any]]], *, is_ascii: bool) -> str:
+    """Return calls as a model of this family writes them."""
+
+    def dumped(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=is_ascii)
+
+    def named(key: str) -> list[str]:
+        return [dumped({"name": name, key: values}) for name, values in calls]
+
+    if form == "hermes":
+        return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in named("arguments"))
+    if form == "llama":
+        return "; ".join(named("parameters"))
+    if form == "mistral":
+        return f"[TOOL_CALLS] [{', '.join(named('arguments'))}]"
+    if form == "mistral named":
+        return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumped(values)}" for name, values in calls)
+    listed = [
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
+        for name, values in calls
+    ]
+    return f"[{', '.join(listed)}]"
+
+
+DIALECTS = {
+    "hermes": QWEN3,
+    "llama": LLAMA,
+    "pythonic": LLAMA,
+    "mistral": MISTRAL,
+    "mistral named": MAGISTRAL,
+}
+
+
+@given(
+    form=st.sampled_from([*DIALECTS]),
+    calls=st.lists(st.tuples(st.sampled_from(TOOLS), arguments), min_size=1, max_size=3),
+    is_ascii=st.booleans(),
+    cuts=st.lists(st.integers(0, 300), max_size=8),
+)
+def test_what_is_written_is_read(
+    form: str, calls: list[tuple[str, dict[str, Any]]], is_ascii: bool, cuts: list[int]
+) -> None:
+    answer = parse(DIALECTS[form], written(form, calls, is_ascii=is_ascii), cuts)
+    assert (answer.content, answer.reasoning) == ("", "")
+    assert [(name, json.loads(text)) for name, text in answer.calls] == calls
+
+
+def answers(size: int) -> dict[str, tuple[Dialect, str]]:
+    """Return long answers, each a way to make a careless parser look at all of it again."""
+    x = "x" * size
+    return {
+        "text": (QWEN3, "<" * size),
+        "half marks": (QWEN3, "<tool_cal" * (size // 9)),
+        "arguments": (HERMES, f'<tool_call>{{"name": "f", "arguments": {{"a": "{x}"}}}}'),
+        "escapes": (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "' + "\\n" * (size // 2)),
+        "before the name": (HERMES, f'<tool_call>{{"arguments": {{"a": "{x}"}}, "name": "f"}}'),
+        "white space": (HERMES, "<tool_call>" + " " * size),
+        "items": (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [' + "1," * (size // 2)),
+        "number": (HERMES, '<tool_call>{"name": "f", "arguments": {"a": ' + "1" * size),
+        "marks": (HERMES, "<tool_call>" * (size // 11)),
+        "reasoning": (QWEN3, "<think>" + "</thin" * (size // 6)),
+        "space before reasoning": (QWEN3, " " * size),
+        "python": (LLAMA, f"[f(a='{x}')]"),
+        "quotes": (LLAMA, "[f(a=" + "'" * size),
+        "open python": (LLAMA, "[f(a=" + "[" * size),
+        "space before a call": (LLAMA, " " * size + "{"),
+        "calls": (LLAMA, '{"name": "f"}; ' * (size // 15)),
+        "names": (MISTRAL, "[TOOL_CALLS]" + x),
+        "identifier": (MISTRAL, "[TOOL_CALLS]f[CALL_ID]" + x),
+    }
+
+
+def test_no_text_is_looked_at_more_than_a_few_times() -> None:
+    for name, (dialect, text) in answers(20_000).items():
+        parser = dialect.parser(tools=TOOLS, is_parallel=True, new_call_id=lambda: "call")
+        assert parser is not None
+        for character in text:
+            parser.push(character)
+            assert len(rest_of(parser)) <= 300, name
+
+
+def rest_of(parser: OutputParser) -> str:
+    """Return what is looked at again with the next piece."""
+    rest = ""
+    for name in ("_rest", "_after"):
+        part = getattr(parser, name, None)
+        rest += part if isinstance(part, str) else rest_of(part) if part is not None else ""
+    return rest
+
+
+def test_a_megabyte_one_character_at_a_time() -> None:
+    dialect, text = answers(1 << 20)["arguments"]
+    parser = dialect.parser(tools=TOOLS, is_parallel=True, new_call_id=lambda: "call_0")
+    assert parser is not None
+    assert collect(parser, text).calls == (("f", f'{{"a": "{"x" * (1 << 20)}"}}'),)
+
+
+def test_what_is_too_long_or_too_deep_to_be_a_call_is_text() -> None:
+    for name, (dialect, text) in answers(100_000).items():
+        answer = parse(dialect, text)
+        if name in ("before the name", "white space", "marks", "python", "quotes", "open python",
+                    "names", "identifier", "space before a call"):  # fmt: skip
+            assert answer.content == text, name
+            assert not answer.calls, name
+    deep = '<tool_call>{"name": "f", "arguments": ' + '{"a": ' * 100
+    answer = parse(HERMES, deep)
+    assert answer.calls[0][1].count("{") == 64
+    assert answer.calls[0][1] + answer.content == '{"a": ' * 100
