@@ -49,6 +49,10 @@ class Verdict(NamedTuple):
 UNLIMITED = 1e15  # what is left where nothing is limited
 
 
+# Requests and tokens to be put back, requests and tokens that are untold: see `Scope`.
+News = tuple[int, int, int, int]
+
+
 class Scope:
     """Something that is limited: an account, a key, or a model within an account.
 
@@ -105,15 +109,21 @@ class Scope:
         self._requests = self._tokens = UNLIMITED
         self._at_ms = 0.0
 
-    @property
     def has_news(self) -> bool:
-        """Whether Valkey is to be told more than the requests held."""
+        """Return whether Valkey is to be told more than the requests held."""
         return bool(
             self.back_tokens or self.back_requests or self.untold_tokens or self.untold_requests
         )
 
-    def take_news(self) -> tuple[int, int, int, int]:
-        """Return the four numbers that Valkey is to be told, in the order above; forget them."""
+    def restore_news(self, news: News) -> None:
+        """Let what was taken wait again: Valkey did not hear it."""
+        self.back_requests += news[0]
+        self.back_tokens += news[1]
+        self.untold_requests += news[2]
+        self.untold_tokens += news[3]
+
+    def take_news(self) -> News:
+        """Return what Valkey is to be told, and forget it."""
         news = self.back_requests, self.back_tokens, self.untold_requests, self.untold_tokens
         self.back_requests = self.back_tokens = 0
         self.untold_requests = self.untold_tokens = 0
@@ -145,7 +155,7 @@ class Scope:
         if not was_served:
             self.back_requests += 1
         if self.tpm:
-            self.back_tokens += min(reserved, self.tpm) - used
+            self.back_tokens += (min(self.tpm, reserved)) - used
 
     def settle_local(self, reserved: int, used: int, share: float, *, was_served: bool) -> None:
         """Correct what was granted without Valkey."""

@@ -6,7 +6,9 @@ the mean deviation is short for few, and the settlement corrects the rest.
 """
 
 COLD_TOKENS = 512  # nothing is known, and the caller set no bound
-_WEIGHT = 1 / 16  # of a new answer: about the last 30 count
+# Of a new answer, by the number of those before it: in the end about the last 30 count.
+_WEIGHTS = tuple(1 / (1 + seen) for seen in range(16))
+_SEEN_MAX = len(_WEIGHTS) - 1
 
 
 class Forecast:
@@ -34,11 +36,13 @@ class Forecast:
 
     def learn(self, output_tokens: int) -> None:
         """Take in the length of an answer."""
-        if not self._seen:
-            self._mean, self._deviation = float(output_tokens), output_tokens / 2
-        else:
-            weight = max(_WEIGHT, 1 / (self._seen + 1))
-            error = output_tokens - self._mean
-            self._mean += weight * error
-            self._deviation += weight * (abs(error) - self._deviation)
-        self._seen = min(self._seen + 1, int(1 / _WEIGHT))
+        seen = self._seen
+        if not seen:
+            self._mean, self._deviation, self._seen = float(output_tokens), output_tokens / 2, 1
+            return
+        weight = _WEIGHTS[seen]
+        if seen < _SEEN_MAX:
+            self._seen = seen + 1
+        error = output_tokens - self._mean
+        self._mean += weight * error
+        self._deviation += weight * (abs(error) - self._deviation)

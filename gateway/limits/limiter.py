@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.directory import Principal
-from gateway.limits.buckets import Limit, Scope, Verdict, decide_locally
+from gateway.limits.buckets import UNSIGNED_MAX, Limit, Scope, Verdict, decide_locally
 from gateway.limits.forecast import Forecast
 from gateway.limits.headers import headers
 from gateway.limits.scopes import Scopes
@@ -16,8 +16,6 @@ from gateway.limits.script import RawVerdict
 from gateway.limits.shared import SharedBuckets
 from gateway.limits.valkey import ValkeyClient
 from sluice.errors import ErrorCode, RejectedError
-
-_TOKENS_MAX = 0xFFFFFFFF  # of one reservation, on the wire
 
 
 class Reservation:
@@ -119,7 +117,8 @@ class Limiter:
         if not scopes:
             return Reservation(scopes, 0, forecast, None, is_local=True)
         expected = forecast.tokens(output_tokens_max, is_bounded=is_bounded)
-        tokens = min(_TOKENS_MAX, prompt_tokens + expected)
+        tokens = prompt_tokens + expected
+        tokens = min(tokens, UNSIGNED_MAX)
         answer = self._shared.ask(scopes, tokens)
         if answer is not None:
             try:
@@ -128,7 +127,7 @@ class Limiter:
                 self._shared.abandon(answer, scopes, tokens)
                 raise
             if verdict is not None:
-                if verdict[0] == Limit.NONE:
+                if not verdict[0]:
                     return Reservation(scopes, tokens, forecast, verdict, is_local=False)
                 raise _exceeded(scopes, tokens, Verdict(*verdict))
         return self._reserve_locally(scopes, tokens, forecast)

@@ -7,10 +7,11 @@ Numbers travel packed, because formatting and parsing them apart costs more than
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from struct import Struct
 from typing import Protocol, cast
 
-from gateway.limits.buckets import SLOT_WAIT_MS, UNLIMITED, UNSIGNED_MAX, WAIT_MAX_MS, Scope
+from gateway.limits.buckets import SLOT_WAIT_MS, UNLIMITED, UNSIGNED_MAX, WAIT_MAX_MS, News, Scope
 
 LEASE_MS = 10_000  # a process that is silent for so long holds nothing any more
 TAG_BYTES = 8
@@ -117,6 +118,7 @@ _WORDS = 7  # of the command, apart from the keys
 _ROW = Struct("<7Id").pack
 # By the number of scopes: the padding is zeros, and a row of 0 is none.
 _CALL = [Struct(layout).pack for layout in ("<I12x", "<II8x", "<III4x", "<IIII")]
+_ROW_OF = attrgetter("row")
 _VERDICT = Struct("<4BI2d")
 
 RawVerdict = tuple[int, int, int, int, int, float, float]  # see `Verdict`
@@ -155,12 +157,13 @@ class Batch:
         """
         self.calls = calls
         self.rows: list[Scope] = []
-        self._taken: list[tuple[Scope, int, int, int, int]] = []
+        self._taken: list[tuple[Scope, News]] = []
         packed_calls = b"".join([self._pack_call(scopes, tokens) for _, scopes, tokens in calls])
+        rows = self.rows
         for scope in others:
             if not scope.row:
-                self._add(scope)
-        rows = self.rows
+                rows.append(scope)
+                scope.row = len(rows)
         packed_rows = b"".join([self._pack_row(scope) for scope in rows])
         self._body = b"%b%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
             _number(len(rows)),
@@ -187,11 +190,8 @@ class Batch:
 
     def restore(self) -> None:
         """Let what was taken wait again: the script did not run."""
-        for scope, back_requests, back_tokens, untold_requests, untold_tokens in self._taken:
-            scope.back_requests += back_requests
-            scope.back_tokens += back_tokens
-            scope.untold_requests += untold_requests
-            scope.untold_tokens += untold_tokens
+        for scope, news in self._taken:
+            scope.restore_news(news)
         self._taken.clear()
 
     @property
@@ -199,33 +199,34 @@ class Batch:
         """How many scopes had something to settle."""
         return len(self._taken)
 
-    def _add(self, scope: Scope) -> int:
-        self.rows.append(scope)
-        row = scope.row = len(self.rows)
-        return row
-
     def _pack_call(self, scopes: Sequence[Scope], tokens: int) -> bytes:
-        places = [scope.row or self._add(scope) for scope in scopes]
-        return _CALL[len(places)](tokens, *places)
+        rows = self.rows
+        for scope in scopes:
+            if not scope.row:
+                rows.append(scope)
+                scope.row = len(rows)
+        return _CALL[len(scopes)](tokens, *map(_ROW_OF, scopes))
 
     def _pack_row(self, scope: Scope) -> bytes:
         scope.row = 0
         scope.is_waiting = False
         rpm, tpm, most, held = scope.rpm, scope.tpm, scope.requests_max, scope.held
-        if not scope.has_news:
-            return _ROW(rpm, tpm, most, held, 0, 0, 0, 0.0)
+        if not scope.has_news():
+            return _ROW(rpm, tpm, most, held, 0, 0, 0, 0)
         news = scope.take_news()
-        self._taken.append((scope, *news))
+        self._taken.append((scope, news))
         back_requests, back_tokens, untold_requests, untold_tokens = news
+        if not untold_requests and not untold_tokens:
+            return _ROW(rpm, tpm, most, held, back_requests, 0, 0, back_tokens)
         return _ROW(
             rpm,
             tpm,
             most,
             held,
-            min(UNSIGNED_MAX, back_requests + max(0, -untold_requests)),
+            back_requests + max(0, -untold_requests),
             min(UNSIGNED_MAX, max(0, untold_requests)),
             min(UNSIGNED_MAX, max(0, untold_tokens)),
-            float(back_tokens + max(0, -untold_tokens)),
+            back_tokens + max(0, -untold_tokens),
         )
 
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import structlog
 
@@ -83,7 +83,7 @@ class SharedBuckets:
     def tell(self, scopes: Sequence[Scope]) -> None:
         """Let the next batch say what changed in the scopes."""
         for scope in scopes:
-            if scope.is_waiting or not (scope.requests_max or scope.has_news):
+            if scope.is_waiting or not (scope.requests_max or scope.has_news()):
                 continue
             if len(self._news) >= _NEWS_MAX:
                 self.lost_settlements += 1
@@ -130,15 +130,7 @@ class SharedBuckets:
             self._valkey.drop("unexpected reply")
             return
         self._batch = None
-        for verdict, (future, scopes, tokens) in zip(verdicts, batch.calls, strict=True):
-            is_late = future.done()
-            if verdict[0] == Limit.NONE:
-                if is_late:
-                    self._give_back(scopes, tokens)
-                else:
-                    self.hold(scopes)
-            if not is_late:
-                future.set_result(verdict)
+        self._answer(batch.calls, verdicts)
         if self._loop.time() - self._sent_at_s >= self._deadline_s:
             self._fail("slow")
         elif not self.is_up:
@@ -253,6 +245,21 @@ class SharedBuckets:
         self._failures += 1
         self._failed_at_s = now_s
         self._probe_timer = self._loop.call_later(pause_s, self._send)
+
+    def _answer(self, calls: Sequence[Call], verdicts: Iterable[RawVerdict]) -> None:
+        leased = self._leased
+        for verdict, (future, scopes, tokens) in zip(verdicts, calls, strict=True):
+            is_granted = not verdict[0]
+            if future.done():
+                if is_granted:
+                    self._give_back(scopes, tokens)
+                continue
+            if is_granted:
+                for scope in scopes:  # as `hold` does; a call less for every call
+                    scope.held += 1
+                    if scope.requests_max:
+                        leased.add(scope)
+            future.set_result(verdict)
 
     def _let_go(self, calls: Sequence[Call]) -> None:
         for future, _, _ in calls:
