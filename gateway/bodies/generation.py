@@ -170,6 +170,15 @@ class GenerationFields(Body):
         """What the answer must match, by response_format, regex or choice."""
         return guide_of(self.response_format, self.regex, self.choice)
 
+    @property
+    def guide_param(self) -> str | None:
+        """The field that `guide` comes from."""
+        if self.guide is None:
+            return None
+        if self.regex is not None:
+            return "regex"
+        return "response_format" if self.choice is None else "choice"
+
     def check(self) -> None:
         """See `Body`."""
         if self.stream_options is not None and not self.stream:

@@ -13,6 +13,7 @@ from types import TracebackType
 import orjson
 from aiohttp import web
 
+from gateway.bodies.mistakes import bad_value
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.exchange import Exchange, tally_of
 from gateway.dispatch.generation import Ending, EndKind, Generation
@@ -26,7 +27,7 @@ from gateway.server.identity import identity_of
 from gateway.text.logprobs import LogprobLine
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import StreamHead
-from sluice.errors import PlatformError
+from sluice.errors import ErrorCode, PlatformError
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Run:
             generations, plan.answers_per_prompt, self._submitted, _nothing, ended
         )
         if refusal is not None:
-            raise _error_of(refusal)
+            raise self._error_of(refusal)
         exchange.outcome, exchange.status = reasons[generations[0]], 200
         exchange.first_sent_at_s = now_s()
         answer: dict[str, object] = {
@@ -181,7 +182,7 @@ class Run:
         )
         if not self.has_begun:
             if refusal is not None:
-                raise _error_of(refusal)
+                raise self._error_of(refusal)
             await begin()
         if refusal is not None:
             exchange.outcome = refusal.code
@@ -230,16 +231,19 @@ class Run:
             "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
         }
 
+    def _error_of(self, refusal: Ending) -> PlatformError:
+        has_grammar = self.plan.specs[0].sampling.HasField("grammar")
+        if has_grammar and refusal.code is ErrorCode.INVALID_REQUEST:
+            # All else was checked here; what a grammar comes to is known where it is compiled.
+            return bad_value(self.task.fields.guide_param or "tools", refusal.message)
+        message = refusal.message or "The request could not be served."
+        return PlatformError(refusal.code, message, retry_after_s=refusal.retry_after_s)
+
 
 def _finish_reason(ending: Ending, generation: Generation) -> str:
     if ending.kind is EndKind.LENGTH:
         return "length"
     return "tool_calls" if generation.pipe.has_calls else "stop"
-
-
-def _error_of(refusal: Ending) -> PlatformError:
-    message = refusal.message or "The request could not be served."
-    return PlatformError(refusal.code, message, retry_after_s=refusal.retry_after_s)
 
 
 async def _nothing() -> None:

@@ -55,6 +55,20 @@ def test_what_the_engine_is_told(extra: dict[str, object], expected: Grammar | N
     assert guide(**extra) == expected
 
 
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "text"}, "regex": "a"}, "regex"),
+        ({"choice": ["a"]}, "choice"),
+    ],
+)
+def test_where_a_guide_comes_from(extra: dict[str, object], param: str | None) -> None:
+    request = parse_chat_request(json.dumps(CHAT | extra).encode())
+    assert request.guide_param == param
+
+
 @pytest.mark.parametrize("strict", [True, False, None])
 def test_a_schema_is_enforced_in_the_order_of_its_fields(strict: bool | None) -> None:
     wanted = schema_format(SCHEMA, strict=strict, description="an answer")
