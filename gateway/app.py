@@ -198,8 +198,8 @@ class Gateway:
         rest ends with an error event.
 
         Args:
-            is_replaced: Another worker accepts at the same socket: nobody has to look elsewhere, so
-                that nothing waits for probes to notice.
+            is_replaced: Another worker accepts at the same socket: no probe has to notice, and
+                as long as anything runs here, requests over open connections are served.
         """
         if self._is_stopped:
             return
@@ -211,6 +211,8 @@ class Gateway:
         self.http.stop_accepting()
         log.info("drain_started", open=self.dispatcher.open)
         await self.http.wait_goodbyes(self.settings.idle_grace_s)
+        if is_replaced:
+            await self.http.wait_idle(self.settings.drain_s)
         left = await asyncio.gather(
             self.dispatcher.drain(self.settings.drain_s),
             self.embedders.drain(self.settings.drain_s),

@@ -102,6 +102,12 @@ class HttpServer(web.Server):
         return len(self._connections)
 
     @property
+    def has_requests(self) -> bool:
+        """Whether a request is being answered on any connection."""
+        connections = (c for c in self._connections if isinstance(c, HttpProtocol))
+        return any(connection.is_busy for connection in connections)
+
+    @property
     def body_bytes(self) -> int:
         """Bytes of unfinished bodies."""
         return self._budget.held_bytes
@@ -176,9 +182,14 @@ class HttpProtocol(RequestHandler):
             if self._waiter is not None and not self._waiter.done():
                 self._server.heads.begin(self)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered, or waits for that."""
+        return self._request_in_progress or bool(self._messages)
+
     def head_timed_out(self) -> None:
         """End a connection that has not sent a whole head in time."""
-        if self._messages or self._request_in_progress or self.transport is None:
+        if self.is_busy or self.transport is None:
             return
         if self._has_partial_head:
             self._end_with(HttpError(408, "The request's head did not arrive in time."))

@@ -17,6 +17,7 @@ _AFTER_DRAIN_S = 2.0  # for handlers to write their last event
 _TLS_HANDSHAKE_S = 10.0
 _TLS_GOODBYE_S = 2.0
 _IDLE_POLL_S = 0.02
+_BUSY_POLL_S = 0.1  # looks at every connection
 
 
 class HttpRunner:
@@ -61,6 +62,13 @@ class HttpRunner:
             async with asyncio.timeout(timeout_s):
                 while self.server.open_connections:  # noqa: ASYNC110 - aiohttp tells no event
                     await asyncio.sleep(_IDLE_POLL_S)
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Wait until no request is being answered, or time is up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.server.has_requests:  # noqa: ASYNC110 - aiohttp tells no event
+                    await asyncio.sleep(_BUSY_POLL_S)
 
     async def close(self) -> None:
         """End all connections; handlers have two seconds."""

@@ -231,6 +231,14 @@ class Fleet:
 
         await self.until(is_ready)
 
+    async def until_names(self, wanted: set[str]) -> None:
+        """Wait until these workers run, and no others."""
+
+        async def are_there() -> bool:
+            return await self.names() == wanted
+
+        await self.until(are_there)
+
     async def names(self) -> set[str]:
         page = (await self.ops("/metrics")).text
         lines = [x for x in page.splitlines() if x.startswith("gateway_open_connections{")]

@@ -91,18 +91,42 @@ async def test_two_rolling_restarts_lose_nothing(world, fleets) -> None:
                 tasks.create_task(work())
             for generation in (1, 2):
                 os.kill(fleet.parent.pid, signal.SIGHUP)
-                wanted = {f"fleet-0.{generation}", f"fleet-1.{generation}"}
-
-                async def is_replaced(wanted: set[str] = wanted) -> bool:
-                    return await fleet.names() == wanted
-
-                await fleet.until(is_replaced)
+                await fleet.until_names({f"fleet-0.{generation}", f"fleet-1.{generation}"})
                 assert (await fleet.ops("/readyz")).status_code == 200
             is_over = True
         assert min(counts.values()) > 5, counts
         page = (await fleet.ops("/metrics")).text
         assert 'gateway_worker_ends_total{reason="retired"} 4.0' in page
         assert 'gateway_workers{state="ready"} 2.0' in page
+
+
+async def test_a_retired_worker_serves_open_connections_as_long_as_it_runs(world, fleets) -> None:
+    async with world() as w, fleets(w.settings, idle_grace_s=0.1) as fleet:
+        w.router.plan, w.router.step_s = endless_when_200, 0.01
+        endless = request({"max_tokens": 200, "stream": True, "ignore_eos": True})
+        short = request({"max_tokens": 2}, connection="keep-alive")
+        streams = [await asyncio.open_connection("127.0.0.1", fleet.port) for _ in range(16)]
+        for reader, writer in streams:  # so many that each worker has some
+            writer.write(endless)
+            await reader.readuntil(b'"content":')
+        kept = [await asyncio.open_connection("127.0.0.1", fleet.port) for _ in range(4)]
+        for reader, writer in kept:
+            writer.write(short)
+            answer = await reader.readuntil(b'"completion_tokens":2')
+            assert b"Connection: close" not in answer
+        os.kill(fleet.parent.pid, signal.SIGHUP)
+        await fleet.until_names({"fleet-0", "fleet-1", "fleet-0.1", "fleet-1.1"})
+        await asyncio.sleep(0.5)  # longer than the grace
+        for reader, writer in kept:
+            writer.write(short)
+            async with asyncio.timeout(WAIT_S):
+                answer = await reader.read()
+            assert b"HTTP/1.1 200 " in answer, answer
+            assert b"Connection: close" in answer
+            writer.close()
+        for _, writer in streams:
+            writer.close()
+        await fleet.until_names({"fleet-0.1", "fleet-1.1"})
 
 
 async def test_a_worker_that_dies_or_freezes_is_replaced(world, fleets) -> None:
