@@ -22,6 +22,7 @@ MODULES = {
     "host": "benchmarks.micro.engine_host",
     "replica": "benchmarks.load.replica",
     "embed": "benchmarks.load.embed",
+    "gateway_embed": "benchmarks.load.gateway_embed",
     "agent": "benchmarks.load.agent_faults",
     "stack": "benchmarks.load.stack",
     "routing": "benchmarks.load.routing_study",
