@@ -9,7 +9,7 @@ _UNKNOWN_CONTEXT_TOKENS = 1 << 20
 
 
 def output_budget(request: GenerationFields, prompt_tokens: int, context_tokens_max: int) -> int:
-    """Return how many tokens the answer may have; BadRequestError when there is no room at all.
+    """Return how many tokens the answer may have; BadRequestError when prompt or bound do not do.
 
     A bound that does not fit beside the prompt is refused, as OpenAI does: an answer that is cut
     earlier than asked would look complete.
@@ -17,6 +17,8 @@ def output_budget(request: GenerationFields, prompt_tokens: int, context_tokens_
     context = context_tokens_max or _UNKNOWN_CONTEXT_TOKENS
     wanted = request.output_tokens_max
     param = request.prompt_param
+    if not prompt_tokens:
+        raise bad_value(param, "it has no tokens; send at least one")
     if prompt_tokens + (wanted or 1) <= context:
         budget = wanted or context - prompt_tokens
         if (request.min_tokens or 0) > budget:

@@ -107,6 +107,7 @@ async def test_stop_strings(world: Any) -> None:
     [
         ("/v1/chat/completions", {"logit_bias": {"999999": 1}}, "logit_bias"),
         ("/v1/completions", {"prompt": [999_999]}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
         ("/v1/chat/completions", {"max_tokens": 1000}, "messages"),
         ("/v1/completions", {"max_tokens": 1000}, "prompt"),
         ("/v1/chat/completions", {"min_tokens": 1000}, "min_tokens"),

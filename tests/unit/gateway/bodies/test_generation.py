@@ -192,5 +192,8 @@ def test_the_budget_of_an_answer() -> None:
         assert caught.value.code == ErrorCode.CONTEXT_LENGTH_EXCEEDED
         assert caught.value.param == "messages"
     with pytest.raises(BadRequestError) as caught:
+        output_budget(parse(), 0, 100)
+    assert caught.value.param == "messages"
+    with pytest.raises(BadRequestError) as caught:
         output_budget(parse(min_tokens=50), 60, 100)
     assert caught.value.param == "min_tokens"
