@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import loopcontrols
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -29,6 +29,8 @@ _VALUE_ALLOWANCE = 1 << 20  # likewise, in one value
 _ALLOCATION_FACTOR = 64  # to what they were given
 _COMPILE_CPU_S = 5.0  # for filters of constants, which run at once
 _SOURCE_CHARACTERS_MAX = 512 << 10
+# The clock of a thread is a system call: half a microsecond, as much as a small step.
+_STEPS_PER_LOOK, _SMALL = 16, 4096
 _INTEGER_BITS_MAX = 4096
 _INDENT_MAX = 64
 _DIGITS_MAX = 20  # of `round`
@@ -63,11 +65,12 @@ class OutOfTimeError(ExhaustedError):
 class Budget:
     """What one rendering may take, by the processor time of its thread and by what it allocates."""
 
-    __slots__ = ("_allocated_max", "_ends_at_s", "_value_max", "_weighed", "output_max")
+    __slots__ = ("_allocated_max", "_ends_at_s", "_steps", "_value_max", "_weighed", "output_max")
 
     def __init__(self, cpu_s: float, given: int) -> None:
         """Begin now; `given` are the characters that the template is given."""
         self._ends_at_s = time.thread_time() + cpu_s
+        self._steps = 0  # since the clock was looked at
         self._allocated_max = _ALLOCATION_ALLOWANCE + _ALLOCATION_FACTOR * given
         self.output_max = _OUTPUT_ALLOWANCE + _OUTPUT_FACTOR * given
         self._value_max = _VALUE_ALLOWANCE + _ALLOCATION_FACTOR * given
@@ -76,15 +79,21 @@ class Budget:
 
     def spend(self, value: object = None) -> None:
         """Charge one step, and what it made."""
+        self._steps += 1
         if isinstance(value, str):
-            self._allocated_max -= len(value)
+            made = len(value)
         elif isinstance(value, _CONTAINERS):
-            self._allocated_max -= len(value)
+            made = len(value)
             self.check_size(self._weight(value))
-        if time.thread_time() > self._ends_at_s:
-            raise OutOfTimeError("it runs for too long")
+        else:
+            made = 0
+        self._allocated_max -= made
         if self._allocated_max < 0:
             raise ExhaustedError(_TOO_LARGE)
+        if self._steps >= _STEPS_PER_LOOK or made >= _SMALL:
+            self._steps = 0
+            if time.thread_time() > self._ends_at_s:
+                raise OutOfTimeError("it runs for too long")
 
     def _weight(self, value: object) -> int:
         """Return how long a value is when it is written out.
@@ -161,9 +170,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         finally:
             _budget.reset(token)
 
-    def step(self) -> str:
-        """Stand at the beginning of every turn of a loop: calling it is charged."""
-        return ""
+    @property
+    def turn(self) -> None:
+        """Stand at the beginning of every turn of a loop."""
+        _budget.get().spend()
 
     def listed(self, *items: object) -> list[object]:
         """Stand for a list: calling it is charged."""
@@ -179,6 +189,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def concatenated(self, *parts: object) -> str:
         """Stand for Jinja's `~`: calling it is charged."""
+        check_printable(parts)
         texts = list(map(str, parts))
         _budget.get().check_size(sum(map(len, texts)))
         return "".join(texts)
@@ -202,8 +213,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Call for the template."""
         budget = _budget.get()
         budget.spend()
-        _check_method(budget, __obj, args)
-        return _charged(super().call(__context, __obj, *args, **kwargs))
+        if type(__obj) is not Macro:
+            _check_method(budget, __obj, args)
+        found = super().call(__context, __obj, *args, **kwargs)
+        budget.spend(found)
+        return found
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Calculate for the template."""
@@ -227,8 +241,8 @@ class _Charging(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the library's name
         self.generic_visit(node)
-        step = _call("step", [], node.lineno)
-        node.body.insert(0, nodes.ExprStmt(step, lineno=node.lineno))
+        turn = nodes.EnvironmentAttribute("turn", lineno=node.lineno)
+        node.body.insert(0, nodes.ExprStmt(turn, lineno=node.lineno))
         return node
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802 - the library's name
@@ -263,8 +277,10 @@ def _charged(value: Any) -> Any:
 
 
 def _shown(value: Any) -> Any:
-    check_printable((value,))
-    return _charged(value)
+    if isinstance(value, Namespace):
+        check_printable((value,))
+    _budget.get().spend(value)
+    return value
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

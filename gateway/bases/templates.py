@@ -20,7 +20,7 @@ from gateway.bases.sandbox import BoundedEnvironment, Budget, OutOfTimeError
 from gateway.bodies.messages import Message, Tool
 from sluice.errors import BadRequestError, ErrorCode
 
-# Rendering takes a millisecond per 100 messages.
+# Rendering takes 3 ms per 100 messages.
 CPU_S = 1.0
 
 # Of tool schemas and of arguments in the history: `tojson` and we ourselves descend on the stack.

@@ -18,8 +18,11 @@ TOOL = Tool.model_validate(
 def test_the_default_models_template() -> None:
     messages = [
         Message(role="system", content="s"),
-        Message(
-            role="user", content=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        Message.model_validate(
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            }
         ),
         Message.model_validate({"role": "assistant", "tool_calls": [CALL]}),
         Message(role="tool", content="r", tool_call_id="1"),
@@ -88,6 +91,7 @@ HOSTILE = {
     "a doubled dictionary": "{% set ns = namespace(l={}) %}{% for i in range(99) %}"
     "{% set ns.l = {'a': ns.l, 'b': ns.l} %}{% endfor %}{{ ns.l }}",
     "namespaces": "{% set a = namespace() %}{% set b = namespace(x=a, y=a) %}{{ b }}",
+    "namespaces put together": "{% set a = namespace() %}{{ a ~ a }}",
     "a namespace in a list": "{{ [namespace()] | string }}",
     "replaced text": "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
     "replaced by a filter": "{{ ('x' * 100000) | replace('x', 'y' * 100000) }}",
