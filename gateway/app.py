@@ -253,6 +253,8 @@ class Gateway:
                 "gateway_open_connections": lambda: self.http.server.open_connections,
                 "gateway_body_buffer_bytes": lambda: self.http.server.body_bytes,
                 "gateway_routers_up": lambda: self.links.up,
+                "gateway_embedders_trusted": lambda: self.embedders.usable,
+                "gateway_open_embeddings": lambda: self.embedders.open,
                 "gateway_control_age_seconds": self.watcher.age_s,
                 "gateway_valkey_up": lambda: self.valkey.is_connected,
                 "gateway_limit_local_decisions": lambda: self.limiter.local_decisions,

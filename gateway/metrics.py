@@ -20,6 +20,8 @@ _FOLLOWED = (
     ("gateway_open_connections", "gauge", "Connections of clients"),
     ("gateway_body_buffer_bytes", "gauge", "Bytes of request bodies that have not all come"),
     ("gateway_routers_up", "gauge", "Connected routers"),
+    ("gateway_embedders_trusted", "gauge", "Replicas of embedding pools that get texts"),
+    ("gateway_open_embeddings", "gauge", "Texts that accepted requests may have under way"),
     ("gateway_control_age_seconds", "gauge", "Age of the control state"),
     ("gateway_valkey_up", "gauge", "1 when connected"),
     ("gateway_limit_local_decisions", "counter", "Reservations decided without Valkey"),
