@@ -49,7 +49,7 @@ class Reservation:
     @property
     def headers(self) -> dict[str, str]:
         """`x-ratelimit-*`, as things were when it was granted; empty without limits."""
-        return {} if self._verdict is None else headers(self.scopes, Verdict(*self._verdict))
+        return {} if self._verdict is None else headers(self.scopes, self._verdict)
 
 
 class LimitExceededError(RejectedError):
