@@ -228,7 +228,8 @@ class Gateway:
     def _follow(self, response: control.WatchResponse) -> None:
         self.directory.update(response)
         self.links.update()
-        self.embedders.update()
+        if response.is_snapshot or response.upserts.replicas or response.removals.replicas:
+            self.embedders.update()
         if response.is_snapshot or response.removals.bases:
             self.assets.keep_only(set(self.watcher.state.bases))
             self.embedding_bases.keep_only(set(self.watcher.state.bases))
