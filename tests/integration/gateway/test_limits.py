@@ -18,7 +18,7 @@ async def call(sdk, **options) -> object:
 
 
 async def test_parallel_starts_never_pass_the_request_limit(world) -> None:
-    async with world() as w, w.sdk(LIMITED) as sdk, w.http(LIMITED) as http:
+    async with world(limit_deadline_s=2) as w, w.sdk(LIMITED) as sdk, w.http(LIMITED) as http:
         answers = await asyncio.gather(
             *(call(sdk, max_tokens=5) for _ in range(20)), return_exceptions=True
         )
@@ -38,7 +38,7 @@ async def test_parallel_starts_never_pass_the_request_limit(world) -> None:
 
 
 async def test_tokens_are_reserved_before_and_settled_after(world, eventually) -> None:
-    async with world() as w, w.http(LIMITED) as http:
+    async with world(limit_deadline_s=2) as w, w.http(LIMITED) as http:
         body = {"model": "tiny", "messages": HELLO, "max_tokens": 200, "stop": "zzz"}
         used = 0
         for index in range(3):
@@ -55,7 +55,7 @@ async def test_tokens_are_reserved_before_and_settled_after(world, eventually) -
 
 
 async def test_a_refused_request_costs_nothing(world) -> None:
-    async with world() as w, w.sdk(LIMITED) as sdk:
+    async with world(limit_deadline_s=2) as w, w.sdk(LIMITED) as sdk:
         for _ in range(10):
             with pytest.raises(openai.InternalServerError):
                 await sdk.chat.completions.create(
@@ -70,7 +70,7 @@ async def test_a_refused_request_costs_nothing(world) -> None:
 
 
 async def test_without_valkey_a_bounded_allowance_remains(world, eventually) -> None:
-    async with world() as w, w.sdk(LIMITED) as sdk:
+    async with world(limit_deadline_s=2) as w, w.sdk(LIMITED) as sdk:
         await call(sdk, max_tokens=5)
         os.kill(w.valkey.pid, signal.SIGKILL)
         await eventually(lambda: not w.gateway.valkey.is_connected)
@@ -82,7 +82,7 @@ async def test_without_valkey_a_bounded_allowance_remains(world, eventually) -> 
 
 
 async def test_a_frozen_valkey_costs_only_the_deadline(world) -> None:
-    async with world() as w, w.sdk(LIMITED) as sdk:
+    async with world(limit_deadline_s=0.5) as w, w.sdk(LIMITED) as sdk:
         await call(sdk, max_tokens=5)
         os.kill(w.valkey.pid, signal.SIGSTOP)
         try:
