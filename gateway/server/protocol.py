@@ -36,6 +36,8 @@ SURPLUS_CONNECTIONS = 64
 # What is not read after an early answer is read and dropped for this long: else the client's
 # kernel would throw the answer away.
 _LINGER_S = 5.0
+# A client that has more to read now than so long ago is taken for gone.
+STALLED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +144,14 @@ class HttpServer(web.Server):
 class HttpProtocol(RequestHandler):
     """One connection."""
 
-    __slots__ = ("_has_partial_head", "_server", "is_surplus")
+    __slots__ = ("_has_partial_head", "_server", "_stalled", "is_surplus")
 
     def __init__(self, server: HttpServer, **options: object) -> None:
         """Prepare; see aiohttp for the options."""
         super().__init__(server, **options)  # pyright: ignore[reportArgumentType] - passed on
         self._server = server
         self._has_partial_head = False
+        self._stalled: asyncio.TimerHandle | None = None
         self.is_surplus = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -166,7 +169,35 @@ class HttpProtocol(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection."""
         self._server.heads.end(self)
+        self._stop_watching_reader()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Note that the client reads more slowly than is written to it."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """Note that the client has caught up."""
+        self._stop_watching_reader()
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        if self.transport is not None:
+            waiting = self.transport.get_write_buffer_size()
+            self._stalled = self._loop.call_later(STALLED_S, self._check_reader, waiting)
+
+    def _stop_watching_reader(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _check_reader(self, waiting_before: int) -> None:
+        transport = self.transport
+        if transport is not None and transport.get_write_buffer_size() >= waiting_before:
+            transport.abort()  # an orderly end would wait for the client, too
+        else:
+            self._watch_reader()
 
     def data_received(self, data: bytes) -> None:
         """Parse; a head that has begun has a deadline, and a broken body ends its request."""

@@ -94,14 +94,14 @@ class ParentEnd:
         return cls(*await asyncio.open_connection(sock=sock, limit=_LINE_BYTES_MAX))
 
     async def next_word(self) -> bool:
-        """Take the worker's next line; False when it is gone."""
+        """Take the worker's next line; False when it is gone, or makes no sense any more."""
         try:
             line = await self._reader.readline()
-        except ConnectionError:
-            line = b""
-        if not line:
+            if not line:
+                return False
+            said = cast("dict[str, Any]", orjson.loads(line))
+        except (ConnectionError, ValueError):
             return False
-        said = cast("dict[str, Any]", orjson.loads(line))
         if "metrics" in said:
             if self._asked:
                 answer = self._asked.pop(0)

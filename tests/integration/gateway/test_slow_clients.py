@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+from aiohttp import web
 
-from gateway.server import body
+from gateway.server import body, protocol
+from gateway.server.runner import HttpRunner, bound_socket
 
 pytestmark = pytest.mark.real
 
@@ -26,3 +28,27 @@ async def test_a_body_that_does_not_come_is_answered(world, monkeypatch) -> None
         assert head.startswith(b"HTTP/1.1 408 ")
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_client_that_never_reads_is_cut(monkeypatch) -> None:
+    monkeypatch.setattr(protocol, "STALLED_S", 0.2)
+
+    async def large(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=bytes(32 << 20))
+
+    runner = HttpRunner(large, protocol.ServerLimits(), lambda error, request_id: None)
+    sock = bound_socket("127.0.0.1", 0)
+    await runner.start(sock)
+    try:
+        reader, writer = await asyncio.open_connection(*sock.getsockname(), limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n")
+        assert runner.server.open_connections == 1
+        async with asyncio.timeout(20):
+            while runner.server.open_connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(33 << 20)
+        writer.close()
+    finally:
+        await runner.close()
