@@ -23,8 +23,9 @@ from sluice.errors import BadRequestError, ErrorCode
 # Rendering takes 3 ms per 100 messages.
 CPU_S = 1.0
 
-# Of tool schemas and of arguments in the history: `tojson` and we ourselves descend on the stack.
-_LEVELS_MAX = 100
+# Of tools and of arguments in the history: `tojson` and we ourselves descend on the stack. Schemas
+# of `gateway.bodies` have 120, and a tool some around them.
+_LEVELS_MAX = 128
 
 _PATTERN_CHARACTERS_MAX = 256  # of a date
 
@@ -108,7 +109,7 @@ class ChatTemplate:
         if _levels(listed) > _LEVELS_MAX:
             raise BadRequestError(
                 ErrorCode.INVALID_REQUEST,
-                f"Invalid value for 'tools': a schema has at most {_LEVELS_MAX} levels.",
+                f"Invalid value for 'tools': a tool has at most {_LEVELS_MAX} levels.",
                 param="tools",
             )
         rows = [self._row(message) for message in messages]

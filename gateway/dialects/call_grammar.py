@@ -19,7 +19,10 @@ from gateway.dialects.marks import (
     ReasoningMarks,
 )
 from gateway.dialects.tools import ToolSpec
+from sluice.errors import BadRequestError, ErrorCode
 
+# An engine takes no more, see replica/engine/grammar_source.py: 16 KiB, and 64 KiB of schemas.
+_GRAMMAR_BYTES_MAX = 16_384 + 65_536
 CALLS_MAX = 16  # of one forced answer: without a bound a weak model would never end it
 
 # As models were trained to write JSON; with free white space a weak model writes nothing else.
@@ -62,7 +65,10 @@ class CallGrammar:
     reasoning: ReasoningMarks | None
 
     def forced(self, tools: Sequence[ToolSpec], *, is_parallel: bool, is_reasoning: bool) -> str:
-        """Return a grammar of calls and nothing else but reasoning in front of them."""
+        """Return a grammar of calls and nothing else but reasoning in front of them.
+
+        BadRequestError when the schemas are too large together; likewise `guided`.
+        """
         assert tools, "without tools there is nothing to call"
         calls, rules = self._calls(tools, is_parallel=is_parallel)
         if self.reasoning is None:
@@ -140,7 +146,15 @@ class CallGrammar:
 
 
 def _lark(start: str, rules: Sequence[str]) -> str:
-    return "\n".join((f"start: {start}", *rules))
+    text = "\n".join((f"start: {start}", *rules))
+    if len(text) > _GRAMMAR_BYTES_MAX:
+        raise BadRequestError(
+            ErrorCode.INVALID_REQUEST,
+            "The tools of a call that is enforced have at most 64 KiB of schemas together: offer"
+            " fewer, or leave 'strict' and 'tool_choice' out.",
+            param="tools",
+        )
+    return text
 
 
 def _quoted(text: str) -> str:

@@ -17,6 +17,7 @@ from gateway.dialects.tools import ToolSpec
 from gateway.text.detokenizer import token_table
 from replica.engine.grammar import GrammarCompiler, Matcher
 from replica.engine.types import Grammar, GrammarKind, RefusedError
+from sluice.errors import BadRequestError
 from tests.unit.gateway.test_dialect_parsers import Answer, parse
 
 BASE = Path(__file__).resolve().parents[3] / "model_repo" / "default"
@@ -270,3 +271,11 @@ def test_as_many_tools_as_a_request_may_have_fit() -> None:
         dialect = Dialect(form, mark_ids=assets.dialect.mark_ids)
         text = dialect.call_grammar(tools, is_parallel=True)
         compiler.check(Grammar(GrammarKind.EBNF, text))
+
+
+def test_schemas_that_are_too_large_together_are_refused() -> None:
+    schema = {"properties": {f"property_{i}": {"type": "string"} for i in range(800)}}
+    tools = [ToolSpec(f"f{i}", schema) for i in range(3)]
+    with pytest.raises(BadRequestError, match="64 KiB") as refused:
+        Dialect().call_grammar(tools, is_parallel=True)
+    assert refused.value.param == "tools"

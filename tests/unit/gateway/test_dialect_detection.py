@@ -1,11 +1,13 @@
 """A base's dialect follows from its template and vocabulary, unless its files say otherwise."""
 
+import json
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from gateway.bases.assets import load_base
+from gateway.bodies.messages import Message
 from gateway.dialects.detection import dialect_of
 from gateway.dialects.forms import CallForm, ReasoningForm
 from gateway.text.detokenizer import token_table
@@ -118,3 +120,25 @@ def test_marks_are_shown_to_the_parser_alone() -> None:
     assert table.showing(()) is table
     assets = load_base(BASE)
     assert assets.table_for(tools=True) is assets.table, "our model's marks are no special tokens"
+
+
+async def test_a_base_tells_how_its_answers_begin(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}<|im_start|>assistant\n<think>\n"
+        "{% if enable_thinking is defined and not enable_thinking %}\n</think>\n\n{% endif %}"
+    )
+    for file in ("tokenizer.json", "config.json"):
+        (tmp_path / file).write_bytes((BASE / file).read_bytes())
+    config = {"eos_token": "<|im_end|>", "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assets = load_base(tmp_path)
+    assert assets.dialect.reasoning is ReasoningForm.THINK
+    messages = [Message(role="user", content="what is <think>?")]
+    assert (await assets.encode_chat(messages, (), b"")).is_reasoning
+    options = {"enable_thinking": False}
+    assert not (await assets.encode_chat(messages, (), b"", options=options)).is_reasoning
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({**config, "sluice": {"reasoning": "xml"}})
+    )
+    with pytest.raises(ValueError, match=r"sluice\.reasoning"):
+        load_base(tmp_path)

@@ -193,7 +193,7 @@ def test_deep_schemas_and_arguments() -> None:
     for _ in range(200):
         deep = {"a": deep}
     tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": deep}})
-    with pytest.raises(BadRequestError, match="at most 100 levels") as refused:
+    with pytest.raises(BadRequestError, match="at most 128 levels") as refused:
         ChatTemplate(CHAT_TEMPLATE, {}).render(USER, [tool])
     assert refused.value.param == "tools"
     text = '{"a":' * 200 + "1" + "}" * 200
