@@ -27,13 +27,19 @@ _MEASURE_S = 0.25  # metrics are behind by so much at most, but for a scrape
 
 
 class GatewayLink:
-    """What waits to be written to one gateway; merged until the socket takes it."""
+    """What waits to be written to one gateway; merged until the socket takes it.
+
+    Attributes:
+        cut: It reads too slowly.
+        writing_since: When the write under way began; None: there is none.
+        ready: Something waits.
+    """
 
     def __init__(self, key: int, gateway_id: str) -> None:
         self.key = key
         self.gateway_id = gateway_id
-        self.cut = asyncio.Event()  # it read too slowly
-        self.is_writing = False
+        self.cut = asyncio.Event()
+        self.writing_since: float | None = None
         self.ready = asyncio.Event()
         self._pending: Batch | None = None
 
@@ -61,7 +67,7 @@ class GatewayLink:
     @property
     def is_flushed(self) -> bool:
         """Whether nothing waits."""
-        return self._pending is None and not self.is_writing
+        return self._pending is None and self.writing_since is None
 
 
 class HostOutbox:

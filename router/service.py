@@ -1,6 +1,7 @@
 """RouterService: one bidirectional stream per gateway worker."""
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import grpc
@@ -18,6 +19,7 @@ log = structlog.get_logger(__name__)
 _SERVICE = "sluice.wire.router.v1.RouterService"
 _HELLO_TIMEOUT_S = 5.0
 _WRITE_TIMEOUT_S = 10.0
+_LOOK_S = 1.0
 _TOO_SLOW = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the gateway reads too slowly")
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 64 << 20),
@@ -153,21 +155,28 @@ class RouterService:
         link: GatewayLink,
         context: "grpc.aio.ServicerContext[wire.ConnectRequest, bytes]",
     ) -> tuple[grpc.StatusCode, str]:
+        now = asyncio.get_running_loop().time
         while True:
             await link.ready.wait()
             if (data := link.take()) is not None:
-                link.is_writing = True
+                link.writing_since = now()
                 try:
-                    async with asyncio.timeout(_WRITE_TIMEOUT_S):
-                        await context.write(data)
-                except TimeoutError:
-                    return _TOO_SLOW
+                    await context.write(data)
                 except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
                     return grpc.StatusCode.UNAVAILABLE, f"the stream broke: {error}"
-                link.is_writing = False
+                link.writing_since = None
 
     async def _wait_cut(self, link: GatewayLink) -> tuple[grpc.StatusCode, str]:
-        await link.cut.wait()
+        """Wait until too much waits for the gateway, or one write takes too long.
+
+        That is looked at now and then: a timer for each write would cost a tenth of it.
+        """
+        now = asyncio.get_running_loop().time
+        while link.writing_since is None or now() - link.writing_since < _WRITE_TIMEOUT_S:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await link.cut.wait()
+                    break
         return _TOO_SLOW
 
     async def _wait_end(self) -> tuple[grpc.StatusCode, str]:

@@ -50,13 +50,18 @@ def add_sequence(message: engine.Submit, slot: Slot) -> None:
     sequence = message.sequences.add(
         id=slot.sequence,
         output_tokens_max=slot.output_max,
-        stop_token_ids=submit.stop_token_ids,
         cache_root=submit.cache_root,
-        adapter_digest=submit.adapter_digest,
         priority=submit.tier_priority,
-        ignore_eos=submit.ignore_eos,
-        resumed_tokens=submit.resumed_tokens + len(output),
     )
+    # Most have none of these, and to set nothing costs as much as to set something.
+    if submit.stop_token_ids:
+        sequence.stop_token_ids.extend(submit.stop_token_ids)
+    if submit.adapter_digest:
+        sequence.adapter_digest = submit.adapter_digest
+    if submit.ignore_eos:
+        sequence.ignore_eos = True
+    if submit.resumed_tokens or output:
+        sequence.resumed_tokens = submit.resumed_tokens + len(output)
     prompt = wire.PackedSubmit.FromString(submit.SerializeToString()).prompt
     sequence.MergeFromString(wire.PackedSequence(prompt=prompt).SerializeToString())
     if output:

@@ -1,5 +1,6 @@
 """From an engine's columns to the gateways' columns: the work that is done for every token."""
 
+from collections.abc import Sequence
 from math import isfinite
 
 from router.core import logprobs
@@ -30,28 +31,47 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
     Raises:
         ValueError: The columns of the frame do not agree; nothing of it was filed.
     """
-    slots = book.slots
     # Slices are lists made in C; iterating over a column costs three times as much.
     sequences, counts, tokens = frame.sequence[:], frame.count[:], frame.token[:]
     if len(sequences) != len(counts) or sum(counts) != len(tokens):
         raise ValueError("the columns of a frame do not agree")
-    start = known = 0
-    for sequence, number in zip(sequences, counts, strict=True):
-        stop = start + number
-        slot = slots.get(sequence)
+    slots = list(map(book.slots.get, sequences))
+    gateway = next((slot.gateway for slot in slots if slot is not None), None)
+    is_uniform = gateway is not None  # all are wanted, by this gateway, and nobody else keeps them
+    known = 0
+    for slot, number in zip(slots, counts, strict=True):
         if slot is None:
-            start = stop
+            is_uniform = False
             continue
         if not slot.emitted and number:
             first_token(book, slot, stats, now)
-        slot.emitted += number
-        if slot.emitted > slot.output_booked:
+        emitted = slot.emitted = slot.emitted + number
+        if emitted > slot.output_booked:
             book.outgrow(slot)
         tenant = slot.tenant
         tenant.counter += slot.charge * number
         tenant.tier.served += 2 * number
         known += number
-        if slot.is_open:
+        if slot.gateway is not gateway or slot.output is not None or not slot.is_open:
+            is_uniform = False
+    if is_uniform and gateway is not None:
+        batch = gateway.batch
+        batch.handles += [slot.handle for slot in slots if slot is not None]
+        batch.counts += counts
+        batch.tokens += tokens
+    else:
+        _file_rows(slots, counts, tokens)
+    book.emitted += known
+    stats.tokens += known
+    stats.stray_tokens += len(tokens) - known
+
+
+def _file_rows(slots: Sequence[Slot | None], counts: Sequence[int], tokens: list[int]) -> None:
+    """Append each row to the batch of its own gateway, if it is wanted."""
+    start = 0
+    for slot, number in zip(slots, counts, strict=True):
+        stop = start + number
+        if slot is not None and slot.is_open:
             batch = slot.gateway.batch
             batch.handles.append(slot.handle)
             batch.counts.append(number)
@@ -62,9 +82,6 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
             if slot.output is not None:
                 slot.output += tokens[start:stop]
         start = stop
-    book.emitted += known
-    stats.tokens += known
-    stats.stray_tokens += start - known
 
 
 def file_missed(
