@@ -208,6 +208,15 @@ class StreamedGeneration(Generation):
         self._transport = transport
         self._write = transport.write if is_chunked else _without_frames(transport.write)
 
+    def stop_writing(self) -> bytes:
+        """Return what was not sent yet; from now on nothing reaches the transport.
+
+        Behind its end a response is not this one any more: the next one may use the connection.
+        """
+        unsent = self._taken_held() + self.take_early()
+        self._early = []
+        return unsent
+
     def last_chunks(self, reason: str) -> bytes:
         """Return what is still held back when the answer ends, and why it ended."""
         delta, entries = self.held_back()

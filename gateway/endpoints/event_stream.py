@@ -99,9 +99,10 @@ class EventStream:
         await self._send_last(error_event(body))
 
     async def _send_last(self, last: bytes) -> None:
+        unsent = b"".join([stream.stop_writing() for stream in self._streams])
         try:
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
-                await self.response.write_eof(last)
+                await self.response.write_eof(unsent + last)
         except TimeoutError:
             self._cut()
 

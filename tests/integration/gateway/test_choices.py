@@ -247,3 +247,29 @@ async def test_a_model_that_stands_in_and_is_down_as_well_changes_nothing(
         await eventually(lambda: "down" in w.gateway.watcher.state.models)
         response = await http.post(CHAT, json={"model": "nowhere", "messages": HELLO})
         assert (response.status_code, response.json()["error"]["code"]) == (503, "no_capacity")
+
+
+class Lagging:
+    is_lagging = True
+
+
+@pytest.mark.parametrize("tokens", [3, 4])  # one of them leaves a token held at the end
+async def test_nothing_follows_the_end_of_a_stream_that_fails(world, tokens: int) -> None:
+    """What a lagging worker still holds must not end up in front of the next response."""
+    refused = wire.Outcome(kind=wire.OUTCOME_KIND_FAILED, code="engine_failed", message="no")
+    async with world() as w:
+        w.gateway.pace._lag = Lagging()
+        w.router.plan = lambda _: Plan([[t] for t in w.ids(w.text)[:tokens]], refused)
+        body = {"model": "tiny", "messages": HELLO, "stream": True}
+        reader, writer = await w.raw(body)
+        first = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 10)
+        events = [line[6:] for line in first.split(b"\n") if line.startswith(b"data: ")]
+        chunks = [json.loads(event) for event in events]
+        text = "".join(c["choices"][0]["delta"]["content"] for c in chunks[:-1])
+        told = w.tokenizer.decode(w.ids(w.text)[:tokens])
+        assert (text, chunks[-1]["error"]["code"]) == (told, "engine_failed")
+        await asyncio.sleep(0.1)  # more than a token is held
+        writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 401"), answer

@@ -187,3 +187,16 @@ async def test_what_is_held_at_the_end_leaves_with_the_end() -> None:
     assert not transport.written
     assert texts(generation.last_chunks("stop") + DONE)[0] == TOKENIZER.decode([40])
     assert generation.last_chunks("stop").count(b"data: ") == 1
+
+
+async def test_after_the_end_of_a_response_nothing_is_written() -> None:
+    generation, transport = stream(lag=Lagging()), Transport()
+    generation.go_live(transport, is_chunked=True)
+    step(generation, 40)
+    assert texts(generation.stop_writing() + DONE) == [TOKENIZER.decode([40])]
+    generation.keep_alive()
+    generation.release()
+    step(generation)
+    step(generation, 41, 42)
+    await asyncio.sleep(0.05)  # more than a token may be held
+    assert not transport.written
