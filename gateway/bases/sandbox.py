@@ -15,7 +15,8 @@ from itertools import chain
 from typing import Any, cast
 
 from jinja2 import Template, TemplateError, nodes
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -127,6 +128,16 @@ _CONTAINERS = (list, tuple, dict)
 _budget: ContextVar[Budget] = ContextVar("budget")
 
 
+class _Generation(Extension):
+    """`{% generation %}` marks what an assistant writes, for training; here it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - the library's own type
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """The environment of Hugging Face's `apply_chat_template`, under a budget."""
 
@@ -142,7 +153,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[loopcontrols],
+            extensions=[loopcontrols, _Generation],
             autoescape=False,
             finalize=_shown,
         )

@@ -28,6 +28,7 @@ CPU_S = 1.0
 _LEVELS_MAX = 128
 
 _PATTERN_CHARACTERS_MAX = 256  # of a date
+_SEPARATOR_CHARACTERS_MAX = 8  # of JSON
 
 # The templates of Mistral raise for identifiers of any other form.
 _SHORT_CALL_IDS = "length != 9"
@@ -45,9 +46,24 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _tojson(value: object, indent: int | None = None) -> str:
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Jinja's own filter escapes <, > and &, which models are not trained on.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    for text in (indent, *(separators or ())):
+        if isinstance(text, str) and len(text) > _SEPARATOR_CHARACTERS_MAX:
+            raise TemplateError("it asks for JSON with long separators")
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _strftime_now(pattern: str) -> str:

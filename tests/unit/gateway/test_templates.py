@@ -110,6 +110,7 @@ HOSTILE = {
     "an indent": "{{ ('\n' * 100000) | indent(100000) }}",
     "an indent of text": "{{ ('\n' * 100000) | indent('x' * 100000) }}",
     "indented JSON": "{{ messages | tojson(indent=99999999999) }}",
+    "separators": "{{ messages | tojson(separators=(',' * 99999, ':')) }}",
     "a power": "{{ 9 ** (9 ** 9) }}",
     "products": "{% set ns = namespace(n=9) %}{% for i in range(99) %}"
     "{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n }}",
@@ -212,6 +213,9 @@ def test_what_real_templates_use() -> None:
 |{{- 'x' in ('x', 'y') -}}|{{- messages | selectattr('role', 'equalto', 'user') | list | length -}}
 |{{- ns.n -}}|{{- 'ab'[:1] ~ 1 ~ none -}}|{%- for k, v in {'k': 2} | dictsort -%}{{ k }}{{ v }}
 {%- if not loop.last %},{% endif %}{%- break -%}{%- endfor -%}|{{- 'A' | lower | indent(2) -}}
-|{{- strftime_now('%Y') | length -}}|{{- '{} {}'.format(1, 'x') -}}|{{- 'a'.replace('a', 'bb') -}}"""
-    expected = """  a|hi|b|a-1|a, b|{"a": 1}|[('b', 1)]|True|1|1|a1None|k2|a|4|1 x|bb"""
+|{%- generation -%}g{%- endgeneration -%}|{{- [1] | tojson(ensure_ascii=False, indent=1) -}}
+|{{- [1, 2] | tojson(separators=(',', ':')) -}}|{{- strftime_now('%Y') | length -}}|{{- '{} {}'.format(1, 'x') -}}|{{- 'a'.replace('a', 'bb') -}}"""
+    expected = (
+        """  a|hi|b|a-1|a, b|{"a": 1}|[('b', 1)]|True|1|1|a1None|k2|a|g|[\n 1\n]|[1,2]|4|1 x|bb"""
+    )
     assert ChatTemplate(source, {}).render(USER) == expected

@@ -411,11 +411,7 @@ REFUSED: dict[str, tuple[GrammarKind, str, str]] = {
         "start: %json " + json.dumps({"x-guidance": {"item_separator": "a" * 300}}),
         "x-guidance",
     ),
-    "special token behind a schema": (
-        GrammarKind.EBNF,
-        'start: %json {"const": "%json {\\""} <|im_start|>',
-        "special tokens",
-    ),
+    "token behind a schema": (GrammarKind.EBNF, 'start: %json {"const": "\\""} <|x|>', "special"),
 }
 
 
