@@ -54,7 +54,8 @@ def _call_form(template: str, tokens: Mapping[str, int]) -> CallForm:
     if TOOL_CALL in template:
         return CallForm.HERMES
     if TOOL_CALLS in template or TOOL_CALLS in tokens:
-        is_named = ARGUMENTS in template or ARGUMENTS in tokens
+        # Vocabularies have marks in stock that their models were not trained on.
+        is_named = ARGUMENTS in (template if TOOL_CALLS in template else tokens)
         return CallForm.MISTRAL_NAMED if is_named else CallForm.MISTRAL
     if any(mark in template or mark in tokens for mark in (PYTHON_TAG, PYTHON_START)):
         return CallForm.LLAMA_PYTHONIC if _PYTHONIC.search(template) else CallForm.LLAMA_JSON

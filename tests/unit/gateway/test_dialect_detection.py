@@ -38,7 +38,7 @@ FAMILIES: dict[str, tuple[str, dict[str, int], CallForm, ReasoningForm]] = {
     ),
     "mistral 7b": (
         "{{ '[AVAILABLE_TOOLS]' }} {{ '[TOOL_CALLS] [' }}",
-        {"[TOOL_CALLS]": 5},
+        {"[TOOL_CALLS]": 5, "[ARGS]": 32},
         CallForm.MISTRAL,
         ReasoningForm.NONE,
     ),
