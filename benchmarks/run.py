@@ -25,6 +25,7 @@ MODULES = {
     "gateway_embed": "benchmarks.load.gateway_embed",
     "agent": "benchmarks.load.agent_faults",
     "stack": "benchmarks.load.stack",
+    "edge": "benchmarks.load.gateway",
     "routing": "benchmarks.load.routing_study",
 }
 

@@ -1,0 +1,278 @@
+"""What gateway and router add to an engine, and how many streams a worker holds.
+
+One operation: one request through gateway, router and the `sim` driver inside a real Triton, with
+keys, limits, tokenizing and events on. Not measured: a network, TLS, an engine that computes; the
+clients run on the same cores and take their part of them. Run:
+`python -m benchmarks.load.gateway ttft|jitter|prompts|unary|streams`.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.load.sse_client import cpu_seconds, run_load
+from benchmarks.load.stack import Stack, started
+from benchmarks.results import write_result
+
+_STEP_S = 0.02
+_PARKED = 10_000
+
+
+def _configure(stack: Stack, **options: str) -> None:
+    """Give the engine other options, and wait until it serves with them."""
+    headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
+    with httpx.Client(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers, timeout=10) as admin:
+        pool = next(it for it in admin.get("/v1/pools").json()["data"] if it["engine"] == "sim")
+        body = {"base_digest": pool["base_digest"], "engine": "sim", "replicas_wanted": 1}
+        admin.put(
+            f"/v1/pools/{pool['id']}", json=body | {"engine_options": options}
+        ).raise_for_status()
+
+        def is_ready() -> bool:
+            return all(it["state"] == "ready" for it in admin.get("/v1/replicas").json()["data"])
+
+        _wait(lambda: not is_ready())
+        _wait(is_ready)
+    _wait(lambda: not asyncio.run(run_load(replace(stack.load(1, 1), max_tokens=2)))["errors"])
+
+
+def _wait(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        if time.monotonic() > end:
+            raise TimeoutError("the engine did not come back with its new options")
+        time.sleep(0.1)
+
+
+def _groups(stack: Stack) -> dict[str, list[int]]:
+    pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
+    return {name: pids[name] for name in ("gateway", "router")}
+
+
+def measure_ttft(stack: Stack) -> dict[str, Any]:
+    """One request after the other on an engine whose steps take no time: all of it is overhead."""
+    _configure(
+        stack,
+        cost_step_s="0",
+        cost_decode_row_s="0",
+        cost_prefill_token_s="0",
+        cost_context_token_s="0",
+    )
+    load = replace(stack.load(1, 500), max_tokens=4)
+    asyncio.run(run_load(replace(load, requests=100)))
+    return asyncio.run(run_load(load, _groups(stack)))
+
+
+def measure_jitter(stack: Stack) -> dict[str, Any]:
+    """Gaps between tokens of an engine with a step of 20 ms, by number of streams."""
+    _configure(stack, cost_step_s=str(_STEP_S), cost_decode_row_s="0", cost_context_token_s="0")
+    figures: dict[str, Any] = {"step_ms": _STEP_S * 1e3}
+    for streams in (50, 200, 500):
+        before = psutil.cpu_times()
+        one = asyncio.run(run_load(stack.load(streams, 3 * streams), _groups(stack)))
+        after = psutil.cpu_times()
+        busy = (
+            sum(after) - sum(before) - (after.idle - before.idle) - (after.iowait - before.iowait)
+        )
+        one["machine_busy"] = round(busy / (sum(after) - sum(before)), 2)
+        figures[f"{streams}_streams"] = one
+    return figures
+
+
+def measure_prompts(stack: Stack) -> dict[str, Any]:
+    """TTFT of short requests alone, and beside two prompts of 220 KB per second."""
+    _configure(stack, context_tokens_max="200000", blocks="20000")
+    short = replace(stack.load(8, 400), max_tokens=20)
+    asyncio.run(run_load(replace(short, requests=50)))
+    alone = asyncio.run(run_load(short))
+    text = "The river ran past the mill and the gate was shut. " * (220_000 // 51)
+
+    async def beside() -> tuple[dict[str, Any], list[int]]:
+        statuses: list[int] = []
+        async with (
+            httpx.AsyncClient(
+                base_url=stack.env["OPENAI_BASE_URL"],
+                headers={"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"},
+                timeout=60,
+            ) as http,
+            asyncio.TaskGroup() as tasks,
+        ):
+
+            async def long(number: int) -> None:
+                content = f"{number} {text}"
+                body = {"model": short.model, "messages": [{"role": "user", "content": content}]}
+                answer = await http.post("/chat/completions", json=body | {"max_tokens": 1})
+                statuses.append(answer.status_code)
+
+            async def send_long() -> None:
+                for number in range(1000):
+                    tasks.create_task(long(number))
+                    await asyncio.sleep(0.5)
+
+            sending = tasks.create_task(send_long())
+            figures = await run_load(short)
+            sending.cancel()
+        return figures, statuses
+
+    with_long, statuses = asyncio.run(beside())
+    page = httpx.get(stack.env["OPENAI_BASE_URL"].removesuffix("/v1") + "/metrics").text
+    lag = [line for line in page.splitlines() if line.startswith("gateway_loop_lag_seconds_bucket")]
+    return {"alone": alone, "beside": with_long, "long_statuses": statuses, "loop_lag": lag}
+
+
+def measure_unary(stack: Stack) -> dict[str, Any]:
+    """Whole answers of one token; CPU per request of gateway and router."""
+    _configure(stack, cost_step_s="0.001", cost_decode_row_s="0", sequences_max="4000")
+    groups = _groups(stack)
+    body = json.dumps(
+        {
+            "model": "sluice-tiny",
+            "messages": [{"role": "user", "content": "Tell me about a river and a gate."}],
+            "max_tokens": 1,
+        }
+    ).encode()
+    url = stack.env["OPENAI_BASE_URL"].split("/")[2].split(":")
+
+    async def connection(until_s: float, counts: list[int]) -> None:
+        reader, writer = await asyncio.open_connection(url[0], int(url[1]))
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+            f"Authorization: Bearer {stack.env['OPENAI_API_KEY']}\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        while time.monotonic() < until_s:
+            writer.write(head + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            counts[answer.startswith(b"HTTP/1.1 200")] += 1
+        writer.close()
+
+    async def run(seconds: float) -> list[int]:
+        counts = [0, 0]
+        until_s = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(64):
+                tasks.create_task(connection(until_s, counts))
+        return counts
+
+    asyncio.run(run(2))
+    before = cpu_seconds(groups)
+    failed, served = asyncio.run(run(8))
+    after = cpu_seconds(groups)
+    return {
+        "workers": 1,
+        "connections": 64,
+        "requests_per_s": round(served / 8),
+        "failed": failed,
+        "cpu_us_per_request": {
+            name: round((after[name] - before[name]) / max(1, served) * 1e6) for name in groups
+        },
+    }
+
+
+class _Parked(asyncio.Protocol):
+    """A stream that is opened and left open."""
+
+    begun = 0
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._has_begun = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._has_begun and b'"content":"' in data:
+            self._has_begun = True
+            _Parked.begun += 1
+
+
+async def _park(stack: Stack, count: int, rss: Callable[[], int]) -> int:
+    """Open streams one after the other; return the memory while all of them are open."""
+    load = replace(stack.load(count, count), max_tokens=4_000)
+    loop, _Parked.begun = asyncio.get_running_loop(), 0
+    made: list[_Parked] = []
+    for index in range(count):
+        _, parked = await loop.create_connection(
+            lambda: _Parked(load.request()), load.host, load.port
+        )
+        made.append(parked)
+        if index % 100 == 99:
+            await asyncio.sleep(0.05)
+    async with asyncio.timeout(180):
+        while _Parked.begun < count:  # noqa: ASYNC110 - counted by the protocols
+            await asyncio.sleep(0.1)
+    held = rss()
+    for parked in made:
+        parked.transport.abort()
+    await asyncio.sleep(5)
+    return held
+
+
+def measure_streams(stack: Stack) -> dict[str, Any]:
+    """Memory of one worker per open stream, and after an hour's worth of churn in short."""
+    _configure(
+        stack,
+        cost_step_s="1.0",
+        cost_decode_row_s="0",
+        cost_context_token_s="0",
+        cost_prefill_token_s="0",
+        sequences_max=str(2 * _PARKED),
+        step_tokens_max="1000000",
+        blocks="200000",
+    )
+    gateway = psutil.Process(_groups(stack)["gateway"][0])
+
+    def rss() -> int:
+        return gateway.memory_info().rss
+
+    figures: dict[str, Any] = {"streams": _PARKED}
+    asyncio.run(run_load(replace(stack.load(500, 500), max_tokens=2)))
+    empty = rss()
+
+    rounds: list[dict[str, float]] = []
+    for _ in range(3):
+        held = asyncio.run(_park(stack, _PARKED, rss))
+        rounds.append({"held_mib": held / 2**20, "after_mib": rss() / 2**20})
+    figures["empty_mib"] = empty / 2**20
+    figures["rounds"] = [{name: round(it[name], 1) for name in it} for it in rounds]
+    figures["kib_per_stream"] = round((rounds[0]["held_mib"] * 2**20 - empty) / _PARKED / 1024, 2)
+    figures["kib_per_stream_later"] = round(
+        statistics.median(it["held_mib"] * 2**20 - empty for it in rounds[1:]) / _PARKED / 1024, 2
+    )
+    return figures
+
+
+_MEASURES = {
+    "ttft": measure_ttft,
+    "jitter": measure_jitter,
+    "prompts": measure_prompts,
+    "unary": measure_unary,
+    "streams": measure_streams,
+}
+
+
+def main() -> None:
+    """Run the measures that are named, or all; each has a result file of its own."""
+    for name in sys.argv[1:] or _MEASURES:
+        measure = _MEASURES[name]
+        with started("sim", "--no-embeddings") as stack:
+            figures = measure(stack)
+        text = f"{__doc__}\n{measure.__doc__}"
+        print(write_result(f"gateway_{name}", text, figures), json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
