@@ -5,8 +5,9 @@ is left is submitted again: the client sees a pause, and not one token twice or 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from typing import cast
 
 import structlog
 
@@ -40,6 +41,7 @@ _TRANSIENT = frozenset(
     }
 )
 _SUCCESS = (EndKind.STOP, EndKind.LENGTH)
+_STOPPING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, "The server is stopping.")
 
 
 OnSubmit = Callable[[str, str], None]
@@ -83,7 +85,7 @@ class Dispatcher:
         """End everything that still runs, and whatever comes: the process is about to exit."""
         self._is_stopping = True
         for generation in self._open:
-            generation.end(Ending(EndKind.REFUSED, ErrorCode.DRAINING, "The server is stopping."))
+            generation.end(_STOPPING)
 
     async def run_all(
         self,
@@ -102,7 +104,7 @@ class Dispatcher:
             generations: They are told everything; those of one prompt stand together.
             answers_per_prompt: How many those are.
             on_submit: Called with cell and router at each submission.
-            on_first: Awaited once, when the first tokens have come, or earlier at a nudge.
+            on_first: Awaited when an answer's first tokens have come, or earlier at a nudge.
             on_end: Called at the end of each generation that succeeds.
 
         Returns:
@@ -111,48 +113,61 @@ class Dispatcher:
         if self.is_draining:
             text = "This server is stopping; try again, another one will answer."
             return Ending(EndKind.REFUSED, ErrorCode.DRAINING, text, retry_after_s=1.0)
-        once = _Once(on_first)
-        if len(generations) == 1:
-            ending = await self._one(generations[0], on_submit, once)
+        self._open.update(generations)
+        try:
+            if len(generations) > 1:
+                return await self._run_several(
+                    generations, answers_per_prompt, on_submit, on_first, on_end
+                )
+            ending = await self._run(generations[0], on_submit, on_first)
             if ending.kind is EndKind.REFUSED:
                 return ending
             on_end(generations[0], ending)
             return None
+        finally:
+            self._open.difference_update(generations)
+            if not self._open:
+                self._idle.set()
 
+    async def _run_several(
+        self,
+        generations: Sequence[Generation],
+        answers_per_prompt: int,
+        on_submit: OnSubmit,
+        on_first: OnFirst,
+        on_end: OnEnd,
+    ) -> Ending | None:
         async def run(generation: Generation, begin: OnFirst) -> None:
-            ending = await self._one(generation, on_submit, begin)
+            ending = await self._run(generation, on_submit, begin)
             if ending.kind is EndKind.REFUSED:
                 raise _RefusedError(ending)
             on_end(generation, ending)
 
-        refused: list[_RefusedError] = []
+        errors: list[BaseException] = []
         try:
             async with asyncio.TaskGroup() as tasks:
                 for start in range(0, len(generations), answers_per_prompt):
                     group = generations[start : start + answers_per_prompt]
-                    tasks.create_task(_run_group(group, run, once))
-        except* _RefusedError as errors:
-            refused.append(_first_of(errors))
-        return refused[0].ending if refused else None
-
-    async def _one(self, generation: Generation, on_submit: OnSubmit, on_first: OnFirst) -> Ending:
-        """Run a generation to its end: STOP, LENGTH or REFUSED, never LOST."""
-        self._open.add(generation)
-        try:
-            return await self._run(generation, on_submit, on_first)
-        finally:
-            self._open.discard(generation)
-            if not self._open:
-                self._idle.set()
+                    tasks.create_task(_run_group(group, run, on_first))
+        except BaseExceptionGroup as group:
+            errors += _leaves(group)
+        failures = [error for error in errors if not isinstance(error, _RefusedError)]
+        if failures:  # a client that does not read, or a bug
+            raise failures[0]
+        refusals = [error.ending for error in errors if isinstance(error, _RefusedError)]
+        return refusals[0] if refusals else None
 
     async def _run(self, generation: Generation, on_submit: OnSubmit, on_first: OnFirst) -> Ending:
+        """Run a generation to its end: STOP, LENGTH or REFUSED, never LOST."""
         now = asyncio.get_running_loop().time
         patience = _Patience(generation, now())
         while True:
             ending = generation.begin_attempt()
-            if ending is None:
+            if ending is None and not self._is_stopping:
                 patience.begin_attempt(now())
                 ending = await self._attempt(generation, on_submit, on_first, patience)
+            if ending is None or (self._is_stopping and ending.kind is EndKind.LOST):
+                return _STOPPING
             if ending.kind in _SUCCESS or self._is_stopping:
                 return ending
             if (refusal := patience.refusal(ending, now())) is not None:
@@ -186,6 +201,7 @@ class Dispatcher:
                 while generation.is_fresh and generation.ending is None:
                     await generation.wait_news()
                     if generation.is_nudged:
+                        generation.is_nudged = False
                         await on_first()
         except TimeoutError:
             text = "No token came before the deadline."
@@ -193,6 +209,7 @@ class Dispatcher:
         else:
             if generation.emitted:
                 await on_first()
+            generation.is_nudged = False  # the tokens are the sign
             while generation.ending is None:
                 await generation.wait_news()
             return generation.ending
@@ -209,14 +226,13 @@ async def _run_group(
     has_begun = asyncio.Event()
 
     async def begin() -> None:
-        has_begun.set()
+        if generations[0].emitted:
+            has_begun.set()
         await on_first()
 
     async def lead() -> None:
-        try:
-            await run(generations[0], begin)
-        finally:
-            has_begun.set()
+        await run(generations[0], begin)
+        has_begun.set()
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(lead())
@@ -291,28 +307,18 @@ class _Patience:
         return now_s + _RETRY_PAUSE_S < self.acquire_by_s
 
 
-class _Once:
-    """Awaits a callable the first time only."""
-
-    def __init__(self, call: Callable[[], Awaitable[None]]) -> None:
-        self._call = call
-        self._is_done = False
-
-    async def __call__(self) -> None:
-        if not self._is_done:
-            self._is_done = True
-            await self._call()
-
-
 class _RefusedError(Exception):
     def __init__(self, ending: Ending) -> None:
         super().__init__(ending.code)
         self.ending = ending
 
 
-def _first_of(errors: BaseExceptionGroup[_RefusedError]) -> _RefusedError:
-    first = errors.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(cast("BaseExceptionGroup[BaseException]", error))
+        else:
+            yield error
 
 
 def _refused(ending: Ending, code: ErrorCode) -> Ending:

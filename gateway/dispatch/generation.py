@@ -120,7 +120,8 @@ class Generation:
         resumes: Attempts that continued an answer already begun.
         ending: The end of the current attempt.
         is_fresh: Whether the current attempt has brought no token yet.
-        is_nudged: Whether somebody waits for a sign of life before the first token.
+        is_nudged: Somebody waits for a sign of life before the first token; taken back when it
+            is given.
     """
 
     __slots__ = (
@@ -240,7 +241,7 @@ class Generation:
 
     async def wait_news(self) -> None:
         """Wait for the end of the attempt, its first token if that has not come, or a nudge."""
-        if self.ending is None:
+        if self.ending is None and not self.is_nudged:
             self._news = asyncio.get_running_loop().create_future()
             try:
                 await self._news

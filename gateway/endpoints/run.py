@@ -168,6 +168,8 @@ class Run:
         events = EventStream(self.request, self._headers(), streams)
 
         async def begin() -> None:
+            if self.has_begun:
+                return
             self.has_begun = True
             await events.begin()
             exchange.status, exchange.first_sent_at_s = 200, events.first_sent_at_s

@@ -1,0 +1,218 @@
+"""What the dispatcher does with several answers, signs of life, and a process that ends."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.text.pipe import TextPipe
+from sluice.errors import ErrorCode
+from tests.unit.gateway.test_streamed import SPEC, TABLE
+
+REFUSED = Ending(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, "no")
+LOST = Ending(EndKind.LOST, ErrorCode.REPLICA_LOST, "gone")
+STOP = Ending(EndKind.STOP)
+
+
+class Links:
+    """The one link to the one router, which does nothing by itself."""
+
+    router_id = "r"
+
+    def __init__(self) -> None:
+        self.submitted: list[Generation] = []
+        self.cancelled: list[int] = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def acquire(self, *_: object) -> tuple["Links", str]:
+        await self.open.wait()
+        return self, "cell"
+
+    def submit(self, generation: Generation, *_: object) -> int:
+        self.submitted.append(generation)
+        return len(self.submitted)
+
+    def cancel(self, handle: int) -> None:
+        self.cancelled.append(handle)
+
+
+async def turns(number: int = 20) -> None:
+    """Let everything run that can."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def nothing() -> None:
+    return None
+
+
+def made(number: int) -> list[Generation]:
+    return [
+        Generation(replace(SPEC, choice=index), TextPipe(TABLE.stream())) for index in range(number)
+    ]
+
+
+class Request:
+    """One request that is being answered."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        generations: Sequence[Generation],
+        on_first: Callable[[], object] = nothing,
+        answers_per_prompt: int = 0,
+    ) -> None:
+        self.generations = generations
+        self.ended: list[tuple[int, EndKind]] = []
+        self.task = asyncio.ensure_future(
+            dispatcher.run_all(
+                generations,
+                answers_per_prompt or len(generations),
+                lambda *_: None,
+                on_first,
+                lambda it, ending: self.ended.append((it.spec.choice, ending.kind)),
+            )
+        )
+
+
+@asynccontextmanager
+async def running(request: Request) -> AsyncIterator[None]:
+    """End it at the latest with the block."""
+    try:
+        async with asyncio.timeout(10):
+            await turns()
+            yield
+    finally:
+        request.task.cancel()
+        await asyncio.gather(request.task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+async def test_a_client_that_does_not_read_is_no_failure_of_ours(number: int) -> None:
+    async def fails() -> None:
+        raise ConnectionResetError("the client does not read")
+
+    links = Links()
+    request = Request(Dispatcher(links), made(number), fails)
+    async with running(request):
+        links.submitted[0].push([40], 1.0)
+        with pytest.raises(ConnectionResetError):
+            await request.task
+    assert links.cancelled
+
+
+async def test_the_others_wait_for_a_token_not_for_a_sign_of_life() -> None:
+    links, signs = Links(), []
+
+    async def begin() -> None:
+        signs.append(len(links.submitted))
+
+    request = Request(Dispatcher(links), made(3), begin)
+    async with running(request):
+        for generation in request.generations:
+            generation.nudge()
+        await turns()
+        assert signs == [1], "the client has its sign of life"
+        assert len(links.submitted) == 1, "nobody has computed the prompt yet"
+        links.submitted[0].push([40], 1.0)
+        await turns()
+        assert len(links.submitted) == 3
+
+
+async def test_a_sign_of_life_that_is_due_while_no_router_is_there_comes_later() -> None:
+    links, signs = Links(), []
+
+    async def begin() -> None:
+        signs.append(len(links.submitted))
+
+    links.open.clear()
+    request = Request(Dispatcher(links), made(1), begin)
+    async with running(request):
+        request.generations[0].nudge()
+        links.open.set()
+        await turns()
+        assert signs == [1]
+
+
+async def test_the_others_are_not_asked_for_when_the_first_is_refused() -> None:
+    links = Links()
+    request = Request(Dispatcher(links), made(3))
+    async with running(request):
+        links.submitted[0].end(REFUSED)
+        assert await request.task == REFUSED
+    assert len(links.submitted) == 1
+    assert request.ended == []
+
+
+async def test_a_first_answer_without_tokens_is_an_answer() -> None:
+    links = Links()
+    request = Request(Dispatcher(links), made(2))
+    async with running(request):
+        links.submitted[0].end(STOP)
+        await turns()
+        links.submitted[1].end(STOP)
+        assert await request.task is None
+    assert request.ended == [(0, EndKind.STOP), (1, EndKind.STOP)]
+
+
+async def test_one_refused_answer_cancels_those_of_all_prompts() -> None:
+    links = Links()
+    request = Request(Dispatcher(links), made(4), answers_per_prompt=2)
+    async with running(request):
+        assert [it.spec.choice for it in links.submitted] == [0, 2], "each prompt's first answer"
+        links.submitted[0].push([40], 1.0)
+        await turns()
+        links.submitted[2].end(REFUSED)
+        assert await request.task == REFUSED
+    assert sorted(links.cancelled) == [1, 2, 3]
+
+
+async def test_what_waits_to_be_tried_again_ends_with_the_process() -> None:
+    links = Links()
+    dispatcher = Dispatcher(links)
+    request = Request(dispatcher, made(1))
+    async with running(request):
+        links.submitted[0].push([40], 1.0)
+        links.submitted[0].end(LOST)
+        await turns()
+        dispatcher.stop_all()
+        ending = await request.task
+    assert ending is not None
+    assert (ending.kind, ending.code) == (EndKind.REFUSED, ErrorCode.DRAINING)
+    assert len(links.submitted) == 1
+    assert request.ended == []
+
+
+async def test_what_is_lost_as_the_process_ends_is_no_success() -> None:
+    links = Links()
+    dispatcher = Dispatcher(links)
+    request = Request(dispatcher, made(1))
+    async with running(request):
+        links.submitted[0].end(LOST)
+        dispatcher.stop_all()
+        ending = await request.task
+    assert ending is not None
+    assert (ending.kind, ending.code) == (EndKind.REFUSED, ErrorCode.DRAINING)
+
+
+async def test_a_drain_waits_for_answers_that_have_not_been_asked_for_yet() -> None:
+    links = Links()
+    dispatcher = Dispatcher(links)
+    request = Request(dispatcher, made(2))
+    async with running(request):
+        drain = asyncio.ensure_future(dispatcher.drain(5))
+        await turns()
+        links.submitted[0].push([40], 1.0)
+        links.submitted[0].end(STOP)
+        await turns()
+        assert not drain.done()
+        assert len(links.submitted) == 2
+        links.submitted[1].end(STOP)
+        assert await request.task is None
+        assert await drain == 0
+    assert dispatcher.open == 0
