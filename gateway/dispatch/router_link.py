@@ -34,6 +34,10 @@ _WRITE_TIMEOUT_S = 5.0
 _NAP_S = 0.1
 _SILENT_NAPS_MAX = 9
 _UNSENT_MAX = 20_000  # submits and cancels waiting for the socket
+# A message ends behind the submit that brings it to so many tokens, of up to five bytes: routers
+# take 64 MiB. What a submit has besides its prompt, a grammar of 64 KiB perhaps, counts as some.
+_BATCH_TOKENS = 1 << 19
+_SUBMIT_TOKENS = 4096
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
@@ -168,11 +172,25 @@ class RouterLink:
         while True:
             await self._has_outgoing.wait()
             self._has_outgoing.clear()
-            batch = wire.ConnectRequest(submits=self._submits, cancels=self._cancels)
-            self._submits.clear()
+            while (batch := self.take_batch()) is not None:
+                async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                    await call.write(batch)
+
+    def take_batch(self) -> wire.ConnectRequest | None:
+        """Return what is sent next, in one message that is not too large; None: nothing waits.
+
+        Cancels come last, so that none stands before its submit.
+        """
+        submits, count, tokens = self._submits, 0, 0
+        while count < len(submits) and tokens < _BATCH_TOKENS:
+            tokens += len(submits[count].prompt) + _SUBMIT_TOKENS
+            count += 1
+        batch = wire.ConnectRequest(submits=submits[:count])
+        del submits[:count]
+        if not submits:
+            batch.cancels.extend(self._cancels)
             self._cancels.clear()
-            async with asyncio.timeout(_WRITE_TIMEOUT_S):
-                await call.write(batch)
+        return batch if batch.submits or batch.cancels else None
 
     async def _watch_silence(self) -> None:
         heard_at_s, silent_naps = self._heard_at_s, 0
@@ -221,6 +239,12 @@ class RouterLink:
                 except IndexError:
                     text = "the engine sent a token that the model does not have"
                     generation.end(Ending(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, text))
+                except Exception:
+                    # Models write anything: a parser that fails must not end all other answers.
+                    request_id = generation.spec.request_id
+                    log.exception("answer_unreadable", request_id=request_id)
+                    text = "The server had an error while reading the model's answer."
+                    generation.end(Ending(EndKind.REFUSED, ErrorCode.INTERNAL, text))
                 if generation.ending is not None:  # by a stop string or a slow reader
                     self.cancel(handle)
             start += count

@@ -1,0 +1,63 @@
+"""What a link makes of a router's messages, and what it sends."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gateway.dialects.delta import Delta
+from gateway.dispatch.generation import EndKind, Generation
+from gateway.dispatch.pace import NeverLags, Pace
+from gateway.dispatch.router_link import RouterLink
+from gateway.text.pipe import TextPipe
+from sluice.errors import ErrorCode
+from sluice.wire.router.v1 import router_pb2 as wire
+from tests.unit.gateway.test_streamed import SPEC, TABLE
+
+
+class BrokenPipe(TextPipe):
+    """A parser that a text has brought out of step."""
+
+    def push(self, tokens: Sequence[int]) -> Delta:
+        raise AssertionError(f"{len(tokens)} tokens too many")
+
+
+def up() -> RouterLink:
+    link = RouterLink("a:1", "g", lambda: None, Pace(NeverLags()))
+    link._go_up(wire.ConnectResponse(welcome=wire.Welcome(router_id="r")))
+    return link
+
+
+def tokens_for(*handles: int) -> wire.ConnectResponse:
+    return wire.ConnectResponse(handle=handles, count=[1] * len(handles), token=[40] * len(handles))
+
+
+def test_an_answer_that_cannot_be_read_ends_and_no_other() -> None:
+    link = up()
+    broken = Generation(SPEC, BrokenPipe(TABLE.stream()))
+    good = Generation(SPEC, TextPipe(TABLE.stream()))
+    handles = [link.submit(it, "c", 0) for it in (broken, good)]
+    link.deliver(tokens_for(*handles), 1.0)
+    link.deliver(tokens_for(*handles), 2.0)
+    assert broken.ending is not None
+    assert (broken.ending.kind, broken.ending.code) == (EndKind.REFUSED, ErrorCode.INTERNAL)
+    assert "too many" not in broken.ending.message
+    assert (list(good.emitted), good.ending) == ([40, 40], None)
+    assert link.in_flight == 1
+
+
+def test_one_message_holds_as_much_as_a_router_takes() -> None:
+    link = up()
+    small, large = replace(SPEC, prompt=[1]), replace(SPEC, prompt=[2] * 300_000)
+    handles = [
+        link.submit(Generation(spec, TextPipe(TABLE.stream())), "c", 0)
+        for spec in (small, large, large, large, large, small, small)
+    ]
+    link.cancel(handles[-1])
+    sent: list[int] = []
+    batches = list(iter(link.take_batch, None))
+    for batch in batches:
+        sent += [submit.handle for submit in batch.submits]
+        assert batch.ByteSize() < 4 << 20
+    assert sent == handles
+    assert len(batches) > 1
+    assert [list(batch.cancels) for batch in batches if batch.cancels] == [handles[-1:]]
+    assert batches[-1].cancels, "no cancel comes before its submit"
