@@ -12,11 +12,12 @@ from router.core.health import CellHealth
 from router.core.model import CoreConfig, Request, Role, Slot
 from router.core.placement import Choice
 from router.core.preemption import Preemption
-from router.core.prefix_index import PrefixIndex
+from router.core.prefix_index import BlockHashes, PrefixIndex
 from router.core.replica_book import ReplicaBook
 from router.core.sessions import Sessions
 from router.core.shedding import AdapterWaiters
 from router.core.speed import Speed, Usual
+from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
@@ -117,6 +118,15 @@ class CellBook:
         self.health.lost(book.replica_id, now)
         self._relimit()
         self.update(book)
+
+    def cached(self, replica_id: str, events: engine.KvEvents, now: float) -> None:
+        """Take over what an engine says that it caches, and does not any more."""
+        if events.reset:
+            self.index.reset(replica_id)
+        if events.stored:
+            self.index.stored(replica_id, BlockHashes(events.stored), now)
+        if events.removed:
+            self.index.removed(replica_id, BlockHashes(events.removed), now)
 
     def forget(self, replica_id: str) -> None:
         """Forget a replica that is not planned any more."""

@@ -26,7 +26,6 @@ from router.core.model import (
     Stats,
 )
 from router.core.outcomes import FINISHED, Ending, count
-from router.core.prefix_index import BlockHashes
 from router.core.replica_book import ReplicaBook
 from router.core.requests import Requests, moved
 from sluice.errors import ErrorCode
@@ -256,7 +255,7 @@ class RouterCore:
         if frame.finished:
             self._finish(book, cell, frame, now)
         if frame.HasField("kv_events"):
-            _apply_kv_events(cell, replica_id, frame.kv_events, now)
+            cell.cached(replica_id, frame.kv_events, now)
         if state.adapters_changed:
             cell.residency.resident(replica_id, state.adapters_resident)
         if frame.steps and state.step_us:  # a heartbeat repeats the last step
@@ -492,12 +491,3 @@ _REFUSALS = {
         ErrorCode.INVALID_REQUEST,
     )
 }
-
-
-def _apply_kv_events(cell: CellBook, replica_id: str, events: engine.KvEvents, now: float) -> None:
-    if events.reset:
-        cell.index.reset(replica_id)
-    if events.stored:
-        cell.index.stored(replica_id, BlockHashes(events.stored), now)
-    if events.removed:
-        cell.index.removed(replica_id, BlockHashes(events.removed), now)
