@@ -1,7 +1,8 @@
 """The names of one request: ours, the caller's, and those of W3C Trace Context (level 1)."""
 
+import os
 import re
-import secrets
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from aiohttp import web
@@ -14,6 +15,20 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TRACEPARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.{0,128})?"
 )
+
+
+_UIDS_AT_ONCE = 256
+
+
+def _random_uids() -> Iterator[str]:
+    """Yield 32 random hex digits each; asking the system for each by itself would cost 10 us."""
+    while True:
+        digits = os.urandom(16 * _UIDS_AT_ONCE).hex()
+        for start in range(0, len(digits), 32):
+            yield digits[start : start + 32]
+
+
+_UIDS = _random_uids()
 
 
 class Identity(NamedTuple):
@@ -46,7 +61,7 @@ _IDENTITY = web.RequestKey("identity", Identity)
 
 def new_identity(headers: CIMultiDictProxy[str]) -> Identity:
     """Return the names of a request with these headers."""
-    uid = secrets.token_hex(16)
+    uid = next(_UIDS)
     given = headers.get("x-request-id")
     request_id = given if given and _REQUEST_ID.fullmatch(given) else f"req_{uid}"
     trace_id, flags = uid, "01"
