@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from tokenizers import Tokenizer
 
 from gateway.bases.cache import BaseCache
+from gateway.bases.encoder import PromptEncoder
 from gateway.bases.files import (
     added_tokens,
     end_ids,
@@ -81,6 +82,7 @@ class BaseAssets:
     end_ids: frozenset[int]
     defaults: SamplingDefaults
     dialect: Dialect
+    _encoder: PromptEncoder
     _reasoning_table: TokenTable
     _tools_table: TokenTable
     threads: Executor | None = None
@@ -156,26 +158,16 @@ class BaseAssets:
     ) -> EncodedPrompt:
         pieces = self.template.pieces(messages, tools, options, cpu_s=cpu_s)
         is_reasoning = self.dialect.opens_reasoning(pieces[-1][-_TAIL_CHARACTERS:])
-        return self._encoded(pieces, cache_root, is_reasoning=is_reasoning)
+        ids = self._encoder.encode(pieces, cache_root)
+        return EncodedPrompt(ids, chained_hashes(ids, cache_root), is_reasoning)
 
     def _encode_text(self, text: str, cache_root: bytes, add_special_tokens: bool) -> EncodedPrompt:
-        return self._encoded([text], cache_root, add_special_tokens=add_special_tokens)
-
-    def _encoded(
-        self,
-        pieces: list[str],
-        cache_root: bytes,
-        *,
-        is_reasoning: bool = False,
-        add_special_tokens: bool = False,
-    ) -> EncodedPrompt:
-        # The batch call lets go of the interpreter lock, and the fast one computes no offsets.
-        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
-        if len(encodings) == 1:
-            ids = encodings[0].ids
+        if add_special_tokens:
+            # The batch call lets go of the interpreter lock; the fast one computes no offsets.
+            ids = self.tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids
         else:
-            ids = [token for encoding in encodings for token in encoding.ids]
-        return EncodedPrompt(ids, chained_hashes(ids, cache_root), is_reasoning)
+            ids = self._encoder.encode([text], cache_root)
+        return EncodedPrompt(ids, chained_hashes(ids, cache_root))
 
 
 def load_base(directory: Path, threads: Executor | None = None) -> BaseAssets:
@@ -216,6 +208,7 @@ def load_base(directory: Path, threads: Executor | None = None) -> BaseAssets:
             top_k=int(generation.get("top_k") or 0),
         ),
         dialect=dialect,
+        _encoder=PromptEncoder(tokenizer),
         _reasoning_table=marked[0],
         _tools_table=marked[1],
         threads=threads,

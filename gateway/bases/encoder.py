@@ -1,0 +1,148 @@
+"""Prompts to token ids; what a conversation repeats in every turn is tokenized once.
+
+Special tokens cut a prompt into segments that a tokenizer works on independently: a system prompt,
+one turn, its role. Their ids are kept, so that a turn costs what is new in it. Kept per tenant and
+model: how long a prompt takes must not tell what others have sent.
+"""
+
+import json
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+_CHARACTERS_MAX = 8 << 20  # of all segments kept; two bytes each, ids included
+_SEGMENT_MAX = 1 << 20
+
+# With these, what stands before a segment does not change its ids.
+_INDEPENDENT = frozenset(
+    {
+        *("Sequence", "ByteLevel", "Split", "Digits"),
+        *("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents"),
+    }
+)
+
+
+class PromptEncoder:
+    """Encodes prompts of one base; called from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, characters_max: int = _CHARACTERS_MAX) -> None:
+        """Prepare.
+
+        Args:
+            tokenizer: Where its segments are not independent, nothing is kept.
+            characters_max: Of all segments that are kept.
+        """
+        self._tokenizer = tokenizer
+        self._cuts = cuts_of(tokenizer)
+        words = "|".join(map(re.escape, sorted(self._cuts, key=len, reverse=True)))
+        self._split = re.compile(f"({words})").split
+        self._characters_max = characters_max
+        self._kept: OrderedDict[tuple[bytes, str], array[int]] = OrderedDict()
+        self._lock = Lock()
+        self.characters = 0
+
+    def encode(self, pieces: Sequence[str], owner: bytes) -> list[int]:
+        """Return the ids of a prompt.
+
+        Args:
+            pieces: Of its text; no token spans two of them.
+            owner: Whose prompt it is: segments are kept for each owner.
+        """
+        if not self._cuts:
+            return self._joined(pieces)
+        segments: list[str] = []
+        for piece in pieces:
+            segments += self._split(piece)
+        found = [self._find(owner, segment) for segment in segments]
+        missing = [segment for segment, ids in zip(segments, found, strict=True) if ids is None]
+        new = iter(self._encoded(missing))
+        joined: list[int] = []
+        for segment, ids in zip(segments, found, strict=True):
+            if ids is None:
+                ids = array("I", next(new))  # noqa: PLW2901 - found now
+                self._keep(owner, segment, ids)
+            joined.extend(ids)
+        return joined
+
+    def _find(self, owner: bytes, segment: str) -> Sequence[int] | None:
+        if not segment:
+            return ()
+        cut = self._cuts.get(segment)
+        if cut is not None:
+            return (cut,)
+        with self._lock:
+            ids = self._kept.get((owner, segment))
+            if ids is not None:
+                self._kept.move_to_end((owner, segment))
+            return ids
+
+    def _keep(self, owner: bytes, segment: str, ids: "array[int]") -> None:
+        if len(segment) > min(_SEGMENT_MAX, self._characters_max):
+            return
+        with self._lock:
+            if (owner, segment) not in self._kept:
+                self.characters += len(segment)
+            self._kept[owner, segment] = ids
+            while self.characters > self._characters_max:
+                (_, oldest), _ = self._kept.popitem(last=False)
+                self.characters -= len(oldest)
+
+    def _joined(self, pieces: Sequence[str]) -> list[int]:
+        encoded = list(self._encoded(pieces))
+        return encoded[0] if len(encoded) == 1 else [token for ids in encoded for token in ids]
+
+    def _encoded(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        if texts:
+            # The batch call lets go of the interpreter lock; the fast one computes no offsets.
+            for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+                yield encoding.ids
+
+
+def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the special tokens, with their ids, at which a text may be cut; empty: at none.
+
+    The ids of what stands between two of them do not depend on anything else.
+    """
+    described = json.loads(tokenizer.to_str())
+    stages = (described.get("normalizer"), described.get("pre_tokenizer"))
+    if not all(map(_is_independent, stages)) or described.get("truncation"):
+        return {}
+    added = tokenizer.get_added_tokens_decoder()
+    texts = [token.content for token in added.values()]
+    return {
+        token.content: i
+        for i, token in added.items()
+        if _is_plain(token) and _is_alone(token, texts)
+    }
+
+
+def _is_independent(stage: dict[str, Any] | None) -> bool:
+    if stage is None:
+        return True
+    parts = [*stage.get("pretokenizers", ()), *stage.get("normalizers", ())]
+    is_known = stage["type"] in _INDEPENDENT and not stage.get("add_prefix_space")
+    return is_known and all(map(_is_independent, parts))
+
+
+def _is_plain(token: AddedToken) -> bool:
+    """Return whether the token is found by its text alone, and takes nothing of its neighbours."""
+    takes_more = token.lstrip or token.rstrip or token.single_word or token.normalized
+    return token.special and len(token.content) > 1 and not takes_more
+
+
+def _is_alone(token: AddedToken, texts: Sequence[str]) -> bool:
+    """Return whether no other added token can begin before this one, or with it, and reach in."""
+    text = token.content
+    for other in texts:
+        if other != text and (text in other or _reaches_into(other, text)):
+            return False
+    return True
+
+
+def _reaches_into(other: str, text: str) -> bool:
+    return any(text.startswith(other[start:]) for start in range(1, len(other)))

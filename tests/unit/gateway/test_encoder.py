@@ -1,0 +1,116 @@
+"""What is kept of prompts changes how long they take, never their ids."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from gateway.bases.encoder import PromptEncoder, cuts_of
+
+SHIPPED = Tokenizer.from_file(str(Path(__file__).parents[3] / "model_repo/default/tokenizer.json"))
+WORDS = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<tool_call>",
+    "user\n",
+    "a b",
+    " ",
+    "é",
+    "<|",
+    "im_end|>",
+]
+
+
+def plain(tokenizer: Tokenizer, pieces: Sequence[str]) -> list[int]:
+    encoded = tokenizer.encode_batch_fast(list(pieces), add_special_tokens=False)
+    return [token for encoding in encoded for token in encoding.ids]
+
+
+prompts = st.lists(
+    st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=12).map("".join),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(st.lists(prompts, min_size=1, max_size=4), st.sampled_from([0, 20, 1000]))
+def test_ids_are_those_of_the_tokenizer(rounds, characters_max: int) -> None:
+    encoder = PromptEncoder(SHIPPED, characters_max)
+    for pieces in rounds + rounds:
+        assert encoder.encode(pieces, b"o") == plain(SHIPPED, pieces)
+        assert encoder.characters <= characters_max
+
+
+class Counting:
+    """The shipped tokenizer, that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def encode_batch_fast(self, texts, *, add_special_tokens: bool):
+        self.asked += texts
+        return SHIPPED.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+    def __getattr__(self, name: str):
+        return getattr(SHIPPED, name)
+
+
+def test_a_turn_costs_what_is_new_in_it() -> None:
+    tokenizer = Counting()
+    encoder = PromptEncoder(tokenizer)  # type: ignore[arg-type]
+    first = "<|im_start|>user\nhello there<|im_end|>\n<|im_start|>assistant\n"
+    encoder.encode([first], b"o")
+    tokenizer.asked.clear()
+    encoder.encode([first + "hi<|im_end|>\n<|im_start|>user\nand now?<|im_end|>\n"], b"o")
+    assert tokenizer.asked == ["assistant\nhi", "user\nand now?"]
+
+
+def test_nobody_profits_from_what_others_have_sent() -> None:
+    tokenizer = Counting()
+    encoder = PromptEncoder(tokenizer)  # type: ignore[arg-type]
+    for owner in (b"one", b"two"):
+        encoder.encode(["<|im_start|>user\na secret"], owner)
+    assert tokenizer.asked == ["user\na secret"] * 2
+
+
+def make(pre=None, normalizer=None, added: Sequence[AddedToken] = ()) -> Tokenizer:
+    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "▁"]
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre or pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(list(added))
+    return tokenizer
+
+
+def special(text: str, **flags: bool) -> AddedToken:
+    return AddedToken(text, special=True, **({"normalized": False} | flags))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "cuts"),
+    [
+        (make(added=[special("<a>"), special("<b>")]), {"<a>", "<b>"}),
+        (make(added=[special("<a>", rstrip=True), special("<b>", lstrip=True)]), set()),
+        (make(added=[special("<a>"), AddedToken("x<a>", normalized=False)]), set()),
+        (make(added=[special("<a>"), AddedToken("<a>b", normalized=False)]), set()),
+        (make(added=[special("<a>"), AddedToken("x<", normalized=False)]), set()),
+        (make(pre_tokenizers.Metaspace(), added=[special("<a>")]), set()),
+        (make(pre_tokenizers.ByteLevel(add_prefix_space=True), added=[special("<a>")]), set()),
+        (make(normalizer=normalizers.Prepend("▁"), added=[special("<a>")]), set()),
+        (make(normalizer=normalizers.NFC(), added=[special("<a>")]), {"<a>"}),
+    ],
+)
+def test_a_text_is_cut_only_where_that_changes_nothing(
+    tokenizer: Tokenizer, cuts: set[str]
+) -> None:
+    assert set(cuts_of(tokenizer)) == cuts
+    encoder = PromptEncoder(tokenizer)
+    for text in ("<a>x <b>y", "x<a>b", " <a> <a>", "x<", "<a>x<a>b"):
+        assert encoder.encode([text], b"o") == plain(tokenizer, [text])
+        assert encoder.encode([text], b"o") == plain(tokenizer, [text])
