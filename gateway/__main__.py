@@ -17,6 +17,7 @@ from gateway.server.runner import bound_socket
 from gateway.server.worker_link import WorkerEnd
 from gateway.server.workers import running_workers
 from gateway.settings import GatewaySettings
+from sluice.grpc_polling import poll_in_place
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
 
@@ -88,6 +89,7 @@ def main() -> None:
     """Run until SIGTERM or SIGINT; status 2 when the settings cannot work."""
     settings = GatewaySettings.from_environment()
     configure_logs("gateway")
+    poll_in_place()
     if sys.argv[1:2] == ["worker"]:
         listener, link, ready_wait_s = sys.argv[2:]
         allow_open_files(settings)
