@@ -13,6 +13,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _SCHEMA_VERSION = 1
+_CODES = frozenset(ErrorCode)
 
 
 @dataclass(slots=True)
@@ -23,21 +24,25 @@ class Tally:
         prompt_tokens: Of all its prompts, each counted once.
         cached_tokens: Of these, found in a prefix cache.
         output_tokens: Of all answers.
+        first_at_s: Monotonic time of the first token of any answer; 0 without one.
         placed: Where the first answer runs, if anywhere.
     """
 
-    prompt_tokens: int
+    prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     session_hash: int = 0
     prefill_us: int = 0
+    first_at_s: float = 0.0
     itl_max_s: float = 0.0
     resumes: int = 0
     placed: wire.Placed | None = None
 
 
 def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> Tally:
-    """Return what generations have come to; those of one prompt stand together."""
+    """Return what generations, if there are any, have come to; those of one prompt in a row."""
+    if not generations:
+        return Tally()
     leaders = generations[::answers_per_prompt]
     first = generations[0]
     return Tally(
@@ -46,6 +51,7 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
         output_tokens=sum([len(generation.emitted) for generation in generations]),
         session_hash=first.spec.session_hash,
         prefill_us=first.prefill_us,
+        first_at_s=min([it.first_at_s for it in generations if it.first_at_s], default=0.0),
         itl_max_s=max([generation.itl_max_s for generation in generations]),
         resumes=sum([generation.resumes for generation in generations]),
         placed=first.placed,
@@ -92,6 +98,11 @@ class Exchange:
         self.cell_id, self.router_id = cell_id, router_id
         if not self.submitted_at_s:
             self.submitted_at_s = now_s
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error is the outcome."""
+        return self.outcome in _CODES
 
     def end_by(self, error: BaseException | None) -> None:
         """Note the failure that ended the request; None: outcome and status stand already."""

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from aiohttp import web
 
 from gateway.bases.assets import AssetCache
 from gateway.directory import Directory, Principal
-from gateway.dispatch.exchange import Exchange, tally_of
+from gateway.dispatch.exchange import Exchange, Tally
 from gateway.dispatch.generation import GenerationSpec
 from gateway.endpoints.run import Means, Run, now_s
 from gateway.endpoints.submission import generation_specs
@@ -16,7 +17,7 @@ from gateway.limits.limiter import Limiter, Reservation
 from gateway.metrics import GatewayMetrics
 from gateway.server.identity import Identity, identity_of
 from gateway.server.middleware import note_outcome
-from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
+from sluice.errors import ErrorCode, PlatformError, RejectedError
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 # Refusals after which a model that stands in may answer: the wanted one is saturated or down.
@@ -119,42 +120,65 @@ class Completer:
             return False
         principal = exchange.principal
         name = self._directory.fallback(principal, task.fields.model)
-        if name is None or exchange.reservation is None:
+        if name is None:
             return False
-        identity = identity_of(run.request)
         try:
-            plan = await self._plan(task, identity, principal, name)
-            taken, exchange.reservation = exchange.reservation, None
-            self._limiter.settle(taken, prompt_tokens=0, output_tokens=0, was_served=False)
+            plan = await self._plan(task, identity_of(run.request), principal, name)
+            plan = _with_time_left(plan, task, now_s() - exchange.received_at_s)
+            tally = run.tally
+            self._settle(exchange, tally, was_served=tally.output_tokens > 0)
             exchange.reservation = await self._reserve(principal, task, plan)
-        except (BadRequestError, RejectedError):
+        except PlatformError:
             return False
         self._metrics.fallbacks.inc()
-        exchange.model, run.plan = plan.resolved.model, plan
+        exchange.model = plan.resolved.model
+        run.start_over(plan)
         return True
+
+    def _settle(self, exchange: Exchange, tally: Tally, *, was_served: bool) -> None:
+        """Settle what is reserved, if anything still is, and count its tokens."""
+        reservation, exchange.reservation = exchange.reservation, None
+        if reservation is None:
+            return
+        is_computed = was_served or tally.placed is not None
+        prompt_tokens = tally.prompt_tokens if is_computed else 0
+        self._limiter.settle(
+            reservation,
+            prompt_tokens=prompt_tokens,
+            output_tokens=tally.output_tokens,
+            was_served=was_served,
+        )
+        self._metrics.prompt_tokens.inc(prompt_tokens)
+        self._metrics.cached_tokens.inc(tally.cached_tokens)
+        self._metrics.output_tokens.inc(tally.output_tokens)
 
     def _close(self, run: Run) -> None:
         """Settle, count and tell: once per accepted request, whatever happened."""
-        ended_at_s, exchange, metrics = now_s(), run.exchange, self._metrics
-        tally = tally_of(run.generations, run.plan.answers_per_prompt)
-        was_served = tally.output_tokens > 0 or exchange.status == 200
-        prompt_used = tally.prompt_tokens if was_served or tally.placed else 0
-        if exchange.reservation is not None:
-            self._limiter.settle(
-                exchange.reservation,
-                prompt_tokens=prompt_used,
-                output_tokens=tally.output_tokens,
-                was_served=was_served,
-            )
+        ended_at_s, exchange, metrics, tally = now_s(), run.exchange, self._metrics, run.tally
+        was_served = tally.output_tokens > 0 or not exchange.has_failed
+        self._settle(exchange, tally, was_served=was_served)
+        if run.has_begun and not exchange.first_sent_at_s:  # it began with a sign of life
+            exchange.first_sent_at_s = tally.first_at_s
         note_outcome(run.request, exchange.outcome)
         if exchange.first_sent_at_s:
             metrics.ttft.observe(exchange.first_sent_at_s - exchange.received_at_s)
         if exchange.submitted_at_s:
             metrics.before_router.observe(exchange.submitted_at_s - exchange.received_at_s)
         metrics.total.observe(ended_at_s - exchange.received_at_s)
-        metrics.prompt_tokens.inc(prompt_used)
-        metrics.cached_tokens.inc(tally.cached_tokens)
-        metrics.output_tokens.inc(tally.output_tokens)
         if tally.resumes:
             metrics.resumes.inc(tally.resumes)
         self._emit(exchange.event(tally, self._gateway_id, ended_at_s))
+
+
+def _with_time_left(plan: Plan, task: Task, spent_s: float) -> Plan:
+    """Return a plan with what the caller's deadline leaves; RejectedError: nothing.
+
+    A tier's deadline starts again: it says how long somebody waits in one queue.
+    """
+    if task.fields.deadline_ms is None:
+        return plan
+    left_ms = task.fields.deadline_ms - round(spent_s * 1000)
+    if left_ms <= 0:
+        raise RejectedError(ErrorCode.DEADLINE_EXCEEDED, "The deadline has passed.")
+    deadline_ms = min(left_ms, plan.specs[0].deadline_ms)
+    return replace(plan, specs=[replace(it, deadline_ms=deadline_ms) for it in plan.specs])

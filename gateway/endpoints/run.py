@@ -15,7 +15,7 @@ from aiohttp import web
 
 from gateway.bodies.mistakes import bad_value
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.exchange import Exchange, tally_of
+from gateway.dispatch.exchange import Exchange, Tally, tally_of
 from gateway.dispatch.generation import Ending, EndKind, Generation
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.streamed import StreamedGeneration
@@ -53,7 +53,7 @@ class Run:
     As a context it is closed at the end of the block, with the outcome of whatever ended it.
 
     Attributes:
-        plan: May be replaced by that for another model until the answer `has_begun`.
+        plan: For the model that answers.
         has_begun: Whether the client has got something.
         generations: Of the plan, once they run.
     """
@@ -96,6 +96,17 @@ class Run:
         self.generations = streams
         with KeepAlive(streams, means.keep_alive_s):
             return await self._stream(means.dispatcher, streams)
+
+    def start_over(self, plan: Plan) -> None:
+        """Let another model answer, as long as the answer has not begun."""
+        assert not self.has_begun, "the client has got something of another model"
+        self.plan = plan
+        self.generations = ()
+
+    @property
+    def tally(self) -> Tally:
+        """What the plan has come to so far."""
+        return tally_of(self.generations, self.plan.answers_per_prompt)
 
     def _submitted(self, cell_id: str, router_id: str) -> None:
         self.exchange.submitted(cell_id, router_id, now_s())
@@ -170,14 +181,16 @@ class Run:
         async def begin() -> None:
             if self.has_begun:
                 return
-            self.has_begun = True
+            self.has_begun, exchange.status = True, 200
             await events.begin()
-            exchange.status, exchange.first_sent_at_s = 200, events.first_sent_at_s
+            if any(stream.emitted for stream in streams):  # not a sign of life
+                exchange.first_sent_at_s = events.first_sent_at_s
 
         def ended(generation: Generation, ending: Ending) -> None:
-            reason = _finish_reason(ending, generation)
-            exchange.outcome = exchange.outcome or reason
-            events.end_choice(generation.spec.choice, reason)
+            reason, index = _finish_reason(ending, generation), generation.spec.choice
+            if not index:
+                exchange.outcome = reason
+            events.end_choice(index, reason)
 
         refusal = await dispatcher.run_all(
             streams, self.plan.answers_per_prompt, self._submitted, begin, ended
@@ -225,7 +238,7 @@ class Run:
         return headers if exchange.reservation is None else headers | exchange.reservation.headers
 
     def _usage(self) -> dict[str, object]:
-        tally = tally_of(self.generations, self.plan.answers_per_prompt)
+        tally = self.tally
         return {
             "prompt_tokens": tally.prompt_tokens,
             "completion_tokens": tally.output_tokens,

@@ -1,0 +1,242 @@
+"""Whatever happens to an accepted request: one reservation, one settlement, one event."""
+
+import pytest
+
+from gateway.dialects.dialect import Dialect
+from gateway.limits.limiter import Limiter
+from gateway.testing import Plan
+from sluice.events import EventProducer
+from sluice.wire.router.v1 import router_pb2 as wire
+
+pytestmark = pytest.mark.real
+
+HELLO = [{"role": "user", "content": "hello"}]
+CHAT = "/v1/chat/completions"
+FAILED = wire.Outcome(kind=wire.OUTCOME_KIND_FAILED, code="engine_failed", message="no")
+FULL = wire.Outcome(kind=wire.OUTCOME_KIND_REJECTED, code="queue_full", message="full")
+EVICTED = wire.Outcome(kind=wire.OUTCOME_KIND_EVICTED, code="deadline_exceeded")
+
+
+class Ledger:
+    """What limits and events were told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reserved, self.settled, self.events = [], [], []
+        reserve, settle = Limiter.reserve, Limiter.settle
+
+        async def reserving(limiter, principal, model_id, **options):
+            reservation = await reserve(limiter, principal, model_id, **options)
+            self.reserved.append((reservation, model_id))
+            return reservation
+
+        def settling(limiter, reservation, **used):
+            self.settled.append((reservation, used))
+            settle(limiter, reservation, **used)
+
+        monkeypatch.setattr(Limiter, "reserve", reserving)
+        monkeypatch.setattr(Limiter, "settle", settling)
+        monkeypatch.setattr(EventProducer, "emit", lambda _, event: self.events.append(event))
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether every reservation was settled."""
+        return {id(it) for it, _ in self.reserved} == {id(it) for it, _ in self.settled}
+
+    def check(self, *models: str) -> None:
+        """One settlement for each reservation, of these models in this order; one event."""
+        assert [model for _, model in self.reserved] == list(models)
+        assert [id(it) for it, _ in self.reserved] == [id(it) for it, _ in self.settled]
+        assert len(self.events) == 1
+
+
+@pytest.fixture
+def ledger(monkeypatch) -> Ledger:
+    return Ledger(monkeypatch)
+
+
+def number_of(submit: wire.Submit) -> int:
+    _, _, number = submit.request_id.partition("-")
+    return int(number or 0)
+
+
+async def stand_in(w, eventually, name: str, instead: str, **tier: int) -> None:
+    """Let the model `instead` stand in for `name`, with these limits of the tier."""
+    objects = w.feed.objects
+    next(it for it in objects.tenants if it.id == "one").fallbacks[name] = instead
+    free = next(it for it in objects.tiers if it.id == "free")
+    for field, value in tier.items():
+        setattr(free, field, value)
+    w.feed.replace(objects)
+    await eventually(lambda: w.gateway.watcher.state.tenants["one"].fallbacks)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_several_answers_to_several_prompts(world, ledger, is_stream: bool) -> None:
+    async with world() as w, w.http() as http:
+        w.router.plan = lambda s: Plan([[t] for t in w.ids(f"answer {number_of(s)}")])
+        prompts = ["one", "and two"]
+        body = {"model": "tiny", "prompt": prompts, "n": 2, "max_tokens": 50, "stream": is_stream}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        ledger.check("tiny")
+        prompt_tokens = sum(len(w.ids(prompt)) for prompt in prompts)
+        output_tokens = sum(len(w.ids(f"answer {index}")) for index in range(4))
+        used = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "was_served": True}
+        assert ledger.settled[0][1] == used
+        event = ledger.events[0]
+        assert (event.prompt_tokens, event.output_tokens) == (prompt_tokens, output_tokens)
+        assert (event.outcome, event.status) == ("length", 200)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_refusal(world, ledger, is_stream: bool, n: int) -> None:
+    async with world() as w, w.http() as http:
+        w.router.plan = lambda _: Plan([], FAILED)
+        body = {"model": "tiny", "messages": HELLO, "n": n, "stream": is_stream}
+        assert (await http.post(CHAT, json=body)).status_code == 502
+        ledger.check("tiny")
+        assert not ledger.settled[0][1]["was_served"]
+        assert (ledger.events[0].outcome, ledger.events[0].status) == ("engine_failed", 502)
+        assert w.gateway.dispatcher.open == 0
+
+
+async def test_a_refusal_of_one_of_several_streams(world, ledger, eventually) -> None:
+    async with world() as w, w.http() as http:
+        w.router.plan = lambda s: (
+            Plan([[40]] * 10_000, None) if number_of(s) == 0 else Plan([], FAILED)
+        )
+        body = {"model": "tiny", "messages": HELLO, "n": 3, "stream": True}
+        response = await http.post(CHAT, json=body)
+        assert response.text.count("engine_failed") == 1
+        assert "[DONE]" not in response.text
+        ledger.check("tiny")
+        assert ledger.settled[0][1]["was_served"]
+        assert ledger.settled[0][1]["output_tokens"] > 0
+        assert (ledger.events[0].outcome, ledger.events[0].status) == ("engine_failed", 200)
+        await eventually(lambda: w.router.cancelled)
+
+
+async def test_a_sign_of_life_is_not_the_first_token(world, ledger) -> None:
+    async with world(keep_alive_s=0.05) as w, w.http() as http:
+        body = {"model": "tiny", "messages": HELLO, "stream": True}
+        w.router.plan = lambda _: Plan([[]] * 200 + [[40]])
+        assert ": keep-alive" in (await http.post(CHAT, json=body)).text
+        ledger.check("tiny")
+        assert ledger.events[0].ttft_us > 200_000, "200 steps of more than a millisecond"
+        ledger.reserved.clear(), ledger.settled.clear(), ledger.events.clear()
+        w.router.plan = lambda _: Plan([[]] * 200, EVICTED)
+        assert (await http.post(CHAT, json=body)).status_code == 200
+        ledger.check("tiny")
+        assert ledger.events[0].ttft_us == 0, "no token ever came"
+        assert not ledger.settled[0][1]["was_served"], "a sign of life is no answer"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_client_that_leaves(
+    world, ledger, eventually, is_stream: bool, n: int, has_begun: bool
+) -> None:
+    async with world() as w:
+        w.router.plan = lambda _: Plan([[40] if has_begun else []] * 100_000, None)
+        body = {"model": "tiny", "messages": HELLO, "n": n, "stream": is_stream}
+        _, writer = await w.raw(body)
+        await eventually(lambda: len(w.router.submits) == (n if has_begun else 1))
+        writer.close()
+        await eventually(lambda: ledger.events)
+        ledger.check("tiny")
+        assert (ledger.events[0].outcome, ledger.events[0].status) == ("client_closed", 499)
+        assert ledger.settled[0][1]["was_served"] == has_begun
+        await eventually(lambda: len(w.router.cancelled) == len(w.router.submits))
+        assert w.gateway.dispatcher.open == 0
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_failure_of_ours_before_anything_was_asked(
+    world, ledger, monkeypatch, is_stream: bool
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Dialect, "parser", fails)
+    async with world() as w, w.http() as http:
+        body = {"model": "tiny", "messages": HELLO, "stream": is_stream}
+        response = await http.post(CHAT, json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal")
+        ledger.check("tiny")
+        assert (ledger.events[0].outcome, ledger.events[0].output_tokens) == ("internal", 0)
+        assert not ledger.settled[0][1]["was_served"]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_model_that_stands_in(world, ledger, eventually, is_stream: bool) -> None:
+    async with world() as w, w.http() as http:
+        await stand_in(w, eventually, "one/own", "tiny")
+        w.router.plan = lambda s: (
+            Plan([], FULL) if len(w.router.submits) == 1 else w.default_plan(s)
+        )
+        body = {"model": "one/own", "messages": HELLO, "stream": is_stream}
+        response = await http.post(CHAT, json=body)
+        assert response.headers["x-sluice-model"] == "tiny"
+        ledger.check("one/own", "tiny")
+        assert [used["was_served"] for _, used in ledger.settled] == [False, True]
+        assert (ledger.events[0].model, ledger.events[0].status) == ("tiny", 200)
+
+
+async def test_what_was_generated_before_another_model_stood_in_is_charged(
+    world, ledger, eventually
+) -> None:
+    async with world() as w, w.http() as http:
+        await stand_in(w, eventually, "one/own", "tiny")
+
+        def plan(submit: wire.Submit) -> Plan:
+            if len(w.router.submits) == 1:
+                return Plan([[40]] * 10_000, None)
+            return Plan([], FULL) if len(w.router.submits) == 2 else w.default_plan(submit)
+
+        w.router.plan = plan
+        body = {"model": "one/own", "messages": HELLO, "n": 2}
+        response = await http.post(CHAT, json=body)
+        assert response.json()["model"] == "tiny"
+        ledger.check("one/own", "tiny")
+        first, second = (used for _, used in ledger.settled)
+        assert first["output_tokens"] > 0
+        usage = response.json()["usage"]
+        assert second["output_tokens"] == usage["completion_tokens"]
+
+
+async def test_limits_that_leave_no_room_for_another_model(world, ledger, eventually) -> None:
+    async with world(limit_deadline_s=2) as w, w.http() as http:
+        objects = w.feed.objects
+        free = next(it for it in objects.tiers if it.id == "free")
+        free.model_limits["tiny"].rpm = 1
+        await stand_in(w, eventually, "one/own", "tiny")
+        await http.post(CHAT, json={"model": "tiny", "messages": HELLO})
+        w.router.plan = lambda _: Plan([], FULL)
+        response = await http.post(CHAT, json={"model": "one/own", "messages": HELLO})
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_full")
+        assert [model for _, model in ledger.reserved] == ["tiny", "one/own"]
+        assert ledger.is_balanced
+        assert len(ledger.settled) == len(ledger.events) == 2
+        assert ledger.events[1].model == "one/own"
+
+
+async def test_a_model_that_stands_in_has_what_is_left_of_the_deadline(
+    world, ledger, eventually
+) -> None:
+    async with world() as w, w.http() as http:
+        await stand_in(w, eventually, "one/own", "tiny")
+        w.router.plan = lambda s: (
+            Plan([[]] * 100, FULL) if len(w.router.submits) == 1 else w.default_plan(s)
+        )
+        body = {"model": "one/own", "messages": HELLO, "deadline_ms": 9_000}
+        assert (await http.post(CHAT, json=body)).status_code == 200
+        first, second = (submit.deadline_ms for submit in w.router.submits)
+        assert first == 9_000
+        assert 0 < second <= 8_900, "a hundred steps of a millisecond are gone"
+        w.router.submits.clear()
+        late = {**body, "deadline_ms": 100}
+        response = await http.post(CHAT, json=late)
+        assert response.json()["error"]["code"] == "queue_full"
+        assert len(w.router.submits) == 1
+        assert len(ledger.events) == 2
