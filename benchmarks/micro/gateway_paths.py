@@ -100,8 +100,8 @@ def token_us(assets: BaseAssets) -> float:
             "chat.completion.chunk", f"chatcmpl-{number:032}", "sluice-tiny", 1_790_000_000
         )
         chunks = ChatChunks(head)
-        pipe = TextPipe(assets.table.stream(), (), None)
-        stream = StreamedGeneration(_SPEC, pipe, assets.table, chunks, itl, pace)
+        pipe = TextPipe(assets.table)
+        stream = StreamedGeneration(_SPEC, pipe, chunks, itl, pace)
         link.submit(stream, "cell", 0)
         stream.go_live(_Drop(), is_chunked=True)
     words = [i for i, fragment in enumerate(assets.table.fragments) if fragment]

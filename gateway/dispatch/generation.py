@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from gateway.dialects.delta import Delta
+from gateway.dialects.delta import NOTHING, Delta, joined
 from gateway.dispatch.cell_choice import Wish, prefix_key
 from gateway.text.answer import Answer
 from gateway.text.logprobs import LogprobLine, TokenLogprob
@@ -191,14 +191,19 @@ class Generation:
         pipe, line = self.pipe, self._line
         if line is None:
             return pipe.push(tokens), []
-        before = pipe.characters
-        delta = pipe.push(tokens)
         known = self._entries[: len(tokens)]
         del self._entries[: len(tokens)]
-        entries = [TokenLogprob(token, *it) for token, it in zip(tokens, known, strict=False)]
-        line.push(entries, pipe.characters - before)
-        # Where text is not only content, nobody can tell which token brought what.
-        return delta, line.rest() if pipe.is_parsed else line.shown(pipe.shown)
+        delta, told = NOTHING, list[TokenLogprob]()
+        for index, token in enumerate(tokens):  # each with the text that it alone has brought
+            if pipe.is_stopped:
+                break
+            before = pipe.characters
+            delta = joined(delta, pipe.push((token,)))
+            entries = [TokenLogprob(token, *it) for it in known[index : index + 1]]
+            line.push(entries, pipe.characters - before)
+            # Where text is not only content, nobody can tell which token brought what.
+            told += line.rest() if pipe.is_parsed else line.shown(pipe.shown)
+        return delta, told
 
     def held_back(self) -> tuple[Delta, list[TokenLogprob]]:
         """Return what an answer that has ended still had to show."""

@@ -12,7 +12,7 @@ from gateway.dialects.delta import NOTHING, Delta
 from gateway.dispatch.generation import Ending, EndKind, Generation, GenerationSpec
 from gateway.dispatch.pace import Pace
 from gateway.metrics import FastHistogram
-from gateway.text.detokenizer import TokenTable, json_fragment
+from gateway.text.detokenizer import json_fragment
 from gateway.text.logprobs import LogprobLine, TokenLogprob
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import KEEP_ALIVE, ChunkWriter
@@ -51,7 +51,6 @@ class StreamedGeneration(Generation):
         self,
         spec: GenerationSpec,
         pipe: TextPipe,
-        table: TokenTable,
         chunks: ChunkWriter,
         itl: FastHistogram,
         pace: Pace,
@@ -61,8 +60,7 @@ class StreamedGeneration(Generation):
 
         Args:
             spec: What was asked.
-            pipe: Used for what the table cannot tell.
-            table: Of the base.
+            pipe: Used for what its table cannot tell.
             chunks: Of this choice.
             itl: Told about every gap between tokens.
             pace: Says whether a token may wait for the next step.
@@ -71,7 +69,7 @@ class StreamedGeneration(Generation):
         line, self._format_logprobs = logprobs or (None, None)
         super().__init__(spec, pipe, line)
         self.chunks = chunks
-        self._fragments = table.fragments
+        self._fragments = pipe.table.fragments
         self._itl = itl
         self._pace = pace
         self._held = b""  # a chunk that waits for the one behind it

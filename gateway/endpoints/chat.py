@@ -97,7 +97,7 @@ class _ChatTask:
             is_reasoning=prompt.is_reasoning,
         )
         table = assets.table if parser is None else assets.table_for(tools=bool(self._tools))
-        return TextPipe(table.stream(), chat.stops, parser)
+        return TextPipe(table, chat.stops, parser)
 
     def chunks(self, head: StreamHead, index: int) -> ChatChunks:
         return ChatChunks(head, index)

@@ -1,6 +1,7 @@
 """POST /v1/completions: text, or token ids, continued as they are."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -12,8 +13,7 @@ from gateway.dispatch.streamed import LogprobFormat
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
 from gateway.server.middleware import authenticate
-from gateway.text.detokenizer import TokenTable
-from gateway.text.logprobs import TokenLogprob, completion_logprobs
+from gateway.text.logprobs import TextOffsets, completion_logprobs
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import StreamHead, TextChunks
 from sluice.scopes import Scope
@@ -64,13 +64,15 @@ class _CompletionTask:
         return None
 
     def pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> TextPipe:  # noqa: ARG002 - the same for all
-        return TextPipe(assets.table.stream(), self.fields.stops)
+        return TextPipe(assets.table, self.fields.stops)
 
     def chunks(self, head: StreamHead, index: int) -> TextChunks:
         return TextChunks(head, index, self._echo(index))
 
     def logprob_format(self, assets: BaseAssets) -> LogprobFormat | None:
-        return None if self.fields.logprobs is None else _OffsetFormat(assets.table)
+        if self.fields.logprobs is None:
+            return None
+        return partial(completion_logprobs, assets.table, offsets=TextOffsets())
 
     def choice(
         self, assets: BaseAssets, index: int, generation: Generation, reason: str
@@ -78,7 +80,7 @@ class _CompletionTask:
         answer = generation.answer
         logprobs = None
         if self.fields.logprobs is not None:
-            logprobs = _OffsetFormat(assets.table)(answer.logprobs)
+            logprobs = completion_logprobs(assets.table, answer.logprobs, TextOffsets())
         return {
             "index": index,
             "text": self._echo(index) + answer.content,
@@ -90,15 +92,3 @@ class _CompletionTask:
         """Return the prompt of a choice if it is wanted back."""
         prompt = self.fields.prompts[index // self.fields.choices]
         return prompt if self.fields.echo and isinstance(prompt, str) else ""
-
-
-class _OffsetFormat:
-    """Writes log probabilities with each token's offset in the text of its choice."""
-
-    def __init__(self, table: TokenTable) -> None:
-        self._table = table
-        self._offset = 0
-
-    def __call__(self, entries: list[TokenLogprob]) -> dict[str, object]:
-        written, self._offset = completion_logprobs(self._table, entries, self._offset)
-        return written

@@ -163,7 +163,6 @@ class Run:
                 StreamedGeneration(
                     spec,
                     self._pipe(index),
-                    plan.assets.table,
                     task.chunks(head, index),
                     itl,
                     pace,

@@ -1,5 +1,6 @@
 """Log probabilities of an answer's tokens: kept until the text they belong to is shown. Pure."""
 
+from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,25 +78,36 @@ def chat_logprobs(table: TokenTable, entries: Sequence[TokenLogprob]) -> dict[st
     return {"content": content, "refusal": None}
 
 
+class TextOffsets:
+    """Counts the characters of a text that comes token by token, perhaps cut within one."""
+
+    __slots__ = ("_decoder", "_length")
+
+    def __init__(self) -> None:
+        """Begin a text."""
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def add(self, data: bytes) -> int:
+        """Take the bytes of the next token; return how many characters are whole before them."""
+        offset = self._length
+        self._length += len(self._decoder.decode(data))
+        return offset
+
+
 def completion_logprobs(
-    table: TokenTable, entries: Sequence[TokenLogprob], offset: int
-) -> tuple[dict[str, object], int]:
-    """Return `logprobs` of a text completion's choice, and the offset behind them.
+    table: TokenTable, entries: Sequence[TokenLogprob], offsets: TextOffsets
+) -> dict[str, object]:
+    """Return `logprobs` of a text completion's choice.
 
     Args:
         table: Of the base.
         entries: In the order of the text.
-        offset: Characters before the first of them.
+        offsets: Of the text so far; counts on.
     """
-    tokens: list[str] = []
-    offsets: list[int] = []
-    for entry in entries:
-        text = table.bytes_of(entry.token).decode(errors="replace")
-        tokens.append(text)
-        offsets.append(offset)
-        offset += len(text)
+    data = [table.bytes_of(entry.token) for entry in entries]
     return {
-        "tokens": tokens,
+        "tokens": [it.decode(errors="replace") for it in data],
         "token_logprobs": [_finite(entry.logprob) for entry in entries],
         "top_logprobs": [
             {
@@ -104,8 +116,8 @@ def completion_logprobs(
             }
             for entry in entries
         ],
-        "text_offset": offsets,
-    }, offset
+        "text_offset": [offsets.add(it) for it in data],
+    }
 
 
 def _chat_token(table: TokenTable, token: int, logprob: float) -> dict[str, object]:

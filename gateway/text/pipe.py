@@ -6,7 +6,7 @@ Tokens -> characters -> tool calls and reasoning taken out -> stop strings.
 from collections.abc import Sequence
 
 from gateway.dialects.delta import NOTHING, Delta, OutputParser, joined
-from gateway.text.detokenizer import TextStream
+from gateway.text.detokenizer import TokenTable
 from gateway.text.stops import StopMatcher
 
 
@@ -14,17 +14,19 @@ class TextPipe:
     """The text of one answer.
 
     Attributes:
+        table: Of the tokens.
         characters: That the tokens have brought so far.
         shown: Characters of content given out so far.
     """
 
-    __slots__ = ("_matcher", "_parser", "_stream", "characters", "shown")
+    __slots__ = ("_matcher", "_parser", "_stream", "characters", "shown", "table")
 
     def __init__(
-        self, stream: TextStream, stops: Sequence[str] = (), parser: OutputParser | None = None
+        self, table: TokenTable, stops: Sequence[str] = (), parser: OutputParser | None = None
     ) -> None:
         """Prepare; without `parser`, marks of tool calls and reasoning are text like any other."""
-        self._stream = stream
+        self.table = table
+        self._stream = table.stream()
         self._matcher = StopMatcher(stops) if stops else None
         self._parser = parser
         self.characters = self.shown = 0

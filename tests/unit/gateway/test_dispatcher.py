@@ -52,9 +52,7 @@ async def nothing() -> None:
 
 
 def made(number: int) -> list[Generation]:
-    return [
-        Generation(replace(SPEC, choice=index), TextPipe(TABLE.stream())) for index in range(number)
-    ]
+    return [Generation(replace(SPEC, choice=index), TextPipe(TABLE)) for index in range(number)]
 
 
 class Request:
@@ -69,27 +67,30 @@ class Request:
     ) -> None:
         self.generations = generations
         self.ended: list[tuple[int, EndKind]] = []
-        self.task = asyncio.ensure_future(
-            dispatcher.run_all(
-                generations,
-                answers_per_prompt or len(generations),
-                lambda *_: None,
-                on_first,
-                lambda it, ending: self.ended.append((it.spec.choice, ending.kind)),
-            )
+        self.result: asyncio.Future[Ending | None] = asyncio.get_running_loop().create_future()
+        self._answer = dispatcher.run_all(
+            generations,
+            answers_per_prompt or len(generations),
+            lambda *_: None,
+            on_first,
+            lambda it, ending: self.ended.append((it.spec.choice, ending.kind)),
         )
+
+    async def run(self) -> None:
+        try:
+            self.result.set_result(await self._answer)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.result.set_exception(error)
 
 
 @asynccontextmanager
 async def running(request: Request) -> AsyncIterator[None]:
     """End it at the latest with the block."""
-    try:
-        async with asyncio.timeout(10):
-            await turns()
-            yield
-    finally:
-        request.task.cancel()
-        await asyncio.gather(request.task, return_exceptions=True)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(request.run())
+        await turns()
+        yield
+        task.cancel()
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -102,7 +103,7 @@ async def test_a_client_that_does_not_read_is_no_failure_of_ours(number: int) ->
     async with running(request):
         links.submitted[0].push([40], 1.0)
         with pytest.raises(ConnectionResetError):
-            await request.task
+            await request.result
     assert links.cancelled
 
 
@@ -144,7 +145,7 @@ async def test_the_others_are_not_asked_for_when_the_first_is_refused() -> None:
     request = Request(Dispatcher(links), made(3))
     async with running(request):
         links.submitted[0].end(REFUSED)
-        assert await request.task == REFUSED
+        assert await request.result == REFUSED
     assert len(links.submitted) == 1
     assert request.ended == []
 
@@ -156,7 +157,7 @@ async def test_a_first_answer_without_tokens_is_an_answer() -> None:
         links.submitted[0].end(STOP)
         await turns()
         links.submitted[1].end(STOP)
-        assert await request.task is None
+        assert await request.result is None
     assert request.ended == [(0, EndKind.STOP), (1, EndKind.STOP)]
 
 
@@ -168,7 +169,7 @@ async def test_one_refused_answer_cancels_those_of_all_prompts() -> None:
         links.submitted[0].push([40], 1.0)
         await turns()
         links.submitted[2].end(REFUSED)
-        assert await request.task == REFUSED
+        assert await request.result == REFUSED
     assert sorted(links.cancelled) == [1, 2, 3]
 
 
@@ -181,7 +182,7 @@ async def test_what_waits_to_be_tried_again_ends_with_the_process() -> None:
         links.submitted[0].end(LOST)
         await turns()
         dispatcher.stop_all()
-        ending = await request.task
+        ending = await request.result
     assert ending is not None
     assert (ending.kind, ending.code) == (EndKind.REFUSED, ErrorCode.DRAINING)
     assert len(links.submitted) == 1
@@ -195,7 +196,7 @@ async def test_what_is_lost_as_the_process_ends_is_no_success() -> None:
     async with running(request):
         links.submitted[0].end(LOST)
         dispatcher.stop_all()
-        ending = await request.task
+        ending = await request.result
     assert ending is not None
     assert (ending.kind, ending.code) == (EndKind.REFUSED, ErrorCode.DRAINING)
 
@@ -204,8 +205,8 @@ async def test_a_drain_waits_for_answers_that_have_not_been_asked_for_yet() -> N
     links = Links()
     dispatcher = Dispatcher(links)
     request = Request(dispatcher, made(2))
-    async with running(request):
-        drain = asyncio.ensure_future(dispatcher.drain(5))
+    async with running(request), asyncio.TaskGroup() as tasks:
+        drain = tasks.create_task(dispatcher.drain(5))
         await turns()
         links.submitted[0].push([40], 1.0)
         links.submitted[0].end(STOP)
@@ -213,6 +214,6 @@ async def test_a_drain_waits_for_answers_that_have_not_been_asked_for_yet() -> N
         assert not drain.done()
         assert len(links.submitted) == 2
         links.submitted[1].end(STOP)
-        assert await request.task is None
+        assert await request.result is None
         assert await drain == 0
     assert dispatcher.open == 0

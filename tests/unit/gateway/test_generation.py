@@ -8,17 +8,18 @@ from hypothesis import strategies as st
 from gateway.dispatch.generation import Generation, GenerationSpec
 from gateway.dispatch.pace import NeverLags, Pace
 from gateway.dispatch.router_link import RouterLink
+from gateway.text.logprobs import LogprobLine
 from gateway.text.pipe import TextPipe
 from sluice.hashing import chained_hashes
 from sluice.wire.router.v1 import router_pb2 as wire
-from tests.unit.gateway.test_streamed import SPEC, TABLE
+from tests.unit.gateway.test_streamed import SPEC, TABLE, TOKENIZER
 
 _ROOT = b"r" * 16
 _IDS = st.lists(st.integers(0, 200), max_size=150)
 
 
 def _generation(spec: GenerationSpec) -> Generation:
-    return Generation(spec, TextPipe(TABLE.stream(), (), None))
+    return Generation(spec, TextPipe(TABLE))
 
 
 @given(_IDS, st.lists(_IDS, max_size=3))
@@ -56,3 +57,24 @@ def test_what_was_sent_counts_until_the_router_says_more() -> None:
     link.deliver(wire.ConnectResponse(cells=[told]), 1.0)
     assert (link.cells["c"].tokens_owed, link.cells["c"].is_refusing) == (50, True)
     assert len(changes) == 2
+
+
+@given(
+    st.text(alphabet="abc é😀", max_size=30),
+    st.integers(2, 5),
+    st.sampled_from([(), ("ab", "c c")]),
+)
+def test_log_probabilities_do_not_depend_on_the_steps(text: str, group: int, stops) -> None:
+    tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
+    answers = []
+    for size in (1, group):
+        generation = Generation(SPEC, TextPipe(TABLE, stops), LogprobLine(frozenset()))
+        for start in range(0, len(tokens), size):
+            step = tokens[start : start + size]
+            for token in step:
+                generation.learn_logprobs(-float(token), ())
+            generation.push(step, 1.0)
+        generation.finish()
+        assert all(entry.logprob == -entry.token for entry in generation.answer.logprobs)
+        answers.append((generation.answer.content, generation.answer.logprobs))
+    assert answers[0] == answers[1]

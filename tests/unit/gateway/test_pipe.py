@@ -4,7 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.delta import NOTHING, CallDelta, Delta, joined
-from gateway.text.logprobs import LOGPROB_MIN, LogprobLine, TokenLogprob, chat_logprobs, completion_logprobs
+from gateway.text.logprobs import (
+    LOGPROB_MIN,
+    LogprobLine,
+    TextOffsets,
+    TokenLogprob,
+    chat_logprobs,
+    completion_logprobs,
+)
 from gateway.text.pipe import TextPipe
 from tests.unit.gateway.test_streamed import TABLE, TOKENIZER
 
@@ -57,28 +64,32 @@ def run(pipe: TextPipe, tokens: list[int], group: int) -> Delta:
 
 @given(st.text(alphabet="ab[]é😀", max_size=30), st.integers(1, 7))
 def test_how_the_tokens_are_grouped_does_not_matter(text: str, group: int) -> None:
-    alone = run(TextPipe(TABLE.stream(), ("aab", "ba"), OneCall()), ids(text), 1)
-    grouped = run(TextPipe(TABLE.stream(), ("aab", "ba"), OneCall()), ids(text), group)
+    alone = run(TextPipe(TABLE, ("aab", "ba"), OneCall()), ids(text), 1)
+    grouped = run(TextPipe(TABLE, ("aab", "ba"), OneCall()), ids(text), group)
     assert grouped.content == alone.content
     assert "".join(c.arguments for c in grouped.calls) == "".join(c.arguments for c in alone.calls)
 
 
 def test_a_call_behind_a_stop_string_is_not_told() -> None:
-    delta = run(TextPipe(TABLE.stream(), ("STOP",), OneCall()), ids("hi STOP[x]"), 100)
+    delta = run(TextPipe(TABLE, ("STOP",), OneCall()), ids("hi STOP[x]"), 100)
     assert delta == Delta("hi ")
 
 
 def test_the_answer_ends_with_the_one_call_that_is_allowed() -> None:
-    pipe = TextPipe(TABLE.stream(), (), OneCall(is_complete_after_call=True))
+    pipe = TextPipe(TABLE, (), OneCall(is_complete_after_call=True))
     delta = run(pipe, ids("a[1]b[2]"), 1)
     assert pipe.is_stopped
     assert (delta.content, "".join(c.arguments for c in delta.calls)) == ("a", "1")
 
 
-@given(st.text(alphabet="abc é😀", max_size=30), st.integers(1, 5), st.sampled_from([(), ("ab", "c c")]))
+@given(
+    st.text(alphabet="abc é😀", max_size=30),
+    st.integers(1, 5),
+    st.sampled_from([(), ("ab", "c c")]),
+)
 def test_log_probabilities_come_with_their_text(text: str, group: int, stops) -> None:
     tokens = ids(text)
-    pipe, line = TextPipe(TABLE.stream(), stops), LogprobLine(frozenset())
+    pipe, line = TextPipe(TABLE, stops), LogprobLine(frozenset())
     shown, told = "", []
     for start in range(0, len(tokens), group):
         before = pipe.characters
@@ -121,11 +132,20 @@ def test_both_forms_of_log_probabilities() -> None:
             }
         ],
     }
-    text, offset = completion_logprobs(TABLE, entries * 2, 3)
+    offsets = TextOffsets()
+    completion_logprobs(TABLE, entries * 3, offsets)
+    text = completion_logprobs(TABLE, entries * 2, offsets)
     assert text == {
         "tokens": ["a", "a"],
         "token_logprobs": [-0.25, -0.25],
         "top_logprobs": [{"a": -0.25, "b": LOGPROB_MIN}] * 2,
         "text_offset": [3, 4],
     }
-    assert offset == 5
+
+
+@given(st.text(alphabet="a é😀", max_size=20))
+def test_offsets_are_those_of_characters(text: str) -> None:
+    entries = [TokenLogprob(token, -0.5, ()) for token in ids(text)]
+    told = completion_logprobs(TABLE, entries, TextOffsets())["text_offset"]
+    sizes = [len(character.encode()) for character in text]
+    assert told == [index for index, size in enumerate(sizes) for _ in range(size)]

@@ -32,8 +32,8 @@ def tokens_for(*handles: int) -> wire.ConnectResponse:
 
 def test_an_answer_that_cannot_be_read_ends_and_no_other() -> None:
     link = up()
-    broken = Generation(SPEC, BrokenPipe(TABLE.stream()))
-    good = Generation(SPEC, TextPipe(TABLE.stream()))
+    broken = Generation(SPEC, BrokenPipe(TABLE))
+    good = Generation(SPEC, TextPipe(TABLE))
     handles = [link.submit(it, "c", 0) for it in (broken, good)]
     link.deliver(tokens_for(*handles), 1.0)
     link.deliver(tokens_for(*handles), 2.0)
@@ -48,7 +48,7 @@ def test_one_message_holds_as_much_as_a_router_takes() -> None:
     link = up()
     small, large = replace(SPEC, prompt=[1]), replace(SPEC, prompt=[2] * 300_000)
     handles = [
-        link.submit(Generation(spec, TextPipe(TABLE.stream())), "c", 0)
+        link.submit(Generation(spec, TextPipe(TABLE)), "c", 0)
         for spec in (small, large, large, large, large, small, small)
     ]
     link.cancel(handles[-1])

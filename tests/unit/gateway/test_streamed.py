@@ -55,11 +55,13 @@ class Transport(asyncio.WriteTransport):
         return self.unread
 
 
-def stream(stops: tuple[str, ...] = (), lag: Lag | None = None) -> StreamedGeneration:
+def stream(
+    stops: tuple[str, ...] = (), lag: Lag | None = None, pipe: TextPipe | None = None
+) -> StreamedGeneration:
     chunks = ChatChunks(StreamHead("chat.completion.chunk", 'id"1', "mödel", 7))
     itl = FastHistogram("x", "x", (0.1,))
     return StreamedGeneration(
-        SPEC, TextPipe(TABLE.stream(), stops, None), TABLE, chunks, itl, Pace(lag or NeverLags())
+        SPEC, pipe or TextPipe(TABLE, stops), chunks, itl, Pace(lag or NeverLags())
     )
 
 
@@ -200,3 +202,19 @@ async def test_after_the_end_of_a_response_nothing_is_written() -> None:
     step(generation, 41, 42)
     await asyncio.sleep(0.05)  # more than a token may be held
     assert not transport.written
+
+
+def test_marks_are_shown_alike_whichever_way_they_take() -> None:
+    mark = TOKENIZER.token_to_id("!")
+    hiding = token_table(TOKENIZER, [mark])
+    for table, shown in ((hiding, "aa"), (hiding.showing([mark]), "a!a")):
+        for group in (1, 3):
+            generation = stream(pipe=TextPipe(table))
+            ids = TOKENIZER.encode("a!a", add_special_tokens=False).ids
+            for start in range(0, 3, group):
+                piece = ids[start : start + group]
+                if group == 1:
+                    generation.push_one(piece[0], 1.0)
+                else:
+                    generation.push(piece, 1.0)
+            assert "".join(texts(generation.last_chunks("stop") + DONE)) == shown
