@@ -13,7 +13,7 @@ import structlog
 
 from gateway.dispatch.generation import Ending, EndKind, Generation
 from gateway.dispatch.retry_budget import RetryBudget
-from gateway.dispatch.routers import RouterLinks
+from gateway.dispatch.routers import Home, RouterLinks
 from sluice.errors import ErrorCode
 
 log = structlog.get_logger(__name__)
@@ -24,6 +24,7 @@ _CONNECT_WAIT_S = 2.0  # how long a new request waits for a router: one reconnec
 _DEADLINE_S = 30.0  # until the first token, for tiers without their own; the router's default
 _GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
 _RETRY_PAUSE_S = 0.1
+_HOME_WAIT_S = 0.5  # for the next owner of a cell whose router is lost
 
 # The router gives the cell away: whoever owns it next is asked, whatever was emitted. The wait of a
 # request that was in the queue is not the client's business.
@@ -186,11 +187,14 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         spec = generation.spec
         give_up_at_s = patience.give_up_at_s
-        found = await self._links.acquire(spec.pool_id, spec.wish, patience.acquire_by_s)
+        found = await self._links.acquire(
+            spec.pool_id, spec.wish, patience.acquire_by_s, patience.home
+        )
         if found is None:
             text = "No router serves this model at the moment."
             return Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
         link, cell_id = found
+        patience.cell_id = cell_id
         left_ms = max(1, round((give_up_at_s - loop.time()) * 1000))
         handle = link.submit(
             generation, cell_id, left_ms if patience.has_tried else spec.deadline_ms
@@ -246,6 +250,9 @@ class _Patience:
 
     Attributes:
         give_up_at_s: Loop time; then the client is told.
+        cell_id: Where the last attempt went; empty before.
+        home: The cell to which a begun answer returns: its router was lost, others hold nothing
+            of it and may be full, and a cell finds another router within a fraction of a second.
     """
 
     def __init__(self, generation: Generation, now_s: float) -> None:
@@ -254,6 +261,8 @@ class _Patience:
         self._attempts = 0
         self._began_at_s = now_s
         self._is_resuming = False
+        self.cell_id = ""
+        self.home: Home | None = None
         self.give_up_at_s = now_s + (generation.spec.deadline_ms / 1000 or _DEADLINE_S)
 
     @property
@@ -281,6 +290,8 @@ class _Patience:
                 return _refused(ending, ErrorCode.REPLICA_LOST)
             if generation.emitted:
                 generation.resumes += 1
+                if ending.code is ErrorCode.UNAVAILABLE:
+                    self.home = Home(self.cell_id, now_s + _HOME_WAIT_S)
                 self.give_up_at_s = now_s + _RESUME_WAIT_S
             self._is_resuming = True
             log.warning(

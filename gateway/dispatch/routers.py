@@ -1,7 +1,9 @@
 """The routers that this worker is connected to, and which of them gets a request."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from gateway.directory import Directory
 from gateway.dispatch.cell_choice import CellView, Wish, choose
@@ -9,6 +11,23 @@ from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
 
 _SWEEP_S = 1.0
+
+
+# A connected router, and the cell that it owns.
+Found = tuple[RouterLink, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The cell where an answer was begun: whoever owns it next can go on from cached blocks.
+
+    Attributes:
+        cell_id: Of the cell.
+        until_s: Loop time; then any cell will do.
+    """
+
+    cell_id: str
+    until_s: float
 
 
 class RouterLinks:
@@ -63,7 +82,7 @@ class RouterLinks:
         """Return what is known of the cells of a pool whose owners are connected."""
         return [view for view, _ in self._reachable(pool_id)]
 
-    def find(self, pool_id: str, wish: Wish) -> tuple[RouterLink, str] | None:
+    def find(self, pool_id: str, wish: Wish) -> Found | None:
         """Return a connected owner of a cell of the pool, with the cell's id; None without any."""
         reachable = self._reachable(pool_id)
         if not reachable:
@@ -82,17 +101,28 @@ class RouterLinks:
         return found
 
     async def acquire(
-        self, pool_id: str, wish: Wish, until_s: float
-    ) -> tuple[RouterLink, str] | None:
-        """Return what `find` finds by the loop time `until_s`, or None."""
-        found = self.find(pool_id, wish)
+        self, pool_id: str, wish: Wish, until_s: float, home: Home | None = None
+    ) -> Found | None:
+        """Return what `find` finds by the loop time `until_s`, or None; `home` first."""
+        if home is not None:
+            found = await self._awaited(lambda: self._owner(pool_id, home.cell_id), home.until_s)
+            if found is not None:
+                return found
+        return await self._awaited(lambda: self.find(pool_id, wish), until_s)
+
+    def _owner(self, pool_id: str, cell_id: str) -> Found | None:
+        reachable = self._reachable(pool_id)
+        return next(((link, cell_id) for view, link in reachable if view.cell_id == cell_id), None)
+
+    async def _awaited(self, look: Callable[[], Found | None], until_s: float) -> Found | None:
+        found = look()
         if found is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until_s):
                     while found is None:
                         self._changed.clear()
                         await self._changed.wait()
-                        found = self.find(pool_id, wish)
+                        found = look()
         return found
 
     def _announce(self) -> None:
