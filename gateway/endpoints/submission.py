@@ -1,6 +1,5 @@
 """From a validated body to what a router is told: budget, sampling, session. Pure."""
 
-from array import array
 from dataclasses import replace
 
 from gateway.bases.assets import BaseAssets, EncodedPrompt
@@ -43,7 +42,7 @@ def generation_specs(
         pool_id=resolved.model.pool_id,
         adapter_digest=resolved.model.adapter_digest,
         cache_root=resolved.cache_root,
-        prompt=array("I", prompt.ids),
+        prompt=prompt.ids,
         output_tokens_max=output_budget(fields, len(prompt.ids), resolved.context_tokens_max),
         end_ids=assets.end_ids,
         sampling=sampling,

@@ -104,12 +104,13 @@ class Tokenizing:
         assets = await self._assets.get(digest)
         if wanted.messages is not None:
             tools = wanted.shown_tools
-            return (await assets.encode_chat(wanted.messages, tools, resolved.cache_root)).ids
+            chat = await assets.encode_chat(wanted.messages, tools, resolved.cache_root)
+            return chat.ids.tolist()
         assert wanted.prompt is not None, "the body has one of the two"
         encoded = await assets.encode_text(
             wanted.prompt, resolved.cache_root, add_special_tokens=has_special_tokens
         )
-        return encoded.ids
+        return encoded.ids.tolist()
 
     async def _tokenizer(self, resolved: ResolvedModel) -> tuple[Tokenizer, int]:
         """Return a model's tokenizer, and how many token ids the model has."""

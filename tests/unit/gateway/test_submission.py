@@ -1,0 +1,67 @@
+"""From a body to what routers are told about each answer."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.bases.assets import load_base
+from gateway.bodies.completions import parse_completion_request
+from gateway.directory import Principal, ResolvedModel
+from gateway.dispatch.generation import GenerationSpec
+from gateway.endpoints.submission import generation_specs
+from gateway.server.identity import Identity
+from sluice.wire.control.v1 import control_pb2 as control
+
+ASSETS = load_base(Path(__file__).resolve().parents[3] / "model_repo" / "default")
+PRINCIPAL = Principal(
+    key=control.ApiKey(), tenant=control.Tenant(id="t"), tier=control.Tier(id="f", priority=3)
+)
+RESOLVED = ResolvedModel(
+    name="m",
+    model=control.Model(id="m", pool_id="p"),
+    context_tokens_max=4096,
+    cache_root=b"r",
+    generates_text=True,
+)
+
+
+def specs_of(body: bytes, first_index: int = 0) -> list[GenerationSpec]:
+    prompt = asyncio.run(ASSETS.encode_text("a prompt of some words", b"r"))
+    return generation_specs(
+        parse_completion_request(body),
+        identity=Identity("u", "req", "t", "00-t-u-01"),
+        principal=PRINCIPAL,
+        resolved=RESOLVED,
+        assets=ASSETS,
+        prompt=prompt,
+        first_index=first_index,
+        grammar=None,
+    )
+
+
+def test_answers_share_what_is_large() -> None:
+    first, *others = specs_of(b'{"model":"m","prompt":"x","n":8}')
+    assert len(others) == 7
+    for other in others:
+        assert other.prompt is first.prompt
+        assert other.block_hashes is first.block_hashes
+    assert first.prompt.itemsize == 4, "a list takes nine times that"
+
+
+@pytest.mark.parametrize("seed", [0, 5, (1 << 64) - 2, -1])
+@pytest.mark.parametrize("first_index", [0, 6])
+def test_answers_have_seeds_and_names_of_their_own(seed: int, first_index: int) -> None:
+    body = b'{"model":"m","prompt":"x","n":3,"seed":%d}' % seed
+    specs = specs_of(body, first_index)
+    places = range(first_index, first_index + 3)
+    assert [it.sampling.seed for it in specs] == [(seed + i) % (1 << 64) for i in places]
+    assert [it.choice for it in specs] == list(places)
+    assert [it.is_begun for it in specs] == [False, True, True]
+    assert [it.request_id for it in specs] == [f"req-{i}" if i else "req" for i in places]
+
+
+def test_without_a_seed_the_engine_chooses() -> None:
+    assert not any(
+        it.sampling.HasField("seed") for it in specs_of(b'{"model":"m","prompt":"x","n":3}')
+    )
