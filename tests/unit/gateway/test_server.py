@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import threading
+import time
 import zlib
 
 import pytest
@@ -220,6 +221,11 @@ async def test_a_blocked_loop_is_measured_and_told_with_its_place() -> None:
             while len(seen) == before:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             assert lag.lag_s > 0.1
+            assert not lag.is_lagging, "once is an accident"
+            before = len(seen)
+            time.sleep(0.1)
+            while len(seen) == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
             assert lag.is_lagging
             running.cancel()
     assert [entry["event"] for entry in told] == ["loop_blocked"]
