@@ -51,11 +51,15 @@ class LoopLag:
                 due_s = time.monotonic() + INTERVAL_S
                 await asyncio.sleep(INTERVAL_S)
                 now_s = self._ticked_at_s = time.monotonic()
-                before_s, self.lag_s = self.lag_s, max(0.0, now_s - due_s)
-                self.is_lagging = min(before_s, self.lag_s) > LAGGING_S
-                self._observe(self.lag_s)
+                self.note(max(0.0, now_s - due_s))
         finally:
             ended.set()
+
+    def note(self, lag_s: float) -> None:
+        """Take one measurement."""
+        self.is_lagging = min(self.lag_s, lag_s) > LAGGING_S
+        self.lag_s = lag_s
+        self._observe(lag_s)
 
     def _watch(self, loop_thread: int, ended: threading.Event) -> None:
         """Run in a thread of its own: say once per blockage what the loop's thread does."""
