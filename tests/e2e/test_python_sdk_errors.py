@@ -1,6 +1,7 @@
 """Refusals as the exceptions of the official Python SDK, with what a caller needs to go on."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -134,6 +135,38 @@ def test_who_is_over_a_limit_is_told_when_to_come_again_and_the_sdk_does(
     patient = client.with_options(max_retries=5).chat.completions.with_raw_response
     answers = [patient.create(**ASK) for _ in range(2)]
     assert sum(answer.retries_taken for answer in answers) >= 1
+
+
+def test_who_has_too_many_open_is_refused_until_one_ends(real_stack, real_client) -> None:
+    key = real_stack.new_key("e2e-concurrency", tier={"requests_max": 1})
+    client = with_key(real_client, key)
+    endless = {**ASK, "max_tokens": 3000, "stream": True, "extra_body": {"ignore_eos": True}}
+    with client.chat.completions.create(**endless) as stream:
+        next(iter(stream))
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.chat.completions.create(**ASK)
+    assert caught.value.code == "rate_limit_concurrency"
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+    assert client.with_options(max_retries=5).chat.completions.create(**ASK).choices
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_with_the_time_to_come_again(real_client) -> None:
+    def ask(number: int) -> openai.InternalServerError | None:
+        messages = [{"role": "user", "content": f"{number} " + "river and gate " * 500}]
+        impatient = {"messages": messages, "extra_body": {"deadline_ms": 1}}
+        try:
+            real_client.chat.completions.create(**{**ASK, **impatient})
+        except openai.InternalServerError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(16) as pool:
+        refused = [error for error in pool.map(ask, range(16)) if error is not None]
+    assert refused
+    for error in refused:
+        assert error.status_code == 503
+        assert error.code in ("deadline_exceeded", "overloaded")
+        assert int(error.response.headers["retry-after"]) >= 1
 
 
 def test_a_wrong_key_is_no_key(real_client) -> None:
