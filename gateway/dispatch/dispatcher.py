@@ -5,15 +5,16 @@ is left is submitted again: the client sees a pause, and not one token twice or 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import cast
+from functools import partial
 
 import structlog
 
 from gateway.dispatch.generation import Ending, EndKind, Generation
 from gateway.dispatch.retry_budget import RetryBudget
 from gateway.dispatch.routers import Home, RouterLinks
+from gateway.dispatch.several import OnEnd, OnFirst, SeveralAnswers
 from sluice.errors import ErrorCode
 
 log = structlog.get_logger(__name__)
@@ -46,8 +47,6 @@ _STOPPING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, "The server is stopping.
 
 
 OnSubmit = Callable[[str, str], None]
-OnFirst = Callable[[], Awaitable[None]]
-OnEnd = Callable[[Generation, Ending], None]
 
 
 class Dispatcher:
@@ -98,9 +97,6 @@ class Dispatcher:
     ) -> Ending | None:
         """Run the generations of one request; the first one that is refused ends the others.
 
-        Further answers to a prompt are submitted when the first one has begun: by then an engine
-        has the prompt in its prefix cache, and computes it only once.
-
         Args:
             generations: They are told everything; those of one prompt stand together.
             answers_per_prompt: How many those are.
@@ -117,10 +113,10 @@ class Dispatcher:
         self._open.update(generations)
         try:
             if len(generations) > 1:
-                return await self._run_several(
-                    generations, answers_per_prompt, on_submit, on_first, on_end
-                )
-            ending = await self._run(generations[0], on_submit, on_first)
+                ask = partial(self._run, on_submit)
+                several = SeveralAnswers(ask, on_first, on_end)
+                return await several.run(generations, answers_per_prompt)
+            ending = await self._run(on_submit, generations[0], on_first)
             if ending.kind is EndKind.REFUSED:
                 return ending
             on_end(generations[0], ending)
@@ -130,35 +126,7 @@ class Dispatcher:
             if not self._open:
                 self._idle.set()
 
-    async def _run_several(
-        self,
-        generations: Sequence[Generation],
-        answers_per_prompt: int,
-        on_submit: OnSubmit,
-        on_first: OnFirst,
-        on_end: OnEnd,
-    ) -> Ending | None:
-        async def run(generation: Generation, begin: OnFirst) -> None:
-            ending = await self._run(generation, on_submit, begin)
-            if ending.kind is EndKind.REFUSED:
-                raise _RefusedError(ending)
-            on_end(generation, ending)
-
-        errors: list[BaseException] = []
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for start in range(0, len(generations), answers_per_prompt):
-                    group = generations[start : start + answers_per_prompt]
-                    tasks.create_task(_run_group(group, run, on_first))
-        except BaseExceptionGroup as group:
-            errors += _leaves(group)
-        failures = [error for error in errors if not isinstance(error, _RefusedError)]
-        if failures:  # a client that does not read, or a bug
-            raise failures[0]
-        refusals = [error.ending for error in errors if isinstance(error, _RefusedError)]
-        return refusals[0] if refusals else None
-
-    async def _run(self, generation: Generation, on_submit: OnSubmit, on_first: OnFirst) -> Ending:
+    async def _run(self, on_submit: OnSubmit, generation: Generation, on_first: OnFirst) -> Ending:
         """Run a generation to its end: STOP, LENGTH or REFUSED, never LOST."""
         now = asyncio.get_running_loop().time
         patience = _Patience(generation, now())
@@ -219,30 +187,6 @@ class Dispatcher:
             return generation.ending
         finally:
             link.cancel(handle)  # nothing, when the router has said the end
-
-
-async def _run_group(
-    generations: Sequence[Generation],
-    run: Callable[[Generation, OnFirst], Coroutine[None, None, None]],
-    on_first: OnFirst,
-) -> None:
-    """Run the answers to one prompt, the others after the first one has begun."""
-    has_begun = asyncio.Event()
-
-    async def begin() -> None:
-        if generations[0].emitted:
-            has_begun.set()
-        await on_first()
-
-    async def lead() -> None:
-        await run(generations[0], begin)
-        has_begun.set()
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(lead())
-        await has_begun.wait()
-        for sibling in generations[1:]:
-            tasks.create_task(run(sibling, on_first))
 
 
 class _Patience:
@@ -316,20 +260,6 @@ class _Patience:
         if now_s - self._began_at_s > 2 * _RETRY_PAUSE_S:  # it was taken, and waited
             self._connect_by_s = now_s + _CONNECT_WAIT_S
         return now_s + _RETRY_PAUSE_S < self.acquire_by_s
-
-
-class _RefusedError(Exception):
-    def __init__(self, ending: Ending) -> None:
-        super().__init__(ending.code)
-        self.ending = ending
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(cast("BaseExceptionGroup[BaseException]", error))
-        else:
-            yield error
 
 
 def _refused(ending: Ending, code: ErrorCode) -> Ending:

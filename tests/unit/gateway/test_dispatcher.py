@@ -1,6 +1,8 @@
 """What the dispatcher does with several answers, signs of life, and a process that ends."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -217,3 +219,32 @@ async def test_a_drain_waits_for_answers_that_have_not_been_asked_for_yet() -> N
         assert await request.result is None
         assert await drain == 0
     assert dispatcher.open == 0
+
+
+class FirstToken:
+    """What a request wants to be called; something to look for when it has ended."""
+
+    async def __call__(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("ending", [STOP, REFUSED])
+async def test_what_has_ended_is_not_kept(number: int, ending: Ending) -> None:
+    links, on_first = Links(), FirstToken()
+    kept = weakref.ref(on_first)
+    gc.disable()  # what needs it keeps prompts until it comes
+    try:
+        request = Request(Dispatcher(links), made(number), on_first)
+        del on_first
+        async with running(request):
+            for place in range(number):
+                links.submitted[place].end(ending)
+                await turns()
+                if ending is REFUSED:
+                    break
+            assert await request.result == (ending if ending is REFUSED else None)
+        del request
+        assert kept() is None
+    finally:
+        gc.enable()
