@@ -248,3 +248,15 @@ async def test_what_has_ended_is_not_kept(number: int, ending: Ending) -> None:
         assert kept() is None
     finally:
         gc.enable()
+
+
+async def test_who_comes_while_it_drains_is_sent_elsewhere() -> None:
+    links = Links()
+    dispatcher = Dispatcher(links)
+    assert await dispatcher.drain(5) == 0
+    request = Request(dispatcher, made(2))
+    async with running(request):
+        ending = await request.result
+    assert ending is not None
+    assert (ending.code, ending.retry_after_s) == (ErrorCode.DRAINING, 1.0)
+    assert not links.submitted
