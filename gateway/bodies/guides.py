@@ -4,6 +4,7 @@ Pure. What is hostile by size or depth is refused here, at once; whether a schem
 can be followed at all, the engine says when it compiles it, which is a 400 as well.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -56,6 +57,8 @@ ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 Regex = Annotated[str, Field(min_length=1, max_length=_REGEX_BYTES_MAX)]
+_SLASH = re.compile(r"(?<!\\)/")
+
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=_CHOICE_CHARACTERS_MAX)]],
     Field(fail_fast=True, min_length=1),
@@ -88,6 +91,22 @@ def guide_of(
             text = schema_text(schema, "response_format.json_schema.schema")
             return engine.Grammar(kind=engine.Grammar.KIND_JSON_SCHEMA, text=text)
     return None if is_free else engine.Grammar(kind=engine.Grammar.KIND_JSON)
+
+
+def lark_of(guide: engine.Grammar) -> str:
+    """Return what a guide stands for as an expression in the engine's Lark."""
+    match guide.kind:
+        case engine.Grammar.KIND_REGEX:
+            # A slash would end it; line breaks are no part of a line.
+            regex = _SLASH.sub(r"\\/", guide.text).replace("\n", r"\n")
+            return f"/{regex}/"
+        case engine.Grammar.KIND_CHOICE:
+            choices: list[str] = orjson.loads(guide.text)
+            return "(" + " | ".join(orjson.dumps(choice).decode() for choice in choices) + ")"
+        case engine.Grammar.KIND_JSON_SCHEMA:
+            return f"%json {guide.text}"
+        case _:
+            return '%json {"type":"object"}'
 
 
 def schema_text(schema: dict[str, Any], param: str) -> str:

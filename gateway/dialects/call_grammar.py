@@ -71,18 +71,27 @@ class CallGrammar:
         """
         assert tools, "without tools there is nothing to call"
         calls, rules = self._calls(tools, is_parallel=is_parallel)
+        thought, more = self._thought(is_reasoning=is_reasoning)
+        return _lark(thought + calls, (*more, *rules))
+
+    def behind_reasoning(self, answer: str, *, is_reasoning: bool) -> str:
+        """Return a grammar of reasoning, and of what comes behind it: `answer`, in Lark."""
+        thought, rules = self._thought(is_reasoning=is_reasoning)
+        return _lark(thought + answer, rules)
+
+    def _thought(self, *, is_reasoning: bool) -> tuple[str, Sequence[str]]:
+        """Return the reasoning as Lark, nothing if there is none, and the rules that it needs."""
         if self.reasoning is None:
-            return _lark(calls, rules)
+            return "", ()
         opening, closing = map(self._mark, self.reasoning)
         if self.reasoning.closing in self.marks:
-            rules = ("thought: TEXT?", f"TEXT: {_TEXT}", *rules)
+            rules = ("thought: TEXT?", f"TEXT: {_TEXT}")
             thought = f"thought {closing}"
         else:
-            rules = (f"thought[suffix={closing}]: {_TEXT}", *rules)
+            rules = (f"thought[suffix={closing}]: {_TEXT}",)
             thought = "thought"
         thought += r' "\n"~0..2 '
-        start = thought if is_reasoning else f"({opening} {thought})? "
-        return _lark(start + calls, rules)
+        return thought if is_reasoning else f"({opening} {thought})? ", rules
 
     def guided(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> str | None:
         """Return a grammar of any text in which calls are as they have to be.

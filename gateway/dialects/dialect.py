@@ -79,6 +79,7 @@ class Dialect:
             is_parallel: Whether there may be more than one call.
             is_reasoning: As for `parser`; the reasoning comes first.
         """
+        assert self.has_tools, "this dialect has no calls"
         return self._grammar.forced(tools, is_parallel=is_parallel, is_reasoning=is_reasoning)
 
     def strict_grammar(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> str | None:
@@ -87,11 +88,20 @@ class Dialect:
         None where this dialect cannot be held to that: its calls begin without a mark, or with one
         that is no token of its own.
         """
+        assert self.has_tools, "this dialect has no calls"
         return self._grammar.guided(tools, is_parallel=is_parallel)
+
+    def behind_reasoning(self, answer: str, *, is_reasoning: bool) -> str | None:
+        """Return a grammar of reasoning with an answer, given in Lark, behind it.
+
+        None where this dialect does not reason: the answer is all there is.
+        """
+        if self.reasoning is ReasoningForm.NONE:
+            return None
+        return self._grammar.behind_reasoning(answer, is_reasoning=is_reasoning)
 
     @property
     def _grammar(self) -> CallGrammar:
-        assert self.has_tools, "this dialect has no calls"
         return CallGrammar(self.calls, self.mark_ids, REASONING_MARKS.get(self.reasoning))
 
     def _call_parser(

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.chat import ChatRequest, parse_chat_request
+from gateway.bodies.guides import lark_of
 from gateway.dialects.tools import ToolSpec
 from gateway.directory import Directory, ResolvedModel
 from gateway.dispatch.generation import Generation
@@ -63,6 +64,9 @@ class _ChatTask:
 
     def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
         chat, dialect = self.fields, assets.dialect
+        if chat.guide is not None:
+            text = dialect.behind_reasoning(lark_of(chat.guide), is_reasoning=prompt.is_reasoning)
+            return None if text is None else _ebnf(text)
         if not self._tools:
             return None
         if not dialect.has_tools:
@@ -86,7 +90,7 @@ class _ChatTask:
                 "'tool_choice' to \"required\" or a function.",
                 param="tools",
             )
-        return engine.Grammar(kind=engine.Grammar.KIND_EBNF, text=text)
+        return _ebnf(text)
 
     def pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> TextPipe:
         chat = self.fields
@@ -126,3 +130,7 @@ class _ChatTask:
             "logprobs": logprobs,
             "finish_reason": reason,
         }
+
+
+def _ebnf(text: str) -> engine.Grammar:
+    return engine.Grammar(kind=engine.Grammar.KIND_EBNF, text=text)

@@ -11,6 +11,7 @@ from jsonschema import validate
 from tokenizers import AddedToken, Tokenizer
 
 from gateway.bases.assets import load_base
+from gateway.bodies.guides import lark_of
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.forms import CALL_MARKS, REASONING_MARKS, CallForm, ReasoningForm
 from gateway.dialects.tools import ToolSpec
@@ -18,6 +19,7 @@ from gateway.text.detokenizer import token_table
 from replica.engine.grammar import GrammarCompiler, Matcher
 from replica.engine.types import Grammar, GrammarKind, RefusedError
 from sluice.errors import BadRequestError
+from sluice.wire.engine.v1 import engine_pb2 as engine
 from tests.unit.gateway.test_dialect_parsers import Answer, parse
 
 BASE = Path(__file__).resolve().parents[3] / "model_repo" / "default"
@@ -279,3 +281,51 @@ def test_schemas_that_are_too_large_together_are_refused() -> None:
     with pytest.raises(BadRequestError, match="64 KiB") as refused:
         Dialect().call_grammar(tools, is_parallel=True)
     assert refused.value.param == "tools"
+
+
+GUIDES: dict[str, tuple[engine.Grammar, list[str], list[str]]] = {
+    "json": (
+        engine.Grammar(kind=engine.Grammar.KIND_JSON),
+        ['{"a": 1}', "{}"],
+        ["[1]", "hello", '{"a": 1} and'],
+    ),
+    "schema": (
+        engine.Grammar(kind=engine.Grammar.KIND_JSON_SCHEMA, text=json.dumps(OPTIONAL)),
+        ['{"a": 3}', '{"b": "x"}'],
+        ['{"a": 10}', '{"b": "y"}'],
+    ),
+    "regex": (
+        engine.Grammar(kind=engine.Grammar.KIND_REGEX, text=r"a/b|c\/d|[0-9]{2}\n"),
+        ["a/b", "c/d", "42\n"],
+        ["a", "4", "a/b "],
+    ),
+    "choice": (
+        engine.Grammar(kind=engine.Grammar.KIND_CHOICE, text='["yes", "no \\"no\\""]'),
+        ["yes", 'no "no"'],
+        ["maybe", "yesno"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GUIDES)
+@pytest.mark.parametrize("reasoning", list(REASONING_MARKS))
+@pytest.mark.parametrize("is_special", [True, False])
+def test_a_guide_binds_the_answer_not_the_reasoning(
+    folder: Path, kind: str, reasoning: ReasoningForm, is_special: bool
+) -> None:
+    subject = Subject(folder, CallForm.HERMES, reasoning, is_special=is_special)
+    marks = REASONING_MARKS[reasoning]
+    guide, good, bad = GUIDES[kind]
+    for is_open in (True, False):
+        grammar = subject.dialect.behind_reasoning(lark_of(guide), is_reasoning=is_open)
+        assert grammar is not None
+        thought = f"{'' if is_open else marks.opening}I think of it.{marks.closing}\n"
+        for text in good:
+            assert subject.accepts(grammar, thought + text)
+            assert subject.accepts(grammar, text) is not is_open
+        for text in bad:
+            assert not subject.accepts(grammar, thought + text)
+
+
+def test_where_nobody_reasons_a_guide_is_as_it_is() -> None:
+    assert Dialect().behind_reasoning("/a/", is_reasoning=False) is None
