@@ -226,7 +226,7 @@ async def test_another_model_stands_in_for_one_that_is_down(world, is_stream: bo
                 tenant.fallbacks["nowhere"] = "tiny"
         w.feed.replace(objects)
         async with asyncio.timeout(10):
-            while (response := await http.post(CHAT, json=body)).status_code != 200:
+            while (response := await http.post(CHAT, json=body)).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert response.headers["x-sluice-model"] == "tiny"
         text = response.text

@@ -177,7 +177,7 @@ async def test_without_another_step_time_releases_it() -> None:
     generation.go_live(transport, is_chunked=True)
     step(generation, 40)
     async with asyncio.timeout(5):
-        while not transport.written:
+        while not transport.written:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     assert texts(unframed(transport.written) + DONE) == [TOKENIZER.decode([40])]
 
