@@ -1,0 +1,65 @@
+"""Thousands of streams come and go, in every way there is: nothing of them stays."""
+
+import asyncio
+import gc
+
+import pytest
+
+from gateway.dispatch.exchange import Exchange
+from gateway.dispatch.generation import Generation
+from gateway.endpoints.keep_alive import KeepAlive
+from gateway.endpoints.run import Run
+from gateway.testing import Plan
+from sluice.wire.router.v1 import router_pb2 as wire
+
+pytestmark = pytest.mark.real
+
+ROUND = 300
+KINDS = (Generation, Run, Exchange, KeepAlive)
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+
+def plan_of(submit: wire.Submit) -> Plan:
+    """Some end well, some are refused, some are lost at first, some would go on for ever."""
+    kind = submit.output_tokens_max % 4
+    steps = [[token] for token in (65, 66, 67)]
+    if kind == 0:
+        return Plan(steps)
+    if kind == 1:
+        return Plan([], wire.Outcome(kind=wire.OUTCOME_KIND_REJECTED, code="queue_full"))
+    if kind == 2 and not submit.resumed_tokens:
+        return Plan(steps[:1], wire.Outcome(kind=wire.OUTCOME_KIND_LOST, code="replica_lost"))
+    return Plan(steps) if kind == 2 else Plan(steps * 10_000, None)
+
+
+async def one(world, number: int) -> None:
+    body = BODY | {"max_tokens": 40 + number % 8, "logprobs": number % 3 == 0, "n": 1 + number % 2}
+    reader, writer = await world.raw(body)
+    if number % 4 == 3:  # would go on for ever: the client leaves
+        await reader.readuntil(b'"content":"')
+    else:
+        await reader.readuntil(b"\r\n0\r\n\r\n" if number % 4 != 1 else b'"code":')
+    writer.close()
+
+
+def left() -> dict[str, int]:
+    gc.collect()
+    objects = gc.get_objects()
+    return {kind.__name__: sum(isinstance(it, kind) for it in objects) for kind in KINDS}
+
+
+async def test_nothing_stays(world, eventually) -> None:
+    async with world() as w:
+        w.router.plan = plan_of
+        tasks: list[int] = []
+        for _ in range(3):
+            async with asyncio.TaskGroup() as group:
+                for number in range(ROUND):
+                    group.create_task(one(w, number))
+                    if number % 50 == 49:
+                        await asyncio.sleep(0.05)
+            await eventually(lambda: w.gateway.dispatcher.open == 0)
+            await eventually(lambda: not any(left().values()))
+            tasks.append(len(asyncio.all_tasks()))
+        assert w.gateway.links.in_flight == 0
+        assert tasks[-1] <= tasks[0] + 2
