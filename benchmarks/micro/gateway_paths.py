@@ -1,40 +1,34 @@
-"""CPU of the gateway's own work: per streamed token, per request, per limit check.
+"""CPU of the gateway's own work: per streamed token and per request.
 
-Three operations, all without the socket of the client. `token`: one token of a step frame for 500
+Two operations, both without the socket of the client. `token`: one token of a step frame for 500
 open streams, from the router's message as bytes to the chunk handed to a transport that drops it;
 not measured: the `send()` that follows in production (5 to 10 us). `prompt`: a short chat body
-parsed, validated, rendered with a ChatML template and tokenized. `limit_check`: one reservation
-with its headers on a real Valkey, 64 tasks started in the same tick; client CPU only. Read the
-medians of the rounds, in microseconds. Run: `python -m benchmarks.micro.gateway_paths`.
+parsed, validated, rendered with a ChatML template and tokenized; what a conversation repeats is
+tokenized once, so `prompt_us` has a new text each time and `repeated_prompt_us` the same. Limits
+are in `limiter`. Read the medians of the rounds, in microseconds. Run: `python -m benchmarks.micro.gateway_paths`.
 """
 
 import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
 import uvloop
 
 from benchmarks.results import write_result
-from cli.stack.valkey import valkey_spec, valkey_url
 from gateway.bases.assets import BaseAssets, load_base
 from gateway.bodies.chat import parse_chat_request
-from gateway.directory import Principal
 from gateway.dispatch.generation import GenerationSpec
 from gateway.dispatch.pace import NeverLags, Pace
 from gateway.dispatch.router_link import RouterLink
 from gateway.dispatch.streamed import StreamedGeneration
-from gateway.limits.limiter import Limiter, Reservation
-from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import FastHistogram
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import ChatChunks, StreamHead
 from replica.engine.testing import write_random_model
-from sluice.process import ChildProcess, free_port
-from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -42,8 +36,6 @@ _ROUNDS = 7
 _STREAMS = 500
 _STEPS = 200
 _PROMPTS = 2000
-_CHECKS = 20_000
-_BATCH = 64
 _BODY = orjson.dumps(
     {
         "model": "sluice-tiny",
@@ -118,48 +110,18 @@ def token_us(assets: BaseAssets) -> float:
     return _median_us(_STREAMS * _STEPS, steps)
 
 
-async def prompt_us(assets: BaseAssets) -> float:
-    """Return the cost of making token ids of a body."""
+async def prompt_us(assets: BaseAssets, *, is_new: bool) -> float:
+    """Return the cost of making token ids of a body, whose text is new each time or the same."""
     found: list[float] = []
-    for _ in range(_ROUNDS):
+    for turn in range(_ROUNDS):
+        bodies = [
+            _BODY.replace(b"gate", b"gate %d %d" % (turn, number) if is_new else b"gate")
+            for number in range(_PROMPTS)
+        ]
         started = time.process_time_ns()
-        for _ in range(_PROMPTS):
-            await assets.encode_chat(parse_chat_request(_BODY).messages, (), b"r" * 16)
+        for body in bodies:
+            await assets.encode_chat(parse_chat_request(body).messages, (), b"r" * 16)
         found.append((time.process_time_ns() - started) / 1e3 / _PROMPTS)
-    return round(statistics.median(found), 2)
-
-
-def _check(limiter: Limiter, caller: Principal) -> Awaitable[Reservation]:
-    return limiter.reserve(caller, "m", prompt_tokens=50, output_tokens_max=50, is_bounded=True)
-
-
-async def limit_check_us(home: Path) -> float:
-    """Return the client's CPU per reservation."""
-    port = free_port()
-    server = await ChildProcess.start(valkey_spec(port, home / "valkey", home / "log", {}))
-    client = ValkeyClient(valkey_url(port), deadline_s=5.0)
-    limiter = Limiter(client, local_share=1.0, clock=time.monotonic)
-    caller = Principal(
-        control.ApiKey(id="k"),
-        control.Tenant(id="t"),
-        control.Tier(rpm=1_000_000_000, tpm=2_000_000_000),
-    )
-    found: list[float] = []
-    try:
-        await server.wait_ready(10)
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(client.run())
-            while not limiter.is_shared:  # noqa: ASYNC110 - it has no event
-                await asyncio.sleep(0.01)
-            for _ in range(_ROUNDS):
-                started = time.process_time_ns()
-                for _ in range(_CHECKS // _BATCH):
-                    await asyncio.gather(*(_check(limiter, caller) for _ in range(_BATCH)))
-                found.append((time.process_time_ns() - started) / 1e3 / _CHECKS)
-            running.cancel()
-        assert limiter.local_decisions == 0, "the server was too slow for the deadline"
-    finally:
-        await server.stop()
     return round(statistics.median(found), 2)
 
 
@@ -170,8 +132,8 @@ async def _run() -> dict[str, float]:
         assets = load_base(home / "base")
         return {
             "token_us": token_us(assets),
-            "prompt_us": await prompt_us(assets),
-            "limit_check_us": await limit_check_us(home),
+            "prompt_us": await prompt_us(assets, is_new=True),
+            "repeated_prompt_us": await prompt_us(assets, is_new=False),
         }
 
 
@@ -181,8 +143,6 @@ def main() -> None:
     parameters = {
         "streams": _STREAMS,
         "prompts": _PROMPTS,
-        "checks": _CHECKS,
-        "checks_per_tick": _BATCH,
         "rounds": _ROUNDS,
     }
     assert __doc__ is not None
