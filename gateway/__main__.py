@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 import socket
 import sys
@@ -90,6 +91,8 @@ def main() -> None:
     settings = GatewaySettings.from_environment()
     configure_logs("gateway")
     poll_in_place()
+    # A prompt is one short text: spreading it over threads costs more than it brings.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if sys.argv[1:2] == ["worker"]:
         listener, link, ready_wait_s = sys.argv[2:]
         allow_open_files(settings)

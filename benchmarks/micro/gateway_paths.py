@@ -5,7 +5,8 @@ open streams, from the router's message as bytes to the chunk handed to a transp
 not measured: the `send()` that follows in production (5 to 10 us). `prompt`: a short chat body
 parsed, validated, rendered with a ChatML template and tokenized; what a conversation repeats is
 tokenized once, so `prompt_us` has a new text each time and `repeated_prompt_us` the same. Limits
-are in `limiter`. Read the medians of the rounds, in microseconds. Run: `python -m benchmarks.micro.gateway_paths`.
+are in `limiter`. Read the medians of the rounds, in microseconds.
+Run: `python -m benchmarks.micro.gateway_paths`.
 """
 
 import asyncio
