@@ -1,5 +1,8 @@
 """Whatever happens to an accepted request: one reservation, one settlement, one event."""
 
+import asyncio
+import random
+
 import pytest
 
 from gateway.dialects.dialect import Dialect
@@ -242,3 +245,60 @@ async def test_a_model_that_stands_in_has_what_is_left_of_the_deadline(
         assert response.json()["error"]["code"] == "queue_full"
         assert len(w.router.submits) == 1
         assert len(ledger.events) == 2
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_clients_that_leave_at_any_moment(world, ledger, eventually, seed: int) -> None:
+    draw = random.Random(seed)
+    lost = wire.Outcome(kind=wire.OUTCOME_KIND_LOST, code="replica_lost", message="gone")
+
+    def plan(submit: wire.Submit) -> Plan:
+        kind = draw.random()
+        if kind < 0.2:
+            return Plan([], FULL)
+        if kind < 0.4 and not submit.resumed_tokens:
+            return Plan([[40]] * 5, lost)
+        return Plan([[], [40]] * draw.randrange(1, 20))
+
+    async def leave(w, after_s: float, body: dict[str, object]) -> None:
+        _, writer = await w.raw(body)
+        await asyncio.sleep(after_s)
+        writer.close()
+
+    async with world(keep_alive_s=0.02) as w:
+        await stand_in(w, eventually, "one/own", "tiny")
+        w.router.plan = plan
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(80):
+                body = {
+                    "model": draw.choice(("tiny", "one/own")),
+                    "messages": HELLO,
+                    "n": draw.choice((1, 1, 2, 3)),
+                    "stream": draw.random() < 0.6,
+                    "max_tokens": 200,
+                }
+                tasks.create_task(leave(w, draw.random() * 0.08, body))
+        await eventually(lambda: not w.gateway.http.server.open_connections)
+        await eventually(lambda: w.gateway.dispatcher.open == 0 and ledger.is_balanced)
+        await eventually(lambda: w.gateway.links.in_flight == 0)
+        assert len({event.event_id for event in ledger.events}) == len(ledger.events)
+        settled = [id(it) for it, _ in ledger.settled]
+        assert len(set(settled)) == len(settled), "none twice"
+        stood_in = len(ledger.reserved) - len(ledger.events)
+        assert f"gateway_fallbacks_total {float(stood_in)}".encode() in w.gateway.metrics.page()
+
+
+async def test_two_callers_may_use_the_same_request_id(world, ledger) -> None:
+    async with world() as w, w.http() as one, w.http("sk-two") as two:
+        tenants = {"one": "of the first", "two": "of the second"}
+        w.router.plan = lambda s: Plan([[t] for t in w.ids(tenants[s.tenant_id])])
+        body = {"model": "tiny", "messages": HELLO, "n": 2}
+        answers = await asyncio.gather(
+            one.post(CHAT, json=body, headers={"x-request-id": "same"}),
+            two.post(CHAT, json=body, headers={"x-request-id": "same"}),
+            two.post(CHAT, json=body, headers={"x-request-id": "same-1"}),
+        )
+        texts = [[it["message"]["content"] for it in a.json()["choices"]] for a in answers]
+        assert texts == [["of the first"] * 2, ["of the second"] * 2, ["of the second"] * 2]
+        assert len({answer.json()["id"] for answer in answers}) == 3
+        assert len({event.event_id for event in ledger.events}) == 3
