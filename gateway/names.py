@@ -38,10 +38,11 @@ class Names:
         if response.is_snapshot:
             self._reindex()
             return
-        for name in (*response.removals.models, *response.removals.aliases):
-            self._forget(name)
-        for named in (*response.upserts.models, *response.upserts.aliases):
-            self._learn(named)
+        removals, upserts = response.removals, response.upserts
+        for name in (*removals.models, *removals.aliases):
+            self._look_at(name)
+        for named in (*upserts.models, *upserts.aliases):
+            self._look_at(named.id)
 
     def find(self, name: str, tenant_id: str) -> wire.Model | None:
         """Return what a model's name, `model@release` or an alias of either stands for.
@@ -72,13 +73,16 @@ class Names:
     def _reindex(self) -> None:
         self._owners.clear()
         self._by_owner.clear()
-        for named in (*self._state.models.values(), *self._state.aliases.values()):
-            self._learn(named)
+        for name in (*self._state.models, *self._state.aliases):
+            self._look_at(name)
 
-    def _learn(self, named: wire.Model | wire.Alias) -> None:
-        self._forget(named.id)
-        self._owners[named.id] = named.owner_tenant_id
-        self._by_owner.setdefault(named.owner_tenant_id, set()).add(named.id)
+    def _look_at(self, name: str) -> None:
+        """Learn whose a name is: for a while it may be both a model's and an alias, as `find`."""
+        self._forget(name)
+        named = self._state.aliases.get(name) or self._state.models.get(name)
+        if named is not None:
+            self._owners[name] = named.owner_tenant_id
+            self._by_owner.setdefault(named.owner_tenant_id, set()).add(name)
 
     def _forget(self, name: str) -> None:
         owner = self._owners.pop(name, None)
