@@ -71,7 +71,7 @@ def pair(world, eventually):
         async with world() as w:
             second = ScriptedRouter(continuing(w), cells=("cell", "other"), router_id="two")
             async with serve(second) as address:
-                own = w.feed._objects.cells[0].router_address
+                own = w.feed.objects.cells[0].router_address
                 made = Pair(w, second, {"one": own, "two": address})
                 w.router.plan = continuing(w)
                 made.assign(cell="one", other="two")
@@ -162,7 +162,7 @@ async def test_a_new_owner_is_asked_once_it_knows_that_it_is_one(pair, eventuall
 async def test_no_new_request_goes_to_a_cell_that_drains(pair, eventually) -> None:
     async with pair() as p:
         objects = p.world.objects("")
-        objects.CopyFrom(p.world.feed._objects)
+        objects.CopyFrom(p.world.feed.objects)
         objects.cells[0].is_draining = True
         p.world.feed.replace(objects)
         state = p.world.gateway.watcher.state
@@ -175,7 +175,7 @@ async def test_no_new_request_goes_to_a_cell_that_drains(pair, eventually) -> No
 async def test_a_tier_s_reserve_reaches_the_router(pair, eventually) -> None:
     async with pair() as p:
         objects = control.Objects()
-        objects.CopyFrom(p.world.feed._objects)
+        objects.CopyFrom(p.world.feed.objects)
         objects.tiers[0].reserved_permille = 300
         objects.tiers[0].is_preemptible = True
         p.world.feed.replace(objects)
