@@ -243,7 +243,7 @@ def measure_streams(stack: Stack) -> dict[str, Any]:
     empty = rss()
 
     rounds: list[dict[str, float]] = []
-    for _ in range(3):
+    for _ in range(2):
         held = asyncio.run(_park(stack, _PARKED, rss))
         rounds.append({"held_mib": held / 2**20, "after_mib": rss() / 2**20})
     figures["empty_mib"] = empty / 2**20
