@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-from contextlib import suppress
 
 import pytest
 
@@ -107,12 +106,12 @@ async def test_an_engine_that_freezes_while_it_starts_is_replaced_and_one_that_s
     process = await node.start_agent(start_stall_s=3)
     try:
         frozen: set[int] = set()
-        while len(frozen) < 2:
-            for pid in set(node.engines()) - frozen:
-                with suppress(ProcessLookupError):  # a helper of the start, gone already
-                    os.kill(pid, signal.SIGSTOP)
-                    frozen.add(pid)
-            await asyncio.sleep(0.02)
+        while len(frozen) != 2:  # a helper of the start comes and goes
+            before = set(node.engines())
+            await asyncio.sleep(0.05)
+            frozen = before & set(node.engines())
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
         await node.until(lambda: not frozen & set(node.engines()))
         (failed,) = [e for e in node.events("replica_changed") if e["phase"] == "stopping"]
         assert "frozen while starting" in failed["message"]
