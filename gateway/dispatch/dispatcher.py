@@ -229,6 +229,7 @@ class _Patience:
     def refusal(self, ending: Ending, now_s: float) -> Ending | None:
         """Return what the client is told after an attempt that failed; None: it is tried again."""
         generation = self._generation
+        self.home = None
         if ending.kind is EndKind.LOST:
             if generation.emitted and generation.resumes >= RESUMES_MAX:
                 return _refused(ending, ErrorCode.REPLICA_LOST)

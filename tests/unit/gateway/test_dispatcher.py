@@ -27,11 +27,13 @@ class Links:
 
     def __init__(self) -> None:
         self.submitted: list[Generation] = []
+        self.homes: list[object] = []
         self.cancelled: list[int] = []
         self.open = asyncio.Event()
         self.open.set()
 
-    async def acquire(self, *_: object) -> tuple["Links", str]:
+    async def acquire(self, *wanted: object) -> tuple["Links", str]:
+        self.homes.append(wanted[-1])
         await self.open.wait()
         return self, "cell"
 
@@ -260,3 +262,22 @@ async def test_who_comes_while_it_drains_is_sent_elsewhere() -> None:
     assert ending is not None
     assert (ending.code, ending.retry_after_s) == (ErrorCode.DRAINING, 1.0)
     assert not links.submitted
+
+
+async def test_only_the_loss_of_its_router_sends_an_answer_back_to_its_cell() -> None:
+    links, [generation] = Links(), made(1)
+    endings = [
+        Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone"),
+        Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "nobody is there"),
+        STOP,
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        run = Dispatcher(links).run_all  # type: ignore[arg-type]
+        tasks.create_task(run([generation], 1, lambda *_: None, nothing, lambda *_: None))
+        for number, ending in enumerate(endings, 1):
+            while len(links.submitted) < number:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            await turns()
+            generation.push([65], 1.0)
+            generation.end(ending)
+    assert [home is not None for home in links.homes] == [False, True, False]
