@@ -253,6 +253,7 @@ class Gateway:
                 "gateway_open_generations": lambda: self.dispatcher.open,
                 "gateway_open_connections": lambda: self.http.server.open_connections,
                 "gateway_body_buffer_bytes": lambda: self.http.server.body_bytes,
+                "gateway_retries_refused": lambda: self.dispatcher.retries_refused,
                 "gateway_routers_up": lambda: self.links.up,
                 "gateway_embedders_trusted": lambda: self.embedders.usable,
                 "gateway_open_embeddings": lambda: self.embedders.open,

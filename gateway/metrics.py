@@ -19,6 +19,7 @@ _FOLLOWED = (
     ("gateway_open_generations", "gauge", "Accepted, not ended"),
     ("gateway_open_connections", "gauge", "Connections of clients"),
     ("gateway_body_buffer_bytes", "gauge", "Bytes of request bodies that have not all come"),
+    ("gateway_retries_refused", "counter", "Lost answers not tried again: too many were already"),
     ("gateway_routers_up", "gauge", "Connected routers"),
     ("gateway_embedders_trusted", "gauge", "Replicas of embedding pools that get texts"),
     ("gateway_open_embeddings", "gauge", "Texts that accepted requests may have under way"),

@@ -21,6 +21,12 @@ from sluice.wire.router.v1 import router_pb2_grpc
 _HEARTBEAT_S = 0.25
 
 
+class NeverLags:
+    """The lag of an event loop that always keeps up."""
+
+    is_lagging = False
+
+
 @dataclass
 class Plan:
     """How one submission is answered.

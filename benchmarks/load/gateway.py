@@ -222,7 +222,7 @@ async def _park(stack: Stack, count: int, rss: Callable[[], int]) -> int:
 
 
 def measure_streams(stack: Stack) -> dict[str, Any]:
-    """Memory of one worker per open stream, and after an hour's worth of churn in short."""
+    """Memory of one worker per open stream, and again after all of them have left."""
     _configure(
         stack,
         cost_step_s="1.0",

@@ -23,10 +23,11 @@ from benchmarks.results import write_result
 from gateway.bases.assets import BaseAssets, load_base
 from gateway.bodies.chat import parse_chat_request
 from gateway.dispatch.generation import GenerationSpec
-from gateway.dispatch.pace import NeverLags, Pace
+from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.metrics import FastHistogram
+from gateway.testing import NeverLags
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import ChatChunks, StreamHead
 from replica.engine.testing import write_random_model

@@ -29,12 +29,6 @@ class Lag(Protocol):
         ...
 
 
-class NeverLags:
-    """For tests, and streams of their own."""
-
-    is_lagging = False
-
-
 class Pace:
     """Of one worker; streams ask it, links tell it where a step ends.
 

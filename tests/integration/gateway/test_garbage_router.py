@@ -7,8 +7,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from gateway.dispatch.pace import NeverLags, Pace
+from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
+from gateway.testing import NeverLags
 from sluice.wire.router.v1 import router_pb2 as wire
 
 pytestmark = pytest.mark.real

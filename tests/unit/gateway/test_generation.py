@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dispatch.generation import Generation, GenerationSpec
-from gateway.dispatch.pace import NeverLags, Pace
+from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
+from gateway.testing import NeverLags
 from gateway.text.logprobs import LogprobLine
 from gateway.text.pipe import TextPipe
 from sluice.hashing import chained_hashes

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from gateway.dialects.delta import Delta
 from gateway.dispatch.generation import EndKind, Generation
-from gateway.dispatch.pace import NeverLags, Pace
+from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
+from gateway.testing import NeverLags
 from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire

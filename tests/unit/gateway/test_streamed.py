@@ -9,9 +9,10 @@ from openai._streaming import SSEDecoder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.dispatch.generation import EndKind, GenerationSpec
-from gateway.dispatch.pace import Lag, NeverLags, Pace
+from gateway.dispatch.pace import Lag, Pace
 from gateway.dispatch.streamed import BUFFER_BYTES_MAX, StreamedGeneration
 from gateway.metrics import FastHistogram
+from gateway.testing import NeverLags
 from gateway.text.detokenizer import token_table
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import DONE, ChatChunks, StreamHead
