@@ -86,6 +86,7 @@ class Dispatcher:
         self._is_stopping = True
         for generation in self._open:
             generation.end(_STOPPING)
+        self._links.stop_waiting()
 
     async def run_all(
         self,
@@ -160,7 +161,8 @@ class Dispatcher:
         )
         if found is None:
             text = "No router serves this model at the moment."
-            return Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
+            nobody = Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
+            return generation.ending or nobody  # or the process has ended it meanwhile
         link, cell_id = found
         patience.cell_id = cell_id
         left_ms = max(1, round((give_up_at_s - loop.time()) * 1000))

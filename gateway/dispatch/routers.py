@@ -41,6 +41,7 @@ class RouterLinks:
         self._links: dict[str, RouterLink] = {}
         self._changed = asyncio.Event()
         self._wanted_changed = asyncio.Event()
+        self._is_stopping = False
 
     @property
     def up(self) -> int:
@@ -55,6 +56,11 @@ class RouterLinks:
     def update(self) -> None:
         """Look again at who owns cells; call after each change of the directory."""
         self._wanted_changed.set()
+        self._announce()
+
+    def stop_waiting(self) -> None:
+        """Nobody waits in `acquire` from now on: the process is about to exit."""
+        self._is_stopping = True
         self._announce()
 
     async def run(self) -> None:
@@ -119,7 +125,7 @@ class RouterLinks:
         if found is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until_s):
-                    while found is None:
+                    while found is None and not self._is_stopping:
                         self._changed.clear()
                         await self._changed.wait()
                         found = look()

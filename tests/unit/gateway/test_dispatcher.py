@@ -9,10 +9,15 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.directory import Directory
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.pace import Pace
+from gateway.dispatch.routers import RouterLinks
+from gateway.server.loop_lag import LoopLag
 from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
+from sluice.watch import ControlState
 from tests.unit.gateway.test_streamed import SPEC, TABLE
 
 REFUSED = Ending(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, "no")
@@ -43,6 +48,9 @@ class Links:
 
     def cancel(self, handle: int) -> None:
         self.cancelled.append(handle)
+
+    def stop_waiting(self) -> None:
+        pass
 
 
 async def turns(number: int = 20) -> None:
@@ -191,6 +199,21 @@ async def test_what_waits_to_be_tried_again_ends_with_the_process() -> None:
     assert (ending.kind, ending.code) == (EndKind.REFUSED, ErrorCode.DRAINING)
     assert len(links.submitted) == 1
     assert request.ended == []
+
+
+async def test_what_waits_for_a_router_ends_with_the_process_at_once() -> None:
+    pace = Pace(LoopLag(lambda _: None))
+    dispatcher = Dispatcher(RouterLinks(Directory(ControlState()), "g", pace))
+    requests = [Request(dispatcher, made(1)) for _ in range(2)]
+    async with running(requests[0]), running(requests[1]):
+        assert not any(request.result.done() for request in requests)
+        dispatcher.stop_all()
+        await turns()
+        assert all(request.result.done() for request in requests)
+        for request in requests:
+            ending = await request.result
+            assert ending is not None
+            assert (ending.kind, ending.code) == (EndKind.REFUSED, ErrorCode.DRAINING)
 
 
 async def test_what_is_lost_as_the_process_ends_is_no_success() -> None:
