@@ -225,5 +225,9 @@ class AssetCache(BaseCache[BaseAssets]):
     """The bases that chat completions of this process need."""
 
     def __init__(self, artifacts: Path) -> None:
-        threads = ThreadPoolExecutor(_THREADS, "prompts")
+        self._threads = threads = ThreadPoolExecutor(_THREADS, "prompts")
         super().__init__(artifacts, lambda directory: load_base(directory, threads))
+
+    def close(self) -> None:
+        """End the threads, after the prompts that they are at; blocks. Nothing is asked then."""
+        self._threads.shutdown(cancel_futures=True)

@@ -1,5 +1,7 @@
 """Tokenizing through a real worker: as the model reads it, and back."""
 
+import threading
+
 import pytest
 
 pytestmark = pytest.mark.real
@@ -59,3 +61,16 @@ async def test_it_counts_as_a_request_and_not_as_tokens(world) -> None:
         response = await limited.post("/v1/tokenize", json=body)
         assert response.status_code == 429
         assert response.json()["error"]["code"] == "rate_limit_requests"
+
+
+async def test_the_threads_for_large_prompts_end_with_the_worker(world) -> None:
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("prompts")]
+
+    others = set(threads())
+    async with world() as w, w.http() as http:
+        made = await http.post("/v1/tokenize", json={"model": "tiny", "prompt": "word " * 50_000})
+        assert made.status_code == 200
+        own = set(threads()) - others
+        assert own
+    assert not own & set(threads())
