@@ -33,8 +33,8 @@ COLUMNS: dict[str, str] = {
     "session_hash": "UInt64",
     **dict.fromkeys(
         (
-            *("model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id"),
-            *("replica_id", "router_id", "gateway_id", "endpoint"),
+            *("model", "requested_model", "release", "base_digest", "adapter_digest"),
+            *("pool_id", "cell_id", "replica_id", "router_id", "gateway_id", "endpoint"),
         ),
         "LowCardinality(String)",
     ),

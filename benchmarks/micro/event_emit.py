@@ -29,7 +29,7 @@ _WAIT_S = 60.0
 
 
 def filled_event() -> RequestEvent:
-    """Return an event of realistic size (about 480 bytes)."""
+    """Return an event of realistic size (about 490 bytes)."""
     return RequestEvent(
         schema_version=1,
         event_id="evt_" + "0" * 26,
@@ -41,6 +41,7 @@ def filled_event() -> RequestEvent:
         tier_id="standard",
         session_hash=2**63 + 1,
         model="sluice-tiny",
+        requested_model="sluice-tiny",
         release="12",
         base_digest="b" * 64,
         adapter_digest="a" * 64,

@@ -70,6 +70,8 @@ class Exchange:
         endpoint: Path of the API.
         received_at_s: Monotonic time.
         received_at_unix_ms: Wall-clock time.
+        model: That answers.
+        requested_model: The name in the request.
         submitted_at_s: Monotonic time of the first submission; 0 before.
         first_sent_at_s: Monotonic time when the first token left; 0 before.
         outcome: The finish reason or the error code.
@@ -84,6 +86,7 @@ class Exchange:
     received_at_unix_ms: int
     principal: Principal
     model: control.Model
+    requested_model: str
     reservation: Reservation | None
     is_stream: bool
     submitted_at_s: float = 0.0
@@ -127,6 +130,7 @@ class Exchange:
             tier_id=principal.tier.id,
             session_hash=tally.session_hash,
             model=model.id,
+            requested_model=self.requested_model,
             release=model.release,
             base_digest=model.base_digest,
             adapter_digest=model.adapter_digest,

@@ -73,6 +73,7 @@ class Completer:
             received_at_unix_ms=received_at_unix_ms,
             principal=principal,
             model=plan.resolved.model,
+            requested_model=plan.resolved.name,
             reservation=await self._reserve(principal, task, plan),
             is_stream=bool(task.fields.stream),
         )

@@ -81,6 +81,7 @@ class Embeddings:
             received_at_unix_ms=received_at_unix_ms,
             principal=principal,
             model=resolved.model,
+            requested_model=resolved.name,
             reservation=await self._limiter.reserve(
                 principal,
                 resolved.model.id,

@@ -107,6 +107,7 @@ def test_data_are_found_in_the_wheel(installed: Path, probe: dict) -> None:
         ("triton", "adapters/butler/adapter_config.json"),
         ("postgres", "versions/0001_initial.py"),
         ("clickhouse", "0001_requests.sql"),
+        ("clickhouse", "0002_requested_model.sql"),
     ):
         folder = Path(probe[name])
         assert folder.is_relative_to(installed), name

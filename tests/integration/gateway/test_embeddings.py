@@ -97,7 +97,7 @@ async def test_texts_become_vectors_in_their_order(embedding, events) -> None:
             (tokens, 0, 200)
         ] * 2
         assert events[0].endpoint == "/v1/embeddings"
-        assert events[0].model == MODEL
+        assert events[0].model == events[0].requested_model == MODEL
         assert events[0].release == "r7"
         assert events[0].outcome == "stop"
 

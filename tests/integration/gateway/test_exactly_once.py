@@ -81,6 +81,7 @@ async def test_several_answers_to_several_prompts(world, ledger, is_stream: bool
         body = {"model": "tiny", "prompt": prompts, "n": 2, "max_tokens": 50, "stream": is_stream}
         assert (await http.post("/v1/completions", json=body)).status_code == 200
         ledger.check("tiny")
+        assert ledger.events[0].requested_model == ledger.events[0].model == "tiny"
         prompt_tokens = sum(len(w.ids(prompt)) for prompt in prompts)
         output_tokens = sum(len(w.ids(f"answer {index}")) for index in range(4))
         used = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "was_served": True}
@@ -186,6 +187,7 @@ async def test_a_model_that_stands_in(world, ledger, eventually, is_stream: bool
         ledger.check("one/own", "tiny")
         assert [used["was_served"] for _, used in ledger.settled] == [False, True]
         assert (ledger.events[0].model, ledger.events[0].status) == ("tiny", 200)
+        assert ledger.events[0].requested_model == "one/own"
 
 
 async def test_what_was_generated_before_another_model_stood_in_is_charged(
