@@ -112,6 +112,7 @@ class Completer:
             prompt_tokens=plan.prompt_tokens,
             output_tokens_max=plan.output_tokens_max,
             is_bounded=task.fields.output_tokens_max is not None,
+            answers=len(plan.specs),
         )
 
     async def _stands_in(self, run: Run, refusal: PlatformError) -> bool:

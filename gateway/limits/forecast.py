@@ -12,37 +12,40 @@ _SEEN_MAX = len(_WEIGHTS) - 1
 
 
 class Forecast:
-    """The answers of one model to one tenant."""
+    """The answers of one model to one tenant; a request may want several."""
 
-    __slots__ = ("_deviation", "_mean", "_seen")
+    __slots__ = ("_deviation", "_expected", "_mean", "_seen")
 
     def __init__(self) -> None:
         self._mean = 0.0
         self._deviation = 0.0
         self._seen = 0
+        self._expected = 0
 
-    def tokens(self, output_tokens_max: int, *, is_bounded: bool) -> int:
-        """Return what to reserve for an answer, at most `output_tokens_max`.
+    def tokens(self, output_tokens_max: int, answers: int, *, is_bounded: bool) -> int:
+        """Return what to reserve for a request, at most `output_tokens_max`.
 
         Args:
-            output_tokens_max: More cannot come.
+            output_tokens_max: More cannot come, of all answers together.
+            answers: How many the request wants; at least 1.
             is_bounded: Whether the caller chose that bound; taken as told until more is known.
         """
-        if not self._seen:
-            expected = output_tokens_max if is_bounded else COLD_TOKENS
+        if self._seen:
+            expected = self._expected * answers
         else:
-            expected = int(self._mean + self._deviation) + 1
-        return min(output_tokens_max, expected)
+            expected = output_tokens_max if is_bounded else COLD_TOKENS * answers
+        return min(expected, output_tokens_max)
 
-    def learn(self, output_tokens: int) -> None:
-        """Take in the length of an answer."""
-        seen = self._seen
+    def learn(self, output_tokens: int, answers: int) -> None:
+        """Take in the length of all answers to a request: as one answer of their mean length."""
+        seen, length = self._seen, output_tokens / answers
         if not seen:
-            self._mean, self._deviation, self._seen = float(output_tokens), output_tokens / 2, 1
-            return
-        weight = _WEIGHTS[seen]
-        if seen < _SEEN_MAX:
-            self._seen = seen + 1
-        error = output_tokens - self._mean
-        self._mean += weight * error
-        self._deviation += weight * (abs(error) - self._deviation)
+            self._mean, self._deviation, self._seen = length, length / 2, 1
+        else:
+            weight = _WEIGHTS[seen]
+            if seen < _SEEN_MAX:
+                self._seen = seen + 1
+            error = length - self._mean
+            self._mean += weight * error
+            self._deviation += weight * (abs(error) - self._deviation)
+        self._expected = int(self._mean + self._deviation) + 1

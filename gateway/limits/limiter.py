@@ -24,24 +24,26 @@ class Reservation:
     Attributes:
         scopes: Where; empty for callers without limits.
         tokens: How many tokens.
-        forecast: Learns from the answer.
+        forecast: Learns from the answers.
+        answers: How many are to come.
         is_local: Granted without Valkey.
     """
 
-    __slots__ = ("_verdict", "forecast", "is_local", "is_settled", "scopes", "tokens")
+    __slots__ = ("_verdict", "answers", "forecast", "is_local", "is_settled", "scopes", "tokens")
 
-    def __init__(
+    def __init__(  # by place: it is made for every request
         self,
         scopes: Sequence[Scope],
         tokens: int,
         forecast: Forecast,
+        answers: int,
         verdict: RawVerdict | None,
-        *,
         is_local: bool,
     ) -> None:
         self.scopes = scopes
         self.tokens = tokens
         self.forecast = forecast
+        self.answers = answers
         self.is_local = is_local
         self.is_settled = False
         self._verdict = verdict
@@ -103,6 +105,7 @@ class Limiter:
         prompt_tokens: int,
         output_tokens_max: int,
         is_bounded: bool,
+        answers: int = 1,
     ) -> Reservation:
         """Take one request and its expected tokens; LimitExceededError when there is no room.
 
@@ -110,14 +113,18 @@ class Limiter:
             principal: The caller.
             model_id: What is asked for.
             prompt_tokens: Known.
-            output_tokens_max: All choices together.
+            output_tokens_max: Of all answers together; 0 when nothing is generated.
             is_bounded: Whether the caller itself set that bound.
+            answers: How many are generated.
         """
         _, scopes, forecast = self._scopes.of(principal, model_id)
+        if not output_tokens_max:
+            answers = 0
         if not scopes:
-            return Reservation(scopes, 0, forecast, None, is_local=True)
-        expected = forecast.tokens(output_tokens_max, is_bounded=is_bounded)
-        tokens = prompt_tokens + expected
+            return Reservation(scopes, 0, forecast, answers, None, True)
+        tokens = prompt_tokens
+        if answers:
+            tokens += forecast.tokens(output_tokens_max, answers, is_bounded=is_bounded)
         tokens = min(tokens, UNSIGNED_MAX)
         answer = self._shared.ask(scopes, tokens)
         if answer is not None:
@@ -128,9 +135,9 @@ class Limiter:
                 raise
             if verdict is not None:
                 if not verdict[0]:
-                    return Reservation(scopes, tokens, forecast, verdict, is_local=False)
+                    return Reservation(scopes, tokens, forecast, answers, verdict, False)
                 raise _exceeded(scopes, tokens, Verdict(*verdict))
-        return self._reserve_locally(scopes, tokens, forecast)
+        return self._reserve_locally(scopes, tokens, forecast, answers)
 
     def settle(
         self, reservation: Reservation, *, prompt_tokens: int, output_tokens: int, was_served: bool
@@ -142,8 +149,8 @@ class Limiter:
         if reservation.is_settled:
             return
         reservation.is_settled = True
-        if was_served:
-            reservation.forecast.learn(output_tokens)
+        if was_served and reservation.answers:
+            reservation.forecast.learn(output_tokens, reservation.answers)
         reserved, used = reservation.tokens, prompt_tokens + output_tokens
         for scope in reservation.scopes:
             if reservation.is_local:
@@ -153,14 +160,14 @@ class Limiter:
         self._shared.tell(reservation.scopes)
 
     def _reserve_locally(
-        self, scopes: Sequence[Scope], tokens: int, forecast: Forecast
+        self, scopes: Sequence[Scope], tokens: int, forecast: Forecast, answers: int
     ) -> Reservation:
         self.local_decisions += 1
         verdict = decide_locally(scopes, tokens, self._local_share, self._clock() * 1000)
         if verdict.limit != Limit.NONE:
             raise _exceeded(scopes, tokens, verdict)
         self._shared.hold(scopes)
-        return Reservation(scopes, tokens, forecast, verdict, is_local=True)
+        return Reservation(scopes, tokens, forecast, answers, verdict, True)
 
 
 def _exceeded(scopes: Sequence[Scope], tokens: int, verdict: Verdict) -> LimitExceededError:

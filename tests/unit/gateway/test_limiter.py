@@ -236,3 +236,52 @@ async def test_callers_without_limits_ask_nobody() -> None:
     await asyncio.sleep(0)
     assert reservation.headers == {}
     assert valkey.sent == []
+
+
+async def answered(valkey: Valkey, limiter: Limiter, tokens_max: int, answers: int) -> Reservation:
+    """Reserve for answers nothing else is known of."""
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(
+            limiter.reserve(
+                PRINCIPAL,
+                "m",
+                prompt_tokens=1,
+                output_tokens_max=tokens_max,
+                is_bounded=True,
+                answers=answers,
+            )
+        )
+        await sent(valkey, 1)
+        valkey.listener.replied(GRANTED)
+    valkey.sent.clear()
+    return task.result()
+
+
+async def settled(valkey: Valkey, limiter: Limiter, found: Reservation, tokens: int) -> None:
+    limiter.settle(found, prompt_tokens=1, output_tokens=tokens, was_served=True)
+    await sent(valkey, 1)
+    valkey.listener.replied(b"")
+    valkey.sent.clear()
+
+
+async def test_every_answer_is_expected_to_be_as_long_as_those_before() -> None:
+    valkey, limiter = await ready()
+    for answers in (1, 1, 1, 4, 1):
+        found = await answered(valkey, limiter, 1000, answers)
+        await settled(valkey, limiter, found, 20 * answers)
+    one = await answered(valkey, limiter, 1000, 1)
+    assert 20 <= one.tokens - 1 < 30
+    eight = await answered(valkey, limiter, 8000, 8)
+    assert eight.tokens - 1 == 8 * (one.tokens - 1)
+
+
+async def test_what_generates_nothing_teaches_nothing() -> None:
+    valkey, limiter = await ready()
+    found = await answered(valkey, limiter, 1000, 1)
+    await settled(valkey, limiter, found, 20)
+    before = await answered(valkey, limiter, 1000, 1)
+    for _ in range(30):  # tokenizing, say
+        found = await answered(valkey, limiter, 0, 1)
+        await settled(valkey, limiter, found, 0)
+    after = await answered(valkey, limiter, 1000, 1)
+    assert after.tokens == before.tokens
