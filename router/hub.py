@@ -24,15 +24,28 @@ PENDING_TOKENS_MAX = 500_000  # for one gateway; about 10 s of 500 fast streams
 PENDING_EVENTS_MAX = 50_000  # placements and outcomes
 _LOGGED = 4  # replicas of a decision
 _MEASURE_S = 0.25  # metrics are behind by so much at most, but for a scrape
+# Between two messages to one gateway. Each costs both sides more than a hundred tokens in it, and
+# a gateway may hear of as many steps as there are engines; a single engine's steps take longer.
+PAUSE_S = 0.004
+
+
+def leaves_at(left_at: float, now: float) -> float:
+    """Return when what waits for a gateway leaves: now, unless the last message left just now.
+
+    Args:
+        left_at: When the last one left.
+        now: Time.
+    """
+    return max(now, left_at + PAUSE_S)
 
 
 class GatewayLink:
-    """What waits to be written to one gateway; merged until the socket takes it.
+    """What waits to be written to one gateway; merged until it may leave and the socket takes it.
 
     Attributes:
         cut: It reads too slowly.
         writing_since: When the write under way began; None: there is none.
-        ready: Something waits.
+        ready: Something waits, and may leave.
     """
 
     def __init__(self, key: int, gateway_id: str) -> None:
@@ -42,8 +55,11 @@ class GatewayLink:
         self.writing_since: float | None = None
         self.ready = asyncio.Event()
         self._pending: Batch | None = None
+        self._loop = asyncio.get_running_loop()
+        self._left_at = float("-inf")
+        self._is_held = False  # what waits leaves by a timer
 
-    def put(self, batch: Batch) -> None:
+    def put(self, batch: Batch, now: float) -> None:
         """Add a tick's batch; a gateway that lets too much pile up is cut."""
         pending = self._pending
         if pending is None:
@@ -53,6 +69,18 @@ class GatewayLink:
             events = len(pending.placed) + len(pending.outcomes)
             if pending.entries > PENDING_TOKENS_MAX or events > PENDING_EVENTS_MAX:
                 self.cut.set()
+        if self._is_held or self.ready.is_set():
+            return  # it goes along
+        at = leaves_at(self._left_at, now)
+        if at <= now:
+            self._leave(now)
+        else:
+            self._is_held = True
+            self._loop.call_at(at, self._leave, at)
+
+    def _leave(self, now: float) -> None:
+        self._is_held = False
+        self._left_at = now
         self.ready.set()
 
     def take(self) -> bytes | None:
@@ -268,7 +296,7 @@ class Hub:
         self._is_tick_soon = False
         now = self._loop.time()
         actions = self.core.tick(now)
-        self._hand_out(actions)
+        self._hand_out(actions, now)
         if now - self._measured_at >= _MEASURE_S:
             self.measure()
         if not self.core.live_requests:
@@ -280,7 +308,7 @@ class Hub:
             self._armed_at = due
             self._tick_handle = self._loop.call_at(due, self.tick)
 
-    def _hand_out(self, actions: Actions) -> None:
+    def _hand_out(self, actions: Actions, now: float) -> None:
         for replica_id, slots in actions.dispatches.items():
             self._outboxes[replica_id].dispatch(slots)
             if self.core.config.decision_sample:
@@ -292,7 +320,7 @@ class Hub:
         for transfer in actions.transfers:
             self._transfer(transfer)
         for key, batch in actions.batches:
-            self._links[key].put(batch)
+            self._links[key].put(batch, now)
 
     def measure(self) -> None:
         """Move the core's running totals into the metrics."""

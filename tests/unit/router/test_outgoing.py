@@ -1,5 +1,7 @@
 """What waits for a socket: merged, bounded, and in the right order."""
 
+import asyncio
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,8 @@ from router import hub
 from router import wire as convert
 from router.core.model import UNLIMITED, Batch, CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
-from router.hub import GatewayLink, HostOutbox
+from router.hub import PAUSE_S, GatewayLink, HostOutbox, leaves_at
+from sim.loop import run
 from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -30,8 +33,8 @@ def taken(link: GatewayLink) -> wire.ConnectResponse:
 
 async def test_batches_merge_while_the_socket_is_busy():
     link = GatewayLink(1, "gateway")
-    link.put(batch(1, 10, 11))
-    link.put(batch(2, 20))
+    link.put(batch(1, 10, 11), 0.0)
+    link.put(batch(2, 20), 0.0)
     assert not link.is_flushed
     message = taken(link)
     assert list(message.handle) == [1, 2]
@@ -44,7 +47,7 @@ async def test_batches_merge_while_the_socket_is_busy():
 
 async def test_log_probabilities_stay_in_the_order_of_their_tokens():
     link = GatewayLink(1, "gateway")
-    link.put(batch(1, 10, 11))
+    link.put(batch(1, 10, 11), 0.0)
     for handle, logprob in ((1, -0.5), (2, -1.0), (1, -1.5)):
         made = batch(handle, 20)
         made.logprobs = engine.Logprobs(
@@ -54,8 +57,8 @@ async def test_log_probabilities_stay_in_the_order_of_their_tokens():
             top_token=[20, 21],
             top_logprob=[logprob, -4.0],
         )
-        link.put(made)
-    link.put(batch(3, 30))
+        link.put(made, 0.0)
+    link.put(batch(3, 30), 0.0)
     message = taken(link)
     assert list(message.handle) == [1, 1, 2, 1, 3]
     told = message.logprobs
@@ -63,13 +66,13 @@ async def test_log_probabilities_stay_in_the_order_of_their_tokens():
     assert list(told.logprob) == [-0.5, -1.0, -1.5]
     assert list(told.top_count) == [2, 2, 2]
     assert list(told.top_token) == [20, 21] * 3
-    link.put(batch(1, 1))
+    link.put(batch(1, 1), 0.0)
     assert not taken(link).HasField("logprobs")
 
 
 async def test_a_sign_of_life_is_an_empty_message():
     link = GatewayLink(1, "gateway")
-    link.put(Batch())
+    link.put(Batch(), 0.0)
     assert link.ready.is_set()
     assert link.take() == b""
     assert link.take() is None
@@ -79,9 +82,51 @@ async def test_a_link_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hub, "PENDING_TOKENS_MAX", 100)
     link = GatewayLink(1, "gateway")
     for _ in range(1000):
-        link.put(batch(1, *range(10)))
+        link.put(batch(1, *range(10)), 0.0)
     assert link.cut.is_set()
     assert len(taken(link).token) <= 110
+
+
+def test_what_comes_after_a_pause_leaves_at_once():
+    assert leaves_at(float("-inf"), 5.0) == 5.0
+    assert leaves_at(5.0, 5.0 + PAUSE_S) == 5.0 + PAUSE_S
+    assert leaves_at(5.0, 5.0 + 3 * PAUSE_S) == 5.0 + 3 * PAUSE_S
+
+
+def test_what_comes_just_after_a_message_waits_for_the_rest_of_the_pause():
+    assert leaves_at(5.0, 5.0) == 5.0 + PAUSE_S
+    assert leaves_at(5.0, 5.0 + PAUSE_S / 2) == 5.0 + PAUSE_S
+
+
+def test_steps_of_many_engines_share_messages():
+    left_at: list[float] = []
+    came_at: list[float] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        link = GatewayLink(1, "gateway")
+
+        async def write() -> None:
+            while True:
+                await link.ready.wait()
+                came_at.extend(taken(link).token)
+                left_at.append(loop.time())
+
+        async with asyncio.TaskGroup() as tasks:
+            writer = tasks.create_task(write())
+            for _ in range(1000):
+                link.put(batch(1, round(loop.time() * 1e6)), loop.time())
+                await asyncio.sleep(PAUSE_S / 10)
+            await asyncio.sleep(PAUSE_S)
+            assert link.is_flushed
+            writer.cancel()
+
+    run(main())
+    assert len(came_at) == 1000
+    gaps = [later - earlier for earlier, later in pairwise(left_at)]
+    assert len(left_at) <= 1 + 1000 / 10 + 1
+    assert min(gaps) >= PAUSE_S * 0.999
+    assert max(gaps) <= PAUSE_S * 1.2
 
 
 async def test_a_dispatch_carries_everything_the_engine_needs():
