@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.load.sse_client import cpu_seconds, run_load
+from benchmarks.load.jitter import added
+from benchmarks.load.sse_client import cpu_seconds, run_load, tallied_load
 from benchmarks.load.stack import Stack, started
 from benchmarks.results import write_result
 
@@ -72,13 +73,29 @@ def measure_ttft(stack: Stack) -> dict[str, Any]:
 
 
 def measure_jitter(stack: Stack) -> dict[str, Any]:
-    """Gaps between tokens of an engine with a step of 20 ms, by number of streams."""
-    _configure(stack, cost_step_s=str(_STEP_S), cost_decode_row_s="0", cost_context_token_s="0")
+    """What comes on top of the engine's steps of 20 ms, by number of streams.
+
+    Streams begin spread over the length of an answer, as they do in life. Read `added_gap_ms`: by
+    how much gaps at the client are longer than those of the engine. Triton's own way from the step
+    to the wire is in it, and so is the client's time, which shares the cores.
+    """
+    steps_file = stack.home / "steps"
+    _configure(
+        stack,
+        cost_step_s=str(_STEP_S),
+        cost_decode_row_s="0",
+        cost_prefill_token_s="0",
+        cost_context_token_s="0",
+        steps_file=str(steps_file),
+    )
     figures: dict[str, Any] = {"step_ms": _STEP_S * 1e3}
     for streams in (50, 200, 500):
+        load = replace(stack.load(streams, 4 * streams), ramp_s=100 * _STEP_S)
+        steps_file.write_text("")
         before = psutil.cpu_times()
-        one = asyncio.run(run_load(stack.load(streams, 3 * streams), _groups(stack)))
+        one, tally = asyncio.run(tallied_load(load, _groups(stack)))
         after = psutil.cpu_times()
+        one |= added(tally.arrivals_s, [float(it) for it in steps_file.read_text().split()])
         busy = (
             sum(after) - sum(before) - (after.idle - before.idle) - (after.iowait - before.iowait)
         )

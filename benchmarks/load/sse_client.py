@@ -9,6 +9,7 @@ machine they are repeatable where wall time is not.
 import asyncio
 import json
 import time
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,12 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to send: `streams` connections until `requests` are done."""
+    """What to send: `streams` connections until `requests` are done.
+
+    Attributes:
+        ramp_s: Connections begin evenly over so long. Those that begin at once also end at once,
+            and what is measured then is how a burst of requests is taken.
+    """
 
     host: str
     port: int
@@ -28,6 +34,7 @@ class Load:
     prompt: str = "Tell me a story about a river and a gate."
     max_tokens: int = 100
     limit_s: float = 120.0
+    ramp_s: float = 0.0
 
     def request(self) -> bytes:
         """Return the HTTP request, the same for every operation."""
@@ -50,7 +57,11 @@ class Load:
 
 @dataclass(slots=True)
 class Tally:
-    """What came back; times in seconds."""
+    """What came back; times in seconds.
+
+    Attributes:
+        arrivals_s: Of each answer, when each token came, by the monotonic clock.
+    """
 
     started: int = 0
     finished: int = 0
@@ -58,6 +69,7 @@ class Tally:
     tokens: int = 0
     ttft_s: list[float] = field(default_factory=list[float])
     gaps_s: list[float] = field(default_factory=list[float])
+    arrivals_s: list["array[float]"] = field(default_factory=list["array[float]"])
     problems: list[str] = field(default_factory=list[str])
 
 
@@ -81,12 +93,14 @@ class _Stream(asyncio.Protocol):
             return
         tally.started += 1
         self._status, self._tokens, self._tail = 0, 0, b""
-        self._sent_at = self._last_at = time.perf_counter()
+        self._arrivals = array("d")
+        tally.arrivals_s.append(self._arrivals)
+        self._last_at = time.monotonic()
         self._transport.write(self._request)
         self._is_waiting = True
 
     def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
+        now = time.monotonic()
         if not self._status:
             self._status = int(data[9:12])
         tokens = data.count(b'"content":') - data.count(b'"content":""')
@@ -95,6 +109,7 @@ class _Stream(asyncio.Protocol):
             times.append(now - self._last_at)
             self._last_at = now
             self._tokens += tokens
+            self._arrivals.extend([now] * tokens)
         self._tail = (self._tail + data)[-400:]
         if self._tail.endswith(b"0\r\n\r\n") or self._status != 200:
             self._end()
@@ -116,7 +131,7 @@ class _Stream(asyncio.Protocol):
             self._tally.problems.append(f"connection lost in mid-answer: {exc!r}")
 
 
-def _percentile_ms(values: list[float], share: float) -> float | None:
+def percentile_ms(values: list[float], share: float) -> float | None:
     """Return a percentile in ms, or None of nothing."""
     if not values:
         return None
@@ -140,21 +155,36 @@ def cpu_seconds(pids: dict[str, list[int]]) -> dict[str, float]:
 
 async def run_load(load: Load, pids: dict[str, list[int]] | None = None) -> dict[str, Any]:
     """Run the load and return the figures; `pids` names process groups whose CPU is counted."""
+    return (await tallied_load(load, pids))[0]
+
+
+async def tallied_load(
+    load: Load, pids: dict[str, list[int]] | None = None
+) -> tuple[dict[str, Any], Tally]:
+    """Run the load; return the figures, and what they were made of."""
     tally, done, loop = Tally(), asyncio.Event(), asyncio.get_running_loop()
     groups = pids or {}
     cpu_before, started_at = cpu_seconds(groups), time.perf_counter()
-    for index in range(load.streams):
-        await loop.create_connection(lambda: _Stream(load, tally, done), load.host, load.port)
-        if index % 50 == 49:
-            await asyncio.sleep(0.01)
     try:
         async with asyncio.timeout(load.limit_s):
+            for index in range(load.streams):
+                await loop.create_connection(
+                    lambda: _Stream(load, tally, done), load.host, load.port
+                )
+                if load.ramp_s:
+                    await asyncio.sleep(load.ramp_s / load.streams)
+                elif index % 50 == 49:
+                    await asyncio.sleep(0.01)
             await done.wait()
     except TimeoutError:
         tally.problems.append(f"only {tally.finished} of {load.requests} within {load.limit_s} s")
     wall_s = time.perf_counter() - started_at
     cpu_after = cpu_seconds(groups)
     cpu = {name: cpu_after[name] - cpu_before[name] for name in groups}
+    return _figures(load, tally, wall_s, cpu), tally
+
+
+def _figures(load: Load, tally: Tally, wall_s: float, cpu: dict[str, float]) -> dict[str, Any]:
     return {
         "streams": load.streams,
         "requests": tally.finished,
@@ -163,8 +193,8 @@ async def run_load(load: Load, pids: dict[str, list[int]] | None = None) -> dict
         "tokens": tally.tokens,
         "wall_s": round(wall_s, 2),
         "tokens_per_s": round(tally.tokens / wall_s),
-        "ttft_ms": {f"p{int(q * 100)}": _percentile_ms(tally.ttft_s, q) for q in (0.5, 0.9, 0.99)},
-        "gap_ms": {f"p{int(q * 100)}": _percentile_ms(tally.gaps_s, q) for q in (0.5, 0.99)},
+        "ttft_ms": {f"p{int(q * 100)}": percentile_ms(tally.ttft_s, q) for q in (0.5, 0.9, 0.99)},
+        "gap_ms": {f"p{int(q * 100)}": percentile_ms(tally.gaps_s, q) for q in (0.5, 0.99)},
         "cpu_s": {name: round(value, 2) for name, value in cpu.items()},
         "cpu_us_per_token": {
             name: round(value / max(1, tally.tokens) * 1e6, 2) for name, value in cpu.items()

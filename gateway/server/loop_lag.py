@@ -13,9 +13,12 @@ import structlog
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 0.02
-# Later than this, twice in a row, whoever can do with fewer wake-ups should. One late timer is a
-# garbage collection or a large message, and no reason to hold tokens back.
+# Later than this, so often in a row, and whoever can do with fewer wake-ups should. A loop that
+# keeps up is on time now and then, however long its bursts are: a late timer is set again behind
+# the burst that it met. Others that use the processor, a garbage collection or a large message make
+# it late once or twice, and are no reason to hold tokens back: that doubles their gaps.
 LAGGING_S = 0.002
+LATE_IN_A_ROW = 5
 BLOCKED_S = 0.25  # blocked for so long, what runs is written to the log
 _WATCH_S = 0.1
 _FRAMES_MAX = 12
@@ -26,14 +29,15 @@ class LoopLag:
 
     Attributes:
         lag_s: At the last measurement.
-        is_lagging: Whether the last two were more than 2 ms. A plain attribute: the hot path reads
-            it.
+        is_lagging: Whether the last five were more than 2 ms. A plain attribute: the hot path
+            reads it.
     """
 
     def __init__(self, observe: Callable[[float], None]) -> None:
         """Prepare; `observe` is told every measurement, in seconds."""
         self.lag_s = 0.0
         self.is_lagging = False
+        self._late_in_a_row = 0
         self._observe = observe
         self._ticked_at_s = 0.0
 
@@ -57,7 +61,8 @@ class LoopLag:
 
     def note(self, lag_s: float) -> None:
         """Take one measurement."""
-        self.is_lagging = min(self.lag_s, lag_s) > LAGGING_S
+        self._late_in_a_row = self._late_in_a_row + 1 if lag_s > LAGGING_S else 0
+        self.is_lagging = self._late_in_a_row >= LATE_IN_A_ROW
         self.lag_s = lag_s
         self._observe(lag_s)
 

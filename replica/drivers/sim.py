@@ -84,6 +84,8 @@ class SimOptions:
         adapter_load_s: Host memory to a slot, in a step. The platform assumes about 50 ms.
         faults: A plan of `sim_faults`, from the start on.
         faults_file: Path of a file with such a plan; every change of it is a new plan.
+        steps_file: Path of a file that gets a line for each step: when it ended, in seconds of the
+            monotonic clock. What comes later at a client was added on the way.
     """
 
     blocks: int = 0
@@ -106,6 +108,7 @@ class SimOptions:
     adapter_load_s: float = 0.05
     faults: str = ""
     faults_file: str = ""
+    steps_file: str = ""
 
 
 def choose_cost(options: SimOptions) -> CostModel:
@@ -191,6 +194,7 @@ class SimBackend:
         except ValueError as error:
             raise OptionsError(f"engine option faults: {error}") from None
         self._file = FaultFile(Path(options.faults_file)) if options.faults_file else None
+        self._ends = Path(options.steps_file) if options.steps_file else None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -316,6 +320,9 @@ class SimBackend:
         if ends_at_s > now_s:
             self._sleep(ends_at_s - now_s)
         self._ended_at_s = ends_at_s
+        if self._ends is not None:
+            with self._ends.open("a") as file:
+                file.write(f"{self._clock():.6f}\n")
 
 
 def _state(tokens: list[int], adapter_digest: str) -> int:

@@ -207,11 +207,13 @@ def hold_the_loop(told: list[object], until: threading.Event) -> None:
             return
 
 
-def test_a_loop_lags_when_it_is_late_twice_in_a_row() -> None:
+def test_a_loop_lags_when_it_is_never_on_time() -> None:
     lag = LoopLag(lambda _: None)
-    for lag_s, is_lagging in ((0.1, False), (0.003, True), (0.0, False), (0.1, False), (0.1, True)):
+    told: list[bool] = []
+    for lag_s in (0.1, 0.1, 0.1, 0.1, 0.0, 0.003, 0.1, 0.1, 0.003, 0.1, 0.003, 0.001, 0.1):
         lag.note(lag_s)
-        assert lag.is_lagging is is_lagging
+        told.append(lag.is_lagging)
+    assert told == [False] * 9 + [True] * 2 + [False] * 2
 
 
 async def test_a_blocked_loop_is_measured_and_told_with_its_place() -> None:
