@@ -1,0 +1,153 @@
+"""Whether canary's rate is worse than control's by more than is tolerated, asked at any time. Pure.
+
+Null hypothesis, in every window: p1 <= p0 + margin * (1 - p0), whatever p0 is in that window.
+
+- E-value of a window: the two-sample e-variable for 2x2 tables (Turner, Ly, Gruenwald, "Generic
+  E-variables for exact sequential k-sample tests that allow for optional stopping", Journal of
+  Statistical Planning and Inference 230, 2024): the likelihood of (canary at theta1, control at
+  theta0) over that of both at the mean (n1 theta1 + n0 theta0) / (n1 + n0). Its expectation is at
+  most 1 when p1 = p0 (inequality of means), hence when p1 < p0, because each canary failure raises
+  it and each control failure lowers it.
+- Margin: each good control request is taken for a failure with probability `margin`, in
+  expectation and not by lot; control then fails at p0 + margin * (1 - p0), and the null is the one
+  above. An average of e-values is an e-value.
+- theta0 comes from earlier windows only; theta1 is one of `_ODDS_RATIOS` away from it. If theta0 is
+  wrong (the base rate moved), power is lost, validity is not.
+- Mixture over alternatives and over the window in which the release turns bad: part of the stake
+  is kept back, and some of it is bet anew in each window (a prior over change points). So a long
+  good time does not hide a bad end.
+- Products and mixtures of such e-values are non-negative supermartingales with mean 1 at most, so
+  by Ville's inequality (1939) P(e >= 1 / alpha at any time) <= alpha, however often one looks,
+  however traffic is split, and however that depends on what was seen before.
+
+Assumed: given the window and the release, requests fail independently of each other. Requests of
+one session are alike; docs/rollouts.md says what is done about that, and what it costs.
+"""
+
+from dataclasses import dataclass, replace
+from math import exp, log, log1p
+
+# Odds of a canary failure over control's, of the alternatives that are bet on: a rate of 1 %
+# against 1.5, 2.5, 5, 11 and 29 %; one of 10 % against 14, 22, 36, 57 and 82 %.
+_ODDS_RATIOS = (1.5, 2.5, 5.0, 12.0, 40.0)
+# Half of the stake is bet in the first window. In window t after it the share 1 / (t + 64) of what
+# is kept is bet: half of it in the first 64 windows, and there is something to bet for ever.
+_FIRST_BET = 0.5
+_PATIENCE_WINDOWS = 64
+# theta0 is control's rate in about its last 2,000 requests: a rate of 1 % is then known to within a
+# quarter of itself, and what moves over the day is followed. Below 50 nothing is bet.
+_MEMORY_REQUESTS_MAX = 2_000
+_MEMORY_REQUESTS_MIN = 50
+_LOG_NOTHING = -1e9  # finite, so that it can be written as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many of `total` requests of an arm were `bad`, in one window."""
+
+    bad: int
+    total: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.bad <= self.total, (self.bad, self.total)
+
+    def __add__(self, other: "Count") -> "Count":
+        return Count(self.bad + other.bad, self.total + other.total)
+
+    @property
+    def ratio(self) -> float:
+        """Share of the bad ones; 0 of nothing."""
+        return self.bad / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialTest:
+    """What is known after some windows: of constant size, and nothing but numbers.
+
+    Attributes:
+        margin: Tolerated difference of the rates, 0 to below 1; see the module.
+        bets: How many windows could be bet on: both arms had requests, control was known.
+        log_kept: Natural logarithm of the part of the stake that is kept back.
+        log_bet: The same of what each alternative has; in the order of the alternatives.
+        memory_bad: Bad control requests in memory; older ones count less.
+        memory_total: Control requests in memory.
+        canary: All that was counted.
+        control: All that was counted in the same windows.
+    """
+
+    margin: float
+    bets: int = 0
+    log_kept: float = 0.0
+    log_bet: tuple[float, ...] = (_LOG_NOTHING,) * len(_ODDS_RATIOS)
+    memory_bad: float = 0.0
+    memory_total: float = 0.0
+    canary: Count = Count(0, 0)
+    control: Count = Count(0, 0)
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.margin < 1, self.margin
+
+    @property
+    def log_e(self) -> float:
+        """Natural logarithm of the e-value; evidence that canary is worse."""
+        return _log_sum((self.log_kept, *self.log_bet))
+
+    def is_worse(self, alpha: float) -> bool:
+        """Return whether canary is worse, at a false-alarm rate of at most `alpha` for ever."""
+        return self.log_e >= -log(alpha)
+
+
+def observe(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
+    """Return the test after one more window.
+
+    A window in which an arm has nothing says nothing, but control's requests are remembered.
+    """
+    if canary.total and control.total and test.memory_total >= _MEMORY_REQUESTS_MIN:
+        test = _with_bets(test, canary, control)
+    if canary.total and control.total:
+        test = replace(test, canary=test.canary + canary, control=test.control + control)
+    return _with_memory(test, control)
+
+
+def fresh(test: SequentialTest) -> SequentialTest:
+    """Return a test of the same that knows control, and has bet nothing; for another stage."""
+    return SequentialTest(test.margin, memory_bad=test.memory_bad, memory_total=test.memory_total)
+
+
+def _with_bets(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
+    part = _FIRST_BET if not test.bets else 1 / (test.bets + _PATIENCE_WINDOWS)
+    log_new = test.log_kept + log(part / len(_ODDS_RATIOS))
+    known = (test.memory_bad + 0.5) / (test.memory_total + 1)
+    theta0 = known + test.margin * (1 - known)
+    log_bet = tuple(
+        _log_sum((log_old, log_new)) + _log_factor(ratio, theta0, test.margin, canary, control)
+        for log_old, ratio in zip(test.log_bet, _ODDS_RATIOS, strict=True)
+    )
+    return replace(test, bets=test.bets + 1, log_kept=test.log_kept + log1p(-part), log_bet=log_bet)
+
+
+def _log_factor(
+    odds_ratio: float, theta0: float, margin: float, canary: Count, control: Count
+) -> float:
+    """Return the logarithm of a window's e-value for one alternative."""
+    odds = odds_ratio * theta0 / (1 - theta0)
+    theta1 = odds / (1 + odds)
+    mean = (canary.total * theta1 + control.total * theta0) / (canary.total + control.total)
+    bad, good = theta0 / mean, (1 - theta0) / (1 - mean)
+    return (
+        canary.bad * log(theta1 / mean)
+        + (canary.total - canary.bad) * log((1 - theta1) / (1 - mean))
+        + control.bad * log(bad)
+        + (control.total - control.bad) * log(margin * bad + (1 - margin) * good)
+    )
+
+
+def _with_memory(test: SequentialTest, control: Count) -> SequentialTest:
+    bad, total = test.memory_bad + control.bad, test.memory_total + control.total
+    kept = min(1.0, _MEMORY_REQUESTS_MAX / total) if total else 1.0
+    return replace(test, memory_bad=bad * kept, memory_total=total * kept)
+
+
+def _log_sum(logs: tuple[float, ...]) -> float:
+    largest = max(logs)
+    return largest + log(sum(exp(value - largest) for value in logs))

@@ -1,0 +1,81 @@
+"""Which release a request of a model in rollout goes to: sticky, and everywhere the same.
+
+A request's bucket is a hash of model, salt, tenant and session; it is in canary when its bucket is
+below the share. So a session that is once in canary stays there while the share grows, and every
+gateway, after any restart, says the same. The salt is the rollout's own: who was first in one
+rollout is not first in the next.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SHARE_MAX = 10_000  # basis points; all of the traffic
+_HASH_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request goes.
+
+    Attributes:
+        release: Of the model.
+        is_canary: Whether that is the new one.
+        is_pinned: The tenant is pinned to it: no part of a comparison, because nobody drew lots.
+    """
+
+    release: str
+    is_canary: bool
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How the traffic of a model is split at the moment.
+
+    Attributes:
+        model_id: Public name of the model, not an alias.
+        control: The release that serves what is not in canary.
+        canary: The release that is being rolled out.
+        share: Basis points of the sessions that are in canary, 0 to `SHARE_MAX`.
+        salt: Of the rollout; never changes while it lasts.
+        pins: Tenant id -> release; comes before the share.
+    """
+
+    model_id: str
+    control: str
+    canary: str
+    share: int
+    salt: str
+    pins: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.share <= SHARE_MAX, self.share
+
+    def choose(self, tenant_id: str, session: str, request_id: str) -> Choice:
+        """Return the release for a request; `session` is empty when the request names none."""
+        pinned = self.pins.get(tenant_id)
+        if pinned is not None:
+            return Choice(pinned, is_canary=pinned == self.canary, is_pinned=True)
+        is_canary = bucket(self.model_id, self.salt, tenant_id, session or request_id) < self.share
+        return Choice(self.canary if is_canary else self.control, is_canary=is_canary)
+
+
+def bucket(model_id: str, salt: str, tenant_id: str, key: str) -> int:
+    """Return a number in [0, `SHARE_MAX`) that depends on the arguments alone.
+
+    The parts are length-prefixed, so that no two different lists of them give the same input.
+
+    Args:
+        model_id: Public name of the model.
+        salt: Of the rollout.
+        tenant_id: Tenants that name their sessions alike are not in canary together.
+        key: Session, or request id where there is none.
+    """
+    digest = hashlib.blake2b(digest_size=_HASH_BITS // 8)
+    for part in (model_id, salt, tenant_id, key):
+        data = part.encode()
+        digest.update(len(data).to_bytes(4, "little"))
+        digest.update(data)
+    # The high bits of hash x range: evenly spread to within 2**-50.
+    return int.from_bytes(digest.digest(), "little") * SHARE_MAX >> _HASH_BITS

@@ -1,0 +1,232 @@
+"""The sequential test: valid however it is looked at, quick where it matters, small, never broken."""
+
+import math
+import random
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from control_plane.rollouts.sequential import Count, SequentialTest, fresh, observe
+
+ADAPTER = TypeAdapter(SequentialTest)
+NOTHING = Count(0, 0)
+
+rates = st.floats(0.001, 0.999)
+margins = st.sampled_from((0.0, 0.005, 0.02, 0.1, 0.5))
+
+
+@st.composite
+def counts(draw: st.DrawFn, total_max: int = 500) -> Count:
+    total = draw(st.integers(0, total_max))
+    return Count(draw(st.integers(0, total)), total)
+
+
+def known(margin: float, rate: float, total: int = 2_000) -> SequentialTest:
+    """A test that has seen control before."""
+    return observe(SequentialTest(margin), NOTHING, Count(round(rate * total), total))
+
+
+def binomial(total: int, rate: float, bad: int) -> float:
+    return math.comb(total, bad) * rate**bad * (1 - rate) ** (total - bad)
+
+
+def expected_e(
+    test: SequentialTest, canary: tuple[int, float], control: tuple[int, float]
+) -> float:
+    """The exact mean of the e-value after one more window, over all that may happen in it."""
+    (n1, p1), (n0, p0) = canary, control
+    return sum(
+        binomial(n1, p1, x1)
+        * binomial(n0, p0, x0)
+        * math.exp(observe(test, Count(x1, n1), Count(x0, n0)).log_e)
+        for x1, x0 in product(range(n1 + 1), range(n0 + 1))
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 12),
+    st.integers(1, 12),
+    rates,
+    st.floats(0, 1),
+    margins,
+    rates,
+    st.lists(st.tuples(counts(40), counts(40)), max_size=3),
+)
+def test_no_window_is_expected_to_add_evidence_when_canary_is_not_worse(
+    n1: int,
+    n0: int,
+    p0: float,
+    part: float,
+    margin: float,
+    believed: float,
+    before: list[tuple[Count, Count]],
+):
+    """The whole proof, by enumeration: so the e-value is a supermartingale, and Ville's inequality holds.
+
+    Whatever was seen before, whatever is believed of control, and at the edge of what is tolerated.
+    """
+    test = known(margin, believed)
+    for canary, control in before:
+        test = observe(test, canary, control)
+    p1 = part * (p0 + margin * (1 - p0))
+    e = math.exp(test.log_e)
+    assert expected_e(test, (n1, p1), (n0, p0)) <= e * (1 + 1e-9)
+
+
+def test_at_the_edge_of_what_is_tolerated_it_is_nearly_fair():
+    """So nothing is given away either."""
+    test = known(0.02, 0.1)
+    edge = 0.1 + 0.02 * 0.9
+    assert expected_e(test, (5, edge), (50, 0.1)) > 0.95
+    assert expected_e(test, (5, 0.3), (50, 0.1)) > 1.2
+
+
+def windows(
+    draw: random.Random, canary: tuple[int, float], control: tuple[int, float]
+) -> tuple[Count, Count]:
+    def arm(total: int, rate: float) -> Count:
+        return Count(sum(draw.random() < rate for _ in range(total)), total)
+
+    return arm(*canary), arm(*control)
+
+
+def alarms(seeds: int, rounds: int, canary: tuple[int, float], control: tuple[int, float]) -> int:
+    found = 0
+    for seed in range(seeds):
+        draw = random.Random(seed)
+        test = known(0.0, control[1])
+        for _ in range(rounds):
+            test = observe(test, *windows(draw, canary, control))
+            if test.is_worse(0.05):
+                found += 1
+                break
+    return found
+
+
+def test_looking_after_every_window_raises_no_more_alarms_than_stated():
+    """200 times 100 looks: 10 false alarms are stated; a test of fixed size would raise over 50."""
+    assert alarms(200, 100, (5, 0.1), (5, 0.1)) <= 10
+
+
+def test_it_does_not_matter_how_much_control_says():
+    assert alarms(200, 50, (2, 0.1), (30, 0.1)) <= 10
+    assert alarms(200, 50, (20, 0.1), (2, 0.1)) <= 10
+
+
+def until_found(
+    test: SequentialTest,
+    alpha: float,
+    canary: tuple[int, float],
+    control: tuple[int, float],
+    seed: int,
+) -> int:
+    """How many canary requests it takes."""
+    draw = random.Random(seed)
+    for _ in range(10_000):
+        test = observe(test, *windows(draw, canary, control))
+        if test.is_worse(alpha):
+            return test.canary.total
+    raise AssertionError("never found")
+
+
+ALPHA = 0.05 / 24  # of a rollout, over 8 gates and 3 stages
+
+
+def test_five_errors_in_a_hundred_instead_of_one_are_found_within_a_few_hundred_requests():
+    needed = [until_found(known(0.005, 0.01), ALPHA, (2, 0.05), (198, 0.01), s) for s in range(9)]
+    assert sorted(needed)[4] <= 400
+
+
+def test_three_times_slower_is_found_within_fifty_requests():
+    """65 % lie above control's 95 % quantile then, for a lognormal TTFT with sigma 0.9."""
+    needed = [until_found(known(0.05, 0.05), ALPHA, (1, 0.65), (20, 0.05), s) for s in range(9)]
+    assert max(needed) <= 50
+
+
+def test_a_base_rate_that_moves_raises_no_alarm_and_hides_no_difference():
+    for is_bad in (False, True):
+        draw = random.Random(1)
+        test = known(0.01, 0.02)
+        for number in range(150):
+            rate = 0.02 + 0.1 * math.sin(number / 150 * math.pi) ** 2
+            worse = rate + 0.12 if is_bad else rate
+            test = observe(test, *windows(draw, (4, worse), (60, rate)))
+            if test.is_worse(ALPHA):
+                break
+        assert test.is_worse(ALPHA) == is_bad
+
+
+def test_what_turns_bad_late_is_found_nearly_as_soon():
+    test = known(0.005, 0.01)
+    for seed in range(300):
+        test = observe(test, *windows(random.Random(seed), (10, 0.01), (90, 0.01)))
+    assert not test.is_worse(ALPHA)
+    good = test.canary.total
+    assert until_found(test, ALPHA, (10, 0.2), (90, 0.01), 0) - good <= 150
+
+
+def test_an_incident_that_hits_both_arms_alike_says_nothing():
+    test = known(0.005, 0.01)
+    for seed in range(20):
+        test = observe(test, *windows(random.Random(seed), (10, 0.5), (90, 0.5)))
+    assert not test.is_worse(ALPHA)
+    for seed in range(20):
+        test = observe(test, *windows(random.Random(seed), (10, 0.01), (90, 0.01)))
+    good = test.canary.total
+    assert until_found(test, ALPHA, (10, 0.3), (90, 0.01), 0) - good <= 150
+
+
+def test_without_both_arms_nothing_is_said_but_control_is_remembered():
+    start = SequentialTest(0.01)
+    assert observe(start, NOTHING, NOTHING) == start
+    assert observe(start, Count(10, 10), NOTHING).log_e == 0
+    after = observe(start, NOTHING, Count(3, 100))
+    assert (after.log_e, after.bets) == (0, 0)
+    assert (after.memory_bad, after.memory_total) == (3, 100)
+
+
+def test_nothing_is_bet_before_control_is_known():
+    test = SequentialTest(0.01)
+    for _ in range(4):
+        test = observe(test, Count(5, 5), Count(0, 10))
+    assert test.bets == 0
+    test = observe(test, Count(5, 5), Count(0, 10))
+    assert test.bets == 0
+    assert observe(test, Count(5, 5), Count(0, 10)).bets == 1
+
+
+def test_a_release_that_always_fails_where_none_did_is_found_after_a_few():
+    test = known(0.005, 0.0)
+    for _ in range(6):
+        test = observe(test, Count(1, 1), Count(0, 99))
+    assert test.is_worse(ALPHA)
+
+
+def test_a_fresh_test_knows_control_and_nothing_else():
+    test = known(0.02, 0.1)
+    bet = observe(test, Count(3, 10), Count(9, 90))
+    again = fresh(bet)
+    assert (again.log_e, again.bets, again.canary) == (0, 0, NOTHING)
+    assert again.memory_total == bet.memory_total > 0
+
+
+@settings(max_examples=100)
+@given(margins, st.lists(st.tuples(counts(), counts()), max_size=8))
+def test_it_is_small_finite_and_survives_json(margin: float, seen: list[tuple[Count, Count]]):
+    test = SequentialTest(margin)
+    for canary, control in seen:
+        test = observe(test, canary, control)
+        assert math.isfinite(test.log_e)
+        assert test.memory_total <= 2_000 + 1e-6
+        text = ADAPTER.dump_json(test)
+        assert len(text) < 700
+        assert ADAPTER.validate_json(text) == test
+
+
+def test_a_count_is_checked():
+    with pytest.raises(AssertionError):
+        Count(2, 1)
