@@ -1,0 +1,128 @@
+"""Looks into an artifact before it is accepted: `python -m control_plane.artifacts.inspector`.
+
+A process of its own, because it lets other people's code (tokenizers, jinja2) parse other people's
+data, and hashes files of any size: it has little memory, its CPU time ends, and may be killed. It
+reads one job, JSON, from stdin, and writes one report, JSON, to stdout.
+"""
+
+import json
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from control_plane.artifacts.adapter_check import AdapterLimits, check_adapter
+from control_plane.artifacts.base_check import CONFIG_FILE, TextParsers, check_base
+from control_plane.artifacts.headers import CheckError, read_json
+from control_plane.artifacts.store import open_backend
+from control_plane.artifacts.stored import stored_files
+from sluice.manifests import parse_manifest
+
+_MEMORY_BYTES_MAX = 6 << 30  # address space: threads and the store's client take 2 GiB of it
+_BASE_CONFIG_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be looked at.
+
+    Attributes:
+        store_url: As `open_backend` takes it.
+        kind: adapter or base.
+        manifest: Of the artifact.
+        base_manifest: Of an adapter's base.
+        rank_max: Of adapters.
+        adapter_bytes_max: Of an adapter's files together.
+        cpu_s: After which it is ended.
+    """
+
+    store_url: str
+    kind: str
+    manifest: Mapping[str, Any]
+    base_manifest: Mapping[str, Any] | None
+    rank_max: int
+    adapter_bytes_max: int
+    cpu_s: int
+
+    def to_json(self) -> bytes:
+        """Return the text for `main`."""
+        return json.dumps(asdict(self)).encode()
+
+
+def inspect(job: Job) -> list[str]:
+    """Return why an artifact is refused, one sentence each; empty when it is accepted.
+
+    Raises:
+        OSError, BaseError: The store has not got what it should have.
+    """
+    backend = open_backend(job.store_url)
+    files = stored_files(backend, parse_manifest(job.manifest))
+    if job.kind == "base":
+        reasons = check_base(files, TextParsers(count_tokens, compile_template))
+    else:
+        assert job.base_manifest is not None
+        base = stored_files(backend, parse_manifest(job.base_manifest))
+        limits = AdapterLimits(job.rank_max, job.adapter_bytes_max)
+        try:
+            config = read_json(base[CONFIG_FILE], _BASE_CONFIG_BYTES_MAX)
+        except (CheckError, KeyError):
+            return ["the base has no config.json that can be read: import the base anew"]
+        reasons = check_adapter(files, config, limits)
+    if reasons:
+        return reasons  # what is refused already need not be hashed
+    return [
+        f"{file.name} has another SHA-256 than its manifest says: make the manifest anew"
+        for file in files.values()
+        if not file.is_whole()
+    ]
+
+
+def count_tokens(text: str) -> int:
+    """Return how many tokens a tokenizer.json has; ValueError when it is none."""
+    from tokenizers import Tokenizer
+
+    try:
+        return int(Tokenizer.from_str(text).get_vocab_size(with_added_tokens=True))
+    except BaseException as error:
+        # Its own errors are plain Exceptions; panics of its Rust code are not even that.
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise ValueError(str(error)) from None
+
+
+def compile_template(source: str) -> None:
+    """Compile a chat template, without running it; ValueError when it is none."""
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks what training counts; it says nothing to us."""
+
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 wants it
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = ImmutableSandboxedEnvironment(extensions=[loopcontrols, Generation])
+    try:
+        environment.compile(source)
+    except (TemplateError, RecursionError, SyntaxError) as error:
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
+def main() -> None:
+    """Do one job; without a report the process failed, and its status is not 0."""
+    job = Job(**json.loads(sys.stdin.buffer.read()))
+    resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_s, job.cpu_s))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    json.dump({"reasons": inspect(job)}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Where the bytes of artifacts lie: immutable chunks under their SHA-256, on a disk or in S3.
+
+Nothing here can be half there: a chunk is created whole or not at all, and whoever reads it gets
+bytes with this hash or an error. What points at chunks is in PostgreSQL.
+
+Only the blocking calls of obstore are used, in threads of our own: its asynchronous ones may abort
+the interpreter when it ends while their last answer is on its way (obstore 0.12).
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Final, Literal, TypeAlias, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, MemoryStore, S3Store
+
+from sluice.errors import ErrorCode, PlatformError
+
+Backend: TypeAlias = LocalStore | S3Store | MemoryStore
+Result = TypeVar("Result")
+
+CALL_TIMEOUT_S: Final = 20.0
+_THREADS = 8  # as many calls at once; each holds at most one chunk of 4 MiB
+_ERRORS = (BaseError, OSError)
+
+
+class StoreDownError(PlatformError):
+    """The store of artifacts did not do it in time."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            ErrorCode.UNAVAILABLE,
+            "the store of artifacts cannot be reached; try again",
+            retry_after_s=2.0,
+        )
+        self.reason = reason
+
+
+class LostChunkError(PlatformError):
+    """The store does not hold what it should; the artifact has to be uploaded again."""
+
+    def __init__(self, sha256: str, problem: str) -> None:
+        message = f"chunk {sha256} {problem}: upload the artifacts that have it again"
+        super().__init__(ErrorCode.UNAVAILABLE, message)
+
+
+def open_backend(url: str) -> Backend:
+    """Return the place that a URL names.
+
+    Args:
+        url: `file:///directory`, which is made if need be, or `s3://bucket/prefix`, with the usual
+            AWS_* variables of the environment.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
+        return LocalStore(prefix=unquote(parts.path), mkdir=True)
+    if parts.scheme == "s3" and parts.netloc:
+        return open_bucket(parts.netloc, parts.path.strip("/"))
+    raise ValueError(f"{url!r} is no store: file:///directory or s3://bucket/prefix is expected")
+
+
+def open_bucket(bucket: str, prefix: str) -> S3Store:
+    """Return a bucket below a prefix, for calls that end within `CALL_TIMEOUT_S`."""
+    return S3Store(
+        bucket,
+        prefix=prefix or None,
+        client_options={"timeout": f"{CALL_TIMEOUT_S / 2:g}s", "connect_timeout": "3s"},
+        retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=CALL_TIMEOUT_S / 2)},
+    )
+
+
+def chunk_path(sha256: str) -> str:
+    """Return where a chunk lies; directories stay small."""
+    return f"chunks/{sha256[:2]}/{sha256[2:4]}/{sha256}"
+
+
+class ChunkStore:
+    """Chunks by SHA-256; safe to use from any number of control planes at once."""
+
+    def __init__(self, backend: Backend) -> None:
+        """Use `backend`, until `close`."""
+        self._backend = backend
+        self._threads = ThreadPoolExecutor(_THREADS, "artifact-store")
+
+    def close(self) -> None:
+        """End the threads; calls that run are finished first."""
+        self._threads.shutdown(cancel_futures=True)
+
+    async def put(self, sha256: str, content: bytes) -> None:
+        """Make sure that a chunk is there.
+
+        Args:
+            sha256: Of the content: whoever calls has computed it.
+            content: Of the chunk.
+
+        Raises:
+            StoreDownError: It may be there, or not; put it again.
+        """
+        path = chunk_path(sha256)
+
+        def work() -> None:
+            modes: tuple[Literal["create", "overwrite"], ...] = ("create", "overwrite")
+            for mode in modes:
+                try:
+                    obstore.put(self._backend, path, content, mode=mode, use_multipart=False)
+                except AlreadyExistsError:
+                    # A disk that lost its power may have kept less of it.
+                    if obstore.head(self._backend, path)["size"] != len(content):
+                        continue
+                return
+
+        await self._call(work)
+
+    async def get(self, sha256: str) -> bytes:
+        """Return a chunk.
+
+        Raises:
+            LostChunkError: It is not there, or is not what it was.
+            StoreDownError: Nobody knows.
+        """
+
+        def work() -> bytes | None:
+            try:
+                return bytes(obstore.get(self._backend, chunk_path(sha256)).bytes())
+            except FileNotFoundError:
+                return None
+
+        content = await self._call(work)
+        if content is None:
+            raise LostChunkError(sha256, "is not in the store")
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise LostChunkError(sha256, "has been changed in the store")
+        return content
+
+    async def delete(self, sha256: str) -> None:
+        """Make sure that a chunk is not there; StoreDownError when nobody knows."""
+
+        def work() -> None:
+            try:
+                obstore.delete(self._backend, chunk_path(sha256))
+            except FileNotFoundError:
+                return
+
+        await self._call(work)
+
+    async def _call(self, work: Callable[[], Result]) -> Result:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await loop.run_in_executor(self._threads, work)
+        except _ERRORS as error:
+            reason = str(error).partition("\n")[0]
+            raise StoreDownError(reason or f"no answer in {CALL_TIMEOUT_S:g} s") from None

@@ -1,0 +1,58 @@
+"""Files of artifacts, read in parts from the chunks in the store, by whoever may block."""
+
+import hashlib
+
+import obstore
+
+from control_plane.artifacts.store import Backend, chunk_path
+from sluice.manifests import CHUNK_BYTES, FileEntry, Manifest
+
+
+class StoredFile:
+    """A file of an artifact whose chunks are in the store."""
+
+    def __init__(self, backend: Backend, entry: FileEntry) -> None:
+        self._backend = backend
+        self._entry = entry
+
+    @property
+    def name(self) -> str:
+        """Relative to the artifact."""
+        return self._entry.name
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole file."""
+        return self._entry.size_bytes
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return these bytes, which must be in the file; OSError when they are not in the store."""
+        assert 0 <= offset <= offset + length <= self.size_bytes
+        parts: list[bytes] = []
+        while length:
+            index, begin = divmod(offset, CHUNK_BYTES)
+            taken = min(length, CHUNK_BYTES - begin)
+            path = chunk_path(self._entry.chunk_sha256s[index])
+            part = bytes(obstore.get_range(self._backend, path, start=begin, length=taken))
+            if len(part) != taken:
+                raise OSError(f"{path} has {len(part)} bytes where {taken} should be")
+            parts.append(part)
+            offset, length = offset + taken, length - taken
+        return b"".join(parts)
+
+    def is_whole(self) -> bool:
+        """Whether all chunks, one after the other, have the file's SHA-256.
+
+        A file of one chunk is known by it already, and not read.
+        """
+        if len(self._entry.chunk_sha256s) <= 1:
+            return True
+        found = hashlib.sha256()
+        for sha256 in self._entry.chunk_sha256s:
+            found.update(obstore.get(self._backend, chunk_path(sha256)).bytes())
+        return found.hexdigest() == self._entry.sha256
+
+
+def stored_files(backend: Backend, manifest: Manifest) -> dict[str, StoredFile]:
+    """Return an artifact's files by name."""
+    return {entry.name: StoredFile(backend, entry) for entry in manifest.files}
