@@ -257,15 +257,16 @@ class ChildProcess(OwnedProcess):
             try:
                 async with asyncio.timeout(rest_s) as limit:
                     self._ready_limit = limit
-                    await self.spec.ready()
+                    try:
+                        await self.spec.ready()
+                    finally:  # what has ended cannot be rescheduled
+                        self._ready_limit = None
             except Exception as error:  # noqa: BLE001 - any driver's error means: not ready yet
                 problem = repr(error)
                 await asyncio.sleep(poll_s)
             else:
                 if self.is_running:  # else somebody else answered on its port
                     return
-            finally:
-                self._ready_limit = None
         if not self.is_running:
             raise ProcessFailedError(
                 f"{self.spec.name} ended with status {self.status} while starting; "

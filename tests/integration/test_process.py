@@ -158,6 +158,22 @@ async def test_wait_ready_ends_with_the_child_even_while_a_check_hangs(make_spec
     await child.stop()
 
 
+async def test_a_child_may_end_between_two_checks(make_spec, tmp_path: Path) -> None:
+    checked = tmp_path / "checked"
+
+    async def ready() -> None:
+        checked.touch()
+        raise OSError("not yet")
+
+    errors: list[dict] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    script = f"until [ -e {checked} ]; do sleep 0.01; done; exit 3"
+    child = await ChildProcess.start(make_spec(script, ready=ready))
+    with pytest.raises(ProcessFailedError, match="status 3"):
+        await child.wait_ready(60, poll_s=0.5)
+    assert not errors
+
+
 async def test_wait_ready_names_the_last_problem_when_time_runs_out(make_spec) -> None:
     port = free_port()
     spec = make_spec("sleep 60", ready=lambda: port_answers("127.0.0.1", port))
