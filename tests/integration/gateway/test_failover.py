@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tests.integration.gateway.failover_site import STREAMS, outlive_router, running_site
+from tests.integration.gateway.real_site import STREAMS, outlive_router, running_site
 
 pytestmark = pytest.mark.real
 

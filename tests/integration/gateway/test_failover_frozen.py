@@ -5,7 +5,7 @@ import signal
 import pytest
 import structlog
 
-from tests.integration.gateway.failover_site import (
+from tests.integration.gateway.real_site import (
     STREAMS,
     all_serve,
     outlive_router,
