@@ -76,6 +76,7 @@ def _extend(hashes: list[bytes], ids: Sequence[int], key: bytes) -> None:
     that is the code which arrays fill fastest; no token id is so large that it would matter.
     """
     blake2b = hashlib.blake2b
-    for (block,) in iter_unpack(_BLOCK, array("I", ids)):
+    packed = ids if isinstance(ids, array) and ids.typecode == "I" else array("I", ids)
+    for (block,) in iter_unpack(_BLOCK, packed):
         key = blake2b(block, key=key, digest_size=HASH_BYTES).digest()
         hashes.append(key)

@@ -113,7 +113,8 @@ class BaseAssets:
             cache_root: Of the chain of hashes.
             options: For the template, e.g. `enable_thinking`.
         """
-        size = sum(_CHARACTERS_PER_MESSAGE + len(message.text()) for message in messages)
+        size = _CHARACTERS_PER_MESSAGE * len(messages)
+        size += sum([len(message.text()) for message in messages])
         has_calls = any(message.tool_calls for message in messages)
         if size <= _INLINE_CHARACTERS_MAX and not tools and not has_calls:
             try:
@@ -159,8 +160,8 @@ class BaseAssets:
     ) -> EncodedPrompt:
         pieces = self.template.pieces(messages, tools, options, cpu_s=cpu_s)
         is_reasoning = self.dialect.opens_reasoning(pieces[-1][-_TAIL_CHARACTERS:])
-        prompt = _hashed(self._encoder.encode(pieces, cache_root), cache_root)
-        return prompt._replace(is_reasoning=is_reasoning)
+        ids = self._encoder.encode(pieces, cache_root)
+        return _hashed(ids, cache_root, is_reasoning=is_reasoning)
 
     def _encode_text(self, text: str, cache_root: bytes, add_special_tokens: bool) -> EncodedPrompt:
         if add_special_tokens:
@@ -171,9 +172,9 @@ class BaseAssets:
         return _hashed(ids, cache_root)
 
 
-def _hashed(ids: Sequence[int], cache_root: bytes) -> EncodedPrompt:
+def _hashed(ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False) -> EncodedPrompt:
     packed = array("I", ids)
-    return EncodedPrompt(packed, chained_hashes(packed, cache_root))
+    return EncodedPrompt(packed, chained_hashes(packed, cache_root), is_reasoning)
 
 
 def load_base(directory: Path, threads: Executor | None = None) -> BaseAssets:

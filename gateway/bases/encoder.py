@@ -38,7 +38,7 @@ class PromptEncoder:
             characters_max: Of all segments that are kept.
         """
         self._tokenizer = tokenizer
-        self._cuts = cuts_of(tokenizer)
+        self._cuts = {text: (token,) for text, token in cuts_of(tokenizer).items()}
         words = "|".join(map(re.escape, sorted(self._cuts, key=len, reverse=True)))
         self._split = re.compile(f"({words})").split
         self._characters_max = characters_max
@@ -55,10 +55,8 @@ class PromptEncoder:
         """
         if not self._cuts:
             return self._joined(pieces)
-        segments: list[str] = []
-        for piece in pieces:
-            segments += self._split(piece)
-        found = [self._find(owner, segment) for segment in segments]
+        segments = [segment for piece in pieces for segment in self._split(piece) if segment]
+        found = self._find(owner, segments)
         missing = [segment for segment, ids in zip(segments, found, strict=True) if ids is None]
         new = iter(self._encoded(missing))
         joined: list[int] = []
@@ -69,17 +67,18 @@ class PromptEncoder:
             joined.extend(ids)
         return joined
 
-    def _find(self, owner: bytes, segment: str) -> Sequence[int] | None:
-        if not segment:
-            return ()
-        cut = self._cuts.get(segment)
-        if cut is not None:
-            return (cut,)
+    def _find(self, owner: bytes, segments: Sequence[str]) -> list[Sequence[int] | None]:
+        cuts, kept = self._cuts, self._kept
+        found: list[Sequence[int] | None] = []
         with self._lock:
-            ids = self._kept.get((owner, segment))
-            if ids is not None:
-                self._kept.move_to_end((owner, segment))
-            return ids
+            for segment in segments:
+                ids = cuts.get(segment)
+                if ids is None:
+                    ids = kept.get((owner, segment))
+                    if ids is not None:
+                        kept.move_to_end((owner, segment))
+                found.append(ids)
+        return found
 
     def _keep(self, owner: bytes, segment: str, ids: "array[int]") -> None:
         if len(segment) > min(_SEGMENT_MAX, self._characters_max):

@@ -119,7 +119,7 @@ class Budget:
 
     def check_size(self, size: int) -> None:
         """Refuse to make a value of so many characters or items."""
-        if size > min(self._value_max, self._allocated_max):
+        if size > self._value_max or size > self._allocated_max:
             raise ExhaustedError(_TOO_LARGE)
 
 
@@ -211,7 +211,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         try:
             parts: list[str] = []
             size = 0
-            for part in template.generate(**values):
+            for part in template.root_render_func(template.new_context(dict(values))):
                 size += len(part)
                 if size > budget.output_max:
                     raise ExhaustedError(_TOO_LARGE)
@@ -230,10 +230,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         budget.spend(found)
         return found
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002 - the library's signature
         """Calculate for the template."""
-        _check_operation(_budget.get(), operator, left, right)
-        return _charged(super().call_binop(context, operator, left, right))
+        budget = _budget.get()
+        _check_operation(budget, operator, left, right)
+        found = self.binop_table[operator](left, right)
+        budget.spend(found)
+        return found
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Subscribe for the template."""
@@ -340,11 +343,12 @@ def _check_method(budget: Budget, function: Any, args: tuple[Any, ...]) -> None:
 
 def _check_operation(budget: Budget, operator: str, left: Any, right: Any) -> None:
     """Measure what an operation would make."""
-    if operator == "%" and isinstance(left, str):
+    if operator == "+":
+        if hasattr(left, "__len__") and hasattr(right, "__len__"):
+            budget.check_size(len(left) + len(right))
+    elif operator == "%" and isinstance(left, str):
         check_printable((right,))
         _check_format(left)
-    elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
-        budget.check_size(len(left) + len(right))
     elif operator == "*":
         for value, times in ((left, right), (right, left)):
             if hasattr(value, "__len__") and isinstance(times, int):

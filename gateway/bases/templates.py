@@ -10,7 +10,7 @@ inside that text, so that the tokenizer, which reads each piece by itself, sees 
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from types import MappingProxyType
@@ -36,6 +36,7 @@ _SHORT_CALL_ID = re.compile("[a-zA-Z0-9]{9}")
 
 # Noncharacters of Unicode: one that the caller does not use marks where a prompt is cut.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+_BETWEEN = " " * 8  # about what JSON spends on a value beside its text
 
 
 class TemplateError(Exception):
@@ -121,20 +122,15 @@ class ChatTemplate:
         Raises:
             BadRequestError: These messages do not fit the template.
         """
-        listed = [tool.model_dump(exclude_none=True) for tool in tools]
-        if _levels(listed) > _LEVELS_MAX:
-            raise BadRequestError(
-                ErrorCode.INVALID_REQUEST,
-                f"Invalid value for 'tools': a tool has at most {_LEVELS_MAX} levels.",
-                param="tools",
-            )
+        listed = _listed(tools) if tools else []
         rows = [self._row(message) for message in messages]
+        texts = _texts([rows, listed])
         try:
-            if not self._has_reserved([rows, listed]):
-                return [self._written(rows, listed, options, cpu_s)]
-            mark = _unused_mark([rows, listed])
+            if self._reserved is None or self._reserved.search(texts) is None:
+                return [self._written(rows, listed, options, cpu_s, len(texts))]
+            mark = _unused_mark(texts)
             rows, listed = self._marked(rows, mark), self._marked(listed, mark)
-            return self._written(rows, listed, options, cpu_s).split(mark)
+            return self._written(rows, listed, options, cpu_s, len(texts)).split(mark)
         except Exception as error:
             if isinstance(error, OutOfTimeError) and cpu_s < CPU_S:
                 raise
@@ -143,10 +139,6 @@ class ChatTemplate:
                 f"These messages do not fit the model's chat template: {error}",
                 param="messages",
             ) from None
-
-    def _has_reserved(self, value: object) -> bool:
-        find = self._reserved
-        return find is not None and any(map(find.search, _strings(value)))
 
     def _marked(self, value: Any, mark: str) -> Any:
         """Return `value` with a mark after the first character of every special token's text."""
@@ -165,6 +157,7 @@ class ChatTemplate:
         tools: list[dict[str, Any]],
         options: Mapping[str, object],
         cpu_s: float,
+        given: int,
     ) -> str:
         values = {
             **self._special_tokens,
@@ -173,8 +166,7 @@ class ChatTemplate:
             "tools": tools or None,
             "add_generation_prompt": True,
         }
-        budget = Budget(cpu_s, _size(rows) + _size(tools))
-        return self._environment.render(self._template, values, budget)
+        return self._environment.render(self._template, values, Budget(cpu_s, given))
 
     def _row(self, message: Message) -> dict[str, Any]:
         role: str = message.role
@@ -207,6 +199,18 @@ class ChatTemplate:
         return hashlib.blake2b(call_id.encode(), digest_size=8).hexdigest()[:9]
 
 
+def _listed(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Return tools as templates take them; BadRequestError for one that is nested too deep."""
+    listed = [tool.model_dump(exclude_none=True) for tool in tools]
+    if _levels(listed) > _LEVELS_MAX:
+        raise BadRequestError(
+            ErrorCode.INVALID_REQUEST,
+            f"Invalid value for 'tools': a tool has at most {_LEVELS_MAX} levels.",
+            param="tools",
+        )
+    return listed
+
+
 def _levels(value: object) -> int:
     """Return how deep objects and lists are nested; beyond the limit only that it is beyond."""
     level, levels = [value], 0
@@ -235,34 +239,33 @@ def _arguments(text: str) -> object:
     return text if _levels(value) > _LEVELS_MAX else value
 
 
-def _strings(value: object) -> Iterator[str]:
+def _texts(value: object) -> str:
+    """Return all strings in `value` one after another, and a filler for whatever else it holds.
+
+    A special token may be found across two of them: the prompt is then cut nowhere.
+    """
+    found: list[str] = []
+    _collect(value, found)
+    return _BETWEEN.join(found)
+
+
+def _collect(value: object, found: list[str]) -> None:
     if isinstance(value, str):
-        yield value
+        found.append(value)
     elif isinstance(value, dict):
-        for key, item in cast("dict[Any, object]", value).items():
-            yield from _strings(key)
-            yield from _strings(item)
+        items = cast("dict[str, object]", value)
+        found += items  # keys are strings in all that comes from JSON
+        for item in items.values():
+            _collect(item, found)
     elif isinstance(value, list):
         for item in cast("list[object]", value):
-            yield from _strings(item)
+            _collect(item, found)
+    else:
+        found.append(_BETWEEN)
 
 
-def _unused_mark(value: object) -> str:
-    used: set[str] = set()
-    for text in _strings(value):
-        used.update(mark for mark in _MARKS if mark in text)
-    mark = next((mark for mark in _MARKS if mark not in used), None)
+def _unused_mark(texts: str) -> str:
+    mark = next((mark for mark in _MARKS if mark not in texts), None)
     if mark is None:
         raise TemplateError("they hold all noncharacters of Unicode at once")
     return mark
-
-
-def _size(value: object) -> int:
-    """Return the characters of all strings in `value`, plus a little for every container."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return 8 + sum(len(str(key)) + _size(item) for key, item in value.items())
-    if isinstance(value, list):
-        return 8 + sum(map(_size, value))
-    return 8
