@@ -7,6 +7,7 @@ below zero: the debt is paid by waiting. A need larger than a bucket takes a ful
 
 from collections.abc import Sequence
 from enum import IntEnum
+from struct import Struct
 from typing import NamedTuple
 
 MINUTE_MS = 60_000
@@ -48,6 +49,9 @@ class Verdict(NamedTuple):
 
 UNLIMITED = 1e15  # what is left where nothing is limited
 
+# On the wire: requests and tokens per minute, requests at once, those held; requests to be put
+# back, requests and tokens to be taken as far as there are, tokens to be put back.
+pack_row = Struct("<7Id").pack
 
 # Requests and tokens to be put back, requests and tokens that are untold: see `Scope`.
 News = tuple[int, int, int, int]
@@ -62,9 +66,12 @@ class Scope:
     Attributes:
         name: Unique; also the name in Valkey.
         label: What its user calls it.
+        frame: Its name as the wire has it.
         rpm: Requests per minute; 0 is no limit, as in the next two.
         tpm: Tokens per minute.
         requests_max: Requests at once.
+        rest: Its row in a batch for as long as it says the limits only; empty when there is more
+            to say, or may be.
         held: Requests of this process that are open now.
         back_requests: To be put back into the shared bucket.
         back_tokens: To be put back; negative: to be taken, even below zero.
@@ -76,6 +83,7 @@ class Scope:
         "__weakref__",
         "_at_ms",
         "_requests",
+        "_rest",
         "_tokens",
         "back_requests",
         "back_tokens",
@@ -85,6 +93,7 @@ class Scope:
         "label",
         "name",
         "requests_max",
+        "rest",
         "row",
         "rpm",
         "tpm",
@@ -98,9 +107,7 @@ class Scope:
         self.name = name
         self.label = label
         self.frame = b"$%d\r\n%b\r\n" % (len(encoded := name.encode()), encoded)
-        self.rpm = rpm
-        self.tpm = tpm
-        self.requests_max = requests_max
+        self.limit(rpm, tpm, requests_max)
         self.held = 0
         self.back_requests = self.back_tokens = 0
         self.untold_requests = self.untold_tokens = 0
@@ -109,14 +116,16 @@ class Scope:
         self._requests = self._tokens = UNLIMITED
         self._at_ms = 0.0
 
-    def has_news(self) -> bool:
-        """Return whether Valkey is to be told more than the requests held."""
-        return bool(
-            self.back_tokens or self.back_requests or self.untold_tokens or self.untold_requests
-        )
+    def limit(self, rpm: int, tpm: int, requests_max: int) -> None:
+        """Set the limits; what is open and what is left stay."""
+        self.rpm, self.tpm, self.requests_max = rpm, tpm, requests_max
+        # How many are held matters only where that is limited.
+        self._rest = b"" if requests_max else pack_row(rpm, tpm, 0, 0, 0, 0, 0, 0)
+        self.rest = b""
 
     def restore_news(self, news: News) -> None:
         """Let what was taken wait again: Valkey did not hear it."""
+        self.rest = b""
         self.back_requests += news[0]
         self.back_tokens += news[1]
         self.untold_requests += news[2]
@@ -124,6 +133,7 @@ class Scope:
 
     def take_news(self) -> News:
         """Return what Valkey is to be told, and forget it."""
+        self.rest = self._rest
         news = self.back_requests, self.back_tokens, self.untold_requests, self.untold_tokens
         self.back_requests = self.back_tokens = 0
         self.untold_requests = self.untold_tokens = 0
@@ -144,6 +154,7 @@ class Scope:
     def take(self, tokens: int, share: float) -> None:
         """Take a request that is granted without Valkey; `refill` was just called."""
         tokens = min(tokens, part(self.tpm, share))
+        self.rest = b""
         self._requests -= 1
         self._tokens -= tokens
         self.untold_requests += 1
@@ -154,12 +165,15 @@ class Scope:
         self.held -= 1
         if not was_served:
             self.back_requests += 1
+            self.rest = b""
         if self.tpm:
-            self.back_tokens += (min(self.tpm, reserved)) - used
+            self.back_tokens += min(reserved, self.tpm) - used
+            self.rest = b""
 
     def settle_local(self, reserved: int, used: int, share: float, *, was_served: bool) -> None:
         """Correct what was granted without Valkey."""
         self.held -= 1
+        self.rest = b""
         extra = used - min(reserved, part(self.tpm, share))
         if not was_served:
             self._requests += 1
@@ -169,6 +183,7 @@ class Scope:
 
     def give_back(self, reserved: int) -> None:
         """Undo what Valkey granted to somebody who no longer waits for it."""
+        self.rest = b""
         self.back_requests += 1
         self.back_tokens += min(reserved, self.tpm)
 

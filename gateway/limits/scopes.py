@@ -77,7 +77,8 @@ class Scopes:
         scope = self._scopes.get(name)
         if scope is None:
             scope = self._scopes[name] = Scope(name, label)
-        scope.rpm, scope.tpm, scope.requests_max = limits
+        if limits != (scope.rpm, scope.tpm, scope.requests_max):
+            scope.limit(*limits)
         return scope
 
     def _forecast(self, tenant_id: str, model_id: str) -> Forecast:

@@ -6,12 +6,20 @@ Numbers travel packed, because formatting and parsing them apart costs more than
 """
 
 import hashlib
+from array import array
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 from struct import Struct
 from typing import Protocol, cast
 
-from gateway.limits.buckets import SLOT_WAIT_MS, UNLIMITED, UNSIGNED_MAX, WAIT_MAX_MS, News, Scope
+from gateway.limits.buckets import (
+    SLOT_WAIT_MS,
+    UNLIMITED,
+    UNSIGNED_MAX,
+    WAIT_MAX_MS,
+    News,
+    Scope,
+    pack_row,
+)
 
 LEASE_MS = 10_000  # a process that is silent for so long holds nothing any more
 TAG_BYTES = 8
@@ -115,10 +123,8 @@ _BY_NAME = b"$7\r\nEVALSHA\r\n$40\r\n" + _SHA + b"\r\n"
 _IN_FULL = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(SCRIPT), SCRIPT)
 _WORDS = 7  # of the command, apart from the keys
 
-_ROW = Struct("<7Id").pack
-# By the number of scopes: the padding is zeros, and a row of 0 is none.
-_CALL = [Struct(layout).pack for layout in ("<I12x", "<II8x", "<III4x", "<IIII")]
-_ROW_OF = attrgetter("row")
+# After the rows of a call, by their number: a row of 0 is none.
+_PADDING = ((0, 0, 0), (0, 0), (0,), ())
 _VERDICT = Struct("<4BI2d")
 
 RawVerdict = tuple[int, int, int, int, int, float, float]  # see `Verdict`
@@ -158,13 +164,24 @@ class Batch:
         self.calls = calls
         self.rows: list[Scope] = []
         self._taken: list[tuple[Scope, News]] = []
-        packed_calls = b"".join([self._pack_call(scopes, tokens) for _, scopes, tokens in calls])
-        rows = self.rows
+        rows, numbers = self.rows, list[int]()
+        for _, scopes, tokens in calls:
+            numbers.append(tokens)
+            for scope in scopes:
+                row = scope.row
+                if not row:
+                    rows.append(scope)
+                    row = scope.row = len(rows)
+                numbers.append(row)
+            numbers += _PADDING[len(scopes)]
         for scope in others:
             if not scope.row:
                 rows.append(scope)
                 scope.row = len(rows)
-        packed_rows = b"".join([self._pack_row(scope) for scope in rows])
+        packed_calls = array("I", numbers).tobytes()  # little-endian, as all machines we run on
+        packed_rows = b"".join([scope.rest or self._pack_row(scope) for scope in rows])
+        for scope in rows:
+            scope.row = 0
         self._body = b"%b%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
             _number(len(rows)),
             b"".join([scope.frame for scope in rows]),
@@ -199,35 +216,26 @@ class Batch:
         """How many scopes had something to settle."""
         return len(self._taken)
 
-    def _pack_call(self, scopes: Sequence[Scope], tokens: int) -> bytes:
-        rows = self.rows
-        for scope in scopes:
-            if not scope.row:
-                rows.append(scope)
-                scope.row = len(rows)
-        return _CALL[len(scopes)](tokens, *map(_ROW_OF, scopes))
-
     def _pack_row(self, scope: Scope) -> bytes:
-        scope.row = 0
         scope.is_waiting = False
         rpm, tpm, most, held = scope.rpm, scope.tpm, scope.requests_max, scope.held
-        if not scope.has_news():
-            return _ROW(rpm, tpm, most, held, 0, 0, 0, 0)
         news = scope.take_news()
-        self._taken.append((scope, news))
         back_requests, back_tokens, untold_requests, untold_tokens = news
-        if not untold_requests and not untold_tokens:
-            return _ROW(rpm, tpm, most, held, back_requests, 0, 0, back_tokens)
-        return _ROW(
-            rpm,
-            tpm,
-            most,
-            held,
-            back_requests + max(0, -untold_requests),
-            min(UNSIGNED_MAX, max(0, untold_requests)),
-            min(UNSIGNED_MAX, max(0, untold_tokens)),
-            back_tokens + max(0, -untold_tokens),
-        )
+        if untold_requests or untold_tokens:
+            self._taken.append((scope, news))
+            return pack_row(
+                rpm,
+                tpm,
+                most,
+                held,
+                back_requests + max(0, -untold_requests),
+                min(UNSIGNED_MAX, max(0, untold_requests)),
+                min(UNSIGNED_MAX, max(0, untold_tokens)),
+                back_tokens + max(0, -untold_tokens),
+            )
+        if back_requests or back_tokens:
+            self._taken.append((scope, news))
+        return pack_row(rpm, tpm, most, held, back_requests, 0, 0, back_tokens)
 
 
 def _number(value: int) -> bytes:

@@ -85,7 +85,7 @@ class SharedBuckets:
     def tell(self, scopes: Sequence[Scope]) -> None:
         """Let the next batch say what changed in the scopes."""
         for scope in scopes:
-            if scope.is_waiting or not (scope.requests_max or scope.has_news()):
+            if scope.is_waiting or scope.rest:
                 continue
             if len(self._news) >= _NEWS_MAX:
                 self.lost_settlements += 1
@@ -175,9 +175,11 @@ class SharedBuckets:
             return
         self._is_scheduled = True
         if self._load >= _BUSY_CALLS and len(self._calls) < _BATCH_CALLS:
-            self._loop.call_later(_PACE_S, self._send)
-        else:
-            self._loop.call_soon(self._send)
+            pause_s = self._sent_at_s + _PACE_S - self._loop.time()
+            if pause_s > 0:
+                self._loop.call_later(pause_s, self._send)
+                return
+        self._loop.call_soon(self._send)
 
     def _send(self) -> None:
         self._is_scheduled = False

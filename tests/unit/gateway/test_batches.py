@@ -1,0 +1,101 @@
+"""A batch says of every scope what its attributes say, whatever is kept packed between batches."""
+
+from collections.abc import Callable
+from struct import Struct
+
+import hiredis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.limits.buckets import Scope
+from gateway.limits.script import Batch, Call
+
+ROW, CALL = Struct("<7Id"), Struct("<4I")
+LIMITS = ((0, 100, 0), (10, 0, 0), (10, 100, 3))
+
+
+class Waiter:
+    """Waits for nothing."""
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: object, /) -> None:
+        raise AssertionError
+
+
+CHANGES: tuple[Callable[[Scope], None], ...] = (
+    lambda scope: scope.settle(30, 20, was_served=True),
+    lambda scope: scope.settle(30, 30, was_served=False),
+    lambda scope: scope.settle_local(30, 40, 0.5, was_served=True),
+    lambda scope: scope.give_back(5),
+    lambda scope: scope.take(7, 0.5),
+    lambda scope: scope.restore_news((1, 2, 3, 4)),
+    lambda scope: scope.limit(5, 6, 0),
+    lambda scope: scope.limit(5, 6, 7),
+)
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 2), st.sampled_from(range(len(CHANGES)))),
+        st.lists(
+            st.tuples(st.lists(st.integers(0, 2), min_size=1, unique=True), st.integers(0, 99)),
+            max_size=5,
+        ),
+    ),
+    max_size=30,
+)
+
+
+def said(scope: Scope) -> tuple[float, ...]:
+    """Return the row of a scope, from its attributes."""
+    return (
+        scope.rpm,
+        scope.tpm,
+        scope.requests_max,
+        scope.held if scope.requests_max else 0,
+        scope.back_requests + max(0, -scope.untold_requests),
+        max(0, scope.untold_requests),
+        max(0, scope.untold_tokens),
+        scope.back_tokens + max(0, -scope.untold_tokens),
+    )
+
+
+def without_idle_held(row: tuple[float, ...]) -> tuple[float, ...]:
+    """Return a row as the script reads it: how many are held counts where that is limited."""
+    return row if row[2] else (*row[:3], 0, *row[4:])
+
+
+@given(steps=steps)
+def test_rows_say_what_their_scopes_say(
+    steps: list[tuple[int, int] | list[tuple[list[int], int]]],
+) -> None:
+    scopes = [
+        Scope(f"s{index}", "", rpm=rpm, tpm=tpm, requests_max=most)
+        for index, (rpm, tpm, most) in enumerate(LIMITS)
+    ]
+    for scope in scopes:
+        scope.held = 99
+    for step in steps:
+        if isinstance(step, tuple):
+            CHANGES[step[1]](scopes[step[0]])
+            continue
+        calls: list[Call] = [
+            (Waiter(), tuple(scopes[index] for index in places), tokens) for places, tokens in step
+        ]
+        others = [scope for scope in scopes if scope.back_tokens]
+        expected = {scope.name: said(scope) for scope in scopes}
+        reader = hiredis.Reader()
+        reader.feed(Batch(b"12345678", calls, others).command())
+        words = reader.gets()
+        names, rows, packed = words[3 : 3 + int(words[2])], words[-2], words[-1]
+        assert len(set(names)) == len(names)
+        found = [without_idle_held(row) for row in ROW.iter_unpack(rows)]
+        assert found == [expected[name.decode()] for name in names]
+        assert [
+            (need, *(names[row - 1].decode() for row in of if row))
+            for need, *of in CALL.iter_unpack(packed)
+        ] == [(tokens, *(f"s{index}" for index in places)) for places, tokens in step]
+        assert {scope.name for scope in others} <= {name.decode() for name in names}
+        assert all(not scope.row for scope in scopes)
+        assert not any(said(scope)[4:] != (0, 0, 0, 0) for scope in others)
