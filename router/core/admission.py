@@ -180,10 +180,13 @@ def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) 
     if not is_cold and request.order % _SAMPLE:
         # With everybody before it, it would wait longest: cheap to see, and mostly enough.
         everybody = cell.queue.requests, cell.queue.tokens
-        longest_s = forecast.queue_s(cell, request, everybody, now)
         accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
-        longest_s = longest_s * accuracy.correction() + capacity.alone_s(cell, request)
-        if longest_s <= deadline_s:
+        correction, alone_s = accuracy.correction(), capacity.alone_s(cell, request)
+        longest_s = capacity.queue_s(supply, *everybody) + capacity.HIGHER_TIERS_MAX_S
+        if longest_s * correction + alone_s <= deadline_s:
+            return None
+        longest_s = forecast.queue_s(cell, request, everybody, now)
+        if longest_s * correction + alone_s <= deadline_s:
             return None
     prediction = capacity.predict(cell, request, now)
     wait_s = prediction.ttft_s()

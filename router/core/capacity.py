@@ -30,6 +30,7 @@ _SUPPLY_KEPT_PER_REPLICA_S = 0.0005
 _RUNS_KEPT_S = 0.05
 _SHARE_MIN = 0.02  # of what higher tiers leave
 _ARRIVALS_S = 5.0  # horizon of what is known of arrivals
+HIGHER_TIERS_MAX_S = _ARRIVALS_S  # what has come of late adds no more to a wait; see `beside_s`
 _ARRIVALS_KNOWN_S = 2.0  # less is no rate but a burst
 _SIZES = (1.0, 4.0)  # of prompts, in means: short, long, very long
 _TOP_KEPT_S = 60.0  # the highest tier is the highest one seen in this time

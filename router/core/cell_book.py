@@ -90,8 +90,11 @@ class CellBook:
 
     def update(self, book: ReplicaBook) -> None:
         """Predict a replica anew after a change and file it under `takers` or not."""
-        self.is_dirty = True
         book.refresh(is_healthy=self.health.may_take(book.replica_id, len(book.slots)))
+        self._file(book)
+
+    def _file(self, book: ReplicaBook) -> None:
+        self.is_dirty = True
         is_prefiller = book.role is Role.PREFILL
         ours = self.prefillers if is_prefiller else self.takers
         others = self.takers if is_prefiller else self.prefillers
@@ -165,9 +168,14 @@ class CellBook:
 
     def retry_at(self, now: float) -> float:
         """Return when binding is to be tried again without any event; inf: not by time."""
-        boundaries = (book.shadow.boundary_at for book in self.takers.values())
-        at = min((at for at in boundaries if at > now), default=float("inf"))
-        return max(at, now + _LOOK_AGAIN_S)
+        first, soonest = float("inf"), now + _LOOK_AGAIN_S
+        for book in self.takers.values():
+            at = book.shadow.boundary_at
+            if now < at < first:
+                if at <= soonest:
+                    return soonest
+                first = at
+        return first
 
     def tokens_s(self) -> float:
         """Return the prompt tokens that the cell computes per second at most."""
@@ -327,7 +335,8 @@ class CellBook:
             self.residency.acquire(book.replica_id, request.adapter)
         if request.session:
             self.sessions.seen(request.session, book.replica_id, now)
-        self.update(book)
+        book.recount(is_healthy=self.health.may_take(book.replica_id, len(book.slots)))
+        self._file(book)
 
     def released(self, slot: Slot) -> None:
         """Note that an engine has ended a sequence."""
@@ -346,8 +355,8 @@ class CellBook:
 
     def output_expected(self, request: Request) -> int:
         """Return how many output tokens to book for a request."""
-        mean = self._output_means.get(request.tenant_id, self.output_mean)
-        return min(request.output_max, max(1, int(mean * _OUTPUT_MARGIN)))
+        mean = int(self._output_means.get(request.tenant_id, self.output_mean) * _OUTPUT_MARGIN)
+        return mean if 1 <= mean <= request.output_max else min(request.output_max, max(1, mean))
 
     def observe_output(self, tenant_id: str, tokens: int) -> None:
         """Learn from the length of an answer."""

@@ -251,7 +251,8 @@ class Handovers:
 
     def next_at(self) -> float:
         """Return when the next transfer is overdue; inf: none is under way."""
-        return min((move.until for move in self._moves.values()), default=float("inf"))
+        moves = self._moves
+        return min(move.until for move in moves.values()) if moves else float("inf")
 
 
 # --- where placement asks -------------------------------------------------------------------

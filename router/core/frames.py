@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from math import isfinite
+from typing import cast
 
 from router.core import logprobs
-from router.core.model import Slot, Stats
+from router.core.model import Gateway, Slot, Stats
 from router.core.replica_book import ReplicaBook
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -36,12 +37,63 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
     if len(sequences) != len(counts) or sum(counts) != len(tokens):
         raise ValueError("the columns of a frame do not agree")
     slots = list(map(book.slots.get, sequences))
-    gateway = next((slot.gateway for slot in slots if slot is not None), None)
-    is_uniform = gateway is not None  # all are wanted, by this gateway, and nobody else keeps them
+    if None in slots or counts.count(1) != len(counts):
+        known = _book_rows(book, slots, counts, stats, now)
+        _file_rows(slots, counts, tokens)
+    else:
+        rows = cast("list[Slot]", slots)
+        known = len(rows)
+        gateway = _book_one_each(book, rows, stats, now)
+        if gateway is None:
+            _file_rows(rows, counts, tokens)
+        else:
+            batch = gateway.batch
+            batch.handles += [slot.handle for slot in rows]
+            batch.counts += counts
+            batch.tokens += tokens
+    book.emitted += known
+    stats.tokens += known
+    stats.stray_tokens += len(tokens) - known
+
+
+def _book_one_each(
+    book: ReplicaBook, slots: list[Slot], stats: Stats, now: float
+) -> Gateway | None:
+    """Book one token of each slot; return the gateway that wants all of them and keeps none.
+
+    Neighbours are mostly of one tenant, so its counter is written once for all of them.
+    """
+    gateway = slots[0].gateway
+    is_uniform = True
+    tenant = slots[0].tenant
+    counter, first = tenant.counter, 0
+    for row, slot in enumerate(slots):
+        emitted = slot.emitted
+        if not emitted:
+            first_token(book, slot, stats, now)
+        slot.emitted = emitted = emitted + 1
+        if emitted > slot.output_booked:
+            book.outgrow(slot)
+        if slot.tenant is not tenant:
+            tenant.counter = counter
+            tenant.tier.served += 2 * (row - first)
+            tenant, first = slot.tenant, row
+            counter = tenant.counter
+        counter += slot.charge
+        if slot.gateway is not gateway or slot.output is not None or not slot.is_open:
+            is_uniform = False
+    tenant.counter = counter
+    tenant.tier.served += 2 * (len(slots) - first)
+    return gateway if is_uniform else None
+
+
+def _book_rows(
+    book: ReplicaBook, slots: list[Slot | None], counts: list[int], stats: Stats, now: float
+) -> int:
+    """Book any number of tokens of each slot that is known; return how many these are."""
     known = 0
     for slot, number in zip(slots, counts, strict=True):
         if slot is None:
-            is_uniform = False
             continue
         if not slot.emitted and number:
             first_token(book, slot, stats, now)
@@ -52,18 +104,7 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
         tenant.counter += slot.charge * number
         tenant.tier.served += 2 * number
         known += number
-        if slot.gateway is not gateway or slot.output is not None or not slot.is_open:
-            is_uniform = False
-    if is_uniform and gateway is not None:
-        batch = gateway.batch
-        batch.handles += [slot.handle for slot in slots if slot is not None]
-        batch.counts += counts
-        batch.tokens += tokens
-    else:
-        _file_rows(slots, counts, tokens)
-    book.emitted += known
-    stats.tokens += known
-    stats.stray_tokens += len(tokens) - known
+    return known
 
 
 def _file_rows(slots: Sequence[Slot | None], counts: Sequence[int], tokens: list[int]) -> None:
@@ -112,16 +153,17 @@ def place(slot: Slot, engine_queue_us: int, stats: Stats) -> None:
     stats.queue_s.append(queue_s)
     stats.prompt_tokens += slot.prompt_tokens
     stats.cached_tokens += slot.cached_tokens
-    slot.gateway.batch.placed.append(
-        wire.Placed(
-            handle=slot.handle,
-            replica_id=slot.replica_id,
-            queue_us=int(queue_s * 1e6),
-            engine_queue_us=engine_queue_us,
-            cached_tokens=slot.cached_tokens,
-            decision=slot.decision,
-        )
+    placed = wire.Placed(
+        handle=slot.handle, replica_id=slot.replica_id, queue_us=int(queue_s * 1e6)
     )
+    # Most have none of these, and to set nothing costs as much as to set something.
+    if engine_queue_us:
+        placed.engine_queue_us = engine_queue_us
+    if slot.cached_tokens:
+        placed.cached_tokens = slot.cached_tokens
+    if slot.decision is not None:
+        placed.decision.CopyFrom(slot.decision)
+    slot.gateway.batch.placed.append(placed)
 
 
 def first_token(book: ReplicaBook, slot: Slot, stats: Stats, now: float) -> None:

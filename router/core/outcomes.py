@@ -44,15 +44,19 @@ class Ending:
 
     def outcome(self, handle: int) -> wire.Outcome:
         """Return the message for the gateway."""
-        return wire.Outcome(
-            handle=handle,
-            kind=self.kind,
-            code=self.code or "",
-            message=self.message,
-            retry_after_ms=round(self.retry_after_s * 1000),
-            output_tokens=self.output_tokens,
-            prefill_us=self.prefill_us,
-        )
+        outcome = wire.Outcome(handle=handle, kind=self.kind)
+        # Most have only some of these, and to set nothing costs as much as to set something.
+        if self.code is not None:
+            outcome.code = self.code
+        if self.message:
+            outcome.message = self.message
+        if self.retry_after_s:
+            outcome.retry_after_ms = round(self.retry_after_s * 1000)
+        if self.output_tokens:
+            outcome.output_tokens = self.output_tokens
+        if self.prefill_us:
+            outcome.prefill_us = self.prefill_us
+        return outcome
 
 
 def count(ending: Ending, stats: Stats) -> None:

@@ -80,17 +80,24 @@ def excluded_by(
     if limits is None:
         return "not attached"
     prompt = request.prompt_tokens + (len(request.output) if request.output else 0)
-    reasons = (
-        ("draining", book.is_draining),
-        ("sequences", len(book.slots) >= limits.sequences_max),
-        ("ejected", not book.may_take),
-        ("role", book.role is Role.PREFILL),
-        ("adapter", request.adapter and not limits.adapter_slots),
-        ("context", prompt > limits.prompt_tokens_max),
-        ("kv", not book.fits(prompt, output, cached)),
-        ("failed_here", book.replica_id == request.avoid and not is_only),
-    )
-    return next((reason for reason, holds in reasons if holds), "")
+    reason = ""
+    if book.is_draining:
+        reason = "draining"
+    elif len(book.slots) >= limits.sequences_max:
+        reason = "sequences"
+    elif not book.may_take:
+        reason = "ejected"
+    elif book.role is Role.PREFILL:
+        reason = "role"
+    elif request.adapter and not limits.adapter_slots:
+        reason = "adapter"
+    elif prompt > limits.prompt_tokens_max:
+        reason = "context"
+    elif not book.fits(prompt, output, cached):
+        reason = "kv"
+    elif book.replica_id == request.avoid and not is_only:
+        reason = "failed_here"
+    return reason
 
 
 def cached_tokens(book: ReplicaBook, request: Request, matches: Mapping[str, int]) -> int:

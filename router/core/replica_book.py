@@ -119,8 +119,11 @@ class ReplicaBook:
         if limits is None:
             return 0
         told = self._kv_told
+        used = self.kv_booked + self.foreign_blocks
+        if used <= told:
+            return limits.kv_blocks - told
         grown = told + self.output_owed() // limits.block_tokens
-        return limits.kv_blocks - max(told, min(self.kv_booked + self.foreign_blocks, grown))
+        return limits.kv_blocks - min(used, grown)
 
     def fits(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> bool:
         """Return whether the KV cache has room; one sequence alone always goes.
@@ -292,20 +295,25 @@ class ReplicaBook:
     def opens_at(self, now: float) -> float:
         """Return when it may be sent more: as soon as its next step is not full."""
         shadow = self.shadow
-        shadow.advance(now)
+        if shadow.boundary_at <= now:
+            shadow.advance(now)
         at = shadow.boundary_at if shadow.next_is_full() else now
         return max(at, self.busy_until)
 
     def refresh(self, *, is_healthy: bool) -> None:
-        """Find anew whether the replica may be sent more at all."""
+        """Find anew how fast the replica is, and whether it may be sent more at all."""
         limits = self.limits
-        if limits is None:
-            self.may_take = False
-            return
-        prompt_budget = max(limits.step_tokens_max // 8, limits.step_tokens_max - self.running)
-        self.tokens_s = prompt_budget / self.speed.full_step_s()
+        if limits is not None:
+            budget = max(limits.step_tokens_max // 8, limits.step_tokens_max - self.running)
+            self.tokens_s = budget / self.speed.full_step_s()
+        self.recount(is_healthy=is_healthy)
+
+    def recount(self, *, is_healthy: bool) -> None:
+        """Find anew whether the replica may be sent more at all; a dispatch changes no more."""
+        limits = self.limits
         self.may_take = (
-            is_healthy
+            limits is not None
+            and is_healthy
             and not self.is_draining
             and not self.is_broken
             and len(self.slots) + self.foreign < limits.sequences_max

@@ -369,17 +369,17 @@ class RouterCore:
 
     def next_tick_at(self, now: float) -> float:
         """Return when `tick` is due even if nothing happens."""
-        due = min(self._alive_at + SIGN_OF_LIFE_S, self.requests.next_deadline())
+        due = [self._alive_at + SIGN_OF_LIFE_S, self.requests.next_deadline()]
         for cell in self.cells.values():
             if cell.is_dirty:
-                due = min(due, self._cells_told_at + self.config.cell_state_interval_s)
+                due.append(self._cells_told_at + self.config.cell_state_interval_s)
             if cell.queue.requests:
-                due = min(due, cell.retry_at(now))
-            due = min(due, cell.health.next_at(now))
-        for book in self._busy.values():
-            due = min(due, book.busy_until)
-        due = min(due, self.handovers.next_at())
-        return max(due, now)
+                due.append(cell.retry_at(now))
+            due.append(cell.health.next_at(now))
+        if self._busy:
+            due += [book.busy_until for book in self._busy.values()]
+        due.append(self.handovers.next_at())
+        return max(min(due), now)
 
     def _hand_over(self, actions: Actions, now: float) -> None:
         """Start transfers, and send what does not wait for one any more."""

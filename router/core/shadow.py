@@ -148,7 +148,7 @@ class Shadow:
 
     def next_is_full(self) -> bool:
         """Return whether what it has fills its next step."""
-        return self.tokens >= max(self.budget - self.decoding, 1)
+        return self.tokens >= 1 and self.tokens >= self.budget - self.decoding
 
     def at_risk(self, tokens: float, work_s: float) -> int:
         """Return how many of those that decode would miss their objective for one more prompt.

@@ -41,13 +41,16 @@ class Sizes:
 
     def add(self, tokens: int, count: int) -> None:
         """Add (`count` 1) or take away (-1) a request."""
-        entry = self._classes.setdefault(_class_of(tokens), [0, 0])
+        size = _class_of(tokens)
+        entry = self._classes.get(size)
+        if entry is None:
+            entry = self._classes[size] = [0, 0]
         entry[0] += count
         entry[1] += count * tokens
         self.requests += count
         self.tokens += count * tokens
         if not entry[0]:
-            del self._classes[_class_of(tokens)]
+            del self._classes[size]
 
     def below(self, tokens: int) -> tuple[float, float]:
         """Return about how many requests, and tokens of theirs, are not longer than `tokens`."""

@@ -281,6 +281,8 @@ class Tier:
         if tenant is not None:
             counter = tenant.counter if tenant.requests else max(counter, tenant.counter)
             requests, tokens = tenant.before(uncached_tokens, now)
+        if tenant is not None and tenant.requests == self.requests:
+            return requests, tokens  # nobody else waits
         output = OUTPUT_SERVICE * self._output_mean
         turn = counter + (tokens + output * requests) / weight
         others = self._picture(now).before(turn, tenant)
