@@ -4,6 +4,7 @@ from collections.abc import Callable
 from struct import Struct
 
 import hiredis
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,27 @@ def said(scope: Scope) -> tuple[float, ...]:
 def without_idle_held(row: tuple[float, ...]) -> tuple[float, ...]:
     """Return a row as the script reads it: how many are held counts where that is limited."""
     return row if row[2] else (*row[:3], 0, *row[4:])
+
+
+def told(scope: Scope) -> tuple[float, ...]:
+    """Return the row of a scope in a batch that calls for it."""
+    reader = hiredis.Reader()
+    reader.feed(Batch(b"12345678", [(Waiter(), (scope,), 1)], []).command())
+    return without_idle_held(ROW.unpack(reader.gets()[-2]))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("limits", LIMITS)
+def test_every_change_is_told_once(
+    limits: tuple[int, int, int], change: Callable[[Scope], None]
+) -> None:
+    scope = Scope("s", "", rpm=limits[0], tpm=limits[1], requests_max=limits[2])
+    scope.held = 9
+    assert told(scope)[:3] == limits
+    change(scope)
+    expected = said(scope)
+    assert told(scope) == expected
+    assert told(scope) == (*expected[:4], 0, 0, 0, 0)
 
 
 @given(steps=steps)
