@@ -44,6 +44,9 @@ _TRANSIENT = frozenset(
 )
 _SUCCESS = (EndKind.STOP, EndKind.LENGTH)
 _STOPPING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, "The server is stopping.")
+_NO_TOKEN = Ending(
+    EndKind.REFUSED, ErrorCode.DEADLINE_EXCEEDED, "No token came before the deadline.", 2.0
+)
 
 
 OnSubmit = Callable[[str, str], None]
@@ -102,7 +105,7 @@ class Dispatcher:
             generations: They are told everything; those of one prompt stand together.
             answers_per_prompt: How many those are.
             on_submit: Called with cell and router at each submission.
-            on_first: Awaited when an answer's first tokens have come, or earlier at a nudge.
+            on_first: Called when an answer's first tokens have come, or earlier at a nudge.
             on_end: Called at the end of each generation that succeeds.
 
         Returns:
@@ -170,25 +173,28 @@ class Dispatcher:
             generation, cell_id, left_ms if patience.has_tried else spec.deadline_ms
         )
         on_submit(cell_id, link.router_id)
+        timer = loop.call_at(give_up_at_s + _GRACE_S, _give_up, generation)
         try:
-            async with asyncio.timeout_at(give_up_at_s + _GRACE_S):
-                while generation.is_fresh and generation.ending is None:
-                    await generation.wait_news()
-                    if generation.is_nudged:
-                        generation.is_nudged = False
-                        await on_first()
-        except TimeoutError:
-            text = "No token came before the deadline."
-            return Ending(EndKind.REFUSED, ErrorCode.DEADLINE_EXCEEDED, text, retry_after_s=2.0)
-        else:
+            while generation.is_fresh and generation.ending is None:
+                await generation.wait_news()
+                if generation.is_nudged:
+                    generation.is_nudged = False
+                    on_first()
+            timer.cancel()
             if generation.emitted:
-                await on_first()
+                on_first()
             generation.is_nudged = False  # the tokens are the sign
             while generation.ending is None:
                 await generation.wait_news()
             return generation.ending
         finally:
+            timer.cancel()
             link.cancel(handle)  # nothing, when the router has said the end
+
+
+def _give_up(generation: Generation) -> None:
+    if generation.is_fresh:
+        generation.end(_NO_TOKEN)
 
 
 class _Patience:

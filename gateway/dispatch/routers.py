@@ -94,7 +94,8 @@ class RouterLinks:
         if not reachable:
             return None
         chosen = choose([view for view, _ in reachable], wish)
-        return next(link for view, link in reachable if view is chosen), chosen.cell_id
+        links = [link for view, link in reachable if view is chosen]
+        return links[0], chosen.cell_id
 
     def _reachable(self, pool_id: str) -> list[tuple[CellView, RouterLink]]:
         links = self._links
@@ -114,7 +115,10 @@ class RouterLinks:
             found = await self._awaited(lambda: self._owner(pool_id, home.cell_id), home.until_s)
             if found is not None:
                 return found
-        return await self._awaited(lambda: self.find(pool_id, wish), until_s)
+        found = self.find(pool_id, wish)
+        if found is None:
+            found = await self._awaited(lambda: self.find(pool_id, wish), until_s)
+        return found
 
     def _owner(self, pool_id: str, cell_id: str) -> Found | None:
         reachable = self._reachable(pool_id)

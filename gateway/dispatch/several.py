@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from gateway.dispatch.generation import Ending, EndKind, Generation
 
-OnFirst = Callable[[], Awaitable[None]]
+OnFirst = Callable[[], None]
 OnEnd = Callable[[Generation, Ending], None]
 # Runs one generation to its end: STOP, LENGTH or REFUSED.
 Ask = Callable[[Generation, OnFirst], Awaitable[Ending]]
@@ -39,10 +39,10 @@ class SeveralAnswers:
         return self._refusal
 
     async def _lead(self, first: Generation, others: list[Generation]) -> None:
-        async def begin() -> None:
+        def begin() -> None:
             if first.emitted:  # else it is a nudge
                 self._start_all(others)
-            await self._on_first()
+            self._on_first()
 
         await self._answer(first, begin)
         if self._refusal is None:

@@ -92,10 +92,11 @@ class Run:
         """Return the answer; PlatformError when it is refused before anything was sent."""
         if not self.task.fields.stream:
             return await self._whole(means.dispatcher)
-        streams = self._streams(means.itl, means.pace)
+        head = self._stream_head()
+        streams = self._streams(head, means)
         self.generations = streams
         with KeepAlive(streams, means.keep_alive_s):
-            return await self._stream(means.dispatcher, streams)
+            return await self._stream(means.dispatcher, streams, head)
 
     def start_over(self, plan: Plan) -> None:
         """Let another model answer, as long as the answer has not begun."""
@@ -153,9 +154,8 @@ class Run:
 
     # --- streamed ---------------------------------------------------------------------------
 
-    def _streams(self, itl: FastHistogram, pace: Pace) -> list[StreamedGeneration]:
+    def _streams(self, head: StreamHead, means: Means) -> list[StreamedGeneration]:
         task, plan = self.task, self.plan
-        head = self._stream_head()
         streams: list[StreamedGeneration] = []
         for index, spec in enumerate(plan.specs):
             line, form = self._line(), task.logprob_format(plan.assets)
@@ -164,24 +164,24 @@ class Run:
                     spec,
                     self._pipe(index),
                     task.chunks(head, index),
-                    itl,
-                    pace,
+                    means.itl,
+                    means.pace,
                     None if line is None or form is None else (line, form),
                 )
             )
         return streams
 
     async def _stream(
-        self, dispatcher: Dispatcher, streams: Sequence[StreamedGeneration]
+        self, dispatcher: Dispatcher, streams: Sequence[StreamedGeneration], head: StreamHead
     ) -> web.StreamResponse:
         exchange = self.exchange
         events = EventStream(self.request, self._headers(), streams)
 
-        async def begin() -> None:
+        def begin() -> None:
             if self.has_begun:
                 return
             self.has_begun, exchange.status = True, 200
-            await events.begin()
+            events.begin()
             if any(stream.emitted for stream in streams):  # not a sign of life
                 exchange.first_sent_at_s = events.first_sent_at_s
 
@@ -197,12 +197,12 @@ class Run:
         if not self.has_begun:
             if refusal is not None:
                 raise self._error_of(refusal)
-            await begin()
+            begin()
         if refusal is not None:
             exchange.outcome = refusal.code
             await events.fail(refusal)
         elif self.task.fields.include_usage:
-            await events.finish(self._stream_head().usage_chunk(self._usage()))
+            await events.finish(head.usage_chunk(self._usage()))
         else:
             await events.finish()
         return events.response
@@ -260,7 +260,7 @@ def _finish_reason(ending: Ending, generation: Generation) -> str:
     return "tool_calls" if generation.pipe.has_calls else "stop"
 
 
-async def _nothing() -> None:
+def _nothing() -> None:
     return None
 
 

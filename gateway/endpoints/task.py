@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from gateway.bases.assets import BaseAssets, EncodedPrompt
@@ -89,5 +90,9 @@ class Plan:
     def fingerprint(self) -> str:
         """Names the weights that answer, as far as clients need to tell them apart."""
         model = self.resolved.model
-        digests = (model.base_digest, model.adapter_digest)
-        return "fp_" + "_".join([it.rpartition(":")[2][:10] for it in digests if it])
+        return _fingerprint(model.base_digest, model.adapter_digest)
+
+
+@lru_cache(maxsize=1024)
+def _fingerprint(*digests: str) -> str:
+    return "fp_" + "_".join([it.rpartition(":")[2][:10] for it in digests if it])

@@ -6,7 +6,7 @@ aiohttp's own unpacking is off: it would hold megabytes of a bomb before anybody
 import asyncio
 import zlib
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.server.errors import HttpError
@@ -58,14 +58,15 @@ async def read_body(request: web.Request) -> bytes:
     """
     if (request.content_length or 0) > BODY_BYTES_MAX:
         raise _too_large()
-    if "Expect" in request.headers:
+    headers = request.headers
+    if hdrs.EXPECT in headers:
         await _answer_expectation(request)
     content = request.content
     try:
         body = content.read_nowait() if content.is_eof() else await _read_rest(request)
     except web.RequestPayloadError:
         raise HttpError(400, "The request body is broken: its framing is not valid HTTP.") from None
-    encoding = request.headers.get("Content-Encoding")
+    encoding = headers.get(hdrs.CONTENT_ENCODING)
     if encoding is None or encoding.lower() == "identity":
         return body
     return await _unpacked(body, encoding.strip().lower())

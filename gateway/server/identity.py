@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from aiohttp import web
-from multidict import CIMultiDictProxy
+from multidict import CIMultiDictProxy, istr
 
 from gateway.server.protocol import SERVER_NAME
 
@@ -18,6 +18,8 @@ _TRACEPARENT = re.compile(
 
 
 _UIDS_AT_ONCE = 256
+# Names that are compared as they are: any other string is lowered first, at each look.
+_REQUEST_ID_NAME, _TRACEPARENT_NAME = istr("x-request-id"), istr("traceparent")
 
 
 def _random_uids() -> Iterator[str]:
@@ -62,10 +64,10 @@ _IDENTITY = web.RequestKey("identity", Identity)
 def new_identity(headers: CIMultiDictProxy[str]) -> Identity:
     """Return the names of a request with these headers."""
     uid = next(_UIDS)
-    given = headers.get("x-request-id")
+    given = headers.get(_REQUEST_ID_NAME)
     request_id = given if given and _REQUEST_ID.fullmatch(given) else f"req_{uid}"
     trace_id, flags = uid, "01"
-    parent = headers.get("traceparent")
+    parent = headers.get(_TRACEPARENT_NAME)
     if parent is not None and (context := _TRACEPARENT.fullmatch(parent)) is not None:
         version, trace, sampled, more = context.groups()
         if version != "00" or more is None:

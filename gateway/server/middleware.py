@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from gateway.directory import Directory, Principal
 from gateway.metrics import GatewayMetrics
@@ -29,7 +29,7 @@ def note_outcome(request: web.Request, outcome: str) -> None:
 
 def authenticate(directory: Directory, request: web.Request) -> Principal:
     """Return the caller; PlatformError 401 without a good key."""
-    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    scheme, _, secret = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     secret = secret.strip()
     if scheme.lower() != "bearer" or not secret:
         raise PlatformError(

@@ -59,7 +59,7 @@ async def turns(number: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def nothing() -> None:
+def nothing() -> None:
     return None
 
 
@@ -107,7 +107,7 @@ async def running(request: Request) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("number", [1, 3])
 async def test_a_client_that_does_not_read_is_no_failure_of_ours(number: int) -> None:
-    async def fails() -> None:
+    def fails() -> None:
         raise ConnectionResetError("the client does not read")
 
     links = Links()
@@ -122,7 +122,7 @@ async def test_a_client_that_does_not_read_is_no_failure_of_ours(number: int) ->
 async def test_the_others_wait_for_a_token_not_for_a_sign_of_life() -> None:
     links, signs = Links(), []
 
-    async def begin() -> None:
+    def begin() -> None:
         signs.append(len(links.submitted))
 
     request = Request(Dispatcher(links), made(3), begin)
@@ -140,7 +140,7 @@ async def test_the_others_wait_for_a_token_not_for_a_sign_of_life() -> None:
 async def test_a_sign_of_life_that_is_due_while_no_router_is_there_comes_later() -> None:
     links, signs = Links(), []
 
-    async def begin() -> None:
+    def begin() -> None:
         signs.append(len(links.submitted))
 
     links.open.clear()
@@ -249,7 +249,7 @@ async def test_a_drain_waits_for_answers_that_have_not_been_asked_for_yet() -> N
 class FirstToken:
     """What a request wants to be called; something to look for when it has ended."""
 
-    async def __call__(self) -> None:
+    def __call__(self) -> None:
         return None
 
 

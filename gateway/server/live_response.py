@@ -1,0 +1,112 @@
+"""A response that is written as it comes: its head leaves together with the first of its body.
+
+Not aiohttp's way of writing one: a multi-dict of headers and two coroutines per write are a tenth
+of what a short answer costs, and the chunks in the middle of a stream are framed elsewhere anyway.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from email.utils import formatdate
+from functools import lru_cache
+
+from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
+
+_WRITE_TIMEOUT_S = 30.0
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class LiveResponse(web.StreamResponse):
+    """Status 200 and a body of unknown length; HTTP/1.0 has no chunks, it ends the connection.
+
+    Attributes:
+        is_chunked: Whether the body goes out in the chunks of HTTP/1.1.
+    """
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
+        """Prepare; nothing is sent before `begin`."""
+        super().__init__()
+        self._request = request
+        self._fields = headers
+        self._has_begun = False
+        self.is_chunked = request.version >= HttpVersion11
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the head is out."""
+        return self._has_begun
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether another request may follow on the connection."""
+        return self.is_chunked and self._request.keep_alive
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Nothing is left to do: for aiohttp, which asks all responses."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing is left to do: for aiohttp, which asks all responses."""
+
+    def begin(self, first: bytes) -> asyncio.WriteTransport:
+        """Send the head, and what there is of the body; return where the rest may be written.
+
+        Raises:
+            ConnectionResetError: The client has gone.
+            ValueError: A header holds what no header may.
+        """
+        head = _head(self._fields, is_chunked=self.is_chunked, keep_alive=self.keep_alive)
+        transport = self._transport()
+        transport.write(head + self._framed(first) if first else head)
+        self._has_begun = True
+        self._request.writer.output_size += len(head)
+        return transport
+
+    async def end(self, last: bytes) -> None:
+        """Send the rest; a client that does not read it is cut.
+
+        ConnectionResetError: it has gone.
+        """
+        end = b"0\r\n\r\n" if self.is_chunked else b""
+        self._transport().write(self._framed(last) + end)
+        if self._request.protocol.writing_paused:
+            try:
+                async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                    await self._request.writer.drain()
+            except TimeoutError:
+                self.cut()
+
+    def cut(self) -> None:
+        """End the connection at once."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+    def _framed(self, body: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(body), body) if self.is_chunked else body
+
+    def _transport(self) -> asyncio.WriteTransport:
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client hung up")
+        return transport
+
+
+def _head(fields: Mapping[str, str], *, is_chunked: bool, keep_alive: bool) -> bytes:
+    if _FORBIDDEN.search("".join(fields.values())) is not None:
+        raise ValueError("a header holds a control character")
+    lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
+    if not is_chunked:
+        lines.insert(0, "HTTP/1.0 200 OK\r\n")
+    else:
+        lines.insert(0, "HTTP/1.1 200 OK\r\n")
+        lines.append("Transfer-Encoding: chunked\r\n")
+        if not keep_alive:
+            lines.append("Connection: close\r\n")
+    lines.append(f"Date: {_date(int(time.time()))}\r\n\r\n")
+    return "".join(lines).encode()
+
+
+@lru_cache(maxsize=1)
+def _date(unix_s: int) -> str:
+    return formatdate(unix_s, usegmt=True)
