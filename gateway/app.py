@@ -81,6 +81,7 @@ class Gateway:
         self.http = self._make_http()
         self._tls = _tls_files(settings)
         self._changed = asyncio.Event()
+        self.watcher.before_snapshot(self.directory.prepare)
         self.watcher.on_change(self._follow)
         self._follow_metrics()
 

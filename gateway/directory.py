@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.names import Names, PublicModel, matches
@@ -10,7 +10,7 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.hashing import cache_root
 from sluice.profiles import FRAMES, profile_of
 from sluice.scopes import Scope
-from sluice.watch import ControlState
+from sluice.watch import STEP_OBJECTS, ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
 # Answers are kept until the state changes; of those for (caller, name), at most so many.
@@ -65,7 +65,16 @@ class Directory:
         self._principals: dict[bytes, Principal] = {}  # by SHA-256 of the secret
         self._resolved: dict[tuple[Principal, str], ResolvedModel] = {}
         self._cells: dict[str, tuple[wire.Cell, ...]] = {}
+        self._prepared: tuple[dict[bytes, str], dict[str, bytes]] | None = None
         self._reindex()
+
+    def prepare(self, coming: ControlState) -> Iterator[None]:
+        """Index what a snapshot is going to make of the state, step by step; `update` follows.
+
+        Until then, answers are those of the state as it is.
+        """
+        yield from self._names.prepare(coming)
+        yield from self._prepare_keys(coming)
 
     def update(self, response: wire.WatchResponse) -> None:
         """Follow a change that the state has already taken."""
@@ -223,11 +232,24 @@ class Directory:
             return None
         return model
 
+    def _prepare_keys(self, coming: ControlState) -> Iterator[None]:
+        self._prepared = None
+        key_ids: dict[bytes, str] = {}
+        hashes: dict[str, bytes] = {}
+        for number, key in enumerate(coming.keys.values()):
+            key_id, digest = key.id, key.secret_sha256
+            key_ids[digest] = key_id
+            hashes[key_id] = digest
+            if number % STEP_OBJECTS == 0:
+                yield
+        self._prepared = key_ids, hashes
+
     def _reindex(self) -> None:
-        self._key_ids.clear()
-        self._hashes.clear()
-        for key in self._state.keys.values():
-            self._learn_key(key)
+        if self._prepared is None:
+            for _ in self._prepare_keys(self._state):
+                pass
+        assert self._prepared is not None
+        (self._key_ids, self._hashes), self._prepared = self._prepared, None
         self._index_cells()
         self._forget_answers()
 

@@ -4,10 +4,10 @@ A name is looked up for a tenant. What another tenant owns is as unknown as what
 so is an alias of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sluice.watch import ControlState
+from sluice.watch import STEP_OBJECTS, ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
 
@@ -31,7 +31,21 @@ class Names:
         self._state = state
         self._owners: dict[str, str] = {}  # of models and aliases, by name; "" is everybody
         self._by_owner: dict[str, set[str]] = {}
+        self._prepared: tuple[dict[str, str], dict[str, set[str]]] | None = None
         self._reindex()
+
+    def prepare(self, coming: ControlState) -> Iterator[None]:
+        """Index what a snapshot is going to make of the state, step by step."""
+        self._prepared = None
+        owners: dict[str, str] = {}
+        by_owner: dict[str, set[str]] = {}
+        for number, name in enumerate((*coming.models, *coming.aliases)):
+            named = coming.aliases.get(name) or coming.models[name]
+            owners[name] = named.owner_tenant_id
+            by_owner.setdefault(named.owner_tenant_id, set()).add(name)
+            if number % STEP_OBJECTS == 0:
+                yield
+        self._prepared = owners, by_owner
 
     def update(self, response: wire.WatchResponse) -> None:
         """Follow a change that the state has already taken."""
@@ -71,10 +85,11 @@ class Names:
         return [PublicModel(name, model) for name, model in found if model is not None]
 
     def _reindex(self) -> None:
-        self._owners.clear()
-        self._by_owner.clear()
-        for name in (*self._state.models, *self._state.aliases):
-            self._look_at(name)
+        if self._prepared is None:
+            for _ in self.prepare(self._state):
+                pass
+        assert self._prepared is not None
+        (self._owners, self._by_owner), self._prepared = self._prepared, None
 
     def _look_at(self, name: str) -> None:
         """Learn whose a name is: for a while it may be both a model's and an alias, as `find`."""

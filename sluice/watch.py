@@ -35,6 +35,8 @@ KINDS = (
 # First word of a snapshot file; then the SHA-256 of what follows the line, and the kinds in it.
 _FORMAT = b"sluice-snapshot-1"
 _KINDS = ",".join(KINDS).encode()
+STEP_OBJECTS = 64  # looked at between two chances to let others run: well below 1 ms
+_SLICE_S = 0.002  # of work on a snapshot, before others have their turn
 _CHUNK_OBJECTS = 2000  # objects serialized in one go: about 1 ms with the interpreter lock held
 _SILENCE_S = 6.0  # heartbeats come every 2 s; three missed ones mean a dead connection
 _LEAVE_TIMEOUT_S = 0.5
@@ -81,11 +83,16 @@ class ControlState:
         A snapshot always counts, also one with a lower version: it may come from another control
         plane, or from a database that was restored.
         """
-        if response.is_heartbeat or (not response.is_snapshot and response.version <= self.version):
+        if response.is_heartbeat:
             return False
         if response.is_snapshot:
-            for kind in KINDS:
-                self.of_kind(kind).clear()
+            coming = ControlState()
+            for _ in coming.fill(response):
+                pass
+            self.become(coming)
+            return True
+        if response.version <= self.version:
+            return False
         for kind in KINDS:
             objects = self.of_kind(kind)
             for key in getattr(response.removals, kind):
@@ -94,6 +101,31 @@ class ControlState:
                 objects[key_of(kind, message)] = message
         self.version = response.version
         return True
+
+    def fill(self, snapshot: wire.WatchResponse) -> Iterator[None]:
+        """Take a snapshot into this new state, `STEP_OBJECTS` at each step."""
+        for kind in KINDS:
+            objects = self.of_kind(kind)
+            for number, message in enumerate(getattr(snapshot.upserts, kind)):
+                objects[key_of(kind, message)] = message
+                if number % STEP_OBJECTS == 0:
+                    yield
+        self.version = snapshot.version
+
+    def become(self, other: "ControlState") -> None:
+        """Be what another state is, at once; that one is not used any more."""
+        self.version = other.version
+        for kind in KINDS:
+            setattr(self, kind, other.of_kind(kind))
+
+    def drop(self) -> Iterator[None]:
+        """Let go of everything step by step: to free 200,000 objects takes a while, too."""
+        for kind in KINDS:
+            objects = self.of_kind(kind)
+            while objects:
+                for _ in range(min(STEP_OBJECTS, len(objects))):
+                    objects.popitem()
+                yield
 
     def serialized(self) -> Iterator[bytes]:
         """Return the pieces of one serialized snapshot message, each a millisecond of work.
@@ -194,6 +226,7 @@ class ControlWatcher:
         self._own_address = own_address
         self._file = snapshot_file
         self._callbacks: list[Callable[[wire.WatchResponse], None]] = []
+        self._preparations: list[Callable[[ControlState], Iterator[None]]] = []
         self._heard_at: float | None = None  # on the monotonic clock
         self._synced = asyncio.Event()
         self._unsaved = asyncio.Event()
@@ -215,6 +248,14 @@ class ControlWatcher:
         and `removals` did. Callbacks run on the event loop and must be quick; an error ends `run`.
         """
         self._callbacks.append(callback)
+
+    def before_snapshot(self, prepare: Callable[[ControlState], Iterator[None]]) -> None:
+        """Call `prepare` with what a live snapshot is going to make of the state.
+
+        What takes long for many objects belongs there: it is done step by step, and others have
+        their turn in between. `on_change` follows; a snapshot from disk has `on_change` alone.
+        """
+        self._preparations.append(prepare)
 
     async def wait_synced(self, timeout_s: float) -> bool:
         """Wait until there is any state, from disk or live; False when time ran out."""
@@ -251,7 +292,8 @@ class ControlWatcher:
             log.warning("control_snapshot_ignored", file=str(self._file), error=str(error))
             return False
         self._heard_at = time.monotonic() - max(0.0, time.time() - saved_at_unix_s)
-        self._take(response)
+        self.state.apply(response)
+        self._tell(response)
         self._unsaved.clear()
         log.info("control_snapshot_loaded", version=self.state.version, age_s=round(self.age_s()))
         return True
@@ -272,7 +314,7 @@ class ControlWatcher:
                     async with aclosing(self._responses(channel)) as responses:
                         async for response in responses:
                             attempt = 0
-                            self._hear(response)
+                            await self._hear(response)
                 except grpc.aio.AioRpcError as error:
                     reason = error.details() or error.code().name
                 except DecodeError as error:
@@ -305,20 +347,33 @@ class ControlWatcher:
         finally:
             call.cancel()
 
-    def _hear(self, response: wire.WatchResponse) -> None:
+    async def _hear(self, response: wire.WatchResponse) -> None:
         if not self._is_connected:
             self._is_connected = True
             log.info("control_plane_found", address=self._address, known=self.state.version)
         if response.version:  # 0: a greeting before the first snapshot, which says nothing yet
             self._heard_at = time.monotonic()
-        self._take(response)
+        if response.is_snapshot:
+            await self._take_snapshot(response)
+        elif self.state.apply(response):
+            self._tell(response)
 
-    def _take(self, response: wire.WatchResponse) -> None:
-        if self.state.apply(response):
-            self._unsaved.set()
-            for callback in self._callbacks:
-                callback(response)
-            self._synced.set()
+    async def _take_snapshot(self, response: wire.WatchResponse) -> None:
+        """Replace the state at once, after work that lets others run; later deltas wait."""
+        coming, before = ControlState(), ControlState()
+        await _in_slices(coming.fill(response))
+        for prepare in self._preparations:
+            await _in_slices(prepare(coming))
+        before.become(self.state)
+        self.state.become(coming)
+        self._tell(response)
+        await _in_slices(before.drop())
+
+    def _tell(self, response: wire.WatchResponse) -> None:
+        self._unsaved.set()
+        for callback in self._callbacks:
+            callback(response)
+        self._synced.set()
 
     async def _save_changes(self, file: Path) -> None:
         pause_s = _SAVE_DELAY_S
@@ -333,6 +388,15 @@ class ControlWatcher:
         finally:
             if self._unsaved.is_set():
                 _write_or_warn(self.state.serialized(), file)
+
+
+async def _in_slices(steps: Iterator[None]) -> None:
+    """Take all steps; others have their turn every `_SLICE_S`."""
+    until_s = time.perf_counter() + _SLICE_S
+    for _ in steps:
+        if time.perf_counter() >= until_s:
+            await asyncio.sleep(0)
+            until_s = time.perf_counter() + _SLICE_S
 
 
 def _write_or_warn(pieces: Iterator[bytes], file: Path) -> None:

@@ -86,6 +86,38 @@ def test_keys_come_change_and_go(peer: Peer) -> None:
     assert peer.status("one") == 401
 
 
+def test_a_prepared_snapshot_counts_from_its_update_on(peer: Peer) -> None:
+    def steps(coming: ControlState, **objects) -> wire.WatchResponse:
+        response = wire.WatchResponse(version=9, is_snapshot=True, upserts=wire.Objects(**objects))
+        for _ in coming.fill(response):
+            pass
+        for _ in peer.directory.prepare(coming):
+            assert (peer.status("one"), peer.status("new")) == (200, 401)
+        return response
+
+    coming = ControlState()
+    response = steps(
+        coming,
+        tenants=[wire.Tenant(id="c")],
+        keys=[wire.ApiKey(id="n", tenant_id="c", secret_sha256=sha("new"))],
+        models=[wire.Model(id="of-c", owner_tenant_id="c")],
+    )
+    assert (peer.status("one"), peer.status("new")) == (200, 401)
+    peer.state.become(coming)
+    peer.directory.update(response)
+    assert (peer.status("one"), peer.status("new")) == (401, 200)
+    assert peer.names(peer.directory.authenticate("new", 0)) == ["of-c"]
+    peer.version = 9
+    peer.send(
+        keys=[wire.ApiKey(id="n", tenant_id="c", secret_sha256=sha("newer"))],
+        aliases=[wire.Alias(id="c/x", owner_tenant_id="c", target="of-c")],
+    )
+    assert (peer.status("new"), peer.status("newer")) == (401, 200)
+    assert peer.names(peer.directory.authenticate("newer", 0)) == ["c/x", "of-c"]
+    peer.send(is_snapshot=True)
+    assert peer.status("newer") == 401, "what was prepared is used once"
+
+
 def test_a_model_that_makes_embeddings_is_listed_but_does_not_chat(peer: Peer) -> None:
     peer.send(
         pools=[wire.Pool(id="e", engine="embed"), wire.Pool(id="p", engine="sim")],

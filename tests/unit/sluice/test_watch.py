@@ -1,6 +1,8 @@
 """The state that gateways and routers decide from: snapshots, deltas, and the file on disk."""
 
+import asyncio
 import math
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from sluice import watch
 from sluice.watch import KINDS, ControlState, ControlWatcher, key_of, read_snapshot, write_snapshot
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -157,13 +160,63 @@ async def test_a_file_with_other_kinds_is_used_until_there_is_a_snapshot(
 
 async def test_a_greeting_is_no_state() -> None:
     watcher = _watcher(None)
-    watcher._hear(wire.WatchResponse(version=0, is_heartbeat=True))
+    await watcher._hear(wire.WatchResponse(version=0, is_heartbeat=True))
     assert watcher.is_connected
     assert math.isinf(watcher.age_s())
     assert not await watcher.wait_synced(0.0)
-    watcher._hear(wire.WatchResponse(version=9, is_snapshot=True))
+    await watcher._hear(wire.WatchResponse(version=9, is_snapshot=True))
     assert watcher.age_s() < 60
     assert await watcher.wait_synced(0.0)
+
+
+async def test_a_snapshot_is_taken_at_once_while_others_run_and_deltas_wait(monkeypatch) -> None:
+    """Readers see what was before or what comes after, whole; preparation has seen all of it."""
+    monkeypatch.setattr(watch, "_SLICE_S", 0.0)
+    many, few = 50 * watch.STEP_OBJECTS, 20 * watch.STEP_OBJECTS
+
+    def snapshot(version: int, ids: range) -> wire.WatchResponse:
+        keys = [wire.ApiKey(id=str(number)) for number in ids]
+        tenants = [wire.Tenant(id=str(number)) for number in ids]
+        objects = wire.Objects(keys=keys, tenants=tenants)
+        return wire.WatchResponse(version=version, is_snapshot=True, upserts=objects)
+
+    first, second = snapshot(1, range(many)), snapshot(4, range(few))
+    deltas = [_delta(version, {("keys", str(many + version)): 1}) for version in (2, 3, 5, 6)]
+    told: list[tuple[int, int, int]] = []
+    prepared: list[tuple[int, int, int]] = []
+
+    def sizes(state: ControlState) -> tuple[int, int, int]:
+        return state.version, len(state.keys), len(state.tenants)
+
+    def prepare(coming: ControlState) -> Iterator[None]:
+        prepared.append((len(told), *sizes(coming)[1:]))
+        yield
+
+    async def responses(_: object) -> AsyncIterator[wire.WatchResponse]:
+        for response in (first, *deltas[:2], second, *deltas[2:]):
+            yield response
+        await asyncio.Event().wait()
+
+    watcher = _watcher(None)
+    watcher._responses = responses  # type: ignore[assignment,method-assign]
+    watcher.before_snapshot(prepare)
+    watcher.on_change(lambda _: told.append(sizes(watcher.state)))
+    seen: dict[tuple[int, int, int], int] = {}
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watcher.run())
+        while len(told) < 6:
+            now = sizes(watcher.state)
+            seen[now] = seen.get(now, 0) + 1
+            await asyncio.sleep(0)
+        running.cancel()
+    assert told == [
+        *((1, many, many), (2, many + 1, many), (3, many + 2, many)),
+        *((4, few, few), (5, few + 1, few), (6, few + 2, few)),
+    ]
+    assert prepared == [(0, many, many), (3, few, few)]
+    assert seen.keys() <= {(0, 0, 0), *told}
+    assert seen[0, 0, 0] >= 100, "others have a turn at every step"
+    assert seen[3, many + 2, many] >= 40
 
 
 @pytest.mark.parametrize(
