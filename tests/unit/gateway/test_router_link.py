@@ -1,7 +1,6 @@
 """What a link makes of a router's messages, and what it sends."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gateway.dialects.delta import Delta
 from gateway.dispatch.generation import EndKind, Generation
@@ -47,7 +46,7 @@ def test_an_answer_that_cannot_be_read_ends_and_no_other() -> None:
 
 def test_one_message_holds_as_much_as_a_router_takes() -> None:
     link = up()
-    small, large = replace(SPEC, prompt=[1]), replace(SPEC, prompt=[2] * 300_000)
+    small, large = SPEC._replace(prompt=[1]), SPEC._replace(prompt=[2] * 300_000)
     handles = [
         link.submit(Generation(spec, TextPipe(TABLE)), "c", 0)
         for spec in (small, large, large, large, large, small, small)
@@ -62,3 +61,13 @@ def test_one_message_holds_as_much_as_a_router_takes() -> None:
     assert len(batches) > 1
     assert [list(batch.cancels) for batch in batches if batch.cancels] == [handles[-1:]]
     assert batches[-1].cancels, "no cancel comes before its submit"
+
+
+def test_what_an_answer_keeps_of_a_message_does_not_keep_the_message() -> None:
+    link, answer = up(), Generation(SPEC, TextPipe(TABLE))
+    handle = link.submit(answer, "c", 0)
+    message = wire.ConnectResponse(placed=[wire.Placed(handle=handle, replica_id="replica-1")])
+    link.deliver(message, 1.0)
+    message.placed[0].replica_id = "changed"
+    assert answer.placed is not None
+    assert answer.placed.replica_id == "replica-1"

@@ -1,0 +1,176 @@
+"""What an open stream costs the gateway: one worker process, a router with a script, real sockets.
+
+No engine takes part: one whose steps are so long that ten thousand sequences cost nothing is taken
+for frozen by its agent and replaced, and a router lets 4,096 requests wait. The router here gives
+each request one token and says nothing more, so that the streams stand open.
+"""
+
+import asyncio
+import hashlib
+import sys
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.engine_alone import SHIPPED_BASE
+from benchmarks.load.sse_client import Load
+from cli.stack.valkey import valkey_spec, valkey_url
+from gateway.testing import Plan, ScriptedRouter, serve
+from sluice.artifacts import import_directory
+from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
+from sluice.watch import write_snapshot
+from sluice.wire.control.v1 import control_pb2 as control
+
+_KEY, _MODEL, _PASSWORD = "sk-parked", "parked", "parked"
+_NOBODY = "127.0.0.1:1"
+_STEP_S = 0.1
+_UNBEGUN_MAX = 500
+_BEGIN_S = 120.0
+_LEAVE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A gateway process with what it needs; `load` is a request to it."""
+
+    load: Load
+    process: psutil.Process
+
+    @property
+    def rss_bytes(self) -> int:
+        """Memory of the process now."""
+        return self.process.memory_info().rss
+
+
+@asynccontextmanager
+async def running_site() -> AsyncGenerator[Site]:
+    """Run a gateway with one worker, Valkey and a scripted router in a folder of their own."""
+    router = ScriptedRouter(lambda _: Plan([[1000]], None), step_s=_STEP_S)
+    with tempfile.TemporaryDirectory(prefix="sluice-parked-") as folder:
+        home = Path(folder)
+        digest = import_directory(SHIPPED_BASE, home / "artifacts")
+        async with serve(router) as address:
+            port = free_port()
+            valkey = valkey_spec(port, home / "valkey", home / "valkey.log", {}, password=_PASSWORD)
+            gateway = _gateway(home, _objects(digest, address), valkey_url(port, _PASSWORD))
+            started: list[ChildProcess] = []
+            try:
+                for spec in (valkey, gateway[0]):
+                    started.append(await ChildProcess.start(spec))
+                    await started[-1].wait_ready(30)
+                load = Load("127.0.0.1", gateway[1], _KEY, 0, 0, model=_MODEL, max_tokens=4000)
+                yield Site(load, psutil.Process(started[-1].pid))
+            finally:
+                for child in reversed(started):
+                    await child.stop()
+
+
+def _objects(digest: str, router_address: str) -> control.Objects:
+    secret = hashlib.sha256(_KEY.encode()).digest()
+    return control.Objects(
+        tiers=[control.Tier(id="all", priority=1)],
+        tenants=[control.Tenant(id="one", tier_id="all", cache_salt=b"1")],
+        keys=[control.ApiKey(id="key", tenant_id="one", secret_sha256=secret)],
+        bases=[control.Base(digest=digest, context_tokens_max=200_000)],
+        models=[control.Model(id=_MODEL, base_digest=digest, pool_id="pool", release="1")],
+        pools=[control.Pool(id="pool", base_digest=digest)],
+        cells=[
+            control.Cell(
+                id="cell", pool_id="pool", router_id="scripted", router_address=router_address
+            )
+        ],
+    )
+
+
+def _gateway(home: Path, objects: control.Objects, valkey: str) -> tuple[ProcessSpec, int]:
+    """Return the process, which starts from a snapshot, and its port."""
+    state, port = home / "state", free_port()
+    snapshot = control.WatchResponse(version=1, is_snapshot=True, upserts=objects)
+    write_snapshot(iter([snapshot.SerializeToString()]), state / "control.snapshot")
+    settings = {
+        "INSTANCE_ID": "parked",
+        "HTTP_ADDRESS": f"127.0.0.1:{port}",
+        "CONTROL_ADDRESS": _NOBODY,
+        "STATE_DIR": str(state),
+        "ARTIFACTS_DIR": str(home / "artifacts"),
+        "VALKEY_URL": valkey,
+        "KAFKA_BOOTSTRAP": _NOBODY,
+        "FLUSH_S": "0",
+        "DRAIN_S": "0",
+    }
+    spec = ProcessSpec(
+        name="gateway",
+        command=[sys.executable, "-m", "gateway"],
+        env={"PATH": "/usr/bin:/bin"} | {f"GATEWAY__{key}": it for key, it in settings.items()},
+        log_file=home / "gateway.log",
+        ready=lambda: port_answers("127.0.0.1", port),
+    )
+    return spec, port
+
+
+@dataclass(slots=True)
+class _Count:
+    begun: int = 0
+    refused: bytes = b""
+
+
+class _Stream(asyncio.Protocol):
+    """A stream that is opened and left open."""
+
+    __slots__ = ("_count", "_has_begun", "_request", "transport")
+
+    def __init__(self, request: bytes, count: _Count) -> None:
+        self._request = request
+        self._count = count
+        self._has_begun = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if self._has_begun:
+            return
+        if not data.startswith(b"HTTP/1.1 200"):
+            self._count.refused = data
+        self._has_begun = True
+        self._count.begun += 1
+
+
+async def parked(site: Site, streams: int) -> int:
+    """Open streams, never many at once; return the memory while all stand open, then leave.
+
+    Raises:
+        RuntimeError: One was refused; the text says why.
+        TimeoutError: They did not begin.
+    """
+    loop, count, request = asyncio.get_running_loop(), _Count(), site.load.request()
+    opened: list[_Stream] = []
+
+    async def begun(least: int) -> None:
+        while count.begun < least:  # noqa: ASYNC110 - counted by the protocols
+            await asyncio.sleep(0.01)
+        if count.refused:
+            raise RuntimeError(count.refused[-300:].decode(errors="replace"))
+
+    try:
+        async with asyncio.timeout(_BEGIN_S):
+            for index in range(streams):
+                _, stream = await loop.create_connection(
+                    lambda: _Stream(request, count), site.load.host, site.load.port
+                )
+                opened.append(stream)
+                await begun(index - _UNBEGUN_MAX)
+            await begun(streams)
+        return site.rss_bytes
+    finally:
+        for stream in opened:
+            stream.transport.abort()
+        async with asyncio.timeout(_LEAVE_S):
+            while len(site.process.net_connections("tcp")) > 100:  # noqa: ASYNC110
+                await asyncio.sleep(1.0)
