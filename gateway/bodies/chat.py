@@ -80,10 +80,10 @@ class ChatRequest(GenerationFields):
     @property
     def callable_tools(self) -> Sequence[Tool]:
         """The tools that the model may call."""
-        if self.tool_choice == "none":
+        if self.tool_choice == "none" or not self.tools:
             return ()
         names = self._chosen_names()
-        return [tool for tool in self.tools or () if not names or tool.function.name in names]
+        return [tool for tool in self.tools if not names or tool.function.name in names]
 
     @property
     def must_call(self) -> bool:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from sluice.hashing import HASH_BYTES
 
@@ -62,8 +63,7 @@ class CellView:
         self.seed = _seed(self.cell_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """What a request brings for the choice.
 
     Attributes:

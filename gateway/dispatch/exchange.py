@@ -43,19 +43,20 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
     """Return what generations, if there are any, have come to; those of one prompt in a row."""
     if not generations:
         return Tally()
-    leaders = generations[::answers_per_prompt]
     first = generations[0]
-    return Tally(
-        prompt_tokens=sum([len(leader.spec.prompt) for leader in leaders]),
-        cached_tokens=sum([leader.cached_tokens for leader in leaders]),
-        output_tokens=sum([len(generation.emitted) for generation in generations]),
-        session_hash=first.spec.session_hash,
-        prefill_us=first.prefill_us,
-        first_at_s=min([it.first_at_s for it in generations if it.first_at_s], default=0.0),
-        itl_max_s=max([generation.itl_max_s for generation in generations]),
-        resumes=sum([generation.resumes for generation in generations]),
-        placed=first.placed,
+    tally = Tally(
+        session_hash=first.spec.session_hash, prefill_us=first.prefill_us, placed=first.placed
     )
+    for index, it in enumerate(generations):
+        if index % answers_per_prompt == 0:
+            tally.prompt_tokens += len(it.spec.prompt)
+            tally.cached_tokens += it.cached_tokens
+        tally.output_tokens += len(it.emitted)
+        tally.resumes += it.resumes
+        tally.itl_max_s = max(tally.itl_max_s, it.itl_max_s)
+        if it.first_at_s and not 0 < tally.first_at_s <= it.first_at_s:
+            tally.first_at_s = it.first_at_s
+    return tally
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ coroutine only waits for the first tokens and for the end. Nothing here does I/O
 import asyncio
 import zlib
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from typing import NamedTuple
 
 from gateway.dialects.delta import NOTHING, Delta, joined
 from gateway.dispatch.cell_choice import Wish, prefix_key
@@ -22,8 +22,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationSpec:
+class GenerationSpec(NamedTuple):
     """What a router needs to know; sampling values as the engine takes them.
 
     Attributes:
@@ -72,8 +71,7 @@ class EndKind(Enum):
     LOST = auto()  # the replica, the router or the connection is gone: to be resumed
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """The end of an attempt; `code`, `message` and `retry_after_s` when it is not a success."""
 
     kind: EndKind
@@ -93,12 +91,14 @@ _KINDS = {
 }
 
 
+_CODES = {code.value: code for code in ErrorCode}
+
+
 def ending_of(outcome: wire.Outcome) -> Ending:
     """Return what a router's outcome means here."""
     kind = _KINDS.get(outcome.kind, EndKind.REFUSED)
-    try:
-        code = ErrorCode(outcome.code)
-    except ValueError:  # a newer router
+    code = _CODES.get(outcome.code)
+    if code is None:  # a success, or a newer router
         code = ErrorCode.REPLICA_LOST if kind is EndKind.LOST else ErrorCode.ENGINE_FAILED
     retry_after_s = outcome.retry_after_ms / 1000 if outcome.retry_after_ms else None
     return Ending(kind, code, outcome.message, retry_after_s)
@@ -269,14 +269,23 @@ class Generation:
             self.ending = Ending(EndKind.LENGTH)
         return self.ending
 
-    def submit_message(self, handle: int, cell_id: str, deadline_ms: int) -> wire.Submit:
-        """Return the request for a router: everything that is still to be generated."""
+    def submit_message(
+        self,
+        handle: int,
+        cell_id: str,
+        deadline_ms: int,
+        make: Callable[..., wire.Submit] = wire.Submit,
+    ) -> wire.Submit:
+        """Return the request for a router: everything that is still to be generated.
+
+        `make` is given the fields; the `add` of a message that has submits puts it there.
+        """
         spec = self.spec
         prompt, hashes = spec.prompt, spec.block_hashes
         if self.emitted:
             prompt = [*spec.prompt, *self.emitted]
             hashes = chained_hashes(prompt, spec.cache_root, known=hashes)
-        return wire.Submit(
+        return make(
             handle=handle,
             request_id=spec.request_id,
             cell_id=cell_id,

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from aiohttp import web
 
@@ -183,4 +182,4 @@ def _with_time_left(plan: Plan, task: Task, spent_s: float) -> Plan:
     if left_ms <= 0:
         raise RejectedError(ErrorCode.DEADLINE_EXCEEDED, "The deadline has passed.")
     deadline_ms = min(left_ms, plan.specs[0].deadline_ms)
-    return replace(plan, specs=[replace(it, deadline_ms=deadline_ms) for it in plan.specs])
+    return plan._replace(specs=[it._replace(deadline_ms=deadline_ms) for it in plan.specs])

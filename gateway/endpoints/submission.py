@@ -1,7 +1,5 @@
 """From a validated body to what a router is told: budget, sampling, session. Pure."""
 
-from dataclasses import replace
-
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.budget import output_budget
 from gateway.bodies.generation import GenerationFields
@@ -64,6 +62,6 @@ def _sibling(leader: GenerationSpec, index: int, *, is_begun: bool = True) -> Ge
     if sampling.HasField("seed"):
         sampling.seed = (sampling.seed + index) % _SEEDS
     request_id = f"{leader.request_id}-{index}"
-    return replace(
-        leader, request_id=request_id, sampling=sampling, choice=index, is_begun=is_begun
+    return leader._replace(
+        request_id=request_id, sampling=sampling, choice=index, is_begun=is_begun
     )

@@ -1,9 +1,8 @@
 """A validated request for text: what an endpoint knows of it, and what it comes to for a model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.generation import GenerationFields
@@ -62,8 +61,7 @@ class Task(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """A task for one model: everything that is known before anything is asked of a router."""
 
     resolved: ResolvedModel

@@ -72,7 +72,7 @@ def test_affinity_never_makes_a_cell_much_fuller_than_the_others(
         replace(c, replicas_ready=c.replicas_ready + 1, is_draining=False, is_refusing=False)
         for c in cells
     ]
-    chosen = choose(fit, replace(wish, session=0))
+    chosen = choose(fit, wish._replace(session=0))
     mean = sum(cell.tokens_owed for cell in fit) / sum(cell.replicas_ready for cell in fit)
     assert load_bound(fit) == pytest.approx(max(IDLE_TOKENS, LOAD_FACTOR * mean))
     assert _owed(chosen) <= load_bound(fit)
@@ -131,14 +131,14 @@ def test_a_session_stays_until_waiting_costs_more_than_computing_anew() -> None:
     third = next(cell for cell in cells if cell not in (home, second))
     third.wait_ms = 100
     assert choose(cells, wish) is second, "those that were moved stay together too"
-    assert choose(cells, replace(wish, prompt_tokens=11_000)) is home
+    assert choose(cells, wish._replace(prompt_tokens=11_000)) is home
     for cell in cells:
         cell.wait_ms = 5000
     assert choose(cells, wish) is home, "no better anywhere"
 
 
 def test_short_and_equal_ones_are_spread_by_their_salt() -> None:
-    chosen = {choose(_idle(4), replace(NOTHING, salt=salt)).cell_id for salt in range(64)}
+    chosen = {choose(_idle(4), NOTHING._replace(salt=salt)).cell_id for salt in range(64)}
     assert len(chosen) == 4
 
 

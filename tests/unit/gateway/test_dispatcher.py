@@ -5,7 +5,6 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -64,7 +63,7 @@ def nothing() -> None:
 
 
 def made(number: int) -> list[Generation]:
-    return [Generation(replace(SPEC, choice=index), TextPipe(TABLE)) for index in range(number)]
+    return [Generation(SPEC._replace(choice=index), TextPipe(TABLE)) for index in range(number)]
 
 
 class Request:

@@ -1,7 +1,5 @@
 """What a router is told: at first, and when an answer goes on after a loss."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,8 +23,8 @@ def _generation(spec: GenerationSpec) -> Generation:
 
 @given(_IDS, st.lists(_IDS, max_size=3))
 def test_the_hashes_are_those_of_the_prompt_that_is_sent(prompt, emitted) -> None:
-    spec = replace(
-        SPEC, prompt=prompt, cache_root=_ROOT, block_hashes=chained_hashes(prompt, _ROOT)
+    spec = SPEC._replace(
+        prompt=prompt, cache_root=_ROOT, block_hashes=chained_hashes(prompt, _ROOT)
     )
     generation = _generation(spec)
     for tokens in emitted:
@@ -38,7 +36,7 @@ def test_the_hashes_are_those_of_the_prompt_that_is_sent(prompt, emitted) -> Non
 
 
 def test_the_tier_is_told_and_the_session_decides_about_the_cell() -> None:
-    spec = replace(SPEC, tier_reserved_permille=250, is_preemptible=True, session_hash=7)
+    spec = SPEC._replace(tier_reserved_permille=250, is_preemptible=True, session_hash=7)
     submit = _generation(spec).submit_message(1, "c", 0)
     assert (submit.tier_reserved_permille, submit.is_preemptible) == (250, True)
     assert (spec.wish.session, spec.wish.prefix, spec.wish.prompt_tokens) == (7, 0, 1)
@@ -51,7 +49,7 @@ def test_what_was_sent_counts_until_the_router_says_more() -> None:
     told = wire.CellState(cell_id="c", replicas_ready=2, tokens_owed=50, wait_ms=9)
     link.deliver(wire.ConnectResponse(cells=[told]), 1.0)
     assert len(changes) == 2, "it came up, and later owned a cell"
-    link.submit(_generation(replace(SPEC, prompt=[1] * 30)), "c", 0)
+    link.submit(_generation(SPEC._replace(prompt=[1] * 30)), "c", 0)
     view = link.cells["c"]
     assert (view.tokens_owed, view.replicas_ready, view.wait_ms) == (80, 2, 9)
     told.is_draining = True
