@@ -4,22 +4,27 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version as package_version
+from typing import Any
 
 import grpc.aio
 import structlog
 from aiohttp import web
 
+from control_plane.admin.audit import AuditRoutes
+from control_plane.admin.keys import ADMIN_KEYS
+from control_plane.audit.repository import prune_answers
 from control_plane.database import Database
 from control_plane.fleet.agents import AgentService
-from control_plane.fleet.routes import POOLS, VIEWS, FleetRoutes
+from control_plane.fleet.routes import FleetRoutes
 from control_plane.fleet.service import Fleet
+from control_plane.http.keys import KeyRoutes
 from control_plane.http.openapi import document
+from control_plane.http.routes import Route
 from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import Metrics
 from control_plane.models import routes as models
 from control_plane.settings import Settings
 from control_plane.tenants import routes as tenants
-from control_plane.tenants.model import KeyBody, RotationBody
 from control_plane.watch.feed import Feed
 from control_plane.watch.service import WatchService
 from sluice.lifecycle import stop_signals
@@ -54,7 +59,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         database = Database(settings.database_url.get_secret_value())
         stack.push_async_callback(database.close)
         feed = Feed(database)
-        fleet = Fleet(database, feed)
+        fleet = Fleet(database, feed, prune=prune_answers)
         metrics = Metrics()
         background = await stack.enter_async_context(asyncio.TaskGroup())
         loops = [background.create_task(feed.run()), background.create_task(fleet.run())]
@@ -64,19 +69,27 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         watch = WatchService(feed, presence.present, presence.leave, metrics.count_watcher)
         agents = AgentService(database, feed, fleet)
         await _serve_grpc(stack, settings.grpc_address, watch, agents)
-        routes = [
-            *tenants.routes(database),
-            *models.routes(database),
-            *FleetRoutes(database).routes(),
-            *_operations(feed, metrics),
-        ]
-        application = make_application(routes, settings.admin_key_sha256, metrics.count_request)
+        routes = admin_routes(database)
+        routes += _operations(feed, metrics, document(routes, package_version("sluice")))
+        bootstrap = settings.admin_key_sha256
+        application = make_application(routes, database, bootstrap, metrics.count_request)
         runner = make_runner(application)
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
         host, _, port = settings.http_address.rpartition(":")
         await web.TCPSite(runner, host.strip("[]"), int(port)).start()
         yield
+
+
+def admin_routes(database: Database) -> list[Route]:
+    """Return the routes of the admin REST, of all domains."""
+    return [
+        *tenants.routes(database),
+        *models.routes(database),
+        *FleetRoutes(database).routes(),
+        *KeyRoutes(database, ADMIN_KEYS).routes(),
+        *AuditRoutes(database).routes(),
+    ]
 
 
 async def _serve_grpc(
@@ -93,7 +106,7 @@ async def _serve_grpc(
     stack.push_async_callback(server.stop, _GRPC_STOP_S)
 
 
-def _operations(feed: Feed, metrics: Metrics) -> list[web.RouteDef]:
+def _operations(feed: Feed, metrics: Metrics, description: dict[str, Any]) -> list[Route]:
     """Return the routes of health, metrics and the REST's description; they need no key."""
 
     async def healthz(_: web.Request) -> web.Response:
@@ -108,14 +121,6 @@ def _operations(feed: Feed, metrics: Metrics) -> list[web.RouteDef]:
         }
         return web.json_response(body, status=200 if feed.is_loaded else 503)
 
-    description = document(
-        (*tenants.RESOURCES, *models.RESOURCES, POOLS),
-        VIEWS,
-        KeyBody,
-        RotationBody,
-        package_version("sluice"),
-    )
-
     async def openapi(_: web.Request) -> web.Response:
         return web.json_response(description)
 
@@ -124,8 +129,8 @@ def _operations(feed: Feed, metrics: Metrics) -> list[web.RouteDef]:
         return web.Response(body=body, headers={"Content-Type": metrics.content_type})
 
     return [
-        web.get("/healthz", healthz),
-        web.get("/readyz", readyz),
-        web.get("/openapi.json", openapi),
-        web.get("/metrics", show_metrics),
+        Route("GET", "/healthz", healthz, None),
+        Route("GET", "/readyz", readyz, None),
+        Route("GET", "/openapi.json", openapi, None),
+        Route("GET", "/metrics", show_metrics, None),
     ]

@@ -1,4 +1,6 @@
-"""The schema of PostgreSQL, as SQLAlchemy sees it; migrations/postgres makes it.
+"""The tables of tenants, models and fleet, and what the other domains make theirs with.
+
+migrations/postgres makes them; `schema` has all tables.
 
 Tables whose rows readers of `Watch` receive have the column names of control.proto. Triggers (in
 the migration) write every change of a watched column into `changes`, in the order of commits.
@@ -36,7 +38,8 @@ metadata = MetaData(
 )
 
 
-def _count(name: str) -> Column[int]:
+def count_column(name: str) -> Column[int]:
+    """Return a column of whole numbers from 0."""
     return Column(
         name,
         Integer,
@@ -46,19 +49,23 @@ def _count(name: str) -> Column[int]:
     )
 
 
-def _flag(name: str) -> Column[bool]:
+def flag_column(name: str) -> Column[bool]:
+    """Return a column that is false unless it is set."""
     return Column(name, Boolean, nullable=False, server_default=text("false"))
 
 
-def _words(name: str) -> Column[str]:
+def words_column(name: str) -> Column[str]:
+    """Return a column of text that is empty unless it is set."""
     return Column(name, Text, nullable=False, server_default="")
 
 
-def _object(name: str) -> Column[Any]:
+def object_column(name: str) -> Column[Any]:
+    """Return a column of JSON objects."""
     return Column(name, JSONB, nullable=False, server_default=text("'{}'::jsonb"))
 
 
-def _list(name: str) -> Column[list[str]]:
+def list_column(name: str) -> Column[list[str]]:
+    """Return a column of lists of texts."""
     return Column(name, ARRAY(Text), nullable=False, server_default=text("'{}'"))
 
 
@@ -66,11 +73,11 @@ tiers = Table(
     "tiers",
     metadata,
     Column("id", Text, primary_key=True),
-    _count("priority"),
-    _count("rpm"),
-    _count("tpm"),
-    _count("context_tokens_max"),
-    _count("ttft_deadline_ms"),
+    count_column("priority"),
+    count_column("rpm"),
+    count_column("tpm"),
+    count_column("context_tokens_max"),
+    count_column("ttft_deadline_ms"),
     Column(
         "reserved_permille",
         Integer,
@@ -78,23 +85,23 @@ tiers = Table(
         nullable=False,
         server_default="0",
     ),
-    _flag("is_preemptible"),
-    _count("requests_max"),
-    _object("model_limits"),
+    flag_column("is_preemptible"),
+    count_column("requests_max"),
+    object_column("model_limits"),
 )
 
 tenants = Table(
     "tenants",
     metadata,
     Column("id", Text, primary_key=True),
-    _words("name"),
+    words_column("name"),
     Column("tier_id", Text, ForeignKey("tiers.id"), nullable=False, index=True),
     Column("cache_salt", LargeBinary, nullable=False),
-    _flag("is_disabled"),
+    flag_column("is_disabled"),
     Column("weight", Integer, CheckConstraint("weight >= 1", name="weight"), nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    _object("limits"),
-    _object("fallbacks"),
+    object_column("limits"),
+    object_column("fallbacks"),
 )
 
 api_keys = Table(
@@ -106,21 +113,21 @@ api_keys = Table(
     ),
     Column("secret_sha256", LargeBinary, nullable=False, unique=True),
     Column("expires_at_unix_ms", BigInteger, nullable=False, server_default="0"),
-    _flag("is_disabled"),
-    _count("rpm"),
-    _count("tpm"),
+    flag_column("is_disabled"),
+    count_column("rpm"),
+    count_column("tpm"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    _count("requests_max"),
-    _list("scopes"),
-    _list("models"),
+    count_column("requests_max"),
+    list_column("scopes"),
+    list_column("models"),
 )
 
 bases = Table(
     "bases",
     metadata,
     Column("digest", Text, primary_key=True),
-    _words("name"),
-    _count("context_tokens_max"),
+    words_column("name"),
+    count_column("context_tokens_max"),
 )
 
 pools = Table(
@@ -129,8 +136,8 @@ pools = Table(
     Column("id", Text, primary_key=True),
     Column("base_digest", Text, ForeignKey("bases.digest"), nullable=False, index=True),
     Column("engine", Text, nullable=False),
-    _count("replicas_wanted"),
-    _object("engine_options"),
+    count_column("replicas_wanted"),
+    object_column("engine_options"),
     Column(
         "cell_replicas_max",
         Integer,
@@ -138,7 +145,7 @@ pools = Table(
         nullable=False,
         server_default="64",
     ),
-    _object("roles"),
+    object_column("roles"),
 )
 
 models = Table(
@@ -146,8 +153,8 @@ models = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("base_digest", Text, ForeignKey("bases.digest"), nullable=False, index=True),
-    _words("adapter_digest"),
-    _words("release"),
+    words_column("adapter_digest"),
+    words_column("release"),
     Column("owner_tenant_id", Text, ForeignKey("tenants.id"), index=True),
     Column("created_at_unix_s", BigInteger, nullable=False),
     Column("pool_id", Text, ForeignKey("pools.id"), nullable=False, index=True),
@@ -162,7 +169,7 @@ releases = Table(
         "model_id", Text, ForeignKey("models.id", ondelete="CASCADE"), nullable=False, index=True
     ),
     Column("base_digest", Text, ForeignKey("bases.digest"), nullable=False, index=True),
-    _words("adapter_digest"),
+    words_column("adapter_digest"),
     Column("pool_id", Text, ForeignKey("pools.id", ondelete="SET NULL"), index=True),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
@@ -182,14 +189,14 @@ nodes = Table(
     "nodes",
     metadata,
     Column("id", Text, primary_key=True),
-    _count("cpu_count"),
+    count_column("cpu_count"),
     Column("memory_bytes", BigInteger, nullable=False, server_default="0"),
-    _list("accelerators"),
-    _list("engines"),
+    list_column("accelerators"),
+    list_column("engines"),
     Column("seen_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    _flag("is_lost"),
-    _flag("is_cordoned"),
-    _words("cordon_reason"),
+    flag_column("is_lost"),
+    flag_column("is_cordoned"),
+    words_column("cordon_reason"),
 )
 
 routers = Table(
@@ -200,7 +207,7 @@ routers = Table(
     Column("seen_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("left_at", DateTime(timezone=True)),
     Column("came_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    _flag("is_gone"),
+    flag_column("is_gone"),
 )
 
 cells = Table(
@@ -208,10 +215,10 @@ cells = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("pool_id", Text, ForeignKey("pools.id", ondelete="CASCADE"), nullable=False, index=True),
-    _words("router_id"),
-    _words("router_address"),
+    words_column("router_id"),
+    words_column("router_address"),
     Column("epoch", BigInteger, nullable=False, server_default="0"),
-    _flag("is_draining"),
+    flag_column("is_draining"),
     Column("draining_since", DateTime(timezone=True)),
     Column("assigned_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
@@ -223,18 +230,18 @@ replicas = Table(
     Column("pool_id", Text, ForeignKey("pools.id", ondelete="CASCADE"), nullable=False, index=True),
     Column("cell_id", Text, ForeignKey("cells.id", ondelete="CASCADE"), nullable=False, index=True),
     Column("node_id", Text, ForeignKey("nodes.id"), nullable=False, index=True),
-    _flag("is_draining"),
+    flag_column("is_draining"),
     Column("state", SmallInteger, nullable=False),
-    _words("grpc_address"),
-    _words("triton_model"),
-    _words("profile"),
-    _words("role"),
+    words_column("grpc_address"),
+    words_column("triton_model"),
+    words_column("profile"),
+    words_column("role"),
     # What the agent says beside it; not watched, because it changes with every heartbeat.
-    _words("metrics_address"),
-    _count("pid"),
+    words_column("metrics_address"),
+    count_column("pid"),
     Column("memory_bytes", BigInteger, nullable=False, server_default="0"),
-    _count("restarts"),
-    _words("message"),
+    count_column("restarts"),
+    words_column("message"),
 )
 
 changes = Table(

@@ -21,6 +21,8 @@ class ErrorCode(StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     CONFLICT = "conflict"
+    PRECONDITION_FAILED = "precondition_failed"
+    IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     RATE_LIMIT_REQUESTS = "rate_limit_requests"
     RATE_LIMIT_TOKENS = "rate_limit_tokens"
@@ -55,6 +57,8 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.NOT_FOUND: 404,
     ErrorCode.METHOD_NOT_ALLOWED: 405,
     ErrorCode.CONFLICT: 409,
+    ErrorCode.PRECONDITION_FAILED: 412,
+    ErrorCode.IDEMPOTENCY_KEY_REUSED: 422,
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
     ErrorCode.RATE_LIMIT_REQUESTS: 429,
     ErrorCode.RATE_LIMIT_TOKENS: 429,

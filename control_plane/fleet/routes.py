@@ -6,10 +6,13 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
+from control_plane.access.roles import Action
 from control_plane.database import Database
 from control_plane.fleet.bodies import PoolBody
 from control_plane.fleet.model import ReplicaState
+from control_plane.http import describe
 from control_plane.http.resources import Resource, ResourceRoutes, Values, page
+from control_plane.http.routes import Route
 from sluice.errors import ErrorCode, PlatformError
 
 
@@ -37,13 +40,12 @@ POOLS = Resource(
     path="pools",
     table=tables.pools,
     shown=("id", *PoolBody.model_fields),
+    read=Action.READ_PUBLIC,
+    write=Action.WRITE_FLEET,
     body=PoolBody,
     before_write=_check_running,
     after_write=_make_cell,
 )
-
-
-VIEWS = ("cells", "replicas", "nodes", "routers")
 
 
 class FleetRoutes:
@@ -52,15 +54,20 @@ class FleetRoutes:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[Route]:
         """Return the routes."""
-        return [
-            *ResourceRoutes(self._database, POOLS).routes(),
-            web.get("/v1/cells", self.cells),
-            web.get("/v1/replicas", self.replicas),
-            web.get("/v1/nodes", self.nodes),
-            web.get("/v1/routers", self.routers),
-        ]
+        views = (
+            (tables.cells, self.cells),
+            (tables.replicas, self.replicas),
+            (tables.nodes, self.nodes),
+            (tables.routers, self.routers),
+        )
+        found = ResourceRoutes(self._database, POOLS).routes()
+        for table, handler in views:
+            told = describe.listing(f"List {table.name}", describe.shown(table.c.keys()))
+            path, action = f"/v1/{table.name}", Action.READ_PLATFORM
+            found.append(Route("GET", path, handler, action, table.name, told))
+        return found
 
     async def cells(self, request: web.Request) -> web.Response:
         """Return cells and their owners."""

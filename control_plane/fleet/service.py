@@ -7,7 +7,7 @@ it looks more often: its cells wait.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -32,13 +32,17 @@ _ROUTERS_RETURN_S = 4.0
 _NODES_RETURN_S = model.NODE_LOST_AFTER_S
 _PRUNE_INTERVAL_S = 600.0
 
+Prune = Callable[[AsyncConnection], Awaitable[None]]
+
 
 class Fleet:
     """Owns the presence of routers, and the loop."""
 
-    def __init__(self, database: Database, feed: Feed) -> None:
+    def __init__(self, database: Database, feed: Feed, prune: Prune) -> None:
+        """Prepare; `prune` deletes old rows of others, now and then, in the leader's step."""
         self._database = database
         self._feed = feed
+        self._prune = prune
         self._wake = asyncio.Event()
         self.presence = Presence(self._wake.set)
         self._liveness = Liveness(self.presence)
@@ -123,6 +127,7 @@ class Fleet:
             await self._reconcile(connection, pools, spread.open, replicas)
             if time.monotonic() - self._pruned_at > _PRUNE_INTERVAL_S:
                 await repository.prune_changes(connection)
+                await self._prune(connection)
                 self._pruned_at = time.monotonic()
         return departed, gone
 

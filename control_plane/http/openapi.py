@@ -1,49 +1,62 @@
-"""The description of the admin REST (OpenAPI 3.1), made from the resources themselves."""
+"""The description of the admin REST (OpenAPI 3.1), made from its routes."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from control_plane.fields import Body
-from control_plane.http.resources import Resource
+from control_plane.access.roles import roles_for
+from control_plane.http.routes import Route
 
 Json = dict[str, Any]
 
 _PROBLEM: Json = {
     "type": "object",
-    "required": ["type", "title", "status", "code", "detail"],
+    "required": ["type", "title", "status", "code", "detail", "request_id"],
     "properties": {
-        "type": {"type": "string"},
+        "type": {"type": "string", "description": "urn:sluice:problem: and the code"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "code": {"type": "string", "description": "stable, for programs"},
         "detail": {"type": "string", "description": "for people"},
-        "param": {"type": "string", "description": "the field at fault"},
+        "param": {"type": "string", "description": "the field, header or parameter at fault"},
+        "request_id": {"type": "string", "description": "as in x-request-id, logs and audit"},
     },
+}
+_ETAG: Json = {
+    "ETag": {"description": "what the object is now", "schema": {"type": "string"}},
+}
+_REPLAYED: Json = {
+    "Idempotency-Replayed": {
+        "description": "true: the answer of an earlier request with the same key",
+        "schema": {"type": "string"},
+    },
+}
+_FAILURES = {
+    "401": "no such key, or it was revoked, is disabled or has expired",
+    "403": "the key's role may not do this; the detail names the role that may",
+}
+_WRITE_FAILURES = {
+    "409": "it contradicts other objects, or the first request with the key is under way",
+    "412": "the object is not what If-Match or If-None-Match takes it for",
+    "422": "the Idempotency-Key came with another request before",
 }
 
 
-def document(
-    resources: Iterable[Resource],
-    views: Iterable[str],
-    key_body: type[Body],
-    rotation_body: type[Body],
-    version: str,
-) -> Json:
+def document(routes: Iterable[Route], version: str) -> Json:
     """Return the OpenAPI document.
 
     Args:
-        resources: All that can be read, and mostly put.
-        views: Paths below /v1/ that can only be listed.
-        key_body: What makes an API key.
-        rotation_body: What replaces one.
+        routes: All there is; those open to all are left out.
         version: Of this software.
     """
     paths: Json = {}
-    for resource in resources:
-        paths |= _resource_paths(resource)
-    for view in views:
-        paths[f"/v1/{view}"] = {"get": _operation(f"List {view}", {"200": _page({})})}
-    paths |= _key_paths(key_body, rotation_body)
+    for route in routes:
+        if route.action is None:
+            continue
+        path = paths.setdefault(route.public_path, {})
+        if names := re.findall(r"\{(\w+)\}", route.public_path):
+            path["parameters"] = [_path_parameter(name) for name in names]
+        path[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sluice admin REST", "version": version},
@@ -56,99 +69,53 @@ def document(
     }
 
 
-def _resource_paths(resource: Resource) -> Json:
-    name, key = resource.path, resource.key.name
-    body: Json = resource.body.model_json_schema() if resource.body is not None else {}
-    written: Json = body.get("properties", {})
-    shown: Json = {
-        "type": "object",
-        "properties": {field: written.get(field, {"type": "string"}) for field in resource.shown},
+def _operation(route: Route) -> Json:
+    """Return what a route says of itself, and what is the same for all."""
+    assert route.action is not None, "what is open to all is not described"
+    assert "summary" in route.operation, f"{route.method} {route.path} is not described"
+    roles = ", ".join(roles_for(route.action))
+    found = route.operation | {
+        "tags": [route.kind],
+        "description": f"Roles: {roles}.",
+        "x-sluice-action": str(route.action),
     }
-    one = _json(shown)
-    single: Json = {
-        "parameters": [_parameter(key)],
-        "get": _operation(f"Show one of {name}", {"200": one}),
-        "delete": _operation(f"Delete one of {name}", {"204": {"description": "deleted"}}),
-    }
-    if body:
-        written_one: Json = {"200": one, "201": one}
-        single["put"] = _operation(f"Create or replace one of {name}", written_one, body)
-    listed = _operation(f"List {name}", {"200": _page(shown)}, paged=True)
-    listed["parameters"] += [_query(column, "string") for column in resource.filters]
-    return {f"/v1/{name}": {"get": listed}, f"/v1/{name}/{{{key}}}": single}
-
-
-def _key_paths(key_body: type[Body], rotation_body: type[Body]) -> Json:
-    body = key_body.model_json_schema()
-    shown: Json = {
-        "type": "object",
-        "properties": {"id": {"type": "string"}, **body["properties"]},
-    }
-    made: Json = {
-        "type": "object",
-        "required": ["id", "key"],
-        "properties": {
-            "id": {"type": "string"},
-            "key": {"type": "string", "description": "shown here and never again"},
-            **body["properties"],
+    failures = _FAILURES | (_WRITE_FAILURES if route.is_write else {})
+    headers = _ETAG | (_REPLAYED if route.is_write else {})
+    found["responses"] = {
+        **{
+            status: success | {"headers": headers}
+            for status, success in route.operation["responses"].items()
         },
+        **{status: _problem(text) for status, text in failures.items()},
+        "default": _problem("a problem"),
     }
+    found["parameters"] = [
+        *route.operation.get("parameters", []),
+        *(_header(name, text) for name, text in _request_headers(route).items()),
+    ]
+    return found
+
+
+def _request_headers(route: Route) -> dict[str, str]:
+    if not route.is_write:
+        return {"If-None-Match": "a tag that is known: 304 when it still is the same"}
     return {
-        "/v1/tenants/{tenant_id}/keys": {
-            "parameters": [_parameter("tenant_id")],
-            "get": _operation("List a tenant's keys", {"200": _page(shown)}, paged=True),
-            "post": _operation("Make a key", {"201": _json(made)}, body),
-        },
-        "/v1/tenants/{tenant_id}/keys/{id}": {
-            "parameters": [_parameter("tenant_id"), _parameter("id")],
-            "get": _operation("Show a key", {"200": _json(shown)}),
-            "patch": _operation("Change what is given of a key", {"200": _json(shown)}, body),
-            "delete": _operation("Revoke a key", {"204": {"description": "revoked"}}),
-        },
-        "/v1/tenants/{tenant_id}/keys/{id}/rotate": {
-            "parameters": [_parameter("tenant_id"), _parameter("id")],
-            "post": _operation(
-                "Make a key like this one, which ends after a grace",
-                {"201": _json(made)},
-                rotation_body.model_json_schema(),
-            ),
-        },
+        "Idempotency-Key": "the same request with the same key within 24 h is answered as before",
+        "If-Match": "the ETag that the object must still have",
+        "If-None-Match": "*: only if there is no such object yet",
     }
 
 
-def _operation(
-    summary: str, answers: Json, body: Json | None = None, *, paged: bool = False
-) -> Json:
-    problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
-    failure = {"description": "a problem", "content": {"application/problem+json": problem}}
-    operation: Json = {"summary": summary, "responses": answers | {"default": failure}}
-    if body is not None:
-        operation["requestBody"] = {"content": {"application/json": {"schema": body}}}
-    if paged:
-        operation["parameters"] = [_query("limit", "integer"), _query("after", "string")]
-    return operation
+def _problem(description: str) -> Json:
+    schema = {"$ref": "#/components/schemas/Problem"}
+    content = {"application/problem+json": {"schema": schema}}
+    return {"description": description, "content": content}
 
 
-def _parameter(name: str) -> Json:
+def _path_parameter(name: str) -> Json:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def _query(name: str, kind: str) -> Json:
-    return {"name": name, "in": "query", "schema": {"type": kind}}
-
-
-def _json(schema: Json) -> Json:
-    return {"description": "ok", "content": {"application/json": {"schema": schema}}}
-
-
-def _page(schema: Json) -> Json:
-    return _json(
-        {
-            "type": "object",
-            "required": ["data", "has_more"],
-            "properties": {
-                "data": {"type": "array", "items": schema},
-                "has_more": {"type": "boolean"},
-            },
-        }
-    )
+def _header(name: str, description: str) -> Json:
+    schema = {"type": "string"}
+    return {"name": name, "in": "header", "description": description, "schema": schema}

@@ -4,6 +4,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from control_plane.http.routes import REQUEST_ID
 from sluice.errors import STATUS, ErrorCode, PlatformError
 
 log = structlog.get_logger(__name__)
@@ -15,7 +16,7 @@ _CODES = {
 }
 
 
-def problem(error: PlatformError) -> web.Response:
+def problem(error: PlatformError, request_id: str) -> web.Response:
     """Return the answer for an error."""
     body: dict[str, object] = {
         "type": f"urn:sluice:problem:{error.code}",
@@ -23,6 +24,7 @@ def problem(error: PlatformError) -> web.Response:
         "status": error.status,
         "code": error.code,
         "detail": error.message,
+        "request_id": request_id,
     }
     if error.param:
         body["param"] = error.param
@@ -39,19 +41,24 @@ def problem(error: PlatformError) -> web.Response:
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn errors into problem details; what nobody expected is logged and hidden."""
+    request_id = request[REQUEST_ID]
     try:
         return await handler(request)
     except PlatformError as error:
-        return problem(error)
+        return problem(error, request_id)
     except web.HTTPException as error:
         if error.status < web.HTTPBadRequest.status_code:
             raise
         code = _CODES.get(error.status, ErrorCode.INVALID_REQUEST)
-        answer = problem(PlatformError(code, f"{request.method} {request.path}: {error.reason}"))
+        message = f"{request.method} {request.path}: {error.reason}"
+        answer = problem(PlatformError(code, message), request_id)
         answer.set_status(error.status)
         if "Allow" in error.headers:
             answer.headers["Allow"] = error.headers["Allow"]
         return answer
     except Exception:
-        log.exception("request_failed", method=request.method, path=request.path)
-        return problem(PlatformError(ErrorCode.INTERNAL, "an unexpected error; it was logged"))
+        log.exception(
+            "request_failed", method=request.method, path=request.path, request_id=request_id
+        )
+        message = "an unexpected error; it was logged with this request's id"
+        return problem(PlatformError(ErrorCode.INTERNAL, message), request_id)

@@ -1,7 +1,8 @@
 """Rows as REST resources: create-or-replace, read, list and delete, the same for every kind.
 
-A `Resource` says what differs: the table, the body, which columns are shown and what else a write
-has to do. PUT is idempotent; writing what is there already changes nothing and tells no watcher.
+A `Resource` says what differs: the table, the body, which columns are shown, whose a row is and
+what else a write has to do. PUT is idempotent; writing what is there already changes nothing and
+tells no watcher.
 """
 
 import re
@@ -10,20 +11,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
-from sqlalchemy import Column, Select, Table, delete, literal_column, select
+from sqlalchemy import Column, ColumnElement, Select, Table, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from control_plane.access.roles import Action, Reach
 from control_plane.database import Database
 from control_plane.fields import Body, checked_id
+from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
+from control_plane.http.etags import etag, is_known
+from control_plane.http.routes import ACTOR, ROUTE, Route
+from control_plane.http.writes import Answer, Write, Writes
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 PAGE_MAX = 1000
+_LOCKS = 731053  # one for each id, held while it is written: what is not there has no row to lock
 
 Values = dict[str, Any]
 Hook = Callable[[AsyncConnection, str, Values], Awaitable[None]]
+Owners = list[str | None]
 DeleteHook = Callable[[AsyncConnection, str], Awaitable[None]]
 
 
@@ -43,6 +51,9 @@ class Resource:
         path: Below /v1/.
         table: Its rows.
         shown: Columns of an answer.
+        read: What reading it takes.
+        write: What writing it takes.
+        owner: Tenant of a row, in SQL (NULL: nobody's); None: no row is anybody's.
         body: What PUT takes; None for what only we write.
         on_create: Values of a new row that the body does not hold and a replacement keeps.
         before_write: Checks in the same transaction; raises what the caller shall see. It may
@@ -58,6 +69,9 @@ class Resource:
     path: str
     table: Table
     shown: tuple[str, ...]
+    read: Action
+    write: Action
+    owner: ColumnElement[Any] | None = None
     body: type[Body] | None = None
     on_create: Callable[[], Values] = dict
     before_write: Hook = _nothing
@@ -85,23 +99,40 @@ class Resource:
         """Return the JSON of a row; NULL is shown as the empty string that stands for it."""
         return {name: "" if row[name] is None else row[name] for name in self.shown}
 
+    def select(self) -> Select[Any]:
+        """Return the query of all rows, each with its `owner`."""
+        if self.owner is None:
+            return select(self.table)
+        return select(self.table, self.owner.label("owner"))
+
 
 class ResourceRoutes:
     """The handlers of one resource."""
 
     def __init__(self, database: Database, resource: Resource) -> None:
         self._database = database
+        self._writes = Writes(database)
         self._resource = resource
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[Route]:
         """Return the routes; reading comes with every resource, writing with a body."""
-        every = f"/v1/{self._resource.path}"
-        one = f"{every}/{{{self._resource.key.name}:{self._resource.id_pattern}}}"
-        found = [web.get(every, self.list), web.get(one, self.get)]
-        if self._resource.body is not None:
-            found.append(web.put(one, self.put))
-        if self._resource.body is not None or self._resource.is_removable:
-            found.append(web.delete(one, self.delete))
+        kind = self._resource
+        every = f"/v1/{kind.path}"
+        one = f"{every}/{{{kind.key.name}:{kind.id_pattern}}}"
+        shown = describe.shown(kind.shown, kind.body)
+        listing = describe.listing(f"List {kind.path}", shown, kind.filters)
+        get = describe.operation(f"Show one of {kind.path}", answer=shown)
+        found = [
+            Route("GET", every, self.list, kind.read, kind.path, listing),
+            Route("GET", one, self.get, kind.read, kind.path, get),
+        ]
+        if kind.body is not None:
+            summary = f"Create (201) or replace (200) one of {kind.path}"
+            put = describe.operation(summary, answer=shown, body=kind.body)
+            found.append(Route("PUT", one, self.put, kind.write, kind.path, put))
+        if kind.body is not None or kind.is_removable:
+            remove = describe.operation(f"Delete one of {kind.path}")
+            found.append(Route("DELETE", one, self.delete, kind.write, kind.path, remove))
         return found
 
     async def put(self, request: web.Request) -> web.Response:
@@ -109,68 +140,146 @@ class ResourceRoutes:
         resource = self._resource
         assert resource.body is not None
         key = self._key(request)
-        values = resource.stored((await read_body(request, resource.body)).model_dump())
+        given = resource.stored((await read_body(request, resource.body)).model_dump())
 
-        async def work(connection: AsyncConnection) -> tuple[Values, bool]:
+        async def work(write: Write) -> Answer:
+            values, connection = dict(given), write.connection
+            before = await self._locked(write, key)
+            owners = self._owners(write, key, before, values)
+            write.require(*owners)
+            write.check(None if before is None else resource.show(before))
             await resource.before_write(connection, key, values)
             created = {resource.key.name: key} | resource.on_create() | values
             query = (
                 insert(resource.table)
                 .values(created)
                 .on_conflict_do_update(index_elements=[resource.key], set_=values)
-                # xmax is who replaced or locked a row version: 0 in a fresh one.
-                .returning(resource.table, literal_column("xmax = 0").label("is_new"))
+                .returning(resource.table)
             )
             row = (await connection.execute(query)).mappings().one()
             await resource.after_write(connection, key, values)
-            return resource.show({str(name): value for name, value in row.items()}), row["is_new"]
+            after = resource.show({str(name): value for name, value in row.items()})
+            if before is None:
+                write.record("create", key, None, after, owners=owners)
+                return Answer(after, key, 201)
+            write.record("replace", key, resource.show(before), after, owners=owners)
+            return Answer(after, key)
 
         try:
-            shown, is_new = await self._database.run(work)
+            return await self._writes.run(request, work)
         except IntegrityError as error:
             raise missing_reference(error) from None
-        return web.json_response(shown, status=201 if is_new else 200)
 
     async def get(self, request: web.Request) -> web.Response:
         """Return one."""
         key = self._key(request)
-        query = select(self._resource.table).where(self._resource.key == key)
-        rows = await fetch(self._database, query)
-        if not rows:
+        rows = await fetch(self._database, self._resource.select().where(self._resource.key == key))
+        if not (rows and request[ACTOR].may(self._resource.read, rows[0].get("owner"))):
             raise self._not_found(key)
-        return web.json_response(self._resource.show(rows[0]))
+        return shown(request, self._resource.show(rows[0]))
 
     async def list(self, request: web.Request) -> web.Response:
         """Return a page."""
-        query = select(self._resource.table)
+        query = self._resource.select()
         for name in self._resource.filters:
             if (wanted := request.query.get(name)) is not None:
                 query = query.where(self._resource.table.c[name] == wanted.replace("\0", ""))
+        if self._resource.owner is not None:
+            query = visible(request, query, self._resource.owner)
         return await page(self._database, query, self._resource.key, request, self._resource.show)
 
     async def delete(self, request: web.Request) -> web.Response:
         """Delete one (204); 409 while something refers to it."""
-        key = self._key(request)
-        query = delete(self._resource.table).where(self._resource.key == key)
+        resource, key = self._resource, self._key(request)
 
-        async def work(connection: AsyncConnection) -> int:
-            await self._resource.before_delete(connection, key)
-            return (await connection.execute(query)).rowcount
+        async def work(write: Write) -> Answer:
+            query = resource.select().where(resource.key == key)
+            row = await first(write.connection, query)
+            if row is None or not write.actor.may(resource.read, row.get("owner")):
+                raise self._not_found(key)
+            await resource.before_delete(write.connection, key)
+            row = await self._locked(write, key)
+            if row is None:
+                raise self._not_found(key)
+            before = resource.show(row)
+            write.check(before)
+            write.record("delete", key, before, None, owners=[row.get("owner")])
+            await write.connection.execute(delete(resource.table).where(resource.key == key))
+            return Answer(None, key, 204)
 
         try:
-            if not await self._database.run(work):
-                raise self._not_found(key)
+            return await self._writes.run(request, work)
         except IntegrityError as error:
             user = getattr(_cause(error), "table_name", None) or "something"
-            message = f"{self._resource.path}/{key} is still used by {user}: delete those first"
+            message = f"{resource.path}/{key} is still used by {user}: delete those first"
             raise PlatformError(ErrorCode.CONFLICT, message) from None
-        return web.Response(status=204)
+
+    async def _locked(self, write: Write, key: str) -> Values | None:
+        """Return the row, locked like its id until the transaction ends; None if there is none."""
+        resource = self._resource
+        await write.connection.execute(lock_id(resource.path, key))
+        query = resource.select().where(resource.key == key)
+        # Rows that refer to it may come meanwhile.
+        locked = query.with_for_update(of=resource.table, key_share=True)
+        return await first(write.connection, locked)
+
+    def _owners(self, write: Write, key: str, before: Values | None, values: Values) -> Owners:
+        """Return whose it is, before and after.
+
+        New names of publishers are below their tenant's; what is another's is refused as what is
+        not there.
+        """
+        tenant_id = write.actor.tenant_id
+        is_its_own = before is not None and before.get("owner") == tenant_id
+        if tenant_id and not is_its_own and not key.startswith(f"{tenant_id}/"):
+            message = f"id: new names of a publisher of {tenant_id} begin with {tenant_id}/"
+            raise PlatformError(ErrorCode.PERMISSION_DENIED, message, param="id")
+        owner = values.get("owner_tenant_id")
+        return [owner] if before is None else [before.get("owner"), owner]
 
     def _key(self, request: web.Request) -> str:
         return path_id(request, self._resource.key.name, self._resource.id_check)
 
     def _not_found(self, key: str) -> PlatformError:
         return PlatformError(ErrorCode.NOT_FOUND, f"there is no {self._resource.path}/{key}")
+
+
+def shown(request: web.Request, body: Values) -> web.Response:
+    """Return the answer of a GET, with its tag; 304 to who has it already."""
+    headers = {"ETag": etag(body)}
+    if is_known(request.headers, headers["ETag"]):
+        return web.Response(status=304, headers=headers)
+    return web.json_response(body, headers=headers)
+
+
+def visible(request: web.Request, query: Select[Any], owner: ColumnElement[Any]) -> Select[Any]:
+    """Return a query narrowed to the rows that the caller may read.
+
+    Args:
+        request: Of a declared route that reads.
+        query: All rows.
+        owner: Tenant of a row, in SQL; NULL: nobody's.
+    """
+    actor, action = request[ACTOR], request[ROUTE].action
+    assert action is not None, "what is open to all has no owners"
+    match actor.reach(action):
+        case Reach.ALL:
+            return query
+        case Reach.OWN_AND_PUBLIC:
+            return query.where(or_(owner.is_(None), owner == actor.tenant_id))
+        case _:
+            return query.where(owner == actor.tenant_id)
+
+
+def lock_id(kind: str, key: str) -> Select[Any]:
+    """Return the query that holds an id until the transaction ends, whether it is there or not."""
+    return select(func.pg_advisory_xact_lock(_LOCKS, func.hashtext(f"{kind}/{key}")))
+
+
+async def first(connection: AsyncConnection, query: Select[Any]) -> Values | None:
+    """Return the first row of a query, or None."""
+    row = (await connection.execute(query)).mappings().first()
+    return None if row is None else {str(name): value for name, value in row.items()}
 
 
 async def fetch(database: Database, query: Select[Any]) -> list[Values]:
@@ -189,6 +298,8 @@ async def page(
     key: Column[str],
     request: web.Request,
     show: Callable[[Values], Values],
+    *,
+    newest_first: bool = False,
 ) -> web.Response:
     """Return rows in the order of ids: `?limit=` of them, `?after=` the last id of a page."""
     text = request.query.get("limit", str(PAGE_MAX))
@@ -197,9 +308,13 @@ async def page(
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="limit")
     limit = int(text)
     after = request.query.get("after", "").replace("\0", "")
-    rows = await fetch(database, query.where(key > after).order_by(key).limit(limit + 1))
+    if newest_first:
+        query = (query.where(key < after) if after else query).order_by(key.desc())
+    else:
+        query = query.where(key > after).order_by(key)
+    rows = await fetch(database, query.limit(limit + 1))
     data = [show(row) for row in rows[:limit]]
-    return web.json_response({"data": data, "has_more": len(rows) > limit})
+    return shown(request, {"data": data, "has_more": len(rows) > limit})
 
 
 def missing_reference(error: IntegrityError) -> PlatformError:

@@ -1,36 +1,55 @@
 """The HTTP side: admin REST, health and metrics in one application."""
 
+import re
 from collections.abc import Callable, Iterable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from control_plane.http.access import require_admin
+from control_plane.database import Database
+from control_plane.http.access import guard
 from control_plane.http.bodies import BODY_BYTES_MAX
 from control_plane.http.problems import problems
+from control_plane.http.routes import REQUEST_ID, Route
+from sluice.ids import new_id
 
 _SHUTDOWN_S = 5.0
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 def make_application(
-    routes: Iterable[web.RouteDef],
-    admin_key_sha256: str,
+    routes: Iterable[Route],
+    database: Database,
+    bootstrap_sha256: str,
     count: Callable[[str, int], None],
 ) -> web.Application:
-    """Return the application; `count` is told (route pattern, status) of every answer."""
+    """Return the application.
+
+    Args:
+        routes: All there is.
+        database: Where the admin keys are and the audit log goes.
+        bootstrap_sha256: SHA-256 (hex) of the admin key that is always there.
+        count: Is told (route pattern, status) of every answer.
+    """
 
     @web.middleware
-    async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def named(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("x-request-id", "")
+        request[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else new_id("req")
         answer = await handler(request)
+        answer.headers["x-request-id"] = request[REQUEST_ID]
         resource = request.match_info.route.resource
         count(resource.canonical if resource is not None else "none", answer.status)
         return answer
 
+    declared: dict[web.AbstractRoute, Route] = {}
     application = web.Application(
-        middlewares=[counted, problems, require_admin(admin_key_sha256)],
+        middlewares=[named, problems, guard(database, bootstrap_sha256, declared)],
         client_max_size=BODY_BYTES_MAX,
     )
-    application.add_routes(routes)
+    for route in routes:
+        (made,) = application.add_routes([web.route(route.method, route.path, route.handler)])
+        declared[made] = route
     return application
 
 

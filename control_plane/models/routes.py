@@ -2,14 +2,15 @@
 
 import time
 
-from aiohttp import web
 from sqlalchemy import and_, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from control_plane.access.roles import Action
 from control_plane.database import Database
 from control_plane.fields import checked_digest, is_id
 from control_plane.http.resources import Resource, ResourceRoutes, Values
+from control_plane.http.routes import Route
 from control_plane.models.model import (
     AliasBody,
     BaseBody,
@@ -70,10 +71,15 @@ async def _check_alias(connection: AsyncConnection, key: str, values: Values) ->
         .where(or_(models.c.id == target, releases.c.id == target))
     )
     found = (await connection.execute(query)).first()
-    if found is None:
-        message = f"target: {target} is no model or release (an alias cannot name another alias)"
+    wanted = values["owner_tenant_id"]
+    is_anothers = found is not None and found.owner_tenant_id not in {None, wanted}
+    if found is None or (is_anothers and wanted is not None):  # a publisher may be who is told
+        whose = f" that tenant {wanted} may use" if wanted else ""
+        message = (
+            f"target: {target} is no model or release{whose} (an alias cannot name another alias)"
+        )
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="target")
-    if found.owner_tenant_id not in {None, values["owner_tenant_id"]}:
+    if is_anothers:
         owner = found.owner_tenant_id
         message = f"owner_tenant_id: {target} is of tenant {owner}, so its aliases must be too"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="owner_tenant_id")
@@ -94,10 +100,19 @@ async def _check_release_is_past(connection: AsyncConnection, key: str) -> None:
         raise PlatformError(ErrorCode.CONFLICT, message)
 
 
+_RELEASE_OWNER = (
+    select(models.c.owner_tenant_id)
+    .where(models.c.id == releases.c.model_id)
+    .correlate(releases)
+    .scalar_subquery()
+)
+
 BASES = Resource(
     path="bases",
     table=bases,
     shown=("digest", *BaseBody.model_fields),
+    read=Action.READ_PUBLIC,
+    write=Action.WRITE_MODELS,
     body=BaseBody,
     id_check=checked_digest,
 )
@@ -105,6 +120,9 @@ MODELS = Resource(
     path="models",
     table=models,
     shown=("id", *ModelBody.model_fields, "created_at_unix_s"),
+    read=Action.READ_TENANT,
+    write=Action.WRITE_MODELS,
+    owner=models.c.owner_tenant_id,
     body=ModelBody,
     on_create=lambda: {"created_at_unix_s": int(time.time())},
     before_write=_check_model,
@@ -115,6 +133,9 @@ RELEASES = Resource(
     path="releases",
     table=releases,
     shown=("id", "model_id", "base_digest", "adapter_digest", "pool_id"),
+    read=Action.READ_TENANT,
+    write=Action.WRITE_MODELS,
+    owner=_RELEASE_OWNER,
     is_removable=True,
     before_delete=_check_release_is_past,
     filters=("model_id",),
@@ -124,6 +145,9 @@ ALIASES = Resource(
     path="aliases",
     table=aliases,
     shown=("id", *AliasBody.model_fields),
+    read=Action.READ_TENANT,
+    write=Action.WRITE_MODELS,
+    owner=aliases.c.owner_tenant_id,
     body=AliasBody,
     before_write=_check_alias,
     id_pattern=".+",
@@ -131,6 +155,6 @@ ALIASES = Resource(
 RESOURCES = (BASES, MODELS, RELEASES, ALIASES)
 
 
-def routes(database: Database) -> list[web.RouteDef]:
+def routes(database: Database) -> list[Route]:
     """Return the routes."""
     return [route for kind in RESOURCES for route in ResourceRoutes(database, kind).routes()]

@@ -1,8 +1,6 @@
 """Who uses the platform: tiers, tenants and their API keys."""
 
-import hashlib
 import re
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_serializer
@@ -11,11 +9,8 @@ from control_plane.fields import Body, Count, Id, Text, is_id
 from sluice.scopes import Scope
 
 SALT_BYTES = 16
-KEY_PREFIX = "sk-sluice"
 RESERVED_PERMILLE_MAX = 1000  # of all tiers together
 ANY_MODEL = "*"
-GRACE_DAYS_MAX = 90
-_DAY_S = 86_400
 _PATTERN = re.compile(r"[A-Za-z0-9._:/@+-]{0,128}\*?")
 
 
@@ -125,33 +120,3 @@ class KeyBody(Body):
     requests_max: Count = 0
     scopes: Scopes
     models: Patterns
-
-
-class RotationBody(Body):
-    """How long the old key still works beside the new one."""
-
-    grace_s: Annotated[int, Field(ge=0, le=GRACE_DAYS_MAX * _DAY_S)] = _DAY_S
-
-
-@dataclass(frozen=True, slots=True)
-class NewKey:
-    """A key at the one moment when its text is known."""
-
-    id: str
-    text: str
-
-    @property
-    def sha256(self) -> bytes:
-        """What is stored. The text has 256 random bits, so a plain hash cannot be reversed."""
-        return hashlib.sha256(self.text.encode()).digest()
-
-
-def is_expired(expires_at_unix_ms: int, now_unix_ms: int) -> bool:
-    """Return whether a key of this expiry (0: never) has ended before now."""
-    return 0 < expires_at_unix_ms < now_unix_ms
-
-
-def expiry_after_grace(expires_at_unix_ms: int, now_unix_ms: int, grace_s: int) -> int:
-    """Return when a key that is replaced now shall end; never later than it would have anyway."""
-    end = now_unix_ms + grace_s * 1000
-    return min(expires_at_unix_ms, end) if expires_at_unix_ms else end

@@ -2,15 +2,17 @@
 
 import secrets
 
-from aiohttp import web
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from control_plane.access.roles import Action
 from control_plane.database import Database
+from control_plane.http.keys import KeyRoutes
 from control_plane.http.resources import Resource, ResourceRoutes, Values
+from control_plane.http.routes import Route
 from control_plane.models.names import take_space, unknown_names
 from control_plane.tables import models, tenants, tiers
-from control_plane.tenants.keys import KeyRoutes
+from control_plane.tenants.keys import KEYS
 from control_plane.tenants.model import (
     ANY_MODEL,
     RESERVED_PERMILLE_MAX,
@@ -76,6 +78,8 @@ TIERS = Resource(
     path="tiers",
     table=tiers,
     shown=("id", *TierBody.model_fields),
+    read=Action.READ_PLATFORM,
+    write=Action.WRITE_TENANTS,
     body=TierBody,
     before_write=_check_tier,
 )
@@ -83,6 +87,9 @@ TENANTS = Resource(
     path="tenants",
     table=tenants,
     shown=("id", *TenantBody.model_fields),
+    read=Action.READ_TENANT,
+    write=Action.WRITE_TENANTS,
+    owner=tenants.c.id,
     body=TenantBody,
     on_create=lambda: {"cache_salt": secrets.token_bytes(SALT_BYTES)},
     before_write=_check_tenant,
@@ -90,9 +97,9 @@ TENANTS = Resource(
 RESOURCES = (TIERS, TENANTS)
 
 
-def routes(database: Database) -> list[web.RouteDef]:
+def routes(database: Database) -> list[Route]:
     """Return the routes."""
     return [
-        *KeyRoutes(database).routes(),
+        *KeyRoutes(database, KEYS).routes(),
         *(route for kind in RESOURCES for route in ResourceRoutes(database, kind).routes()),
     ]

@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 _SCHEMAS = "#/components/schemas/"
 # Of errors after which nobody listens, and of the administration's.
-_UNTOLD = frozenset({409, 499})
+_UNTOLD = frozenset({409, 412, 422, 499})
 # Of HTTP itself; their code is `invalid_request`.
 _HTTP_STATUSES = {
     "408": "The body came too slowly.",

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from control_plane.tables import metadata
+from control_plane.schema import metadata
 
 
 def _migrate(connection: Connection) -> None:

@@ -113,7 +113,7 @@ async def test_an_alias_names_a_model_or_a_release_and_keeps_it(plane) -> None:
         (409, "id", "m", {"target": "acme/own", "owner_tenant_id": "acme"}),
         (400, "id", "a@1", {"target": "m"}),
         (400, "owner_tenant_id", "a", {"target": "acme/own"}),
-        (400, "owner_tenant_id", "a", {"target": "acme/own", "owner_tenant_id": "zoe"}),
+        (400, "target", "a", {"target": "acme/own", "owner_tenant_id": "zoe"}),
         (400, "owner_tenant_id", "a", {"target": "m", "owner_tenant_id": "nobody"}),
         (400, "owner_tenant_id", "acme/y", {"target": "m"}),
     ):

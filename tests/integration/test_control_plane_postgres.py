@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from cli.stack import postgres
 from control_plane.migrate import scripts
 from control_plane.models.model import release_of_digests
-from control_plane.tables import metadata
+from control_plane.schema import metadata
 from sluice.process import ChildProcess
 
 pytestmark = pytest.mark.real

@@ -7,16 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from control_plane.access.keys import NewKey, expiry_after_grace, is_expired
 from control_plane.fleet.agents import desired
 from control_plane.fleet.bodies import PoolBody
 from control_plane.models.model import AliasBody, ModelBody, release_id, release_of_digests
 from control_plane.tenants.model import (
     KeyBody,
-    NewKey,
     TenantBody,
     TierBody,
-    expiry_after_grace,
-    is_expired,
 )
 from control_plane.watch.rows import KINDS, wire_state
 from sluice.watch import KINDS as WIRE_KINDS

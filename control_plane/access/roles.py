@@ -1,0 +1,118 @@
+"""Who may do what on the admin REST; pure.
+
+One table says how far each role reaches for each action. Viewer, operator and admin follow each
+other: each may do what the one before may. A publisher belongs to one tenant and reaches nothing
+of another; what belongs to nobody (`owner` None) is public: it may be read, not written.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+
+class Role(StrEnum):
+    """What a key is for."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    PUBLISHER = "publisher"
+    ADMIN = "admin"
+
+
+class Action(StrEnum):
+    """What a route does, as far as permission goes; every route names one."""
+
+    READ_PUBLIC = "read_public"  # bases and pools, which anybody's models are made of
+    READ_TENANT = "read_tenant"  # what may belong to a tenant
+    READ_PLATFORM = "read_platform"  # all else
+    WRITE_ARTIFACTS = "write_artifacts"
+    WRITE_MODELS = "write_models"  # models, releases, aliases; bases belong to nobody
+    WRITE_ROLLOUTS = "write_rollouts"
+    CONTROL_ROLLOUTS = "control_rollouts"  # pause, resume, abort
+    WRITE_FLEET = "write_fleet"
+    WRITE_TENANTS = "write_tenants"  # tiers, tenants and their keys
+    WRITE_ACCESS = "write_access"  # admin keys
+
+
+class Reach(IntEnum):
+    """How far an action goes."""
+
+    NOTHING = 0
+    OWN = 1
+    OWN_AND_PUBLIC = 2
+    ALL = 3
+
+
+_NOTHING, _OWN, _VISIBLE, _ALL = Reach
+_ROLES = (Role.VIEWER, Role.OPERATOR, Role.PUBLISHER, Role.ADMIN)
+_TABLE: Mapping[Action, tuple[Reach, Reach, Reach, Reach]] = {
+    # action                  viewer    operator  publisher admin
+    Action.READ_PUBLIC:      (_ALL,     _ALL,     _VISIBLE, _ALL),
+    Action.READ_TENANT:      (_ALL,     _ALL,     _VISIBLE, _ALL),
+    Action.READ_PLATFORM:    (_ALL,     _ALL,     _NOTHING, _ALL),
+    Action.WRITE_ARTIFACTS:  (_NOTHING, _NOTHING, _OWN,     _ALL),
+    Action.WRITE_MODELS:     (_NOTHING, _NOTHING, _OWN,     _ALL),
+    Action.WRITE_ROLLOUTS:   (_NOTHING, _NOTHING, _OWN,     _ALL),
+    Action.CONTROL_ROLLOUTS: (_NOTHING, _ALL,     _OWN,     _ALL),
+    Action.WRITE_FLEET:      (_NOTHING, _ALL,     _NOTHING, _ALL),
+    Action.WRITE_TENANTS:    (_NOTHING, _NOTHING, _NOTHING, _ALL),
+    Action.WRITE_ACCESS:     (_NOTHING, _NOTHING, _NOTHING, _ALL),
+}  # fmt: skip
+
+
+def reach(role: Role, action: Action) -> Reach:
+    """Return how far a role goes with an action."""
+    return _TABLE[action][_ROLES.index(role)]
+
+
+def may(role: Role, tenant_id: str, action: Action, owner: str | None) -> bool:
+    """Return whether a key may do something to an object.
+
+    Args:
+        role: Of the key.
+        tenant_id: Of a publisher's key; empty for the other roles, which have none.
+        action: What would be done.
+        owner: Tenant of the object; None or empty: nobody's.
+    """
+    match reach(role, action):
+        case Reach.ALL:
+            return True
+        case Reach.NOTHING:
+            return False
+        case Reach.OWN:
+            return bool(owner) and owner == tenant_id
+        case Reach.OWN_AND_PUBLIC:
+            return not owner or owner == tenant_id
+
+
+def roles_for(action: Action) -> list[Role]:
+    """Return the roles that may do something, to some object at least."""
+    return [role for role in _ROLES if reach(role, action) > Reach.NOTHING]
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who asks.
+
+    Attributes:
+        id: Of the admin key; `bootstrap` for the one of the settings.
+        role: Of the key.
+        tenant_id: Of a publisher's key; else empty.
+    """
+
+    id: str
+    role: Role
+    tenant_id: str = ""
+
+    def may(self, action: Action, owner: str | None) -> bool:
+        """Return whether it may do something to an object of this tenant (None: nobody's)."""
+        return may(self.role, self.tenant_id, action, owner)
+
+    def reach(self, action: Action) -> Reach:
+        """Return how far it goes with an action."""
+        return reach(self.role, action)
+
+    @property
+    def words(self) -> str:
+        """Return what the key is, for people."""
+        return f"{self.role} of tenant {self.tenant_id}" if self.tenant_id else str(self.role)

@@ -1,0 +1,57 @@
+"""REST of the audit log: read only, newest first."""
+
+from datetime import datetime
+
+from aiohttp import web
+from sqlalchemy import select
+
+from control_plane.access.roles import Action
+from control_plane.audit.tables import audit
+from control_plane.database import Database
+from control_plane.http import describe
+from control_plane.http.resources import Values, page
+from control_plane.http.routes import Route
+from sluice.errors import BadRequestError, ErrorCode
+
+_FILTERS = {"actor": audit.c.actor_id, "kind": audit.c.kind, "object_id": audit.c.object_id}
+
+
+class AuditRoutes:
+    """Handlers of the audit log."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        row = describe.shown(audit.c.keys())
+        for name in ("before", "after"):
+            row["properties"][name] = {"type": ["object", "null"]}
+        listing = describe.listing("List writes, newest first", row, (*_FILTERS, "since"))
+        return [Route("GET", "/v1/audit", self.list, Action.READ_PLATFORM, "audit", listing)]
+
+    async def list(self, request: web.Request) -> web.Response:
+        """Return a page: `?after=` the last id of a page continues with what is older."""
+        query = select(audit)
+        for name, column in _FILTERS.items():
+            if (wanted := request.query.get(name)) is not None:
+                query = query.where(column == wanted.replace("\0", ""))
+        if (since := request.query.get("since")) is not None:
+            query = query.where(audit.c.at >= _moment(since))
+        return await page(self._database, query, audit.c.id, request, _show, newest_first=True)
+
+
+def _moment(text: str) -> datetime:
+    """Return the moment of a text in ISO 8601 with a time zone; BadRequestError if it is none."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        message = "since: a moment like 2030-12-31T23:59:59Z is expected"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="since")
+    return moment
+
+
+def _show(row: Values) -> Values:
+    return row | {"at": row["at"].isoformat()}

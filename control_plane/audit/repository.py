@@ -1,0 +1,100 @@
+"""Writes and reads audit rows and kept answers, in the transaction it is given."""
+
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.audit.model import KEPT_H, KeptAnswer, in_progress, lock_number
+from control_plane.audit.tables import answers, audit
+
+_KEPT = timedelta(hours=KEPT_H)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """One object that a write changed, or one write that was refused.
+
+    Attributes:
+        id: Sorts by time.
+        actor_id: The admin key, or `bootstrap`.
+        actor_role: What it was then.
+        action: A verb: create, replace, delete, ...
+        kind: Of the object, as in the path.
+        object_id: Of the object; as it was asked for when the write was refused.
+        outcome: `done`, or the code of the refusal.
+        detail: Why it was refused.
+        before: As a GET would have shown it; None when there was none.
+        after: The same, after the write.
+        request_id: Which the answer and the logs have too.
+        idempotency_key: If the request had one.
+    """
+
+    id: str
+    actor_id: str
+    actor_role: str
+    action: str
+    kind: str
+    object_id: str
+    outcome: str
+    detail: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    request_id: str
+    idempotency_key: str
+
+
+async def record(connection: AsyncConnection, rows: list[AuditRow]) -> None:
+    """Add rows."""
+    await connection.execute(insert(audit).values([asdict(row) for row in rows]))
+
+
+async def is_recorded(connection: AsyncConnection, row_id: str) -> bool:
+    """Return whether there is a row of this id."""
+    return await connection.scalar(select(audit.c.id).where(audit.c.id == row_id)) is not None
+
+
+async def take_key(
+    connection: AsyncConnection, actor_id: str, key: str, *, may_wait: bool
+) -> KeptAnswer | None:
+    """Hold an idempotency key until the transaction ends; return what is kept under it.
+
+    Args:
+        connection: In the transaction of the write.
+        actor_id: Whose key it is.
+        key: The key.
+        may_wait: Whether to wait for who holds it: an attempt of ours whose connection broke may.
+
+    Raises:
+        PlatformError: 409, another request with this key is under way.
+    """
+    number = lock_number(actor_id, key)
+    if may_wait:
+        await connection.execute(select(func.pg_advisory_xact_lock(number)))
+    elif not await connection.scalar(select(func.pg_try_advisory_xact_lock(number))):
+        raise in_progress()
+    t = answers.c
+    is_fresh = t.created_at > func.now() - _KEPT
+    query = select(t.request_sha256, t.status, t.body, t.is_secret, t.object_id)
+    found = await connection.execute(query.where(t.actor_id == actor_id, t.key == key, is_fresh))
+    row = found.first()
+    return None if row is None else KeptAnswer(*row)
+
+
+async def keep_answer(
+    connection: AsyncConnection, actor_id: str, key: str, answer: KeptAnswer
+) -> None:
+    """Keep an answer under a key that `take_key` holds, in place of one that was too old."""
+    values = asdict(answer) | {"created_at": func.now()}
+    query = insert(answers).values(actor_id=actor_id, key=key, **values)
+    await connection.execute(
+        query.on_conflict_do_update(index_elements=["actor_id", "key"], set_=values)
+    )
+
+
+async def prune_answers(connection: AsyncConnection) -> None:
+    """Delete the answers that are not given again."""
+    await connection.execute(delete(answers).where(answers.c.created_at < func.now() - _KEPT))

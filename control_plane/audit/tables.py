@@ -1,0 +1,41 @@
+"""Rows of what was done through the admin REST, and of the answers that may be given again."""
+
+from sqlalchemy import Column, DateTime, Index, Integer, LargeBinary, Table, Text, func
+from sqlalchemy.dialects.postgresql import JSONB
+
+from control_plane.tables import flag_column, metadata, words_column
+
+# One row per object and write, and per refused write; never changed. `id` sorts by time.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("actor_id", Text, nullable=False, index=True),
+    Column("actor_role", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("object_id", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    words_column("detail"),
+    Column("before", JSONB(none_as_null=True)),
+    Column("after", JSONB(none_as_null=True)),
+    Column("request_id", Text, nullable=False),
+    words_column("idempotency_key"),
+    Index("ix_audit_kind_object_id", "kind", "object_id"),
+)
+
+# What a write with an idempotency key has answered, kept in the transaction of the write.
+answers = Table(
+    "idempotent_answers",
+    metadata,
+    Column("actor_id", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("request_sha256", LargeBinary, nullable=False),
+    Column("status", Integer, nullable=False),
+    words_column("body"),  # JSON; empty: the answer has no body, or its body is a secret
+    flag_column("is_secret"),
+    words_column("object_id"),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+Index("ix_idempotent_answers_created_at", answers.c.created_at)

@@ -1,0 +1,59 @@
+"""What an object is now, as a header, and what a caller takes it for (RFC 9110); pure."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sluice.errors import BadRequestError, ErrorCode, PlatformError
+
+_TAGS = re.compile(r'\s*(?:W/)?"[\x21\x23-\x7e]*"\s*(?:,\s*(?:W/)?"[\x21\x23-\x7e]*"\s*)*')
+_TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
+
+
+def etag(shown: Mapping[str, Any]) -> str:
+    """Return the tag of what is shown of an object: the same for the same JSON, in any order."""
+    text = json.dumps(shown, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
+
+
+def check(headers: Mapping[str, str], shown: Mapping[str, Any] | None) -> None:
+    """Check `If-Match` and `If-None-Match` of a write.
+
+    Args:
+        headers: Of the request.
+        shown: The object as a GET would show it; None when there is none.
+
+    Raises:
+        PlatformError: 412, it is not what the caller takes it for.
+        BadRequestError: A header holds no tags.
+    """
+    wanted, unwanted = headers.get("If-Match"), headers.get("If-None-Match")
+    if wanted is not None and not _names(wanted, "If-Match", shown):
+        found = "there is no such object" if shown is None else "the object has changed meanwhile"
+        raise _failed(f"If-Match: {found}; read it again, then decide again", "If-Match")
+    if unwanted is not None and _names(unwanted, "If-None-Match", shown):
+        message = "If-None-Match: the object is there already; read it, then use If-Match"
+        raise _failed(message, "If-None-Match")
+
+
+def is_known(headers: Mapping[str, str], tag: str) -> bool:
+    """Return whether a reader says that it has this already (`If-None-Match`); never an error."""
+    given = headers.get("If-None-Match", "")
+    return tag in {found.removeprefix("W/") for found in _TAG.findall(given)}
+
+
+def _names(header: str, name: str, shown: Mapping[str, Any] | None) -> bool:
+    """Return whether the header names what is shown; `*` is anything that is there."""
+    if header.strip() == "*":
+        return shown is not None
+    if not _TAGS.fullmatch(header):
+        message = f'{name}: * is expected, or tags as GET gives them, like "0a1b2c"'
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
+    # Weak tags (W/) never match: only an object as a whole can be the one that was read.
+    return shown is not None and etag(shown) in _TAG.findall(header)
+
+
+def _failed(message: str, param: str) -> PlatformError:
+    return PlatformError(ErrorCode.PRECONDITION_FAILED, message, param=param)

@@ -1,0 +1,63 @@
+"""A route of the admin REST: what it is called, who may use it, and what it is for.
+
+    Route("POST", "/v1/things", self.create, Action.WRITE_MODELS, "things", operation("Make one"))
+
+A route without an action is open to all, key or not: health and metrics. Handlers of writes go
+through `control_plane.http.writes`, which is what makes them audited and idempotent.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from control_plane.access.roles import Action, Actor
+
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_PATTERN = re.compile(r"\{(\w+):[^{}]+\}")
+
+ACTOR = web.RequestKey("actor", Actor)
+REQUEST_ID = web.RequestKey("request_id", str)
+
+
+def _no_operation() -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method on one path.
+
+    Attributes:
+        method: GET, or one of `WRITES`.
+        path: As aiohttp takes it, patterns included.
+        handler: Answers.
+        action: What a caller must be allowed to do; None: open to all.
+        kind: Of the objects it is about, for the audit log.
+        operation: Its part of the OpenAPI document; made by `describe.operation`.
+        is_audited: Whether every success leaves an audit row. Only what writes nothing that can be
+            seen (a piece of an upload whose end is audited) may do without.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    action: Action | None
+    kind: str = ""
+    operation: dict[str, Any] = field(default_factory=_no_operation)
+    is_audited: bool = True
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it changes anything."""
+        return self.method in WRITES
+
+    @property
+    def public_path(self) -> str:
+        """The path as OpenAPI writes it: without patterns."""
+        return _PATTERN.sub(r"{\1}", self.path)
+
+
+ROUTE = web.RequestKey("route", Route)

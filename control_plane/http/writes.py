@@ -1,0 +1,284 @@
+"""Every write of the admin REST: one transaction with its audit rows and its idempotency key.
+
+A handler hands over its work:
+
+    async def work(write: Write) -> Answer:
+        before = ...  # under a row lock
+        write.check(before)  # If-Match, If-None-Match
+        ...
+        write.record("replace", thing_id, before, after, owners=[owner])
+        return Answer(after, thing_id)
+
+    return await self._writes.run(request, work)
+
+What it returns is answered once the transaction is committed. When PostgreSQL goes away in between,
+the work runs again, unless the lost attempt turns out to have been committed.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from aiohttp import web
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.access.roles import Actor, roles_for
+from control_plane.audit import repository
+from control_plane.audit.model import (
+    KeptAnswer,
+    check_replay,
+    checked_key,
+    fingerprint,
+    recordable,
+)
+from control_plane.audit.repository import AuditRow
+from control_plane.database import Database
+from control_plane.http.etags import check, etag
+from control_plane.http.routes import ACTOR, REQUEST_ID, ROUTE, Route
+from sluice.errors import ErrorCode, PlatformError
+from sluice.ids import new_id
+
+Values = dict[str, Any]
+
+# Set by a write that has its audit rows.
+RECORDED = web.RequestKey("recorded", bool)
+_DONE = "done"
+
+
+class _What(NamedTuple):
+    """What is recorded of a write; see `AuditRow`."""
+
+    verb: str
+    object_id: str
+    kind: str = ""
+    outcome: str = _DONE
+    detail: str = ""
+    before: Values | None = None
+    after: Values | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a write answers.
+
+    Attributes:
+        body: JSON; None: no body.
+        object_id: What was written.
+        status: HTTP status; 204 goes without a body.
+        is_secret: The body shows a secret this one time, and is kept nowhere.
+    """
+
+    body: Values | None
+    object_id: str
+    status: int = 200
+    is_secret: bool = False
+
+    @property
+    def text(self) -> str:
+        """The body as it is sent."""
+        return "" if self.body is None else json.dumps(self.body)
+
+
+def _no_rows() -> list[AuditRow]:
+    return []
+
+
+@dataclass(slots=True)
+class Write:
+    """A write under way.
+
+    Attributes:
+        connection: Its transaction.
+        request: What asks for it.
+        id: Of its first audit row.
+        key: Its idempotency key; empty without.
+        rows: What is recorded of it so far.
+    """
+
+    connection: AsyncConnection
+    request: web.Request
+    id: str
+    key: str
+    rows: list[AuditRow] = field(default_factory=_no_rows)
+
+    @property
+    def actor(self) -> Actor:
+        """Who asks."""
+        return self.request[ACTOR]
+
+    @property
+    def route(self) -> Route:
+        """What is asked for."""
+        return self.request[ROUTE]
+
+    def check(self, shown: Values | None) -> None:
+        """Check the request's conditions against the object as it is, read under a row lock.
+
+        Raises:
+            PlatformError: 412.
+        """
+        check(self.request.headers, shown)
+
+    def require(self, *owners: str | None) -> None:
+        """Make sure that the caller may do this to objects of these tenants (None: nobody's).
+
+        Raises:
+            PlatformError: 403.
+        """
+        require(self.request, *owners)
+
+    def record(
+        self,
+        verb: str,
+        object_id: str,
+        before: Values | None,
+        after: Values | None,
+        *,
+        owners: Iterable[str | None],
+        kind: str = "",
+    ) -> None:
+        """Note what the write does to an object, after making sure that the caller may.
+
+        Args:
+            verb: create, replace, change, delete, ...
+            object_id: Of the object.
+            before: As a GET would have shown it, so without secrets; None when there was none.
+            after: The same, after the write.
+            owners: Tenants it belongs to, before and after; None: nobody's.
+            kind: Of the object, when it is not the route's.
+
+        Raises:
+            PlatformError: 403.
+        """
+        self.require(*owners)
+        row_id = new_id("audit") if self.rows else self.id
+        what = _What(verb, object_id, kind, before=before, after=after)
+        self.rows.append(_row(self.request, row_id, what, self.key))
+
+
+class Writes:
+    """Runs writes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def run(
+        self, request: web.Request, work: Callable[[Write], Awaitable[Answer]]
+    ) -> web.Response:
+        """Return the answer of some work, committed; or the one that its key has got before.
+
+        Raises:
+            PlatformError: What the work raises, or the key was used for something else.
+            IntegrityError: The rows contradict others.
+        """
+        key, request_sha256 = await _idempotency(request)
+        actor, write_id = request[ACTOR], new_id("audit")
+        attempts = 0
+        done: list[Answer] = []  # by attempts that may have been committed
+
+        async def attempt(connection: AsyncConnection) -> tuple[Answer | KeptAnswer, bool]:
+            nonlocal attempts
+            attempts += 1
+            if done and await repository.is_recorded(connection, write_id):
+                return done[-1], False
+            if key:
+                may_wait = attempts > 1  # for a lost attempt of ours to end
+                kept = await repository.take_key(connection, actor.id, key, may_wait=may_wait)
+                if kept is not None:
+                    check_replay(kept, request_sha256)
+                    return kept, True
+            write = Write(connection, request, write_id, key)
+            answer = await work(write)
+            assert write.rows, f"{write.route.public_path} wrote something and recorded nothing"
+            await repository.record(connection, write.rows)
+            if key:
+                body = "" if answer.is_secret else answer.text
+                kept = KeptAnswer(
+                    request_sha256, answer.status, body, answer.is_secret, answer.object_id
+                )
+                await repository.keep_answer(connection, actor.id, key, kept)
+            done.append(answer)
+            return answer, False
+
+        answer, is_replay = await self._database.run(attempt)
+        request[RECORDED] = True
+        return _response(answer, is_replay=is_replay)
+
+    async def refused(self, request: web.Request, error: PlatformError) -> None:
+        """Record a write that was refused, in a transaction of its own: it has none any more."""
+        # What the path names last is what would have been written.
+        object_id = next(reversed(request.match_info.values()), "")
+        key = request.headers.get("Idempotency-Key", "")
+        verb = request.method.lower()
+        what = _What(verb, object_id, outcome=error.code, detail=error.message)
+        row = _row(request, new_id("audit"), what, key)
+        await self._database.run(lambda connection: repository.record(connection, [row]))
+
+
+def require(request: web.Request, *owners: str | None) -> None:
+    """Make sure that the caller may do what the route does to objects of these tenants.
+
+    Raises:
+        PlatformError: 403, with the role that could.
+    """
+    actor, action = request[ACTOR], request[ROUTE].action
+    assert action is not None, "whoever may do all need not be asked"
+    if not all(actor.may(action, owner) for owner in owners):
+        raise forbidden(actor, request[ROUTE])
+
+
+def forbidden(actor: Actor, route: Route) -> PlatformError:
+    """Return what to say to somebody who may not do something."""
+    assert route.action is not None, "nobody is kept from what is open"
+    roles = [role for role in roles_for(route.action) if role is not actor.role]
+    needed = f"the role {' or '.join(roles)}"
+    if actor.tenant_id and actor.reach(route.action):
+        needed += ", or publisher of the tenant that it belongs to"
+    article = "an" if actor.words[0] in "aeiou" else "a"
+    message = f"this needs {needed}; your key is {article} {actor.words}"
+    return PlatformError(ErrorCode.PERMISSION_DENIED, message)
+
+
+async def _idempotency(request: web.Request) -> tuple[str, bytes]:
+    """Return the idempotency key and the hash of the request; both empty without a key."""
+    given = request.headers.get("Idempotency-Key")
+    if given is None:
+        return "", b""
+    conditions = (request.headers.get("If-Match", ""), request.headers.get("If-None-Match", ""))
+    body = await request.read()
+    return checked_key(given), fingerprint(request.method, request.path_qs, body, conditions)
+
+
+def _row(request: web.Request, row_id: str, what: _What, key: str) -> AuditRow:
+    actor = request[ACTOR]
+    return AuditRow(
+        id=row_id,
+        actor_id=actor.id,
+        actor_role=actor.role,
+        action=what.verb,
+        kind=what.kind or request[ROUTE].kind,
+        object_id=recordable(what.object_id),
+        outcome=what.outcome,
+        detail=recordable(what.detail),
+        before=what.before,
+        after=what.after,
+        request_id=request[REQUEST_ID],
+        idempotency_key=recordable(key),
+    )
+
+
+def _response(answer: Answer | KeptAnswer, *, is_replay: bool) -> web.Response:
+    text = answer.body if isinstance(answer, KeptAnswer) else answer.text
+    headers: dict[str, str] = {}
+    if is_replay:
+        headers["Idempotency-Replayed"] = "true"
+    if answer.is_secret:
+        headers["Cache-Control"] = "no-store"
+    if not text:
+        return web.Response(status=answer.status, headers=headers)
+    if not answer.is_secret:
+        headers["ETag"] = etag(json.loads(text))
+    return web.Response(
+        text=text, status=answer.status, headers=headers, content_type="application/json"
+    )

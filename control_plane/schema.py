@@ -1,0 +1,10 @@
+"""The whole schema of PostgreSQL, for migrations and for the test that compares it with them.
+
+Every domain with tables of its own is imported here; nothing else imports this module.
+"""
+
+from control_plane.access import tables as access
+from control_plane.audit import tables as audit
+from control_plane.tables import metadata
+
+__all__ = ["access", "audit", "metadata"]

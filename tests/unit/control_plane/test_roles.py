@@ -1,0 +1,85 @@
+"""Who may do what; and that every route says what it takes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.access.roles import Action, Actor, Reach, Role, may, reach, roles_for
+from control_plane.app import admin_routes
+from control_plane.database import Database
+from control_plane.http.openapi import document
+
+OWNERS = st.sampled_from((None, "", "acme", "acme2", "globex"))
+ACTIONS = st.sampled_from(Action)
+WRITES = [action for action in Action if not action.startswith("read_")]
+ROUTES = admin_routes(Database("postgresql+asyncpg://nobody@/nothing"))
+
+
+@given(ACTIONS, OWNERS)
+def test_no_role_may_do_more_than_the_next_one(action: Action, owner: str | None) -> None:
+    allowed = [may(r, "", action, owner) for r in (Role.VIEWER, Role.OPERATOR, Role.ADMIN)]
+    assert allowed == sorted(allowed)
+    assert allowed[-1], "an admin may do everything"
+    assert may(Role.PUBLISHER, "acme", action, owner) <= allowed[-1]
+
+
+@given(ACTIONS, OWNERS, st.sampled_from(("acme", "globex")))
+def test_a_publisher_never_touches_another_tenant(
+    action: Action, owner: str | None, tenant: str
+) -> None:
+    if owner and owner != tenant:
+        assert not may(Role.PUBLISHER, tenant, action, owner)
+    if not owner:
+        assert may(Role.PUBLISHER, tenant, action, owner) <= action.startswith("read_")
+
+
+@given(ACTIONS, OWNERS)
+def test_a_publisher_without_a_tenant_owns_nothing(action: Action, owner: str | None) -> None:
+    """There is no such key; if there were one, it could not write what is nobody's."""
+    assert may(Role.PUBLISHER, "", action, owner) <= action.startswith("read_")
+
+
+def test_a_viewer_writes_nothing_and_an_operator_only_the_fleet() -> None:
+    assert all(reach(Role.VIEWER, action) is Reach.NOTHING for action in WRITES)
+    can = {action for action in WRITES if reach(Role.OPERATOR, action) is Reach.ALL}
+    assert can == {Action.WRITE_FLEET, Action.CONTROL_ROLLOUTS}
+    reads = set(Action) - set(WRITES)
+    assert all(reach(Role.VIEWER, action) is Reach.ALL for action in reads)
+
+
+def test_the_table_has_every_action_and_role() -> None:
+    for action in Action:
+        assert Role.ADMIN in roles_for(action)
+        for role in Role:
+            assert reach(role, action) in Reach
+
+
+def test_what_a_key_is_in_words() -> None:
+    assert Actor("k", Role.VIEWER).words == "viewer"
+    assert Actor("k", Role.PUBLISHER, "acme").words == "publisher of tenant acme"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.public_path}")
+def test_every_route_says_what_it_takes(route) -> None:
+    assert isinstance(route.action, Action)
+    assert route.path.startswith("/v1/")
+    assert route.kind
+    assert route.is_write == (route.action in WRITES)
+    assert route.operation["summary"]
+
+
+def test_routes_are_described_once() -> None:
+    paths = document(ROUTES, "1")["paths"]
+    described = [
+        (method.upper(), path)
+        for path, operations in paths.items()
+        for method in operations
+        if method != "parameters"
+    ]
+    assert sorted(described) == sorted((route.method, route.public_path) for route in ROUTES)
+    put = paths["/v1/models/{id}"]["put"]
+    headers = {parameter["name"] for parameter in put["parameters"]}
+    assert headers == {"Idempotency-Key", "If-Match", "If-None-Match"}
+    assert {"401", "403", "409", "412", "422"} <= put["responses"].keys()
+    assert "ETag" in put["responses"]["200"]["headers"]
+    assert put["description"] == "Roles: publisher, admin."
