@@ -6,7 +6,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from types import FrameType
 
 import structlog
 
@@ -75,12 +74,14 @@ class LoopLag:
             if blocked_s < BLOCKED_S or ticked_at_s == told_of_s:
                 continue
             told_of_s = ticked_at_s
-            frames = sys._current_frames()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
-            frame = frames.get(loop_thread)
-            log.warning("loop_blocked", blocked_s=round(blocked_s, 3), where=_stack(frame))
+            log.warning("loop_blocked", blocked_s=round(blocked_s, 3), where=_stack(loop_thread))
 
 
-def _stack(frame: FrameType | None) -> list[str]:
-    """Return the innermost calls, the outer first: places only, no values."""
+def _stack(thread: int) -> list[str]:
+    """Return a thread's innermost calls, the outer first: places only, no values.
+
+    No frame is kept: whatever request it belongs to would stay as long.
+    """
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
     places = traceback.extract_stack(frame)[-_FRAMES_MAX:] if frame is not None else []
     return [f"{place.filename}:{place.lineno} {place.name}" for place in places]

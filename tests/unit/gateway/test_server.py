@@ -1,8 +1,10 @@
 """The server's decisions apart from any socket."""
 
 import asyncio
+import gc
 import gzip
 import threading
+import weakref
 import zlib
 
 import pytest
@@ -224,11 +226,16 @@ async def test_a_blocked_loop_is_measured_and_told_with_its_place() -> None:
             running = tasks.create_task(lag.run())
             while not seen:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            hold_the_loop(told, threading.Event())
+            argument = threading.Event()
+            kept = weakref.ref(argument)
+            hold_the_loop(told, argument)
+            del argument
             before = len(seen)
             while len(seen) == before:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             assert lag.lag_s > 0.1
+            gc.collect()
+            assert kept() is None, "nothing of what was seen is held"
             running.cancel()
     assert [entry["event"] for entry in told] == ["loop_blocked"]
     assert any("hold_the_loop" in place for place in told[0]["where"]), told
