@@ -222,6 +222,7 @@ class Gateway:
             log.warning("drain_cut", open=sum(left))
         self.dispatcher.stop_all()
         await self.http.close()
+        await self.limiter.flush()
         await asyncio.to_thread(self.assets.close)
 
     async def _reload(self) -> None:

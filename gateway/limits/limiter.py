@@ -159,6 +159,10 @@ class Limiter:
                 scope.settle(reserved, used, was_served=was_served)
         self._shared.tell(reservation.scopes)
 
+    async def flush(self) -> None:
+        """Let Valkey hear the last settlements before this process ends, if it answers in time."""
+        await self._shared.flush()
+
     def _reserve_locally(
         self, scopes: Sequence[Scope], tokens: int, forecast: Forecast, answers: int
     ) -> Reservation:

@@ -11,6 +11,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -31,11 +32,13 @@ _REFRESH_S = 2.0  # of the requests held: a fifth of their lease, and what a flu
 _PROBE_FIRST_S, _PROBE_MAX_S = 0.05, 1.0
 _HEALTHY_S = 5.0  # without trouble for so long, earlier trouble is forgotten
 
-# A write and a read of the socket cost as much as ten calls. So above this rate, and once that
-# many have come beyond it, calls wait for others.
+# A write and a read of the socket cost as much as ten calls. So what nobody waits for always waits
+# for others; calls do above this rate, and once that many have come beyond it.
 _BUSY_CALLS_PER_S = 2500.0
 _BUSY_CALLS, _BUSY_CALLS_MAX = 16.0, 32.0
 _PACE_S = 0.002
+_NEWS_PACE_S = 0.005
+_FLUSH_POLL_S = 0.001
 
 
 class SharedBuckets:
@@ -63,7 +66,7 @@ class SharedBuckets:
         self._sent_at_s = 0.0
         self._batch_called_at_s = 0.0
         self._doubted: Batch | None = None  # is overdue, if it is still under way after a look
-        self._is_scheduled = self._is_watched = False
+        self._is_scheduled = self._is_news_scheduled = self._is_watched = False
         self._load = 0.0  # calls beyond the busy rate
         self._failures = 0
         self._failed_at_s = 0.0
@@ -92,8 +95,15 @@ class SharedBuckets:
                 continue
             scope.is_waiting = True
             self._news.append(scope)
-        if self.is_up:
-            self._wake()
+        if self.is_up and self._news:
+            self._wake_for_news()
+
+    async def flush(self) -> None:
+        """Wait until everything was told, at most as long as a call may take."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._deadline_s):
+                while self.is_up and (self._news or self._batch is not None):  # noqa: ASYNC110 - at exit only
+                    await asyncio.sleep(_FLUSH_POLL_S)
 
     def hold(self, scopes: Sequence[Scope]) -> None:
         """Count a granted request as open; until it is settled its lease is renewed."""
@@ -139,8 +149,10 @@ class SharedBuckets:
                 return
             self.is_up = True
             log.info("limits_shared")
-        if self._calls or self._news:
+        if self._calls:
             self._wake()
+        elif self._news:
+            self._wake_for_news()
 
     def refused(self, message: str) -> None:
         """Send the script if that is what is missing; else let the calls decide for themselves."""
@@ -180,6 +192,18 @@ class SharedBuckets:
                 self._loop.call_later(pause_s, self._send)
                 return
         self._loop.call_soon(self._send)
+
+    def _wake_for_news(self) -> None:
+        """Send before long, or with the next call: nobody here waits for it."""
+        if self._is_news_scheduled or self._is_scheduled or self._batch is not None:
+            return
+        self._is_news_scheduled = True
+        self._loop.call_later(_NEWS_PACE_S, self._send_news)
+
+    def _send_news(self) -> None:
+        self._is_news_scheduled = False
+        if self.is_up and not self._is_scheduled:
+            self._send()
 
     def _send(self) -> None:
         self._is_scheduled = False

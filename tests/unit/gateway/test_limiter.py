@@ -8,6 +8,7 @@ import hiredis
 import pytest
 
 from gateway.directory import Principal
+from gateway.limits import shared
 from gateway.limits.buckets import Limit
 from gateway.limits.limiter import Limiter, LimitExceededError, Reservation
 from sluice.errors import ErrorCode
@@ -127,6 +128,26 @@ async def test_settled_once_whatever_is_said_twice() -> None:
     await sent(valkey, 2)
     row = told(valkey.sent[1])
     assert (row.held, row.back_requests, row.back_tokens) == (0, 0, -50)
+
+
+async def test_a_settlement_leaves_with_the_next_call_and_keeps_none_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared, "_NEWS_PACE_S", 3600.0)
+    valkey, limiter = await ready()
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(reserve(limiter))
+        await sent(valkey, 1)
+        valkey.listener.replied(GRANTED)
+        await asyncio.wait([first])
+        limiter.settle(first.result(), prompt_tokens=300, output_tokens=50, was_served=True)
+        await asyncio.sleep(0.01)
+        assert len(valkey.sent) == 1
+        tasks.create_task(reserve(limiter, 1))
+        await sent(valkey, 2)
+        row = told(valkey.sent[1])
+        assert (row.held, row.back_tokens) == (0, -50)
+        valkey.listener.replied(GRANTED)
 
 
 async def test_calls_wait_for_the_batch_under_way_and_leave_together() -> None:
