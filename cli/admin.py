@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.api import Api, ApiError
+from cli.render import show_fields, show_json
 from cli.stack.home import Home, read_env
 from cli.stack_commands import fail
 
@@ -40,6 +41,21 @@ def ask(work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL
         return asyncio.run(run())
     except ApiError as error:
         raise fail(str(error)) from None
+
+
+def show_one(path: str, *, as_json: bool) -> None:
+    """Print one object: field by field, or as JSON."""
+    found = ask(lambda api: api.call("GET", path))
+    if as_json:
+        show_json(found)
+    else:
+        show_fields(found)
+
+
+def delete_one(path: str, name: str) -> None:
+    """Delete an object and say so."""
+    ask(lambda api: api.call("DELETE", path))
+    typer.echo(f"deleted {name}")
 
 
 def given(**options: object) -> dict[str, Any]:

@@ -1,12 +1,19 @@
-"""`sluice tenants, requests`: small windows on the admin REST and the telemetry."""
+"""`sluice tenants, requests`, and where the other commands on the admin REST are added."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from cli import key_commands, model_commands
-from cli.admin import WHERE, AsJson, Tenant, ask, given
-from cli.api import Api, ApiError
+from cli import (
+    admin_key_commands,
+    audit_commands,
+    fleet_commands,
+    key_commands,
+    model_commands,
+    tier_commands,
+)
+from cli.admin import WHERE, AsJson, Tenant, ask, delete_one, given, show_one
+from cli.api import Json
 from cli.render import show_objects
 
 tenants = typer.Typer(help="Who may use the platform.", no_args_is_help=True)
@@ -33,7 +40,11 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(tenants, name="tenants", epilog=WHERE)
     app.add_typer(key_commands.keys, name="keys", epilog=WHERE)
+    app.add_typer(tier_commands.tiers, name="tiers", epilog=WHERE)
     app.add_typer(model_commands.models, name="models", epilog=WHERE)
+    app.add_typer(fleet_commands.fleet, name="fleet", epilog=WHERE)
+    app.add_typer(admin_key_commands.admin_keys, name="admin-keys", epilog=WHERE)
+    app.command(epilog=WHERE)(audit_commands.audit)
     app.command(epilog=WHERE)(requests)
 
 
@@ -42,6 +53,12 @@ def list_tenants(*, as_json: AsJson = False) -> None:
     """List the tenants."""
     found = ask(lambda api: api.list("/v1/tenants"))
     show_objects(found, _SHOWN, as_json=as_json)
+
+
+@tenants.command("show")
+def show_tenant(tenant: Tenant, *, as_json: AsJson = False) -> None:
+    """Show a tenant."""
+    show_one(f"/v1/tenants/{tenant}", as_json=as_json)
 
 
 @tenants.command("create")
@@ -63,8 +80,7 @@ def create_tenant(
     limits = _limits(rpm, tpm, requests_max, context_tokens_max)
     fallbacks = _fallbacks(fallback or [])
     new = {"name": tenant, "tier_id": "standard"}
-    made = ask(lambda api: _put(api, tenant, changes, limits, fallbacks, new))
-    show_objects([made], _SHOWN, as_json=as_json)
+    _put(tenant, changes, limits, fallbacks, as_json=as_json, new=new)
 
 
 @tenants.command("update")
@@ -86,8 +102,13 @@ def update_tenant(
     changes = given(tier_id=tier, name=name, weight=weight, is_disabled=is_disabled)
     limits = _limits(rpm, tpm, requests_max, context_tokens_max)
     fallbacks = _fallbacks(fallback or [])
-    made = ask(lambda api: _put(api, tenant, changes, limits, fallbacks, None))
-    show_objects([made], _SHOWN, as_json=as_json)
+    _put(tenant, changes, limits, fallbacks, as_json=as_json)
+
+
+@tenants.command("delete")
+def delete_tenant(tenant: Tenant) -> None:
+    """Delete a tenant with its keys; refused while models are its."""
+    delete_one(f"/v1/tenants/{tenant}", f"tenant {tenant}")
 
 
 def requests(
@@ -128,22 +149,22 @@ def _fallbacks(options: list[str]) -> dict[str, str]:
     return found
 
 
-async def _put(
-    api: Api,
+def _put(
     tenant: str,
-    changes: dict[str, Any],
+    changes: Json,
     limits: dict[str, int],
     fallbacks: dict[str, str],
-    new: dict[str, Any] | None,
-) -> dict[str, Any]:
+    *,
+    as_json: bool,
+    new: Json | None = None,
+) -> None:
     """Write a tenant with the changes; one that is not there begins as `new`, if that is given."""
-    path = f"/v1/tenants/{tenant}"
-    known = await api.find(path)
-    if known is None and new is None:
-        raise ApiError(f"there is no tenant {tenant}; see: sluice tenants list", 404)
-    body = dict(known or new or {})
-    body.pop("id", None)
-    body["limits"] = body.get("limits", {}) | limits
-    wanted = body.get("fallbacks", {}) | fallbacks
-    body["fallbacks"] = {model: other for model, other in wanted.items() if other}
-    return await api.call("PUT", path, body | changes)
+
+    def change(known: Json) -> Json:
+        known.pop("id", None)
+        wanted = known.get("fallbacks", {}) | fallbacks
+        kept = {model: other for model, other in wanted.items() if other}
+        return known | {"limits": known.get("limits", {}) | limits, "fallbacks": kept} | changes
+
+    made = ask(lambda api: api.edit(f"/v1/tenants/{tenant}", change, new))
+    show_objects([made], _SHOWN, as_json=as_json)

@@ -1,12 +1,16 @@
 """A client of the admin REST and the telemetry queries; knows no service's inside."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
 _TIMEOUT_S = 10.0
+_EDITS_MAX = 5  # how often somebody else may be faster
+_PRECONDITION_FAILED = 412
+
+Json = dict[str, Any]
 
 
 class ApiError(RuntimeError):
@@ -52,14 +56,59 @@ class Api:
         path: str,
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str | int] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Return the JSON object of the answer; empty when there is no body.
 
         Raises:
             ApiError: No answer, or a status of 400 and above.
         """
+        answer = await self._send(method, path, body=body, query=query)
+        return answer.json() if answer.content else {}
+
+    async def edit(
+        self, path: str, change: Callable[[Json], Json], new: Json | None = None
+    ) -> Json:
+        """Replace an object by what `change` makes of it; nobody else's change gets lost.
+
+        Args:
+            path: Of the object.
+            change: Returns the body of the PUT. Runs again when the object has changed meanwhile.
+            new: What an object that is not there begins as; None: it must be there.
+
+        Raises:
+            ApiError: As from `call`; 404 when it must be there and is not.
+        """
+        for left in reversed(range(_EDITS_MAX)):
+            condition = {"If-None-Match": "*"}
+            try:
+                read = await self._send("GET", path)
+                known: Json = read.json()
+                condition = {"If-Match": read.headers["ETag"]}
+            except ApiError as error:
+                if error.status != 404 or new is None:
+                    raise
+                known = dict(new)
+            try:
+                answer = await self._send("PUT", path, body=change(known), headers=condition)
+                return answer.json()
+            except ApiError as error:
+                if error.status != _PRECONDITION_FAILED or not left:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
         try:
-            answer = await self._http.request(method, path, json=body, params=query)
+            answer = await self._http.request(
+                method, path, json=body, params=query, headers=headers
+            )
         except httpx.HTTPError as error:
             raise ApiError(
                 f"{self.base_url} does not answer ({type(error).__name__}); "
@@ -69,7 +118,7 @@ class Api:
             raise ApiError(
                 f"{method} {path}: {answer.status_code} {_problem(answer)}", answer.status_code
             )
-        return answer.json() if answer.content else {}
+        return answer
 
     async def find(self, path: str) -> dict[str, Any] | None:
         """Return an object, or None when there is none of that id."""

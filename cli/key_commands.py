@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.admin import AsJson, Tenant, ask, given
+from cli.admin import AsJson, Tenant, ask, given, show_one
 from cli.render import console, show_json, show_objects
 from sluice.scopes import Scope
 
@@ -53,13 +53,20 @@ Limit = Annotated[int | None, typer.Option(min=0, help="Within the tenant's; 0: 
 Expires = Annotated[
     str | None, typer.Option(help="90d, 12h, the last day as 2030-12-31, or never.")
 ]
+Grace = Annotated[str, typer.Option(help="How long the old key still works: 1d, 12h, 30m, 45s.")]
 
 
 @keys.command("list")
 def list_keys(tenant: Tenant, *, as_json: AsJson = False) -> None:
     """List a tenant's keys; the keys themselves are kept nowhere."""
     found = ask(lambda api: api.list(f"/v1/tenants/{tenant}/keys"))
-    show_objects(found if as_json else [_readable(key) for key in found], _SHOWN, as_json=as_json)
+    show_objects(found if as_json else [readable(key) for key in found], _SHOWN, as_json=as_json)
+
+
+@keys.command("show")
+def show_key(tenant: Tenant, key: KeyId, *, as_json: AsJson = False) -> None:
+    """Show what a key may do; the key itself is kept nowhere."""
+    show_one(f"/v1/tenants/{tenant}/keys/{key}", as_json=as_json)
 
 
 @keys.command("create")
@@ -76,7 +83,9 @@ def create_key(
 ) -> None:
     """Create a key and show it, this one time."""
     body = _properties(scopes, models, rpm, tpm, requests_max, expires)
-    _show_once(ask(lambda api: api.call("POST", f"/v1/tenants/{tenant}/keys", body)), as_json)
+    show_once(
+        ask(lambda api: api.call("POST", f"/v1/tenants/{tenant}/keys", body)), as_json=as_json
+    )
 
 
 @keys.command("update")
@@ -99,7 +108,7 @@ def update_key(
     body = _properties(scopes, models, rpm, tpm, requests_max, expires)
     body |= given(is_disabled=is_disabled)
     changed = ask(lambda api: api.call("PATCH", f"/v1/tenants/{tenant}/keys/{key}", body))
-    show_objects([changed if as_json else _readable(changed)], _SHOWN, as_json=as_json)
+    show_objects([changed if as_json else readable(changed)], _SHOWN, as_json=as_json)
 
 
 @keys.command("rotate")
@@ -107,18 +116,11 @@ def rotate_key(
     tenant: Tenant,
     key: KeyId,
     *,
-    grace: Annotated[str, typer.Option(help="How long the old key still works.")] = "1d",
+    grace: Grace = "1d",
     as_json: AsJson = False,
 ) -> None:
     """Create a key like this one, and let this one end after a grace."""
-    body = {"grace_s": duration_s(grace)}
-    path = f"/v1/tenants/{tenant}/keys/{key}/rotate"
-    made = ask(lambda api: api.call("POST", path, body))
-    if not as_json:
-        old = made["replaces"]
-        ends = _moment(old["expires_at_unix_ms"])
-        console(stderr=True).print(f"{old['id']} works until {ends}")
-    _show_once(made, as_json)
+    rotate(f"/v1/tenants/{tenant}/keys/{key}", grace, as_json=as_json)
 
 
 @keys.command("revoke")
@@ -147,7 +149,19 @@ def _properties(
     )
 
 
-def _show_once(made: dict[str, Any], as_json: bool) -> None:
+def rotate(path: str, grace: str, *, as_json: bool) -> None:
+    """Rotate the key at a path, and show the new one."""
+    body = {"grace_s": duration_s(grace)}
+    made = ask(lambda api: api.call("POST", f"{path}/rotate", body))
+    if not as_json:
+        old = made["replaces"]
+        ends = _moment(old["expires_at_unix_ms"])
+        console(stderr=True).print(f"{old['id']} works until {ends}")
+    show_once(made, as_json=as_json)
+
+
+def show_once(made: dict[str, Any], *, as_json: bool) -> None:
+    """Print a key that was made: its text alone on stdout, or everything as JSON."""
     if as_json:
         show_json(made)
     else:
@@ -155,7 +169,8 @@ def _show_once(made: dict[str, Any], as_json: bool) -> None:
         typer.echo(made["key"])
 
 
-def _readable(key: Mapping[str, Any]) -> dict[str, Any]:
+def readable(key: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a key with its end as people write it, `expires`."""
     return {**key, "expires": _moment(key["expires_at_unix_ms"])}
 
 

@@ -4,12 +4,26 @@ from typing import Annotated
 
 import typer
 
-from cli.admin import AsJson, ask
+from cli.admin import AsJson, ask, delete_one, given, show_one
+from cli.api import Json
 from cli.render import show_objects
 
 models = typer.Typer(help="What can be asked for.", no_args_is_help=True)
 alias = typer.Typer(help="Other public names of models and releases.", no_args_is_help=True)
+base = typer.Typer(help="Weights that models are made of.", no_args_is_help=True)
 models.add_typer(alias, name="alias")
+models.add_typer(base, name="base")
+
+_SHOWN = ("id", "pool_id", "release", "owner_tenant_id", "base_digest")
+_BASE = ("digest", "name", "context_tokens_max")
+
+Model = Annotated[str, typer.Argument(help="Public name of a model.")]
+Digest = Annotated[str, typer.Argument(help="SHA-256 of the base's files.")]
+Pool = Annotated[str | None, typer.Option(help="Id of the pool that serves it.")]
+Adapter = Annotated[
+    str | None, typer.Option(help="Digest of the adapter on the base; '' for none.")
+]
+Release = Annotated[str | None, typer.Option(help="What to call it; default: after the digests.")]
 
 AliasName = Annotated[str, typer.Argument(metavar="NAME", help="The public name.")]
 
@@ -17,9 +31,60 @@ AliasName = Annotated[str, typer.Argument(metavar="NAME", help="The public name.
 @models.command("list")
 def list_models(*, as_json: AsJson = False) -> None:
     """List the models and what serves them."""
-    found = ask(lambda api: api.list("/v1/models"))
-    columns = ("id", "pool_id", "release", "owner_tenant_id", "base_digest")
-    show_objects(found, columns, as_json=as_json)
+    show_objects(ask(lambda api: api.list("/v1/models")), _SHOWN, as_json=as_json)
+
+
+@models.command("show")
+def show_model(model: Model, *, as_json: AsJson = False) -> None:
+    """Show a model."""
+    show_one(f"/v1/models/{model}", as_json=as_json)
+
+
+@models.command("create")
+def create_model(
+    model: Model,
+    *,
+    base_digest: Annotated[
+        str, typer.Option("--base", help="Digest of its base; see: sluice models base list.")
+    ],
+    pool: Annotated[str, typer.Option(help="Id of the pool that serves it.")],
+    adapter: Adapter = None,
+    release: Release = None,
+    tenant: Annotated[str | None, typer.Option(help="Who may use it; default: everybody.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a model, or let it stand for something else, which becomes a release."""
+    changes = given(base_digest=base_digest, pool_id=pool, owner_tenant_id=tenant)
+    _put(model, changes, adapter, release, as_json=as_json, new={})
+
+
+@models.command("update")
+def update_model(
+    model: Model,
+    *,
+    base_digest: Annotated[str | None, typer.Option("--base", help="Digest of its base.")] = None,
+    pool: Pool = None,
+    adapter: Adapter = None,
+    release: Release = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change what is given of a model; what it stands for then becomes a release."""
+    changes = given(base_digest=base_digest, pool_id=pool)
+    _put(model, changes, adapter, release, as_json=as_json)
+
+
+@models.command("delete")
+def delete_model(model: Model) -> None:
+    """Delete a model with its releases; refused while aliases name it."""
+    delete_one(f"/v1/models/{model}", f"model {model}")
+
+
+@models.command("forget")
+def forget_release(
+    release: Annotated[str, typer.Argument(metavar="MODEL@RELEASE", help="What it was.")],
+) -> None:
+    """Delete a release; refused while the model stands for it, or an alias names it."""
+    delete_one(f"/v1/releases/{release}", f"release {release}")
 
 
 @models.command("releases")
@@ -61,3 +126,57 @@ def remove_alias(name: AliasName) -> None:
     """Remove an alias."""
     ask(lambda api: api.call("DELETE", f"/v1/aliases/{name}"))
     typer.echo(f"removed {name}")
+
+
+@base.command("list")
+def list_bases(*, as_json: AsJson = False) -> None:
+    """List the bases."""
+    show_objects(ask(lambda api: api.list("/v1/bases")), _BASE, as_json=as_json)
+
+
+@base.command("set")
+def set_base(
+    digest: Digest,
+    *,
+    context_tokens_max: Annotated[
+        int, typer.Option(min=0, help="Tokens of prompt and answer together.")
+    ],
+    name: Annotated[str, typer.Option(help="For people.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Create a base, whose files the nodes have, or change how it is described."""
+    body = {"name": name, "context_tokens_max": context_tokens_max}
+    made = ask(lambda api: api.call("PUT", f"/v1/bases/{digest}", body))
+    show_objects([made], _BASE, as_json=as_json)
+
+
+@base.command("delete")
+def delete_base(digest: Digest) -> None:
+    """Delete a base; refused while pools or models are of it."""
+    delete_one(f"/v1/bases/{digest}", f"base {digest}")
+
+
+def _put(
+    model: str,
+    changes: Json,
+    adapter: str | None,
+    release: str | None,
+    *,
+    as_json: bool,
+    new: Json | None = None,
+) -> None:
+    """Write a model with the changes; one that is not there begins as `new`, if that is given."""
+    changes = changes | given(adapter_digest=adapter)
+
+    def change(known: Json) -> Json:
+        kept = {name: known[name] for name in known if name not in ("id", "created_at_unix_s")}
+        changed = kept | changes
+        # A release keeps its digests, so with others the model stands for another one.
+        is_same = all(
+            changed.get(part) == known.get(part) for part in ("base_digest", "adapter_digest")
+        )
+        named = release if release is not None else (known.get("release", "") if is_same else "")
+        return changed | {"release": named}
+
+    made = ask(lambda api: api.edit(f"/v1/models/{model}", change, new))
+    show_objects([made], _SHOWN, as_json=as_json)

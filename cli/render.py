@@ -51,6 +51,11 @@ def show_objects(
     console().print(table(columns, rows))
 
 
+def show_fields(item: Mapping[str, Any]) -> None:
+    """Print one object, a field per line."""
+    console().print(table(("field", "value"), [(name, _cell(item[name])) for name in item]))
+
+
 def _cell(value: object) -> str:
     if isinstance(value, dict):
         value = [f"{name}={one}" for name, one in cast("dict[str, object]", value).items()]

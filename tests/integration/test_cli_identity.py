@@ -63,7 +63,7 @@ async def test_a_tenant_is_created_and_changed_a_little_at_a_time(sluice) -> Non
     assert (changed["limits"], changed["fallbacks"]) == ({"tpm": 50}, {"cli-small": "cli-large"})
     assert (changed["is_disabled"], changed["name"], changed["weight"]) == (False, "CLI", 3)
     assert "cli-small=cli-large" in await sluice("tenants", "list")
-    assert "there is no tenant nobody" in await sluice("tenants", "update", "nobody", status=1)
+    assert "there is no tenants/nobody" in await sluice("tenants", "update", "nobody", status=1)
     refused = await sluice("tenants", "update", "cli", "--fallback", "x=cli-small", status=1)
     assert "no model, release or alias x" in refused
     assert "is not MODEL=OTHER" in await sluice(

@@ -1,0 +1,150 @@
+"""`sluice tiers`: priority classes and their limits."""
+
+from typing import Annotated
+
+import typer
+
+from cli.admin import AsJson, ask, delete_one, given, show_one
+from cli.api import Json
+from cli.render import show_objects
+
+tiers = typer.Typer(help="Priority classes and their limits.", no_args_is_help=True)
+
+_SHOWN = (
+    *("id", "priority", "rpm", "tpm", "requests_max", "context_tokens_max", "model_limits"),
+    *("ttft_deadline_ms", "reserved_permille", "is_preemptible"),
+)
+_LIMITS = ("rpm", "tpm", "requests_max", "context_tokens_max")
+
+Tier = Annotated[str, typer.Argument(help="Id of a tier.")]
+Priority = Annotated[int | None, typer.Option(min=0, help="The higher one is served first.")]
+Limit = Annotated[int | None, typer.Option(min=0, help="Of each tenant; 0: none.")]
+ModelLimit = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="'MODEL NAME=N ...'",
+        help=f"Of one model, within the others: {', '.join(_LIMITS)}; MODEL alone ends it.",
+    ),
+]
+Deadline = Annotated[
+    int | None, typer.Option(min=0, help="For the first token, in milliseconds; 0: none.")
+]
+Reserved = Annotated[
+    int | None, typer.Option(min=0, max=1000, help="Permille of every cell that it gets at least.")
+]
+Preemptible = Annotated[
+    bool | None, typer.Option("--batch/--no-batch", help="Shed first, and interrupted for others.")
+]
+
+
+@tiers.command("list")
+def list_tiers(*, as_json: AsJson = False) -> None:
+    """List the tiers."""
+    show_objects(ask(lambda api: api.list("/v1/tiers")), _SHOWN, as_json=as_json)
+
+
+@tiers.command("show")
+def show_tier(tier: Tier, *, as_json: AsJson = False) -> None:
+    """Show a tier."""
+    show_one(f"/v1/tiers/{tier}", as_json=as_json)
+
+
+@tiers.command("create")
+def create_tier(
+    tier: Tier,
+    *,
+    priority: Priority = None,
+    rpm: Limit = None,
+    tpm: Limit = None,
+    requests_max: Limit = None,
+    context_tokens_max: Limit = None,
+    model_limit: ModelLimit = None,
+    ttft_deadline_ms: Deadline = None,
+    reserved_permille: Reserved = None,
+    is_preemptible: Preemptible = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a tier, or change what is given of it."""
+    changes = given(
+        priority=priority,
+        rpm=rpm,
+        tpm=tpm,
+        requests_max=requests_max,
+        context_tokens_max=context_tokens_max,
+        ttft_deadline_ms=ttft_deadline_ms,
+        reserved_permille=reserved_permille,
+        is_preemptible=is_preemptible,
+    )
+    _put(tier, changes, model_limits(model_limit or []), as_json=as_json, new={})
+
+
+@tiers.command("update")
+def update_tier(
+    tier: Tier,
+    *,
+    priority: Priority = None,
+    rpm: Limit = None,
+    tpm: Limit = None,
+    requests_max: Limit = None,
+    context_tokens_max: Limit = None,
+    model_limit: ModelLimit = None,
+    ttft_deadline_ms: Deadline = None,
+    reserved_permille: Reserved = None,
+    is_preemptible: Preemptible = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change what is given of a tier; gateways follow within a second."""
+    changes = given(
+        priority=priority,
+        rpm=rpm,
+        tpm=tpm,
+        requests_max=requests_max,
+        context_tokens_max=context_tokens_max,
+        ttft_deadline_ms=ttft_deadline_ms,
+        reserved_permille=reserved_permille,
+        is_preemptible=is_preemptible,
+    )
+    _put(tier, changes, model_limits(model_limit or []), as_json=as_json)
+
+
+@tiers.command("delete")
+def delete_tier(tier: Tier) -> None:
+    """Delete a tier; refused while tenants are in it."""
+    delete_one(f"/v1/tiers/{tier}", f"tier {tier}")
+
+
+def model_limits(options: list[str]) -> dict[str, dict[str, int]]:
+    """Return what `MODEL NAME=N ...` options say; no limits end those of a model.
+
+    Raises:
+        BadParameter: An option says something else.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for option in options:
+        model, *limits = option.split() or [""]
+        parts = [limit.partition("=") for limit in limits]
+        if not model or any(name not in _LIMITS or not n.isdecimal() for name, _, n in parts):
+            message = f"{option!r} is not MODEL NAME=N ... with names of {', '.join(_LIMITS)}"
+            raise typer.BadParameter(message, param_hint="--model-limit")
+        found[model] = {name: int(n) for name, _, n in parts}
+    return found
+
+
+def _put(
+    tier: str,
+    changes: Json,
+    limits: dict[str, dict[str, int]],
+    *,
+    as_json: bool,
+    new: Json | None = None,
+) -> None:
+    """Write a tier with the changes; one that is not there begins as `new`, if that is given."""
+
+    def change(known: Json) -> Json:
+        known.pop("id", None)
+        wanted = known.get("model_limits", {}) | limits
+        kept = {model: limit for model, limit in wanted.items() if limit}
+        return known | {"model_limits": kept} | changes
+
+    made = ask(lambda api: api.edit(f"/v1/tiers/{tier}", change, new))
+    show_objects([made], _SHOWN, as_json=as_json)

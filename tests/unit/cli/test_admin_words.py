@@ -1,0 +1,78 @@
+"""What options of admin commands mean, what the audit log says, and edits that race."""
+
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+import typer
+
+from cli.admin_key_commands import RoleName
+from cli.api import Api, ApiError
+from cli.audit_commands import changed, since_moment
+from cli.tier_commands import model_limits
+from control_plane.access.roles import Role
+
+NOW = datetime(2030, 1, 2, tzinfo=UTC)
+
+
+def test_limits_of_models() -> None:
+    assert model_limits(["m rpm=1 tpm=2", "org/n"]) == {"m": {"rpm": 1, "tpm": 2}, "org/n": {}}
+    for wrong in ("", "m rpm", "m rpm=-1", "m rps=1", "m rpm=x"):
+        with pytest.raises(typer.BadParameter):
+            model_limits([wrong])
+
+
+def test_moments() -> None:
+    assert since_moment("1d", NOW) == "2030-01-01T00:00:00+00:00"
+    assert since_moment("2030-01-01", NOW) == "2030-01-01T00:00:00+00:00"
+    assert since_moment("2030-01-01T00:00:00+01:00", NOW) == "2030-01-01T00:00:00+01:00"
+    with pytest.raises(typer.BadParameter):
+        since_moment("1w", NOW)
+
+
+def test_what_a_write_changed() -> None:
+    row = {"outcome": "done", "detail": "", "before": {"a": 1, "b": 2}, "after": {"a": 1, "b": 3}}
+    assert changed(row) == "b: 2 -> 3"
+    assert changed(row | {"before": None}) == ""
+    assert changed(row | {"outcome": "conflict", "detail": "no"}) == "no"
+
+
+def test_the_roles_are_those_of_the_control_plane() -> None:
+    assert [role.value for role in RoleName] == [role.value for role in Role]
+
+
+class Rival:
+    """A server with one tier, which somebody else writes between each read and write."""
+
+    def __init__(self, rival_writes: int) -> None:
+        self.rpm, self.tpm, self.left = 0, 0, rival_writes
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        tag = f'"{self.rpm}-{self.tpm}"'
+        tier = {"id": "t", "rpm": self.rpm, "tpm": self.tpm}
+        if request.method == "GET":
+            if self.left:
+                self.left -= 1
+                self.rpm += 1
+            return httpx.Response(200, json=tier, headers={"ETag": tag})
+        if request.headers["If-Match"] != tag:
+            return httpx.Response(412, json={"detail": "read it again"})
+        self.tpm = 7
+        return httpx.Response(200, json=tier | {"tpm": 7})
+
+
+async def edited(rival: Rival) -> dict[str, object]:
+    async with Api("http://127.0.0.1:1", "key") as api:
+        transport = httpx.MockTransport(rival)
+        api._http = httpx.AsyncClient(base_url="http://127.0.0.1:1", transport=transport)
+        return await api.edit("/v1/tiers/t", lambda known: known | {"tpm": 7})
+
+
+async def test_nobody_elses_change_gets_lost() -> None:
+    rival = Rival(3)
+    assert await edited(rival) == {"id": "t", "rpm": 3, "tpm": 7}
+
+
+async def test_who_is_always_too_late_gives_up() -> None:
+    with pytest.raises(ApiError, match="412 read it again"):
+        await edited(Rival(100))
