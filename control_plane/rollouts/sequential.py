@@ -109,11 +109,6 @@ def observe(test: SequentialTest, canary: Count, control: Count) -> SequentialTe
     return _with_memory(test, control)
 
 
-def fresh(test: SequentialTest) -> SequentialTest:
-    """Return a test of the same that knows control, and has bet nothing; for another stage."""
-    return SequentialTest(test.margin, memory_bad=test.memory_bad, memory_total=test.memory_total)
-
-
 def _with_bets(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
     part = _FIRST_BET if not test.bets else 1 / (test.bets + _PATIENCE_WINDOWS)
     log_new = test.log_kept + log(part / len(_ODDS_RATIOS))

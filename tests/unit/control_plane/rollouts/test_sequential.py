@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from control_plane.rollouts.sequential import Count, SequentialTest, fresh, observe
+from control_plane.rollouts.sequential import Count, SequentialTest, observe
 
 ADAPTER = TypeAdapter(SequentialTest)
 NOTHING = Count(0, 0)
@@ -204,14 +204,6 @@ def test_a_release_that_always_fails_where_none_did_is_found_after_a_few():
     for _ in range(6):
         test = observe(test, Count(1, 1), Count(0, 99))
     assert test.is_worse(ALPHA)
-
-
-def test_a_fresh_test_knows_control_and_nothing_else():
-    test = known(0.02, 0.1)
-    bet = observe(test, Count(3, 10), Count(9, 90))
-    again = fresh(bet)
-    assert (again.log_e, again.bets, again.canary) == (0, 0, NOTHING)
-    assert again.memory_total == bet.memory_total > 0
 
 
 @settings(max_examples=100)

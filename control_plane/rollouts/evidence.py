@@ -1,0 +1,304 @@
+"""From raw counts of a window to the proportions that are tested; pure.
+
+Every metric becomes a share of bad requests, because shares can be tested without assuming a shape:
+a latency is "above control's 95 % quantile", an answer "longer than control's". The quantiles are
+fixed when a stage opens, from control alone, so that what is tested does not choose its own scale.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import log2
+
+from control_plane.rollouts.sequential import Count
+from sluice.errors import ErrorCode
+
+# Buckets grow by the fourth root of two, 19 %; the last one holds everything from 2**24 on: ms of
+# TTFT and microseconds of TPOT above 4.6 h and 16 s, 16 million tokens.
+_BUCKETS_PER_OCTAVE = 4
+BUCKETS = 24 * _BUCKETS_PER_OCTAVE + 1
+_TAIL = 0.05  # share of control beyond a threshold, at most
+# A quantile of fewer control requests than this is too rough; more than the second number are
+# halved, so that the scale of a stage is that of the hours before it and not of last week.
+_BASELINE_MIN = 200
+_BASELINE_MAX = 20_000
+
+
+class Metric(StrEnum):
+    """What a gate compares."""
+
+    ERRORS = "errors"
+    SLOW_FIRST_TOKEN = "slow_first_token"  # noqa: S105 - no secret
+    SLOW_TOKENS = "slow_tokens"
+    LONG_ANSWERS = "long_answers"
+    SHORT_ANSWERS = "short_answers"
+    REFUSALS = "refusals"
+    FEWER_REFUSALS = "fewer_refusals"
+    GOLDEN = "golden"
+
+
+# Failures that a release can cause: its weights, its configuration, its engine.
+FAULTS = frozenset(
+    {
+        ErrorCode.ADAPTER_INVALID,
+        ErrorCode.ADAPTER_NOT_FOUND,
+        ErrorCode.ENGINE_FAILED,
+        ErrorCode.ENGINE_REFUSED,
+        ErrorCode.INTERNAL,
+        ErrorCode.REPLICA_LOST,
+    }
+)
+# No first token in time: as slow as can be. Left out, the slowest would look better for it.
+TOO_LATE = frozenset({ErrorCode.DEADLINE_EXCEEDED})
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many values fell into each bucket; `bucket_of` says which."""
+
+    counts: tuple[int, ...] = (0,) * BUCKETS
+
+    def __post_init__(self) -> None:
+        assert len(self.counts) == BUCKETS, len(self.counts)
+
+    def __add__(self, other: "Histogram") -> "Histogram":
+        return Histogram(tuple(a + b for a, b in zip(self.counts, other.counts, strict=True)))
+
+    @property
+    def total(self) -> int:
+        """How many values there are."""
+        return sum(self.counts)
+
+    def above(self, bucket: int) -> Count:
+        """Return how many lie in higher buckets."""
+        return Count(sum(self.counts[bucket + 1 :]), self.total)
+
+    def below(self, bucket: int) -> Count:
+        """Return how many lie in lower buckets."""
+        return Count(sum(self.counts[:bucket]), self.total)
+
+
+def bucket_of(value: float) -> int:
+    """Return the bucket of a value in the histogram's unit; all below 1 share the first."""
+    return min(BUCKETS - 1, int(log2(value) * _BUCKETS_PER_OCTAVE)) if value > 1 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What came of the requests of one release that were *received* in a window.
+
+    Counted when all of them have ended or timed out: by the end of the window only the quick ones
+    have. Without requests of pinned tenants, who were not drawn by lot. Of each session at most
+    one request, the first: its turns are alike, and would be taken for independent ones.
+
+    Attributes:
+        requests: All of them.
+        errors: Those that ended with an error, by code.
+        refusals: Answers in which the model declined.
+        ttft_ms: Of those that got a first token.
+        tpot_us: Mean time between tokens of an answer, one value each: the single gaps (ITL) of an
+            answer are no independent observations.
+        output_tokens: Of complete answers.
+        golden_runs: Golden prompts that were asked, which are no requests of the above.
+        golden_mismatches: Those whose answer is not the one that its release is known by.
+    """
+
+    requests: int = 0
+    errors: Mapping[ErrorCode, int] = field(default_factory=dict[ErrorCode, int])
+    refusals: int = 0
+    ttft_ms: Histogram = Histogram()
+    tpot_us: Histogram = Histogram()
+    output_tokens: Histogram = Histogram()
+    golden_runs: int = 0
+    golden_mismatches: int = 0
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.refusals <= self.answers, (self.refusals, self.answers)
+
+    @property
+    def answers(self) -> int:
+        """Requests that ended without an error."""
+        return self.requests - sum(self.errors.values())
+
+    @property
+    def faults(self) -> Count:
+        """Failures that the release may have caused, of the requests that were its to answer.
+
+        What clients do wrong (4xx, hanging up) and what is refused by policy (429, 503: limits,
+        overload, drain) is neither good nor bad and left out: it tells about callers and capacity,
+        comes in bursts, and would let one misbehaving client roll a release back.
+        """
+        bad = sum(count for code, count in self.errors.items() if code in FAULTS)
+        return Count(bad, self.answers + bad)
+
+    def slow_first_tokens(self, bucket: int) -> Count:
+        """Return the first tokens in higher buckets, and those that missed the deadline."""
+        late = sum(count for code, count in self.errors.items() if code in TOO_LATE)
+        return self.ttft_ms.above(bucket) + Count(late, late)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Both arms in one stretch of time; they are only ever compared within it.
+
+    Attributes:
+        start_ms: Unix time in milliseconds; received at or after it.
+        end_ms: Received before it.
+        canary: The new release. In a shadow stage: copies whose answers nobody gets.
+        control: The old one.
+    """
+
+    start_ms: int
+    end_ms: int
+    canary: Arm
+    control: Arm
+
+    def __post_init__(self) -> None:
+        assert self.start_ms < self.end_ms, (self.start_ms, self.end_ms)
+
+
+def _no_count() -> Count:
+    return Count(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """How control was lately: where the thresholds come from, and the first guess at its rates."""
+
+    ttft_ms: Histogram = Histogram()
+    tpot_us: Histogram = Histogram()
+    output_tokens: Histogram = Histogram()
+    faults: Count = field(default_factory=_no_count)
+    refusals: Count = field(default_factory=_no_count)
+    golden: Count = field(default_factory=_no_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Buckets that are fixed for a stage; beyond them lie at most 5 % of control, None: unknown."""
+
+    ttft_ms_high: int | None = None
+    tpot_us_high: int | None = None
+    output_tokens_high: int | None = None
+    output_tokens_low: int | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to be fixed."""
+        return None not in (self.ttft_ms_high, self.tpot_us_high, self.output_tokens_high)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two counts of a window; the question is whether `suspect` has the higher rate.
+
+    For most metrics that is canary; for `FEWER_REFUSALS` control, which then refuses more.
+    """
+
+    suspect: Count
+    reference: Count
+
+
+def remember(baseline: Baseline, control: Arm) -> Baseline:
+    """Return the baseline with one more window of control."""
+    return Baseline(
+        _recent(baseline.ttft_ms + control.ttft_ms),
+        _recent(baseline.tpot_us + control.tpot_us),
+        _recent(baseline.output_tokens + control.output_tokens),
+        _recent_count(baseline.faults + control.faults),
+        _recent_count(baseline.refusals + _refusals(control)),
+        _recent_count(baseline.golden + _golden(control)),
+    )
+
+
+def fix(thresholds: Thresholds, baseline: Baseline) -> Thresholds:
+    """Return the thresholds with those that were unknown, where control is known well enough."""
+    if thresholds.is_complete:
+        return thresholds
+
+    def chosen(fixed: int | None, histogram: Histogram, *, is_low: bool = False) -> int | None:
+        if fixed is not None or histogram.total < _BASELINE_MIN:
+            return fixed
+        return _low(histogram) if is_low else _high(histogram)
+
+    lengths = baseline.output_tokens
+    return Thresholds(
+        chosen(thresholds.ttft_ms_high, baseline.ttft_ms),
+        chosen(thresholds.tpot_us_high, baseline.tpot_us),
+        chosen(thresholds.output_tokens_high, lengths),
+        chosen(thresholds.output_tokens_low, lengths, is_low=True),
+    )
+
+
+def known(baseline: Baseline, thresholds: Thresholds) -> dict[Metric, Count]:
+    """Return what the past says of control's rates; nothing of what canary is measured by."""
+    ttft, tpot = thresholds.ttft_ms_high, thresholds.tpot_us_high
+    high, low = thresholds.output_tokens_high, thresholds.output_tokens_low
+    counts = {
+        Metric.ERRORS: baseline.faults,
+        Metric.REFUSALS: baseline.refusals,
+        Metric.GOLDEN: baseline.golden,
+        Metric.SLOW_FIRST_TOKEN: None if ttft is None else baseline.ttft_ms.above(ttft),
+        Metric.SLOW_TOKENS: None if tpot is None else baseline.tpot_us.above(tpot),
+        Metric.LONG_ANSWERS: None if high is None else baseline.output_tokens.above(high),
+        Metric.SHORT_ANSWERS: None if low is None else baseline.output_tokens.below(low),
+    }
+    return {metric: count for metric, count in counts.items() if count is not None}
+
+
+def comparisons(window: Window, thresholds: Thresholds) -> dict[Metric, Comparison]:
+    """Return what a window says by metric; without those whose threshold is unknown."""
+    canary, control = window.canary, window.control
+    found = {
+        Metric.ERRORS: Comparison(canary.faults, control.faults),
+        Metric.REFUSALS: Comparison(_refusals(canary), _refusals(control)),
+        Metric.FEWER_REFUSALS: Comparison(_refusals(control), _refusals(canary)),
+        Metric.GOLDEN: Comparison(_golden(canary), _golden(control)),
+    }
+    if (bucket := thresholds.ttft_ms_high) is not None:
+        found[Metric.SLOW_FIRST_TOKEN] = Comparison(
+            canary.slow_first_tokens(bucket), control.slow_first_tokens(bucket)
+        )
+    if (bucket := thresholds.tpot_us_high) is not None:
+        found[Metric.SLOW_TOKENS] = Comparison(
+            canary.tpot_us.above(bucket), control.tpot_us.above(bucket)
+        )
+    if (bucket := thresholds.output_tokens_high) is not None:
+        found[Metric.LONG_ANSWERS] = Comparison(
+            canary.output_tokens.above(bucket), control.output_tokens.above(bucket)
+        )
+    if (bucket := thresholds.output_tokens_low) is not None:
+        found[Metric.SHORT_ANSWERS] = Comparison(
+            canary.output_tokens.below(bucket), control.output_tokens.below(bucket)
+        )
+    return found
+
+
+def _refusals(arm: Arm) -> Count:
+    return Count(arm.refusals, arm.answers)
+
+
+def _golden(arm: Arm) -> Count:
+    return Count(arm.golden_mismatches, arm.golden_runs)
+
+
+def _recent(histogram: Histogram) -> Histogram:
+    if histogram.total <= _BASELINE_MAX:
+        return histogram
+    return Histogram(tuple(count // 2 for count in histogram.counts))
+
+
+def _recent_count(count: Count) -> Count:
+    return count if count.total <= _BASELINE_MAX else Count(count.bad // 2, count.total // 2)
+
+
+def _high(histogram: Histogram) -> int:
+    """Return the lowest bucket with at most `_TAIL` of the values above it."""
+    allowed = _TAIL * histogram.total
+    return next(b for b in range(BUCKETS) if histogram.above(b).bad <= allowed)
+
+
+def _low(histogram: Histogram) -> int:
+    """Return the highest bucket with at most `_TAIL` of the values below it."""
+    allowed = _TAIL * histogram.total
+    return next(b for b in reversed(range(BUCKETS)) if histogram.below(b).bad <= allowed)

@@ -1,0 +1,329 @@
+"""The state machine of a rollout: (state, event, now) -> (state, actions); pure.
+
+The share grows only when the fleet is ready for the next stage of the plan, after the one before
+has ended; every stage is passed. A breach sends everybody back in the same step that saw it, in any
+phase in which canary has traffic. Nothing depends on having been there: all that is known is in the
+state, evidence that was told before is passed over, and time that nobody watched does not count.
+"""
+
+from dataclasses import dataclass, replace
+from math import log
+
+from control_plane.rollouts.evidence import Thresholds, Window, comparisons, fix, known, remember
+from control_plane.rollouts.plan import Gate
+from control_plane.rollouts.sequential import Count, SequentialTest, observe
+from control_plane.rollouts.state import (
+    ENDED,
+    NO_STAGE,
+    Abort,
+    Action,
+    Event,
+    Evidence,
+    Finish,
+    NotReady,
+    Pause,
+    Phase,
+    Prepare,
+    Promote,
+    Ready,
+    Reason,
+    Restarted,
+    Resume,
+    RollBack,
+    Rollout,
+    SentBack,
+    SetShare,
+    Start,
+    Tick,
+    Verdict,
+)
+from sluice.errors import ErrorCode, PlatformError
+
+# Steps follow each other every few seconds; who was away for longer has missed something.
+STEP_GAP_MAX_MS = 30_000
+_NOTHING = Count(0, 0)
+_GOING = frozenset({Phase.SHADOW, Phase.RUNNING})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step led to.
+
+    Attributes:
+        rollout: To be stored.
+        actions: What the world shall be like from now on, see `due`; empty when nothing new. To be
+            stored in the same transaction.
+    """
+
+    rollout: Rollout
+    actions: tuple[Action, ...]
+
+
+def step(rollout: Rollout, event: Event, now_ms: int) -> Step:
+    """Return the rollout after an event.
+
+    Args:
+        rollout: As it was stored.
+        event: What happened; `Tick` when nothing did.
+        now_ms: Unix time in milliseconds. A clock that was set back stands still meanwhile.
+
+    Raises:
+        PlatformError: `CONFLICT`: a person asked for what cannot be done in this phase.
+    """
+    now_ms = max(now_ms, rollout.stepped_ms)
+    before = rollout
+    if rollout.phase in ENDED:
+        _refuse(rollout, event)
+        return Step(rollout, due(rollout) if isinstance(event, Restarted) else ())
+    if isinstance(event, Restarted) or now_ms - rollout.stepped_ms > STEP_GAP_MAX_MS:
+        rollout = _watching_anew(rollout, now_ms)
+    rollout = _after_event(replace(rollout, stepped_ms=now_ms), event, now_ms)
+    rollout = _after_time(rollout, now_ms)
+    is_news = _standing(rollout) != _standing(before) or isinstance(event, Restarted)
+    return Step(rollout, due(rollout) if is_news else ())
+
+
+def due(rollout: Rollout) -> tuple[Action, ...]:
+    """Return what the world shall be like; to do all of it again changes nothing."""
+    shares = SetShare(rollout.share, rollout.mirrored)
+    if rollout.phase is Phase.HALTED:
+        assert rollout.reason is not None
+        return shares, RollBack(rollout.reason)
+    if rollout.phase is Phase.DONE:
+        return shares, Finish()
+    if rollout.phase in _GOING and rollout.is_short_of_fleet:
+        return shares, Prepare(rollout.wanted, rollout.plan.stages[rollout.wanted].share)
+    return (shares,)
+
+
+def _standing(rollout: Rollout) -> tuple[Phase, int, int, bool]:
+    """Return all that `due` depends on; the shares belong to phase and stage."""
+    return rollout.phase, rollout.stage, rollout.wanted, rollout.is_ready
+
+
+def _watching_anew(rollout: Rollout, now_ms: int) -> Rollout:
+    """Return the rollout as found by someone who knows nothing of the time before."""
+    return replace(rollout, watching_ms=now_ms, heard_ms=now_ms, asked_ms=now_ms)
+
+
+def _after_event(rollout: Rollout, event: Event, now_ms: int) -> Rollout:
+    match event:
+        case Evidence():
+            for window in event.windows:
+                rollout = _after_window(rollout, window, now_ms)
+        case Ready():
+            rollout = _after_ready(rollout, event.stage, now_ms)
+        case NotReady():
+            if event.stage == rollout.stage and rollout.is_ready:
+                rollout = replace(rollout, is_ready=False, asked_ms=now_ms)
+        case SentBack():
+            if rollout.phase is Phase.HALTED:
+                rollout = replace(rollout, phase=Phase.ROLLED_BACK)
+        case Tick() | Restarted():
+            pass
+        case Start() | Pause() | Resume() | Abort() | Promote():
+            rollout = _commanded(rollout, event, now_ms)
+    return rollout
+
+
+# What people may do, and in which phases.
+_COMMANDS: dict[type, frozenset[Phase]] = {
+    Start: frozenset({Phase.PLANNED}),
+    Pause: _GOING,
+    Resume: frozenset({Phase.PAUSED}),
+    Abort: frozenset({Phase.PLANNED, Phase.PAUSED}) | _GOING,
+    Promote: frozenset({Phase.PAUSED}) | _GOING,
+}
+
+
+def _refuse(rollout: Rollout, event: Event) -> None:
+    """Raise a conflict if a person asks for what cannot be done now."""
+    phases = _COMMANDS.get(type(event))
+    if phases is not None and rollout.phase not in phases:
+        message = f"a rollout that is {rollout.phase.value} cannot do this: {event.kind}"
+        raise PlatformError(ErrorCode.CONFLICT, message)
+
+
+def _commanded(
+    rollout: Rollout, event: Start | Pause | Resume | Abort | Promote, now_ms: int
+) -> Rollout:
+    _refuse(rollout, event)
+    match event:
+        case Start():
+            return _wanting(_watching_anew(rollout, now_ms), 0, now_ms)
+        case Pause():
+            return _paused(rollout, Reason.BY_HAND, now_ms)
+        case Resume():
+            return _resumed(rollout, now_ms)
+        case Abort():
+            return replace(rollout, phase=Phase.ABORTED, share=0, mirrored=0)
+        case Promote():
+            if rollout.is_waiting or event.stage != rollout.stage:
+                message = f"stage {event.stage} is not the one that can be ended now"
+                raise PlatformError(ErrorCode.CONFLICT, message)
+            if rollout.phase is Phase.PAUSED:
+                rollout = _resumed(rollout, now_ms)
+            return _stage_ended(rollout, now_ms)
+
+
+def _paused(rollout: Rollout, reason: Reason, now_ms: int) -> Rollout:
+    return replace(rollout, phase=Phase.PAUSED, reason=reason, paused_ms=now_ms)
+
+
+def _resumed(rollout: Rollout, now_ms: int) -> Rollout:
+    short_ms = rollout.short_ms
+    if rollout.reason is Reason.TOO_LITTLE_TRAFFIC:
+        short_ms = rollout.watched_ms
+    going = replace(rollout, phase=_phase_of(rollout), reason=None, short_ms=short_ms)
+    return _watching_anew(going, now_ms)
+
+
+def _phase_of(rollout: Rollout) -> Phase:
+    stage = rollout.plan.stages[max(rollout.stage, 0)]
+    return Phase.SHADOW if stage.is_shadow else Phase.RUNNING
+
+
+def _sent_back(rollout: Rollout, reason: Reason, verdict: Verdict | None = None) -> Rollout:
+    return replace(rollout, phase=Phase.HALTED, share=0, mirrored=0, reason=reason, verdict=verdict)
+
+
+def _wanting(rollout: Rollout, stage: int, now_ms: int) -> Rollout:
+    """Return the rollout waiting for the fleet; the stage before goes on, and is watched."""
+    rollout = replace(rollout, wanted=stage, asked_ms=now_ms)
+    return replace(rollout, phase=_phase_of(rollout))
+
+
+def _stage_ended(rollout: Rollout, now_ms: int) -> Rollout:
+    if rollout.stage + 1 < len(rollout.plan.stages):
+        return _wanting(rollout, rollout.stage + 1, now_ms)
+    return replace(rollout, phase=Phase.DONE)
+
+
+def _after_ready(rollout: Rollout, stage: int, now_ms: int) -> Rollout:
+    if rollout.phase in _GOING and rollout.is_waiting and stage == rollout.wanted:
+        return _opened(rollout, now_ms)
+    if stage == rollout.stage and not rollout.is_ready:
+        return replace(rollout, is_ready=True, watching_ms=now_ms)
+    return rollout
+
+
+def _opened(rollout: Rollout, now_ms: int) -> Rollout:
+    """Return the rollout in the stage that it waited for: the only place where a share grows."""
+    stage = rollout.plan.stages[rollout.wanted]
+    thresholds = fix(Thresholds(), rollout.baseline)
+    past = known(rollout.baseline, thresholds)
+    tests = {
+        gate.metric: observe(
+            SequentialTest(gate.tolerated), _NOTHING, past.get(gate.metric, _NOTHING)
+        )
+        for gate in rollout.plan.gates
+    }
+    opened = replace(
+        rollout,
+        stage=rollout.wanted,
+        share=0 if stage.is_shadow else stage.share,
+        mirrored=stage.share if stage.is_shadow else 0,
+        is_ready=True,
+        open_ms=now_ms,
+        watched_ms=0,
+        short_ms=0,
+        sample=0,
+        tests=tests,
+        thresholds=thresholds,
+    )
+    return _watching_anew(replace(opened, phase=_phase_of(opened)), now_ms)
+
+
+def _after_window(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
+    if rollout.phase in ENDED or window.start_ms < rollout.window_end_ms:
+        return rollout
+    rollout = replace(rollout, window_end_ms=window.end_ms, heard_ms=now_ms)
+    if rollout.is_open and window.start_ms >= rollout.open_ms:
+        rollout = _judged(rollout, window, now_ms)
+    baseline = remember(rollout.baseline, window.control)
+    thresholds = fix(rollout.thresholds, baseline) if rollout.is_open else rollout.thresholds
+    return replace(rollout, baseline=baseline, thresholds=thresholds)
+
+
+def _judged(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
+    """Return the rollout with a window of its stage taken into account."""
+    seen = comparisons(window, rollout.thresholds)
+    tests = {
+        metric: observe(test, seen[metric].suspect, seen[metric].reference)
+        if metric in seen
+        else test
+        for metric, test in rollout.tests.items()
+    }
+    is_watched = (
+        rollout.phase in _GOING and rollout.is_ready and window.start_ms >= rollout.watching_ms
+    )
+    rollout = replace(
+        rollout,
+        tests=tests,
+        sample=rollout.sample + window.canary.faults.total,
+        watched_ms=rollout.watched_ms + is_watched * (window.end_ms - window.start_ms),
+    )
+    alpha = rollout.plan.alpha_of_test
+    breached = [gate for gate in rollout.plan.gates if tests[gate.metric].is_worse(alpha)]
+    if not breached:
+        return rollout
+    worst = max(breached, key=lambda gate: tests[gate.metric].log_e)
+    return _sent_back(rollout, Reason.WORSE, _verdict(rollout, worst, now_ms))
+
+
+def _verdict(rollout: Rollout, gate: Gate, now_ms: int) -> Verdict:
+    test = rollout.tests[gate.metric]
+    return Verdict(
+        metric=gate.metric,
+        stage=rollout.stage,
+        suspect=test.canary,
+        reference=test.control,
+        tolerated=gate.tolerated,
+        log_e=test.log_e,
+        log_needed=-log(rollout.plan.alpha_of_test),
+        window_end_ms=rollout.window_end_ms,
+        at_ms=now_ms,
+    )
+
+
+def _after_time(rollout: Rollout, now_ms: int) -> Rollout:
+    """Return the rollout after what is due by now: the first of the rules that applies."""
+    plan = rollout.plan
+    if rollout.phase is Phase.PAUSED and now_ms - rollout.paused_ms > plan.pause_max_s * 1000:
+        return _sent_back(rollout, Reason.PAUSED_TOO_LONG)
+    if rollout.phase not in _GOING:
+        return rollout
+    if rollout.is_short_of_fleet and now_ms - rollout.asked_ms > plan.ready_max_s * 1000:
+        return _paused(rollout, Reason.NOT_READY, now_ms)
+    if rollout.stage != NO_STAGE and now_ms - rollout.heard_ms > plan.quiet_max_s * 1000:
+        return _paused(rollout, Reason.NO_EVIDENCE, now_ms)
+    is_going = rollout.stage != NO_STAGE and not rollout.is_waiting
+    return _after_stage(rollout, now_ms) if is_going else rollout
+
+
+def _after_stage(rollout: Rollout, now_ms: int) -> Rollout:
+    stage = rollout.current
+    if rollout.watched_ms < stage.duration_min_s * 1000:
+        return rollout
+    if _is_sampled(rollout):
+        return _stage_ended(rollout, now_ms)
+    if rollout.watched_ms - rollout.short_ms < stage.duration_max_s * 1000:
+        return rollout
+    match rollout.plan.when_short:
+        case "pause":
+            return _paused(rollout, Reason.TOO_LITTLE_TRAFFIC, now_ms)
+        case "go_on":
+            return _stage_ended(rollout, now_ms)
+        case "roll_back":
+            return _sent_back(rollout, Reason.TOO_LITTLE_TRAFFIC)
+
+
+def _is_sampled(rollout: Rollout) -> bool:
+    stage = rollout.current
+    if rollout.sample < stage.sample_min:
+        return False
+    return not stage.is_compared or all(
+        min(test.canary.total, test.control.total) >= gate.sample_min
+        for gate in rollout.plan.gates
+        for test in (rollout.tests[gate.metric],)
+    )

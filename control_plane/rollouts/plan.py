@@ -1,0 +1,117 @@
+"""What a rollout shall do, as data: stages, gates, and what happens when it cannot go on; pure."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from control_plane.fields import Body
+from control_plane.rollouts.evidence import Metric
+from sluice.split import SHARE_MAX
+
+_Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
+_Sample = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+class Stage(Body):
+    """A share of the traffic, and how long it is held.
+
+    A stage ends when it was watched for `duration_min_s` *and* canary has answered `sample_min`
+    requests. With less traffic it goes on up to `duration_max_s`; then `Plan.when_short` decides.
+    A shadow stage sends canary copies of so many requests, whose answers nobody gets.
+    """
+
+    share: Annotated[int, Field(ge=1, le=SHARE_MAX)]  # basis points
+    duration_min_s: _Seconds = 600.0
+    sample_min: _Sample = 0
+    duration_max_s: _Seconds = 86_400.0
+    is_shadow: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.duration_max_s < self.duration_min_s:
+            raise ValueError("duration_max_s must not be below duration_min_s")
+        return self
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether control has traffic beside it."""
+        return self.is_shadow or self.share < SHARE_MAX
+
+
+class Gate(Body):
+    """A comparison that canary must not lose.
+
+    `tolerated` is what may be worse, as a share of the requests that are good in control: 0.005
+    lets the error rate rise from 1 % to 1.495 %. A stage also waits for `sample_min` observations
+    of the gate; for golden prompts, say, which are few.
+    """
+
+    metric: Metric
+    tolerated: Annotated[float, Field(ge=0, lt=1)]
+    sample_min: _Sample = 0
+
+
+# 600 requests: an error rate of 5 % instead of 1 % is found within them 19 times in 20, at the
+# default gates (tests/unit/control_plane/rollouts/test_sequential.py).
+DEFAULT_STAGES = (
+    Stage(share=100, sample_min=600),
+    Stage(share=1_000, sample_min=1_000),
+    Stage(share=5_000, sample_min=2_000),
+    Stage(share=SHARE_MAX),
+)
+DEFAULT_GATES = (
+    Gate(metric=Metric.ERRORS, tolerated=0.005),
+    Gate(metric=Metric.SLOW_FIRST_TOKEN, tolerated=0.05),
+    Gate(metric=Metric.SLOW_TOKENS, tolerated=0.05),
+    Gate(metric=Metric.LONG_ANSWERS, tolerated=0.05),
+    Gate(metric=Metric.SHORT_ANSWERS, tolerated=0.05),
+    Gate(metric=Metric.REFUSALS, tolerated=0.02),
+    Gate(metric=Metric.FEWER_REFUSALS, tolerated=0.02),
+    Gate(metric=Metric.GOLDEN, tolerated=0.05),
+)
+
+
+class Plan(Body):
+    """The whole of a rollout.
+
+    Attributes:
+        stages: In their order; a shadow stage only first, the last one all of the traffic.
+        gates: One for each metric that counts.
+        alpha: False-alarm rate of the whole rollout: how likely it is at most that a release which
+            is not worse than tolerated is rolled back by a gate, in any stage, however long it
+            lasts. Divided evenly among the gates and the stages that are compared.
+        when_short: What happens when the traffic of a stage's longest duration is too little:
+            wait for a person, go on with what there is, or roll back.
+        ready_max_s: How long the fleet may take to hold the release for a stage; then it pauses.
+        quiet_max_s: How long there may be no evidence at all; then it pauses.
+        pause_max_s: How long it stays paused; then it is rolled back.
+    """
+
+    stages: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=20)] = DEFAULT_STAGES
+    gates: Annotated[tuple[Gate, ...], Field(min_length=1, max_length=20)] = DEFAULT_GATES
+    alpha: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+    when_short: Literal["pause", "go_on", "roll_back"] = "pause"
+    ready_max_s: _Seconds = 3_600.0
+    quiet_max_s: _Seconds = 600.0
+    pause_max_s: _Seconds = 3 * 86_400.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for before, after in zip(self.stages, self.stages[1:], strict=False):
+            if after.is_shadow:
+                raise ValueError("only the first stage can be a shadow stage")
+            if not before.is_shadow and after.share <= before.share:
+                raise ValueError(f"shares must grow: {after.share} follows {before.share}")
+        last = self.stages[-1]
+        if last.is_shadow or last.share != SHARE_MAX:
+            raise ValueError(f"the last stage must have all of the traffic: share {SHARE_MAX}")
+        metrics = [gate.metric for gate in self.gates]
+        if twice := {metric.value for metric in metrics if metrics.count(metric) > 1}:
+            raise ValueError(f"more than one gate for {', '.join(sorted(twice))}")
+        return self
+
+    @property
+    def alpha_of_test(self) -> float:
+        """False-alarm rate of one gate in one stage."""
+        compared = sum(stage.is_compared for stage in self.stages)
+        return self.alpha / (len(self.gates) * max(compared, 1))

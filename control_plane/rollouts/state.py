@@ -1,0 +1,278 @@
+"""What is kept of a rollout, what can happen to it, and what it asks for; pure data.
+
+`STATE` and `EVENT` are the forms in which the database keeps them: JSON, without loss.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from control_plane.rollouts.evidence import Baseline, Metric, Thresholds, Window
+from control_plane.rollouts.plan import Plan, Stage
+from control_plane.rollouts.sequential import Count, SequentialTest
+
+NO_STAGE = -1  # before the first one has opened
+
+
+class Phase(StrEnum):
+    """Where a rollout is."""
+
+    PLANNED = "planned"
+    SHADOW = "shadow"
+    RUNNING = "running"
+    PAUSED = "paused"
+    HALTED = "halted"  # everybody is sent back; not yet confirmed
+    ROLLED_BACK = "rolled_back"
+    ABORTED = "aborted"
+    DONE = "done"
+
+
+ENDED = frozenset({Phase.ROLLED_BACK, Phase.ABORTED, Phase.DONE})
+
+
+class Reason(StrEnum):
+    """Why a rollout is paused, or was sent back."""
+
+    WORSE = "worse"
+    BY_HAND = "by_hand"
+    NO_EVIDENCE = "no_evidence"
+    NOT_READY = "not_ready"
+    PAUSED_TOO_LONG = "paused_too_long"
+    TOO_LITTLE_TRAFFIC = "too_little_traffic"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """That canary is worse, and what says so.
+
+    Attributes:
+        metric: Whose gate was breached.
+        stage: Number of the stage.
+        suspect: What was counted in the stage on the side that is worse: canary's, except for
+            `FEWER_REFUSALS`.
+        reference: The same on the other side.
+        tolerated: By the gate.
+        log_e: Natural logarithm of the e-value.
+        log_needed: What it had to reach.
+        window_end_ms: End of the window that was the last straw, in Unix time.
+        at_ms: When it was looked at.
+    """
+
+    metric: Metric
+    stage: int
+    suspect: Count
+    reference: Count
+    tolerated: float
+    log_e: float
+    log_needed: float
+    window_end_ms: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """All that a rollout is; the times are Unix time in milliseconds.
+
+    Attributes:
+        plan: Never changes.
+        phase: See `Phase`.
+        stage: Number of the stage whose share is in effect; `NO_STAGE` before the first.
+        wanted: The stage that the fleet is being prepared for; `stage` when there is none.
+        share: Basis points of the clients' traffic that canary has.
+        mirrored: Basis points of it that canary gets copies of.
+        is_ready: Whether the fleet can serve `share` from canary.
+        open_ms: When `stage` began; windows from before it are no evidence.
+        watching_ms: Since when nothing was missed; time before it does not count for the stage.
+        heard_ms: When there was evidence last, or watching began.
+        asked_ms: Since when the fleet is waited for.
+        paused_ms: Since when it is paused.
+        stepped_ms: Time of the last step; time never runs backwards.
+        window_end_ms: End of the last window that was taken.
+        watched_ms: How long the stage was watched.
+        short_ms: How much of that had passed when somebody resumed in spite of too little traffic.
+        sample: Requests that canary has answered in the stage.
+        tests: One for each gate, of this stage.
+        thresholds: Of this stage.
+        baseline: Control's recent past.
+        reason: Why it is paused, or was sent back.
+        verdict: What was found when the reason is `WORSE`.
+    """
+
+    plan: Plan
+    phase: Phase = Phase.PLANNED
+    stage: int = NO_STAGE
+    wanted: int = NO_STAGE
+    share: int = 0
+    mirrored: int = 0
+    is_ready: bool = False
+    open_ms: int = 0
+    watching_ms: int = 0
+    heard_ms: int = 0
+    asked_ms: int = 0
+    paused_ms: int = 0
+    stepped_ms: int = 0
+    window_end_ms: int = 0
+    watched_ms: int = 0
+    short_ms: int = 0
+    sample: int = 0
+    tests: dict[Metric, SequentialTest] = field(default_factory=dict[Metric, SequentialTest])
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    baseline: Baseline = field(default_factory=Baseline)
+    reason: Reason | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next stage waits for the fleet."""
+        return self.wanted != self.stage
+
+    @property
+    def is_short_of_fleet(self) -> bool:
+        """Whether the fleet has yet to get ready, for the next stage or again for this one."""
+        return self.is_waiting or not self.is_ready
+
+    @property
+    def is_open(self) -> bool:
+        """Whether canary gets requests, of clients or copies."""
+        return self.stage != NO_STAGE and self.phase in _OPEN
+
+    @property
+    def current(self) -> Stage:
+        """The stage whose share is in effect; there must be one."""
+        assert self.stage != NO_STAGE
+        return self.plan.stages[self.stage]
+
+
+_OPEN = frozenset({Phase.SHADOW, Phase.RUNNING, Phase.PAUSED})
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Somebody starts it."""
+
+    kind: Literal["start"] = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The fleet can serve a stage: adapters are loaded, replicas are there."""
+
+    stage: int
+    kind: Literal["ready"] = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    """The fleet cannot serve the stage any more, e.g. lost replicas."""
+
+    stage: int
+    kind: Literal["not_ready"] = "not_ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Somebody holds it: the share stays, and what goes wrong is still sent back."""
+
+    kind: Literal["pause"] = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Somebody lets it go on."""
+
+    kind: Literal["resume"] = "resume"
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Somebody ends it; everybody goes back."""
+
+    kind: Literal["abort"] = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Somebody ends a stage early; `stage` is the one they saw."""
+
+    stage: int
+    kind: Literal["promote"] = "promote"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Windows, in their order; those that were told before are passed over."""
+
+    windows: tuple[Window, ...]
+    kind: Literal["evidence"] = "evidence"
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; every few seconds."""
+
+    kind: Literal["tick"] = "tick"
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """Whoever steps it has just begun to: after a restart, or as a new leader."""
+
+    kind: Literal["restarted"] = "restarted"
+
+
+@dataclass(frozen=True, slots=True)
+class SentBack:
+    """Every gateway has confirmed that canary gets nothing."""
+
+    kind: Literal["sent_back"] = "sent_back"
+
+
+Event = (
+    Start
+    | Ready
+    | NotReady
+    | Pause
+    | Resume
+    | Abort
+    | Promote
+    | Evidence
+    | Tick
+    | Restarted
+    | SentBack
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SetShare:
+    """Gateways shall send so much to canary, in basis points, and copies of so much."""
+
+    share: int
+    mirrored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """The fleet shall get ready for a stage; the answer is `Ready`."""
+
+    stage: int
+    share: int
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """Gateways shall confirm that nobody is sent to canary; the answer is `SentBack`."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The model stands for the new release from now on."""
+
+
+Action = SetShare | Prepare | RollBack | Finish
+
+STATE: TypeAdapter[Rollout] = TypeAdapter(Rollout)
+EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])

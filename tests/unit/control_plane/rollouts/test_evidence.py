@@ -1,0 +1,161 @@
+"""From counts to proportions: what counts against a release, and what does not."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.rollouts.evidence import (
+    BUCKETS,
+    FAULTS,
+    TOO_LATE,
+    Arm,
+    Baseline,
+    Histogram,
+    Metric,
+    Thresholds,
+    Window,
+    bucket_of,
+    comparisons,
+    fix,
+    known,
+    remember,
+)
+from control_plane.rollouts.sequential import Count
+from sluice.errors import STATUS, ErrorCode
+
+
+def of(values: Sequence[float]) -> Histogram:
+    counts = [0] * BUCKETS
+    for value in values:
+        counts[bucket_of(value)] += 1
+    return Histogram(tuple(counts))
+
+
+def test_only_the_clients_errors_and_refusals_by_policy_are_left_out():
+    """Whoever adds a code of another status decides where it belongs."""
+    left_out = set(ErrorCode) - FAULTS - TOO_LATE
+    assert {code for code in left_out if not 400 <= STATUS[code] < 500} == {
+        code for code in left_out if STATUS[code] == 503
+    }
+    assert ErrorCode.CLIENT_CLOSED in left_out
+    assert not FAULTS & TOO_LATE
+    assert all(STATUS[code] != 429 for code in FAULTS)
+
+
+def test_errors_of_clients_and_overload_are_neither_good_nor_bad():
+    arm = Arm(
+        requests=100,
+        errors={
+            ErrorCode.INVALID_REQUEST: 10,
+            ErrorCode.RATE_LIMIT_TOKENS: 20,
+            ErrorCode.OVERLOADED: 30,
+            ErrorCode.CLIENT_CLOSED: 5,
+            ErrorCode.ENGINE_FAILED: 3,
+            ErrorCode.REPLICA_LOST: 1,
+        },
+    )
+    assert arm.answers == 31
+    assert arm.faults == Count(4, 35)
+
+
+def test_who_missed_the_deadline_is_slow_and_no_error():
+    arm = Arm(
+        requests=10, errors={ErrorCode.DEADLINE_EXCEEDED: 4}, ttft_ms=of([100, 100, 100, 100, 900])
+    )
+    assert arm.faults == Count(0, 6)
+    assert arm.slow_first_tokens(bucket_of(100)) == Count(5, 9)
+
+
+@given(st.floats(0, 1e12), st.floats(0, 1e12))
+def test_buckets_are_in_order_and_bounded(one: float, other: float):
+    low, high = sorted((one, other))
+    assert 0 <= bucket_of(low) <= bucket_of(high) < BUCKETS
+
+
+def test_buckets_grow_by_a_fifth():
+    assert [bucket_of(value) for value in (0, 0.5, 1, 1.18, 1.2, 2, 4, 2**24, 2**30)] == (
+        [0, 0, 0, 0, 1, 4, 8, 96, 96]
+    )
+
+
+@given(st.dictionaries(st.integers(0, BUCKETS - 1), st.integers(1, 99), min_size=1, max_size=9))
+def test_thresholds_leave_a_twentieth_of_control_beyond_at_most(some: dict[int, int]):
+    counts = [some.get(bucket, 0) * 200 for bucket in range(BUCKETS)]
+    baseline = Baseline(output_tokens=Histogram(tuple(counts)))
+    thresholds = fix(Thresholds(), baseline)
+    high, low = thresholds.output_tokens_high, thresholds.output_tokens_low
+    assert high is not None
+    assert low is not None
+    assert low <= high
+    for beyond in (baseline.output_tokens.above(high), baseline.output_tokens.below(low)):
+        assert beyond.ratio <= 0.05
+    assert known(baseline, thresholds)[Metric.LONG_ANSWERS] == baseline.output_tokens.above(high)
+    if high:
+        assert baseline.output_tokens.above(high - 1).ratio > 0.05, "no higher than needed"
+
+
+def test_thresholds_wait_for_enough_of_control_and_never_move():
+    few, slow = Baseline(ttft_ms=of([100] * 199)), Baseline(ttft_ms=of([5_000] * 1_000))
+    assert fix(Thresholds(), few) == Thresholds()
+    fixed = fix(Thresholds(), remember(few, Arm(1, ttft_ms=of([100]))))
+    assert fixed.ttft_ms_high == bucket_of(100)
+    assert fixed.tpot_us_high is None
+    assert fix(fixed, slow) == fixed
+
+
+def test_a_baseline_forgets():
+    baseline = Baseline()
+    for _ in range(200):
+        baseline = remember(baseline, Arm(1_000, {ErrorCode.INTERNAL: 10}, ttft_ms=of([10] * 990)))
+    assert baseline.ttft_ms.total <= 20_000
+    assert baseline.faults.total <= 20_000
+    assert baseline.faults.ratio == pytest.approx(0.01, rel=0.05)
+    for _ in range(50):
+        baseline = remember(baseline, Arm(1_000, ttft_ms=of([99] * 1_000)))
+    assert baseline.ttft_ms.above(bucket_of(10)).ratio > 0.9
+
+
+def test_a_window_is_compared_metric_by_metric():
+    canary = Arm(
+        10,
+        {ErrorCode.INTERNAL: 2},
+        refusals=3,
+        ttft_ms=of([100] * 4 + [900] * 4),
+        tpot_us=of([10] * 7 + [90]),
+        output_tokens=of([1, 50, 50, 50, 900, 900, 900, 900]),
+        golden_runs=5,
+        golden_mismatches=4,
+    )
+    control = Arm(100, refusals=1, ttft_ms=of([100] * 100), golden_runs=6)
+    thresholds = Thresholds(bucket_of(100), bucket_of(10), bucket_of(50), bucket_of(50))
+    found = comparisons(Window(0, 10, canary, control), thresholds)
+    assert set(found) == set(Metric)
+    suspects = {metric: found[metric].suspect for metric in Metric}
+    assert suspects == {
+        Metric.ERRORS: Count(2, 10),
+        Metric.SLOW_FIRST_TOKEN: Count(4, 8),
+        Metric.SLOW_TOKENS: Count(1, 8),
+        Metric.LONG_ANSWERS: Count(4, 8),
+        Metric.SHORT_ANSWERS: Count(1, 8),
+        Metric.REFUSALS: Count(3, 8),
+        Metric.FEWER_REFUSALS: Count(1, 100),
+        Metric.GOLDEN: Count(4, 5),
+    }
+    assert found[Metric.FEWER_REFUSALS].reference == Count(3, 8), "the sides are swapped"
+    assert found[Metric.SLOW_TOKENS].reference == Count(0, 0)
+
+
+def test_without_thresholds_only_the_rest_is_compared():
+    found = comparisons(Window(0, 10, Arm(), Arm()), Thresholds())
+    assert set(found) == {Metric.ERRORS, Metric.REFUSALS, Metric.FEWER_REFUSALS, Metric.GOLDEN}
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(AssertionError):
+        Arm(1, {ErrorCode.INTERNAL: 1}, refusals=1)
+    with pytest.raises(AssertionError):
+        Window(10, 10, Arm(), Arm())
+    with pytest.raises(AssertionError):
+        Histogram((1, 2))
