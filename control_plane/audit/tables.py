@@ -10,8 +10,8 @@ audit = Table(
     "audit",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column("actor_id", Text, nullable=False, index=True),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.now(), index=True),
+    Column("actor_id", Text, nullable=False),
     Column("actor_role", Text, nullable=False),
     Column("action", Text, nullable=False),
     Column("kind", Text, nullable=False),
@@ -22,7 +22,9 @@ audit = Table(
     Column("after", JSONB(none_as_null=True)),
     Column("request_id", Text, nullable=False),
     words_column("idempotency_key"),
-    Index("ix_audit_kind_object_id", "kind", "object_id"),
+    # Pages are in the order of ids, whatever they are filtered by.
+    Index("ix_audit_actor_id", "actor_id", "id"),
+    Index("ix_audit_object_id", "object_id", "id"),
 )
 
 # What a write with an idempotency key has answered, kept in the transaction of the write.

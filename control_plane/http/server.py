@@ -50,6 +50,9 @@ def make_application(
     for route in routes:
         (made,) = application.add_routes([web.route(route.method, route.path, route.handler)])
         declared[made] = route
+        if route.method == "GET" and made.resource is not None:
+            # aiohttp answers HEAD wherever it answers GET.
+            declared |= {other: route for other in made.resource if other.method == "HEAD"}
     return application
 
 

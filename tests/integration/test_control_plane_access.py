@@ -232,3 +232,14 @@ async def test_the_key_of_the_settings_is_always_there(plane) -> None:
             assert (await holder.delete(f"{KEYS}/{known['id']}")).status_code == 204
         assert (await holder.get(KEYS)).status_code == 401
     assert (await plane.admin.get(KEYS)).json()["data"] == []
+
+
+async def test_head_takes_what_get_takes(plane) -> None:
+    key = await make(plane, role="publisher", tenant_id="access-a")
+    async with client(plane, key["key"]) as holder:
+        for path, status in (("models", 200), ("tiers", 403), ("tiers/x", 403), ("none", 404)):
+            answer = await holder.head(f"/v1/{path}")
+            assert (answer.status_code, answer.content) == (status, b"")
+    async with httpx.AsyncClient(base_url=plane.admin.base_url) as stranger:
+        assert (await stranger.head("/healthz")).status_code == 200
+        assert (await stranger.head("/v1/tiers")).status_code == 401

@@ -16,6 +16,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from cli.stack import postgres
@@ -239,6 +240,52 @@ async def test_models_of_the_release_before_names_have_releases(postgres_server)
         async with engine.begin() as connection:  # and back, for a roll-back of the release
             await connection.run_sync(_downgrade_to, "0003")
         assert await scalars("SELECT id FROM models ORDER BY id") == ["named", "plain", "tuned"]
+    finally:
+        await engine.dispose()
+
+
+async def test_what_is_in_the_release_before_audit_stays(postgres_server) -> None:
+    """Revision 0005 only adds; and a roll-back of the release keeps what was there before."""
+    base = "ab" * 32
+    await postgres_server.execute("CREATE DATABASE before_audit")
+    engine = create_async_engine(postgres_server.url("before_audit"))
+
+    async def run(*statements: str) -> list[object]:
+        async with engine.begin() as connection:
+            for statement in statements:
+                done = await connection.execute(text(statement))
+            return [tuple(row) for row in done] if done.returns_rows else []
+
+    kept = "SELECT t.id, t.tier_id, k.id, k.rpm, m.id FROM tenants t, api_keys k, models m"
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(_upgrade_to, "0004")
+        await run(
+            "INSERT INTO tiers (id) VALUES ('gold')",
+            "INSERT INTO tenants (id, tier_id, cache_salt, weight) VALUES ('acme', 'gold', '', 1)",
+            "INSERT INTO api_keys (id, tenant_id, secret_sha256, rpm) VALUES ('k', 'acme', 'x', 5)",
+            f"INSERT INTO bases VALUES ('{base}', 'b', 9)",
+            f"INSERT INTO pools (id, base_digest, engine) VALUES ('p', '{base}', 'sim')",
+            "INSERT INTO models (id, base_digest, created_at_unix_s, pool_id)"
+            f" VALUES ('m', '{base}', 1, 'p')",
+        )
+        before = await run(kept)
+        (told,) = await run("SELECT max(version) FROM changes")
+        async with engine.begin() as connection:
+            await connection.run_sync(_upgrade_to, "0005")
+        assert await run(kept) == before == [("acme", "gold", "k", 5, "m")]
+        assert await run("SELECT max(version) FROM changes") == [told], "readers need not hear"
+        await run(
+            "INSERT INTO admin_keys (id, role, tenant_id, secret_sha256)"
+            " VALUES ('a', 'publisher', 'acme', 'y')"
+        )
+        with pytest.raises(IntegrityError, match="tenant_of_publisher"):
+            await run(
+                "INSERT INTO admin_keys (id, role, secret_sha256) VALUES ('b', 'publisher', 'z')"
+            )
+        async with engine.begin() as connection:
+            await connection.run_sync(_downgrade_to, "0004")
+        assert await run(kept) == before
     finally:
         await engine.dispose()
 

@@ -145,6 +145,26 @@ async def test_keys_are_forgotten_after_a_day(plane, sql) -> None:
     assert [row["key"] for row in await sql.fetch(keys)] == ["young"]
 
 
+async def test_the_leader_prunes_old_answers(
+    database_url, tmp_path, start_control_plane, eventually
+) -> None:
+    connection = await asyncpg.connect(database_url.replace("+asyncpg", ""))
+    try:
+        await connection.execute(
+            "INSERT INTO idempotent_answers (actor_id, key, request_sha256, status, created_at)"
+            " VALUES ('a', 'old', '', 200, now() - interval '25 h'), ('a', 'new', '', 200, now())"
+        )
+
+        async def is_pruned() -> bool:
+            return await connection.fetchval("SELECT count(*) FROM idempotent_answers") == 1
+
+        async with start_control_plane(database_url, tmp_path):
+            await eventually(is_pruned, "the old answer is gone")
+        assert await connection.fetchval("SELECT key FROM idempotent_answers") == "new"
+    finally:
+        await connection.close()
+
+
 async def test_a_kill_separates_no_write_from_its_answer(
     database_url, tmp_path, start_control_plane
 ) -> None:

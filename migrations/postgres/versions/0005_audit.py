@@ -39,15 +39,16 @@ def upgrade() -> None:
         "audit",
         sa.Column("id", sa.Text, primary_key=True),
         _moment("at"),
-        sa.Column("actor_id", sa.Text, nullable=False, index=True),
-        *(sa.Column(name, sa.Text, nullable=False) for name in ("actor_role", "action", "kind", "object_id", "outcome")),
+        *(sa.Column(name, sa.Text, nullable=False) for name in ("actor_id", "actor_role", "action", "kind", "object_id", "outcome")),
         _words("detail"),
         sa.Column("before", postgresql.JSONB()),
         sa.Column("after", postgresql.JSONB()),
         sa.Column("request_id", sa.Text, nullable=False),
         _words("idempotency_key"),
     )
-    op.create_index("ix_audit_kind_object_id", "audit", ["kind", "object_id"])
+    op.create_index("ix_audit_at", "audit", ["at"])
+    op.create_index("ix_audit_actor_id", "audit", ["actor_id", "id"])
+    op.create_index("ix_audit_object_id", "audit", ["object_id", "id"])
     op.create_table(
         "idempotent_answers",
         sa.Column("actor_id", sa.Text, primary_key=True),
