@@ -27,6 +27,7 @@ MODULES = {
     "stack": "benchmarks.load.stack",
     "edge": "benchmarks.load.gateway",
     "routing": "benchmarks.load.routing_study",
+    "rollouts": "benchmarks.load.rollouts",
 }
 
 

@@ -1,0 +1,93 @@
+"""Simulated rollouts: bad releases go back by themselves, good ones are promoted by themselves."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from control_plane.rollouts.evidence import Metric, bucket_of
+from control_plane.rollouts.state import Phase
+from sim import rollouts
+from sim.rollout_traffic import CONTROL, Profile, Traffic, histogram
+from sim.rollouts import SCENARIOS, plan_for, simulate
+from sluice.split import Split
+
+PLAN = plan_for(0.05)
+PROFILE = Profile()
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        ("wrong", {Metric.GOLDEN}),
+        ("slow", {Metric.SLOW_FIRST_TOKEN, Metric.SLOW_TOKENS}),
+        ("errors", {Metric.ERRORS}),
+        ("longer", {Metric.LONG_ANSWERS}),
+        ("shorter", {Metric.SHORT_ANSWERS}),
+        ("refusing", {Metric.REFUSALS}),
+    ],
+)
+def test_a_bad_release_goes_back_by_itself(name: str, metrics: set[Metric]):
+    for seed in range(3):
+        outcome = simulate(PLAN, SCENARIOS[name], PROFILE, seed)
+        assert outcome.phase is Phase.ROLLED_BACK
+        assert outcome.metric in metrics
+        assert outcome.stage < 3, "before it has all of the traffic"
+
+
+def test_what_is_wrong_or_slow_is_found_in_the_first_stage():
+    for name, exposed_max in (("wrong", 400), ("slow", 100)):
+        outcome = simulate(PLAN, SCENARIOS[name], PROFILE, 0)
+        assert outcome.stage == 0
+        assert outcome.exposed <= exposed_max
+
+
+@pytest.mark.parametrize("name", rollouts.GOOD)
+def test_a_good_release_is_promoted_by_itself(name: str):
+    """Five seeds of each; docs/rollouts.md tells of 200."""
+    outcomes = [simulate(PLAN, SCENARIOS[name], PROFILE, seed) for seed in range(5)]
+    assert [outcome.phase for outcome in outcomes] == [Phase.DONE] * 5
+
+
+def test_a_shadow_stage_exposes_nobody_to_a_broken_release():
+    plan = plan_for(0.05, has_shadow=True)
+    outcome = simulate(plan, SCENARIOS["slow"], PROFILE, 0)
+    assert (outcome.phase, outcome.stage, outcome.exposed) == (Phase.ROLLED_BACK, 0, 0)
+    assert simulate(plan, CONTROL, PROFILE, 0).phase is Phase.DONE
+
+
+def test_a_seed_repeats_itself():
+    one, other = (simulate(PLAN, SCENARIOS["errors"], PROFILE, 4) for _ in range(2))
+    assert one == other
+
+
+def test_little_traffic_takes_longer_and_is_judged_all_the_same():
+    outcome = simulate(PLAN, SCENARIOS["slow"], Profile(rate=5.0), 0)
+    assert (outcome.phase, outcome.stage) == (Phase.ROLLED_BACK, 0)
+
+
+def test_the_share_of_canary_is_what_was_asked_for():
+    traffic = Traffic(PROFILE, 1)
+    split = Split("model", "old", "new", 1_000, "salt")
+    arms = [traffic.window(split, 0, CONTROL)[:2] for _ in range(60)]
+    canary, control = (sum(arm[side].requests for arm in arms) for side in (0, 1))
+    assert canary / (canary + control) == pytest.approx(0.1, rel=0.15)
+
+
+def test_histograms_are_those_of_the_evidence():
+    values = np.random.default_rng(0).lognormal(5, 4, 1_000)
+    counts = histogram(values).counts
+    for bucket in range(len(counts)):
+        assert counts[bucket] == sum(bucket_of(value) == bucket for value in values.tolist())
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out.json"
+    rollouts.main(["--scenario", "slow,wrong", "--seeds", "2", "--jobs", "1", "--json", str(out)])
+    assert "| slow | 2 | 2 |" in capsys.readouterr().out
+    record = json.loads(out.read_text())
+    assert [figure["rolled_back"] for figure in record["scenarios"]] == [2, 2]
+    assert record["plan"]["alpha"] == 0.05
+    with pytest.raises(SystemExit):
+        rollouts.main(["--scenario", "nonsense"])

@@ -1,0 +1,390 @@
+"""The life of a rollout, case by case; what holds in every life is in test_machine_invariants.py."""
+
+from dataclasses import replace
+
+import pytest
+
+from control_plane.rollouts.evidence import BUCKETS, Arm, Histogram, Metric, Window
+from control_plane.rollouts.machine import STEP_GAP_MAX_MS, Step, due, step
+from control_plane.rollouts.plan import Gate, Plan, Stage
+from control_plane.rollouts.state import (
+    EVENT,
+    STATE,
+    Abort,
+    Event,
+    Evidence,
+    Finish,
+    NotReady,
+    Pause,
+    Phase,
+    Prepare,
+    Promote,
+    Ready,
+    Reason,
+    Restarted,
+    Resume,
+    RollBack,
+    Rollout,
+    SentBack,
+    SetShare,
+    Start,
+    Tick,
+)
+from sluice.errors import ErrorCode, PlatformError
+
+WINDOW_MS = 10_000
+PLAN = Plan(
+    stages=(
+        Stage(share=100, duration_min_s=60.0, sample_min=50, duration_max_s=300.0),
+        Stage(share=5_000, duration_min_s=60.0),
+        Stage(share=10_000, duration_min_s=30.0),
+    ),
+    gates=(
+        Gate(metric=Metric.ERRORS, tolerated=0.01),
+        Gate(metric=Metric.SLOW_FIRST_TOKEN, tolerated=0.05),
+    ),
+    ready_max_s=100.0,
+    quiet_max_s=120.0,
+    pause_max_s=1_000.0,
+)
+SHADOWED = PLAN.model_copy(
+    update={"stages": (Stage(share=500, duration_min_s=30.0, is_shadow=True), *PLAN.stages)}
+)
+
+
+def arm(requests: int, *, bad: int = 0, ttft_bucket: int = 30) -> Arm:
+    counts = [0] * BUCKETS
+    counts[ttft_bucket] = requests - bad
+    return Arm(requests, {ErrorCode.ENGINE_FAILED: bad}, ttft_ms=Histogram(tuple(counts)))
+
+
+class Life:
+    """A rollout with its clock; every step goes through JSON."""
+
+    def __init__(self, plan: Plan = PLAN, *, is_ready_at_once: bool = True) -> None:
+        self.rollout = Rollout(plan)
+        self.now_ms = 1_700_000_000_000
+        self.actions: tuple[object, ...] = ()
+        self.is_ready_at_once = is_ready_at_once
+
+    def tell(self, event: Event) -> "Life":
+        stored = STATE.validate_json(STATE.dump_json(self.rollout))
+        assert stored == self.rollout
+        told = EVENT.validate_json(EVENT.dump_json(event))
+        assert told == event
+        result: Step = step(stored, told, self.now_ms)
+        self.rollout, self.actions = result.rollout, result.actions
+        for action in result.actions:
+            if isinstance(action, Prepare) and self.is_ready_at_once:
+                self.tell(Ready(action.stage))
+        return self
+
+    def window(self, canary: Arm | None = None, control: Arm | None = None) -> "Life":
+        start_ms = self.now_ms
+        self.now_ms += WINDOW_MS
+        arms = (arm(20) if canary is None else canary, arm(100) if control is None else control)
+        return self.tell(Evidence((Window(start_ms, self.now_ms, *arms),)))
+
+    def windows(self, count: int) -> "Life":
+        for _ in range(count):
+            self.window()
+        return self
+
+    def ticks(self, seconds: float) -> "Life":
+        for _ in range(round(seconds / 10)):
+            self.now_ms += 10_000
+            self.tell(Tick())
+        return self
+
+    @property
+    def standing(self) -> tuple[Phase, int, int]:
+        return self.rollout.phase, self.rollout.stage, self.rollout.share
+
+
+def running(plan: Plan = PLAN) -> Life:
+    """A rollout in its first stage, with control well known."""
+    return Life(plan).windows(5).tell(Start())
+
+
+def refused(life: Life, event: Event) -> None:
+    before = life.rollout
+    with pytest.raises(PlatformError) as error:
+        life.tell(event)
+    assert error.value.code is ErrorCode.CONFLICT
+    assert life.rollout is before
+
+
+def test_a_good_release_is_promoted_without_a_person():
+    life = running()
+    assert life.standing == (Phase.RUNNING, 0, 100)
+    shares = [life.windows(1).rollout.share for _ in range(16)]
+    assert shares == [100] * 5 + [5_000] * 6 + [10_000] * 5
+    assert life.rollout.phase is Phase.DONE
+    assert life.rollout.reason is None
+
+
+def test_the_actions_of_a_good_life():
+    life = Life(is_ready_at_once=False).tell(Start())
+    assert life.actions == (SetShare(0, 0), Prepare(0, 100))
+    life.tell(Ready(0))
+    assert life.actions == (SetShare(100, 0),)
+    assert life.tell(Tick()).actions == ()
+    life.windows(6)
+    assert life.actions == (SetShare(100, 0), Prepare(1, 5_000))
+    life.tell(Ready(1)).windows(6).tell(Ready(2))
+    assert life.actions == (SetShare(10_000, 0),)
+    life.windows(3)
+    assert life.actions == (SetShare(10_000, 0), Finish())
+
+
+def test_errors_send_everybody_back_in_the_step_that_sees_them():
+    life = running()
+    while life.rollout.phase is Phase.RUNNING:
+        life.window(canary=arm(20, bad=4))
+    assert life.standing == (Phase.HALTED, 0, 0)
+    assert life.actions == (SetShare(0, 0), RollBack(Reason.WORSE))
+    verdict = life.rollout.verdict
+    assert verdict is not None
+    assert (verdict.metric, verdict.stage, verdict.tolerated) == (Metric.ERRORS, 0, 0.01)
+    assert verdict.log_e >= verdict.log_needed > 0
+    assert (verdict.suspect.ratio, verdict.reference.ratio) == (0.2, 0)
+    assert verdict.window_end_ms == life.now_ms
+    assert life.tell(SentBack()).rollout.phase is Phase.ROLLED_BACK
+    assert life.rollout.verdict == verdict, "kept for those who ask why"
+
+
+def test_slowness_is_measured_by_what_control_was_before_the_stage():
+    life = running()
+    while life.rollout.phase is Phase.RUNNING:
+        life.window(canary=arm(20, ttft_bucket=36))
+    assert life.rollout.verdict is not None
+    assert life.rollout.verdict.metric is Metric.SLOW_FIRST_TOKEN
+    everybody = running()
+    for _ in range(5):
+        everybody.window(canary=arm(20, ttft_bucket=36), control=arm(100, ttft_bucket=36))
+    assert everybody.rollout.phase is Phase.RUNNING
+
+
+def test_without_a_past_the_scale_is_fixed_in_the_stage():
+    life = Life().tell(Start())
+    assert life.rollout.thresholds.ttft_ms_high is None
+    life.windows(2)
+    assert life.rollout.thresholds.ttft_ms_high == 30
+    assert life.rollout.tests[Metric.SLOW_FIRST_TOKEN].canary.total == 0
+    life.window()
+    assert life.rollout.tests[Metric.SLOW_FIRST_TOKEN].canary.total == 20
+
+
+def test_overload_and_clients_errors_do_not_halt():
+    life = running()
+    for _ in range(4):
+        life.window(canary=Arm(40, {ErrorCode.OVERLOADED: 20, ErrorCode.INVALID_REQUEST: 20}))
+    assert life.standing == (Phase.RUNNING, 0, 100)
+    assert life.rollout.sample == 0, "it has not answered anything either"
+
+
+def test_too_little_traffic_extends_a_stage_and_then_pauses():
+    life = running()
+    for _ in range(29):
+        life.window(canary=arm(1))
+    assert life.standing == (Phase.RUNNING, 0, 100)
+    life.window(canary=arm(1))
+    assert (life.rollout.phase, life.rollout.reason) == (Phase.PAUSED, Reason.TOO_LITTLE_TRAFFIC)
+    assert life.rollout.share == 100
+    life.tell(Resume()).window(canary=arm(1))
+    assert life.standing == (Phase.RUNNING, 0, 100), "extended once more"
+    life.windows(1)
+    assert life.standing == (Phase.RUNNING, 1, 5_000)
+
+
+def test_too_little_traffic_may_go_on_or_roll_back():
+    for choice, expected in (("go_on", Phase.RUNNING), ("roll_back", Phase.HALTED)):
+        life = running(PLAN.model_copy(update={"when_short": choice}))
+        for _ in range(30):
+            life.window(canary=arm(1))
+        assert life.rollout.phase is expected
+    assert life.rollout.reason is Reason.TOO_LITTLE_TRAFFIC
+
+
+def test_a_gate_can_ask_for_a_sample_of_its_own():
+    golden = Gate(metric=Metric.GOLDEN, tolerated=0.05, sample_min=10)
+    life = running(PLAN.model_copy(update={"gates": (*PLAN.gates, golden)}))
+    life.windows(8)
+    assert life.standing == (Phase.RUNNING, 0, 100)
+    asked = [replace(some, golden_runs=10) for some in (arm(20), arm(100))]
+    assert life.window(*asked).standing == (Phase.RUNNING, 1, 5_000)
+
+
+def test_a_shadow_stage_shows_nobody_an_answer():
+    life = running(SHADOWED)
+    assert (life.standing, life.rollout.mirrored) == ((Phase.SHADOW, 0, 0), 500)
+    life.windows(3)
+    assert (life.standing, life.rollout.mirrored) == ((Phase.RUNNING, 1, 100), 0)
+    bad = running(SHADOWED)
+    while bad.rollout.phase is Phase.SHADOW:
+        bad.window(canary=arm(20, bad=10))
+    assert (bad.rollout.phase, bad.rollout.mirrored) == (Phase.HALTED, 0)
+
+
+def test_a_pause_holds_the_share_and_keeps_watching():
+    life = running().windows(2).tell(Pause()).windows(20)
+    assert life.standing == (Phase.PAUSED, 0, 100)
+    assert life.rollout.reason is Reason.BY_HAND
+    life.tell(Resume()).windows(3)
+    assert life.standing == (Phase.RUNNING, 0, 100), "paused time does not count"
+    assert life.windows(1).standing == (Phase.RUNNING, 1, 5_000)
+    life.tell(Pause())
+    while life.rollout.phase is Phase.PAUSED:
+        life.window(canary=arm(100, bad=30))
+    assert life.rollout.phase is Phase.HALTED
+
+
+def test_paused_for_too_long_is_rolled_back():
+    life = running().windows(2).tell(Pause()).ticks(1_000)
+    assert life.rollout.phase is Phase.PAUSED
+    assert life.ticks(10).rollout.reason is Reason.PAUSED_TOO_LONG
+    assert life.standing == (Phase.HALTED, 0, 0)
+
+
+def test_promoting_by_hand_ends_this_stage_and_no_other():
+    life = running().window()
+    life.tell(Promote(0))
+    assert life.standing == (Phase.RUNNING, 1, 5_000)
+    refused(life, Promote(0))
+    life.tell(Pause()).tell(Promote(1))
+    assert life.standing == (Phase.RUNNING, 2, 10_000)
+    assert life.tell(Promote(2)).rollout.phase is Phase.DONE
+
+
+def test_what_cannot_be_done_is_refused():
+    life = Life(is_ready_at_once=False)
+    for event in (Pause(), Resume(), Promote(0), Promote(-1)):
+        refused(life, event)
+    life.tell(Start())
+    for event in (Start(), Resume(), Promote(0), Promote(-1)):
+        refused(life, event)
+    life.tell(Abort())
+    for event in (Start(), Pause(), Resume(), Abort(), Promote(0)):
+        refused(life, event)
+
+
+def test_an_abort_sends_everybody_back():
+    life = running().windows(8)
+    assert life.rollout.share == 5_000
+    life.tell(Abort())
+    assert (life.standing, life.actions) == ((Phase.ABORTED, 1, 0), (SetShare(0, 0),))
+
+
+def test_a_stage_waits_for_the_fleet_and_the_one_before_is_watched_meanwhile():
+    life = running()
+    life.is_ready_at_once = False
+    life.windows(9)
+    assert life.standing == (Phase.RUNNING, 0, 100)
+    assert life.rollout.is_waiting
+    life.tell(Ready(2)).tell(Ready(0))
+    assert life.rollout.share == 100, "that is not the stage that is waited for"
+    while life.rollout.phase is Phase.RUNNING:
+        life.window(canary=arm(20, bad=10))
+    assert life.standing == (Phase.HALTED, 0, 0)
+    assert life.tell(Ready(1)).rollout.share == 0
+
+
+def test_a_fleet_that_never_gets_ready_pauses_the_rollout():
+    life = Life(is_ready_at_once=False).tell(Start()).ticks(100)
+    assert life.rollout.phase is Phase.RUNNING
+    assert life.ticks(10).rollout.reason is Reason.NOT_READY
+    assert life.tell(Ready(0)).standing == (Phase.PAUSED, -1, 0)
+    assert life.tell(Resume()).actions == (SetShare(0, 0), Prepare(0, 100))
+    assert life.tell(Ready(0)).standing == (Phase.RUNNING, 0, 100)
+
+
+def test_time_without_a_fleet_does_not_count():
+    life = running()
+    life.is_ready_at_once = False
+    life.windows(3).tell(NotReady(0))
+    assert life.actions == (SetShare(100, 0), Prepare(0, 100))
+    life.windows(5).tell(Ready(0)).windows(2)
+    assert life.rollout.watched_ms == 50_000
+    assert life.windows(1).rollout.is_waiting
+    lost = running().tell(NotReady(0))
+    lost.is_ready_at_once = False
+    assert lost.tell(NotReady(1)).windows(11).rollout.phase is Phase.RUNNING
+
+
+def test_silence_pauses():
+    life = running().windows(2).ticks(120)
+    assert life.rollout.phase is Phase.RUNNING
+    assert life.ticks(10).rollout.reason is Reason.NO_EVIDENCE
+    assert life.rollout.share == 100
+
+
+def test_time_that_nobody_watched_does_not_count():
+    life = running().windows(3)
+    assert life.rollout.watched_ms == 30_000
+    missed_ms = life.now_ms
+    life.now_ms += 3_600_000
+    life.tell(Restarted())
+    assert life.actions == (SetShare(100, 0),)
+    assert life.rollout.phase is Phase.RUNNING, "an hour of our own absence is no silence"
+    late = tuple(
+        Window(missed_ms + n * WINDOW_MS, missed_ms + (n + 1) * WINDOW_MS, arm(20), arm(100))
+        for n in range(100)
+    )
+    life.tell(Evidence(late))
+    assert (life.rollout.watched_ms, life.rollout.stage) == (30_000, 0)
+    assert life.rollout.tests[Metric.ERRORS].canary.total == 20 * 103, "but it is evidence"
+    life.windows(3)
+    assert life.standing == (Phase.RUNNING, 1, 5_000)
+
+
+def test_a_loop_that_stood_still_is_like_a_restart():
+    life = running().windows(3)
+    missed_ms = life.now_ms
+    life.now_ms += STEP_GAP_MAX_MS + 1
+    life.tell(Evidence((Window(missed_ms, missed_ms + WINDOW_MS, arm(20), arm(100)),)))
+    assert life.rollout.watched_ms == 30_000
+
+
+def test_bad_evidence_of_the_time_nobody_watched_halts():
+    life = running().windows(3)
+    missed_ms = life.now_ms
+    life.now_ms += 3_600_000
+    life.tell(Restarted())
+    bad = Window(missed_ms, missed_ms + WINDOW_MS, arm(50, bad=40), arm(100))
+    assert life.tell(Evidence((bad,))).rollout.phase is Phase.HALTED
+
+
+def test_evidence_that_is_told_twice_counts_once():
+    life = running()
+    window = Window(life.now_ms, life.now_ms + WINDOW_MS, arm(20), arm(100))
+    life.now_ms += WINDOW_MS
+    once = life.tell(Evidence((window,))).rollout
+    assert life.tell(Evidence((window, window))).rollout == once
+
+
+def test_windows_from_before_the_stage_are_no_evidence():
+    life = running()
+    start_ms = life.now_ms - 1
+    life.now_ms += WINDOW_MS
+    life.tell(Evidence((Window(start_ms, life.now_ms, arm(50, bad=50), arm(100)),)))
+    assert life.standing == (Phase.RUNNING, 0, 100)
+    assert life.rollout.sample == 0
+
+
+def test_a_clock_that_is_set_back_changes_nothing():
+    life = running().windows(3)
+    life.now_ms -= 1_000_000
+    before = life.rollout
+    assert life.tell(Tick()).rollout == before
+
+
+def test_after_a_restart_everything_is_asked_for_again():
+    life = running()
+    while life.rollout.phase is Phase.RUNNING:
+        life.window(canary=arm(20, bad=10))
+    assert life.tell(Tick()).actions == ()
+    assert life.tell(Restarted()).actions == (SetShare(0, 0), RollBack(Reason.WORSE))
+    life.tell(SentBack())
+    ended = life.rollout
+    assert life.tell(Restarted()).actions == due(ended) == (SetShare(0, 0),)
+    assert life.windows(3).rollout == ended, "nothing happens to what has ended"
