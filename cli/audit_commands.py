@@ -33,8 +33,8 @@ def audit(
     moment = None if since is None else since_moment(since, datetime.now(UTC))
     query = given(actor=actor, kind=kind, object_id=object_id, since=moment)
     found = ask(lambda api: api.list("/v1/audit", limit=limit, **query))
-    rows = found if as_json else [row | {"change": changed(row)} for row in found]
-    show_objects(rows, _SHOWN, as_json=as_json)
+    shown = [row | {"at": row["at"][:19], "change": changed(row)} for row in found]
+    show_objects(found if as_json else shown, _SHOWN, as_json=as_json)
 
 
 def since_moment(text: str, now: datetime) -> str:

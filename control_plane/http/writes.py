@@ -152,7 +152,7 @@ class Write:
             PlatformError: 403.
         """
         self.require(*owners)
-        row_id = new_id("audit") if self.rows else self.id
+        row_id = f"{self.id}-{len(self.rows)}" if self.rows else self.id
         what = _What(verb, object_id, kind, before=before, after=after)
         self.rows.append(_row(self.request, row_id, what, self.key))
 
@@ -232,7 +232,8 @@ def forbidden(actor: Actor, route: Route) -> PlatformError:
     """Return what to say to somebody who may not do something."""
     assert route.action is not None, "nobody is kept from what is open"
     roles = [role for role in roles_for(route.action) if role is not actor.role]
-    needed = f"the role {' or '.join(roles)}"
+    *others, last = roles
+    needed = f"the role {', '.join(others)} or {last}" if others else f"the role {last}"
     if actor.tenant_id and actor.reach(route.action):
         needed += ", or publisher of the tenant that it belongs to"
     article = "an" if actor.words[0] in "aeiou" else "a"

@@ -8,6 +8,7 @@ from control_plane.access.roles import Action, Actor, Reach, Role, may, reach, r
 from control_plane.app import admin_routes
 from control_plane.database import Database
 from control_plane.http.openapi import document
+from control_plane.http.writes import forbidden
 
 OWNERS = st.sampled_from((None, "", "acme", "acme2", "globex"))
 ACTIONS = st.sampled_from(Action)
@@ -83,3 +84,31 @@ def test_routes_are_described_once() -> None:
     assert {"401", "403", "409", "412", "422"} <= put["responses"].keys()
     assert "ETag" in put["responses"]["200"]["headers"]
     assert put["description"] == "Roles: publisher, admin."
+
+
+@pytest.mark.parametrize(
+    ("actor", "action", "said"),
+    [
+        (Actor("k", Role.VIEWER), Action.WRITE_TENANTS, "the role admin; your key is a viewer"),
+        (
+            Actor("k", Role.OPERATOR),
+            Action.WRITE_MODELS,
+            "the role publisher or admin; your key is an operator",
+        ),
+        (
+            Actor("k", Role.PUBLISHER, "acme"),
+            Action.READ_PLATFORM,
+            "the role viewer, operator or admin; your key is a publisher of tenant acme",
+        ),
+        (
+            Actor("k", Role.PUBLISHER, "acme"),
+            Action.WRITE_MODELS,
+            "the role admin, or publisher of the tenant that it belongs to; "
+            "your key is a publisher of tenant acme",
+        ),
+    ],
+)
+def test_who_may_not_is_told_who_may(actor: Actor, action: Action, said: str) -> None:
+    route = next(route for route in ROUTES if route.action is action)
+    error = forbidden(actor, route)
+    assert (error.status, error.message) == (403, f"this needs {said}")
