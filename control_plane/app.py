@@ -12,6 +12,9 @@ from aiohttp import web
 
 from control_plane.admin.audit import AuditRoutes
 from control_plane.admin.keys import ADMIN_KEYS
+from control_plane.artifacts.model import Bounds
+from control_plane.artifacts.routes import ArtifactRoutes
+from control_plane.artifacts.service import Artifacts
 from control_plane.audit.repository import prune_answers
 from control_plane.database import Database
 from control_plane.fleet.agents import AgentService
@@ -62,14 +65,16 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         fleet = Fleet(database, feed, prune=prune_answers)
         metrics = Metrics()
         background = await stack.enter_async_context(asyncio.TaskGroup())
-        loops = [background.create_task(feed.run()), background.create_task(fleet.run())]
+        artifacts = _artifacts(database, settings)
+        stack.callback(artifacts.close)
+        loops = [background.create_task(work.run()) for work in (feed, fleet, artifacts)]
         for loop in loops:
             stack.callback(loop.cancel)
         presence = fleet.presence
         watch = WatchService(feed, presence.present, presence.leave, metrics.count_watcher)
         agents = AgentService(database, feed, fleet)
         await _serve_grpc(stack, settings.grpc_address, watch, agents)
-        routes = admin_routes(database)
+        routes = [*admin_routes(database), *ArtifactRoutes(database, artifacts).routes()]
         routes += _operations(feed, metrics, document(routes, package_version("sluice")))
         bootstrap = settings.admin_key_sha256
         application = make_application(routes, database, bootstrap, metrics.count_request)
@@ -82,7 +87,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
 
 
 def admin_routes(database: Database) -> list[Route]:
-    """Return the routes of the admin REST, of all domains."""
+    """Return the routes of the admin REST, of all domains that need the database alone."""
     return [
         *tenants.routes(database),
         *models.routes(database),
@@ -90,6 +95,15 @@ def admin_routes(database: Database) -> list[Route]:
         *KeyRoutes(database, ADMIN_KEYS).routes(),
         *AuditRoutes(database).routes(),
     ]
+
+
+def _artifacts(database: Database, settings: Settings) -> Artifacts:
+    bounds = Bounds(
+        rank_max=settings.artifact_rank_max,
+        adapter_bytes_max=settings.artifact_adapter_bytes_max,
+        tenant_bytes_max=settings.artifact_tenant_bytes_max,
+    )
+    return Artifacts(database, settings.artifact_store_url, bounds)
 
 
 async def _serve_grpc(

@@ -4,7 +4,8 @@ Every domain with tables of its own is imported here; nothing else imports this 
 """
 
 from control_plane.access import tables as access
+from control_plane.artifacts import tables as artifacts
 from control_plane.audit import tables as audit
 from control_plane.tables import metadata
 
-__all__ = ["access", "audit", "metadata"]
+__all__ = ["access", "artifacts", "audit", "metadata"]

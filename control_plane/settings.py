@@ -18,6 +18,11 @@ class Settings(ServiceSettings):
         grpc_address: host:port of Watch and Sync.
         http_address: host:port of the admin REST, health and metrics.
         admin_key_sha256: SHA-256 of the bootstrap admin key, in hex.
+        artifact_store_url: Where artifacts lie: file:///directory or s3://bucket/prefix (with AWS_*
+            of the environment); empty: uploads are refused.
+        artifact_rank_max: Of adapters.
+        artifact_adapter_bytes_max: Of one adapter's files.
+        artifact_tenant_bytes_max: Of all artifacts and uploads of a tenant; 0: any.
     """
 
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")
@@ -26,6 +31,10 @@ class Settings(ServiceSettings):
     grpc_address: Annotated[str, Field(pattern=_ADDRESS)]
     http_address: Annotated[str, Field(pattern=_ADDRESS)]
     admin_key_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    artifact_store_url: Annotated[str, Field(pattern=r"^$|^file:///|^s3://[^/]")] = ""
+    artifact_rank_max: Annotated[int, Field(ge=1, le=1024)] = 64
+    artifact_adapter_bytes_max: Annotated[int, Field(ge=1)] = 2 << 30
+    artifact_tenant_bytes_max: Annotated[int, Field(ge=0)] = 100 << 30
 
 
 class MigrateSettings(ServiceSettings):
@@ -37,3 +46,7 @@ class MigrateSettings(ServiceSettings):
     grpc_address: str = ""
     http_address: str = ""
     admin_key_sha256: str = ""
+    artifact_store_url: str = ""
+    artifact_rank_max: str = ""
+    artifact_adapter_bytes_max: str = ""
+    artifact_tenant_bytes_max: str = ""

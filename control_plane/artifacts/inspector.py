@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from obstore.exceptions import BaseError
+
 from control_plane.artifacts.adapter_check import AdapterLimits, check_adapter
 from control_plane.artifacts.base_check import CONFIG_FILE, TextParsers, check_base
 from control_plane.artifacts.headers import CheckError, read_json
@@ -19,6 +21,7 @@ from control_plane.artifacts.store import open_backend
 from control_plane.artifacts.stored import stored_files
 from sluice.manifests import parse_manifest
 
+STORE_FAILED = 3  # status of a process that could not read the store
 _MEMORY_BYTES_MAX = 6 << 30  # address space: threads and the store's client take 2 GiB of it
 _BASE_CONFIG_BYTES_MAX = 16 << 20
 
@@ -121,7 +124,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_s, job.cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    json.dump({"reasons": inspect(job)}, sys.stdout)
+    try:
+        reasons = inspect(job)
+    except (OSError, BaseError) as error:
+        sys.stderr.write(f"{error!s:.500}\n")
+        raise SystemExit(STORE_FAILED) from None
+    json.dump({"reasons": reasons}, sys.stdout)
 
 
 if __name__ == "__main__":

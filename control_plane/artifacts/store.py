@@ -9,17 +9,24 @@ the interpreter when it ends while their last answer is on its way (obstore 0.12
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
+import structlog
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, MemoryStore, S3Store
 
 from sluice.errors import ErrorCode, PlatformError
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig
+
+log = structlog.get_logger(__name__)
 
 Backend: TypeAlias = LocalStore | S3Store | MemoryStore
 Result = TypeVar("Result")
@@ -69,10 +76,17 @@ def open_backend(url: str) -> Backend:
 
 def open_bucket(bucket: str, prefix: str) -> S3Store:
     """Return a bucket below a prefix, for calls that end within `CALL_TIMEOUT_S`."""
+    # Who names an endpoint without TLS means it; options given here replace AWS_ALLOW_HTTP.
+    is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    options: ClientConfig = {
+        "allow_http": is_plain,
+        "timeout": f"{CALL_TIMEOUT_S / 2:g}s",
+        "connect_timeout": "3s",
+    }
     return S3Store(
         bucket,
         prefix=prefix or None,
-        client_options={"timeout": f"{CALL_TIMEOUT_S / 2:g}s", "connect_timeout": "3s"},
+        client_options=options,
         retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=CALL_TIMEOUT_S / 2)},
     )
 
@@ -91,8 +105,8 @@ class ChunkStore:
         self._threads = ThreadPoolExecutor(_THREADS, "artifact-store")
 
     def close(self) -> None:
-        """End the threads; calls that run are finished first."""
-        self._threads.shutdown(cancel_futures=True)
+        """End the threads, each after the call that it is in."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def put(self, sha256: str, content: bytes) -> None:
         """Make sure that a chunk is there.
@@ -157,5 +171,6 @@ class ChunkStore:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 return await loop.run_in_executor(self._threads, work)
         except _ERRORS as error:
-            reason = str(error).partition("\n")[0]
-            raise StoreDownError(reason or f"no answer in {CALL_TIMEOUT_S:g} s") from None
+            reason = str(error).partition("\n")[0] or f"no answer in {CALL_TIMEOUT_S:g} s"
+            log.warning("store_call_failed", error=reason)
+            raise StoreDownError(reason) from None

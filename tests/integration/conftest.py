@@ -185,7 +185,9 @@ class ControlPlane:
 
 
 @asynccontextmanager
-async def running_control_plane(database_url: str, directory: Path) -> AsyncIterator[ControlPlane]:
+async def running_control_plane(
+    database_url: str, directory: Path, **environment: str
+) -> AsyncIterator[ControlPlane]:
     grpc_port, http_port = free_port(), free_port()
     spec = ProcessSpec(
         name=f"control-plane-{http_port}",
@@ -196,6 +198,7 @@ async def running_control_plane(database_url: str, directory: Path) -> AsyncIter
             "CONTROL_PLANE__GRPC_ADDRESS": f"127.0.0.1:{grpc_port}",
             "CONTROL_PLANE__HTTP_ADDRESS": f"127.0.0.1:{http_port}",
             "CONTROL_PLANE__ADMIN_KEY_SHA256": hashlib.sha256(ADMIN_KEY.encode()).hexdigest(),
+            **environment,
         },
         log_file=directory / f"control-plane-{http_port}.log",
         ready=partial(port_answers, "127.0.0.1", http_port),
@@ -233,8 +236,8 @@ def eventually_fixture() -> Callable[..., Awaitable[None]]:
     return eventually
 
 
-@pytest.fixture
-def start_control_plane() -> Callable[[str, Path], AbstractAsyncContextManager[ControlPlane]]:
+@pytest.fixture(scope="session")
+def start_control_plane() -> Callable[..., AbstractAsyncContextManager[ControlPlane]]:
     """For tests that need several, or stop one."""
     return running_control_plane
 

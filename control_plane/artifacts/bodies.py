@@ -1,0 +1,34 @@
+"""What the admin REST takes about artifacts; pure."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from control_plane.artifacts.model import Kind
+from control_plane.fields import Body, Id, OptionalDigest, OptionalId
+
+Signature = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{86}==$")]
+
+
+class _Subject(Body):
+    """What is to become an artifact of a tenant; without a tenant everybody may use it.
+
+    A publisher's artifacts are its tenant's, named or not.
+    """
+
+    kind: Annotated[Kind, Field(strict=False)]
+    base_digest: OptionalDigest = ""
+    tenant_id: OptionalId = ""
+    signatures: Annotated[dict[Id, Signature], Field(max_length=8)] = {}  # noqa: RUF012 - pydantic
+
+    @model_validator(mode="after")
+    def _has_its_base(self) -> Self:
+        if bool(self.base_digest) != (self.kind is Kind.ADAPTER):
+            raise ValueError("an adapter needs the base_digest of its base, and a base has none")
+        return self
+
+
+class UploadBody(_Subject):
+    """Begins an upload, or goes on with it."""
+
+    manifest: dict[str, Any]

@@ -1,0 +1,62 @@
+"""Starts the inspector, and ends it when it takes too long."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+
+import structlog
+
+from control_plane.artifacts.inspector import STORE_FAILED, Job
+
+log = structlog.get_logger(__name__)
+
+# The inspector has to find Python and the store, and must not have our secrets.
+_PASSED_ON = ("PATH", "HOME", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_ERRORS_SHOWN = 500
+
+
+async def inspect_apart(job: Job, limit_s: float) -> list[str] | None:
+    """Return why an artifact is refused, as a process of its own finds it.
+
+    Args:
+        job: What to look at.
+        limit_s: Wall time after which the process is killed, and the artifact refused.
+
+    Returns:
+        One sentence for each reason, none when it is accepted; None when the store could not be
+        read, so that nobody knows.
+    """
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PASSED_ON or name.startswith("AWS_")
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "control_plane.artifacts.inspector"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=env,
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            report, errors = await process.communicate(job.to_json())
+    except TimeoutError:
+        return [f"the artifact could not be looked at within {limit_s:.0f} s: make it smaller"]
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode == 0:
+        return list(json.loads(report)["reasons"])
+    tail = errors.decode(errors="replace")[-_ERRORS_SHOWN:]
+    log.warning("inspection_failed", status=process.returncode, errors=tail)
+    if process.returncode == STORE_FAILED:
+        return None
+    return [
+        "the process that looked at the files ended while it read them: the tokenizer or template"
+        " may be broken or far too large, save them anew"
+    ]

@@ -1,0 +1,51 @@
+"""What artifacts and uploads are; pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+UPLOADS_MAX = 32  # of one tenant at once
+
+
+class Kind(StrEnum):
+    """What an artifact is; it decides what is looked at before it is accepted."""
+
+    ADAPTER = "adapter"
+    BASE = "base"
+
+
+class UploadState(StrEnum):
+    """Where an upload stands; the last two are its ends."""
+
+    IMPORTING = "importing"  # the control plane fetches it
+    UPLOADING = "uploading"
+    VALIDATING = "validating"
+    READY = "ready"
+    REFUSED = "refused"
+
+
+LIVE_STATES = (UploadState.IMPORTING, UploadState.UPLOADING, UploadState.VALIDATING)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What artifacts may be.
+
+    Attributes:
+        rank_max: Of adapters.
+        adapter_bytes_max: Of one adapter's files.
+        tenant_bytes_max: Of all artifacts of a tenant; 0: any.
+    """
+
+    rank_max: int
+    adapter_bytes_max: int
+    tenant_bytes_max: int
+
+
+def quota_problem(held_bytes: int, added_bytes: int, quota_bytes: int) -> str:
+    """Return why a tenant may not add so much; empty when it may, or when the quota is 0."""
+    if not quota_bytes or held_bytes + added_bytes <= quota_bytes:
+        return ""
+    return (
+        f"{added_bytes} bytes more than the {held_bytes} that the tenant has are above its quota of"
+        f" {quota_bytes} bytes: remove artifacts, or ask for a larger quota"
+    )

@@ -1,0 +1,90 @@
+"""Takes chunks of uploads: read with their hash, put into the store, then noted."""
+
+import asyncio
+import hashlib
+
+from aiohttp import web
+
+from control_plane.artifacts import uploads
+from control_plane.artifacts.store import ChunkStore
+from control_plane.database import Database
+from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
+
+_RUNNING_MAX = 32  # each holds a chunk of up to 4 MiB
+_READ_TIMEOUT_S = 60.0
+
+
+class Pieces:
+    """The way of a chunk into the store, so that a death at any point leaves nothing half there.
+
+    It is reserved, so that nobody collects it; then put, whole or not at all; then noted as present
+    in its upload. Whoever dies in between leaves an upload that lacks the chunk still.
+    """
+
+    def __init__(self, database: Database, store: ChunkStore) -> None:
+        self._database = database
+        self._store = store
+        self._running = 0
+
+    async def take(self, request: web.Request, upload_id: str, sha256: str, size: int) -> None:
+        """Read a chunk from a request and keep it.
+
+        Raises:
+            RejectedError: Too many are being read.
+            BadRequestError: It has another size or hash.
+            PlatformError: The store is down, or the chunk is just being collected.
+        """
+        if self._running >= _RUNNING_MAX:
+            message = f"{_RUNNING_MAX} chunks are being read: send this one again"
+            raise RejectedError(ErrorCode.OVERLOADED, message, retry_after_s=1.0)
+        self._running += 1
+        try:
+            content = await _read(request, sha256, size)
+            await self.keep(upload_id, sha256, content)
+        finally:
+            self._running -= 1
+
+    async def keep(self, upload_id: str, sha256: str, content: bytes) -> None:
+        """Put a chunk whose hash is known into the store, and note it; PlatformError as `take`."""
+        size = len(content)
+        if not await self._database.run(lambda found: uploads.reserve(found, sha256, size)):
+            raise _collected(sha256)
+        await self._store.put(sha256, content)
+        if not await self._database.run(lambda found: uploads.have(found, upload_id, sha256)):
+            raise _collected(sha256)
+
+
+def _collected(sha256: str) -> PlatformError:
+    message = f"an older chunk {sha256} is just being deleted: send it again"
+    return PlatformError(ErrorCode.UNAVAILABLE, message, retry_after_s=1.0)
+
+
+async def _read(request: web.Request, sha256: str, size: int) -> bytes:
+    """Return the body, which must be this chunk; never more than `size` of it is held."""
+    length = request.content_length
+    if length is not None and length != size:
+        raise _wrong(sha256, f"has {size} bytes, not {length}")
+    digest = hashlib.sha256()
+    pieces: list[bytes] = []
+    held = 0
+    try:
+        async with asyncio.timeout(_READ_TIMEOUT_S):
+            async for piece in request.content.iter_any():
+                held += len(piece)
+                if held > size:
+                    raise _wrong(sha256, f"has {size} bytes, more were sent")
+                digest.update(piece)
+                pieces.append(piece)
+    except TimeoutError:
+        raise _wrong(sha256, f"did not arrive within {_READ_TIMEOUT_S:g} s") from None
+    if held != size:
+        raise _wrong(sha256, f"has {size} bytes, not {held}")
+    if digest.hexdigest() != sha256:
+        raise _wrong(
+            sha256, "is not what was sent: it was changed on its way, or since it was read"
+        )
+    return b"".join(pieces)
+
+
+def _wrong(sha256: str, problem: str) -> BadRequestError:
+    return BadRequestError(ErrorCode.INVALID_REQUEST, f"chunk {sha256} {problem}", param="chunk")

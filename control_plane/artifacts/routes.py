@@ -1,0 +1,94 @@
+"""REST of artifacts: what there is, and its bytes; uploads have a module of their own."""
+
+from typing import Any
+
+from aiohttp import web
+
+from control_plane.access.roles import Action
+from control_plane.artifacts import catalogue
+from control_plane.artifacts.service import Artifacts
+from control_plane.artifacts.tables import artifacts
+from control_plane.artifacts.upload_routes import UploadRoutes
+from control_plane.database import Database
+from control_plane.fields import checked_digest
+from control_plane.http import describe
+from control_plane.http.bodies import path_id
+from control_plane.http.resources import fetch, page, shown
+from control_plane.http.routes import ACTOR, Route
+from sluice.errors import ErrorCode, PlatformError
+
+Values = dict[str, Any]
+_KIND = "artifacts"
+
+
+class ArtifactRoutes:
+    """Handlers of artifacts."""
+
+    def __init__(self, database: Database, service: Artifacts) -> None:
+        self._database = database
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        """Return the routes, those of uploads among them."""
+        row = describe.shown(catalogue.SHOWN)
+        read, one = Action.READ_TENANT, "/v1/artifacts/{digest}"
+        listing = describe.listing("List artifacts", row, ("kind",))
+        show = describe.operation("Show an artifact", answer=row)
+        manifest = describe.operation("Show an artifact's manifest", answer={"type": "object"})
+        chunk = describe.operation("Read a chunk of an artifact", answer={"type": "string"})
+        return [
+            *UploadRoutes(self._database, self._service).routes(),
+            Route("GET", "/v1/artifacts", self.list, read, _KIND, listing),
+            Route("GET", one, self.get, read, _KIND, show),
+            Route("GET", f"{one}/manifest", self.manifest, read, _KIND, manifest),
+            Route("GET", "/v1/artifacts/chunks/{chunk}", self.chunk, read, _KIND, chunk),
+        ]
+
+    async def list(self, request: web.Request) -> web.Response:
+        """Return a page."""
+        query = catalogue.seen_by(request[ACTOR])
+        if (kind := request.query.get("kind")) is not None:
+            query = query.where(artifacts.c.kind == kind.replace("\0", ""))
+        return await page(self._database, query, artifacts.c.digest, request, _show)
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return one."""
+        digest = path_id(request, "digest", checked_digest)
+        query = catalogue.seen_by(request[ACTOR]).where(artifacts.c.digest == digest)
+        rows = await fetch(self._database, query)
+        if not rows:
+            raise _no_artifact(digest)
+        return shown(request, _show(rows[0]))
+
+    async def manifest(self, request: web.Request) -> web.Response:
+        """Return the manifest of one."""
+        digest = path_id(request, "digest", checked_digest)
+        actor = request[ACTOR]
+        found = await self._database.run(
+            lambda connection: catalogue.manifest_of(connection, actor, digest)
+        )
+        if found is None:
+            raise _no_artifact(digest)
+        return shown(request, found)
+
+    async def chunk(self, request: web.Request) -> web.Response:
+        """Return the bytes of a chunk, which are known to have its hash."""
+        sha256 = path_id(request, "chunk", checked_digest)
+        actor = request[ACTOR]
+        size = await self._database.run(
+            lambda connection: catalogue.chunk_size(connection, actor, sha256)
+        )
+        if size is None:
+            raise PlatformError(ErrorCode.NOT_FOUND, f"there is no chunk {sha256}")
+        content = await self._service.store.get(sha256)
+        # What has this name never changes.
+        headers = {"ETag": f'"{sha256}"', "Cache-Control": "private, immutable, max-age=31536000"}
+        return web.Response(body=content, headers=headers)
+
+
+def _no_artifact(digest: str) -> PlatformError:
+    return PlatformError(ErrorCode.NOT_FOUND, f"there is no artifact {digest}")
+
+
+def _show(row: Values) -> Values:
+    return row | {"created_at": row["created_at"].isoformat()}

@@ -1,0 +1,133 @@
+"""Rows of artifacts, who may see them, the uploads that become them, and chunks in the store."""
+
+from datetime import datetime
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Index,
+    Integer,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+
+from control_plane.artifacts.model import LIVE_STATES
+from control_plane.tables import (
+    flag_column,
+    list_column,
+    metadata,
+    object_column,
+    words_column,
+)
+
+
+def _moment(name: str) -> Column[datetime]:
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
+
+
+# Accepted bytes. Retired ones are on their way out: nobody sees them, unless they are needed again.
+artifacts = Table(
+    "artifacts",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column(
+        "kind", Text, CheckConstraint("kind IN ('adapter', 'base')", name="kind"), nullable=False
+    ),
+    list_column("base_digests"),  # that an adapter was found to fit to
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("file_count", Integer, nullable=False),
+    object_column("manifest"),
+    flag_column("is_pinned"),
+    _moment("created_at"),
+    Column("unreferenced_since", DateTime(timezone=True)),
+    Column("retired_at", DateTime(timezone=True)),
+)
+
+# Who may see an artifact; NULL: everybody.
+artifact_grants = Table(
+    "artifact_grants",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("digest", Text, ForeignKey("artifacts.digest", ondelete="CASCADE"), nullable=False),
+    Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True),
+    _moment("created_at"),
+    UniqueConstraint(
+        "digest", "tenant_id", name="uq_artifact_grants_digest", postgresql_nulls_not_distinct=True
+    ),
+)
+
+artifact_chunks = Table(
+    "artifact_chunks",
+    metadata,
+    Column("digest", Text, ForeignKey("artifacts.digest", ondelete="CASCADE"), primary_key=True),
+    Column("sha256", Text, primary_key=True, index=True),
+)
+
+# What is in the store, or may be. A doomed one is being deleted there: it must not be relied on.
+chunks = Table(
+    "chunks",
+    metadata,
+    Column("sha256", Text, primary_key=True),
+    Column("size_bytes", Integer, nullable=False),
+    _moment("used_at"),  # when somebody last put it, or began to refer to it
+    Column("doomed_at", DateTime(timezone=True)),
+)
+
+artifact_uploads = Table(
+    "artifact_uploads",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True),
+    words_column("digest"),  # empty until an import knows it
+    Column("kind", Text, nullable=False),
+    words_column("base_digest"),
+    words_column("source"),  # URI of an import
+    Column("state", Text, nullable=False),
+    list_column("reasons"),
+    Column("size_bytes", BigInteger, nullable=False, server_default="0"),
+    object_column("manifest"),
+    object_column("signatures"),  # base64 by id of the key
+    _moment("created_at"),
+    _moment("touched_at"),
+    words_column("claim"),  # of the process that works on it
+    Column("claimed_until", DateTime(timezone=True)),
+)
+# One upload of the same thing at a time: whoever begins it again goes on with it.
+Index(
+    "uq_artifact_uploads_live",
+    *(
+        artifact_uploads.c[name]
+        for name in ("tenant_id", "digest", "kind", "base_digest", "source")
+    ),
+    unique=True,
+    postgresql_where=text(f"state IN ({', '.join(repr(str(s)) for s in LIVE_STATES)})"),
+    postgresql_nulls_not_distinct=True,
+)
+
+artifact_upload_chunks = Table(
+    "artifact_upload_chunks",
+    metadata,
+    Column(
+        "upload_id", Text, ForeignKey("artifact_uploads.id", ondelete="CASCADE"), primary_key=True
+    ),
+    Column("sha256", Text, primary_key=True, index=True),
+    Column("size_bytes", Integer, nullable=False),
+    flag_column("is_present"),
+)
+
+# Public keys that sign artifacts, of a tenant or (NULL) of the platform.
+signing_keys = Table(
+    "signing_keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True),
+    Column("public_key", Text, nullable=False),
+    flag_column("is_disabled"),
+    _moment("created_at"),
+)

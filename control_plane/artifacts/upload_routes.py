@@ -1,0 +1,233 @@
+"""REST of uploads: begin with a manifest, put what is missing, complete.
+
+All of it can be done again at any time: beginning the same upload goes on with the one under way.
+"""
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+from sqlalchemy import select
+
+from control_plane.access.roles import Action, Actor
+from control_plane.artifacts import catalogue, uploads
+from control_plane.artifacts.bodies import UploadBody
+from control_plane.artifacts.model import LIVE_STATES, UPLOADS_MAX, Kind, UploadState, quota_problem
+from control_plane.artifacts.service import Artifacts
+from control_plane.artifacts.tables import artifact_uploads
+from control_plane.artifacts.uploads import NewUpload
+from control_plane.database import Database
+from control_plane.fields import checked_digest
+from control_plane.http import describe
+from control_plane.http.bodies import path_id, read_body
+from control_plane.http.resources import lock_id, page, shown, visible
+from control_plane.http.routes import ACTOR, Route
+from control_plane.http.writes import RECORDED, Answer, Write, Writes
+from sluice.errors import BadRequestError, ErrorCode, PlatformError
+from sluice.manifests import MANIFEST_BYTES_MAX, Manifest, ManifestError, parse_manifest
+
+Values = dict[str, Any]
+_KIND = "uploads"
+_WAIT_S = 15.0  # for the end of an upload: callers with short time-outs ask again
+_POLL_S = 0.1
+SHOWN = (
+    *("id", "tenant_id", "digest", "kind", "base_digest", "source", "state", "reasons"),
+    *("size_bytes", "created_at"),
+)
+
+
+class UploadRoutes:
+    """Handlers of uploads."""
+
+    def __init__(self, database: Database, service: Artifacts) -> None:
+        self._database = database
+        self._service = service
+        self._writes = Writes(database)
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        every, read, write = "/v1/artifacts/uploads", Action.READ_TENANT, Action.WRITE_ARTIFACTS
+        one = f"{every}/{{id}}"
+        row = describe.shown((*SHOWN, "missing"))
+        listing = describe.listing("List uploads", describe.shown(SHOWN))
+        begin = describe.operation(
+            "Begin an upload (201), or go on with it (200)", answer=row, body=UploadBody
+        )
+        show = describe.operation("Show an upload, and which chunks it lacks", answer=row)
+        piece = describe.operation("Send a chunk that an upload lacks")
+        complete = describe.operation(
+            "Let an upload that lacks nothing be checked (200 accepted, 202 not yet)", answer=row
+        )
+        return [
+            Route("POST", every, self.begin, write, _KIND, begin),
+            Route("GET", every, self.list, read, _KIND, listing),
+            Route("GET", one, self.get, read, _KIND, show),
+            Route(
+                *("PUT", f"{one}/chunks/{{chunk}}", self.put, write, _KIND, piece),
+                is_audited=False,
+            ),
+            Route("POST", f"{one}/complete", self.complete, write, _KIND, complete),
+        ]
+
+    async def begin(self, request: web.Request) -> web.Response:
+        """Begin an upload with its manifest, or go on with the same one."""
+        # Manifests of large bases are larger than what other routes take.
+        large = request.clone(client_max_size=MANIFEST_BYTES_MAX)
+        body = await read_body(large, UploadBody)
+        try:
+            manifest = await asyncio.to_thread(parse_manifest, body.manifest)
+        except ManifestError as error:
+            message = f"manifest: {error}"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="manifest") from None
+        tenant_id = body.tenant_id or request[ACTOR].tenant_id or None
+        new = NewUpload(tenant_id, body.kind, body.base_digest, "", body.signatures)
+        self._service.require_store()
+
+        async def work(write: Write) -> Answer:
+            return await self._begin(write, new, manifest)
+
+        answer = await self._writes.run(large, work)
+        request[RECORDED] = large[RECORDED]
+        return answer
+
+    async def _begin(self, write: Write, new: NewUpload, manifest: Manifest) -> Answer:
+        write.require(new.tenant_id)
+        connection = write.connection
+        await connection.execute(lock_id(_KIND, new.tenant_id or ""))
+        found = await uploads.find_live(connection, new, manifest.digest)
+        if found is None:
+            await self._check(write, new, manifest)
+            found = await uploads.create(connection, new, manifest)
+            after, status, verb = _show(found), 201, "create"
+        else:
+            after, status, verb = _show(found), 200, "continue"
+        before = after if status == 200 else None
+        write.record(verb, found["id"], before, after, owners=[new.tenant_id])
+        missing = await uploads.missing(connection, found["id"])
+        return Answer(after | {"missing": missing}, found["id"], status)
+
+    async def _check(self, write: Write, new: NewUpload, manifest: Manifest) -> None:
+        """Refuse what need not be uploaded: too much, or for a base that is not there."""
+        connection, tenant_id = write.connection, new.tenant_id
+        if new.kind == Kind.ADAPTER:
+            base = await catalogue.find(connection, tenant_id, new.base_digest)
+            if base is None or base["kind"] != Kind.BASE:
+                message = (
+                    f"base_digest: {new.base_digest} is no base that was uploaded: do it first"
+                )
+                raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="base_digest")
+        if tenant_id is None:
+            return
+        held, count = await uploads.held_bytes(connection, tenant_id)
+        if count >= UPLOADS_MAX:
+            message = f"{count} uploads of {tenant_id} are under way: end those first"
+            raise PlatformError(ErrorCode.CONFLICT, message)
+        quota = self._service.bounds.tenant_bytes_max
+        if problem := quota_problem(held, manifest.size_bytes, quota):
+            raise PlatformError(ErrorCode.REQUEST_TOO_LARGE, problem, param="manifest")
+
+    async def list(self, request: web.Request) -> web.Response:
+        """Return a page, newest first."""
+        table = artifact_uploads
+        query = visible(request, select(*(table.c[name] for name in SHOWN)), table.c.tenant_id)
+        return await page(self._database, query, table.c.id, request, _show, newest_first=True)
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return one, with what it lacks."""
+        upload = await self._find(request)
+        missing: Any = []
+        if upload["state"] == UploadState.UPLOADING:
+            missing = await self._database.run(
+                lambda connection: uploads.missing(connection, upload["id"])
+            )
+        return shown(request, _show(upload) | {"missing": missing})
+
+    async def put(self, request: web.Request) -> web.Response:
+        """Take a chunk (204); again is fine."""
+        sha256 = path_id(request, "chunk", checked_digest)
+        upload = await self._find(request)
+        if upload["state"] != UploadState.UPLOADING:
+            raise _wrong_state(upload)
+        size = await self._database.run(
+            lambda connection: uploads.chunk_size(connection, upload["id"], sha256)
+        )
+        if size is None:
+            message = f"upload {upload['id']} has no chunk {sha256}"
+            raise PlatformError(ErrorCode.NOT_FOUND, message)
+        await self._service.pieces.take(request, upload["id"], sha256, size)
+        return web.Response(status=204)
+
+    async def complete(self, request: web.Request) -> web.Response:
+        """Have an upload looked at, and wait a while for what becomes of it."""
+        upload_id = path_id(request)
+
+        async def work(write: Write) -> Answer:
+            upload = await uploads.get(write.connection, upload_id, is_locked=True)
+            if upload is None or not _may_write(write.actor, upload):
+                raise _no_upload(upload_id)
+            before, after = _show(upload), _show(upload)
+            if upload["state"] == UploadState.UPLOADING:
+                if missing := await uploads.missing(write.connection, upload_id):
+                    message = f"{len(missing)} chunks are missing: put them, then complete it"
+                    raise PlatformError(ErrorCode.CONFLICT, message)
+                await uploads.submit(write.connection, upload_id)
+                after |= {"state": UploadState.VALIDATING}
+            write.record("complete", upload_id, before, after, owners=[upload["tenant_id"]])
+            return Answer(after, upload_id)
+
+        await self._writes.run(request, work)
+        self._service.wake()
+        return _ended(await self._wait(request))
+
+    async def _wait(self, request: web.Request) -> Values:
+        """Return an upload as soon as it has ended, or as it is after a while."""
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                while True:
+                    upload = await self._find(request)
+                    if upload["state"] not in LIVE_STATES:
+                        return upload
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            return await self._find(request)
+
+    async def _find(self, request: web.Request) -> Values:
+        """Return the upload of the path, if the caller may do to it what the route does."""
+        upload_id = path_id(request)
+        upload = await self._database.run(lambda connection: uploads.get(connection, upload_id))
+        actor = request[ACTOR]
+        if upload is not None:
+            if request.method == "GET" and actor.may(Action.READ_TENANT, upload["tenant_id"]):
+                return upload
+            if _may_write(actor, upload):
+                return upload
+        raise _no_upload(upload_id)
+
+
+def _may_write(actor: Actor, upload: Values) -> bool:
+    return actor.may(Action.WRITE_ARTIFACTS, upload["tenant_id"])
+
+
+def _no_upload(upload_id: str) -> PlatformError:
+    return PlatformError(ErrorCode.NOT_FOUND, f"there is no upload {upload_id}")
+
+
+def _wrong_state(upload: Values) -> PlatformError:
+    message = f"upload {upload['id']} is {upload['state']}: it takes no more chunks"
+    return PlatformError(ErrorCode.CONFLICT, message)
+
+
+def _ended(upload: Values) -> web.Response:
+    """Return what to say of an upload at its end; PlatformError with all reasons if refused."""
+    if upload["state"] == UploadState.REFUSED:
+        is_adapter = upload["kind"] == Kind.ADAPTER
+        code = ErrorCode.ADAPTER_INVALID if is_adapter else ErrorCode.INVALID_REQUEST
+        raise BadRequestError(code, "\n".join(upload["reasons"]))
+    status = 200 if upload["state"] == UploadState.READY else 202
+    return web.json_response(_show(upload) | {"missing": []}, status=status)
+
+
+def _show(upload: Values) -> Values:
+    made = {name: upload[name] for name in SHOWN}
+    tenant_id, created_at = upload["tenant_id"] or "", upload["created_at"].isoformat()
+    return made | {"tenant_id": tenant_id, "created_at": created_at}

@@ -1,0 +1,343 @@
+"""Uploads in PostgreSQL, in the transactions they are given.
+
+Whoever begins to refer to a chunk touches it first, in the same transaction: what was touched
+lately is never collected (`control_plane.artifacts.garbage`).
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.artifacts.model import LIVE_STATES, UploadState
+from control_plane.artifacts.tables import (
+    artifact_chunks,
+    artifact_grants,
+    artifact_upload_chunks,
+    artifact_uploads,
+    artifacts,
+    chunks,
+)
+from sluice.ids import new_id
+from sluice.manifests import Manifest
+
+_ROWS_MAX = 8000  # of one statement: PostgreSQL takes 32,767 values
+_SHOWN = tuple(
+    column for column in artifact_uploads.c if column.name not in {"manifest", "signatures"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewUpload:
+    """What somebody wants to upload.
+
+    Attributes:
+        tenant_id: Whose it will be; None: everybody may see it.
+        kind: adapter or base.
+        base_digest: Of an adapter's base; else empty.
+        source: URI of an import; else empty.
+        signatures: Base64 by id of the key.
+    """
+
+    tenant_id: str | None
+    kind: str
+    base_digest: str
+    source: str
+    signatures: dict[str, str]
+
+
+async def find_live(
+    connection: AsyncConnection, new: NewUpload, digest: str
+) -> dict[str, Any] | None:
+    """Return the upload of the same thing that is under way, locked; None when there is none."""
+    table = artifact_uploads.c
+    query = (
+        select(artifact_uploads)
+        .where(
+            table.tenant_id.is_not_distinct_from(new.tenant_id),
+            table.digest == digest,
+            table.kind == new.kind,
+            table.base_digest == new.base_digest,
+            table.source == new.source,
+            table.state.in_(LIVE_STATES),
+        )
+        .with_for_update(of=artifact_uploads)
+    )
+    return _row((await connection.execute(query)).mappings().first())
+
+
+async def held_bytes(connection: AsyncConnection, tenant_id: str) -> tuple[int, int]:
+    """Return the bytes that a tenant's artifacts and uploads have, and how many uploads it has."""
+    held = (
+        select(func.coalesce(func.sum(artifacts.c.size_bytes), 0))
+        .join(artifact_grants, artifact_grants.c.digest == artifacts.c.digest)
+        .where(artifact_grants.c.tenant_id == tenant_id)
+    )
+    live = select(func.coalesce(func.sum(artifact_uploads.c.size_bytes), 0), func.count()).where(
+        artifact_uploads.c.tenant_id == tenant_id, artifact_uploads.c.state.in_(LIVE_STATES)
+    )
+    on_its_way, count = (await connection.execute(live)).one()
+    return int(await connection.scalar(held) or 0) + int(on_its_way), int(count)
+
+
+async def create(
+    connection: AsyncConnection, new: NewUpload, manifest: Manifest | None
+) -> dict[str, Any]:
+    """Make an upload, or an import when there is no manifest yet, and return its row."""
+    state = UploadState.IMPORTING if manifest is None else UploadState.UPLOADING
+    values = {
+        "id": new_id("upload"),
+        "tenant_id": new.tenant_id,
+        "kind": new.kind,
+        "base_digest": new.base_digest,
+        "source": new.source,
+        "signatures": new.signatures,
+        "state": state,
+    }
+    query = insert(artifact_uploads).values(values).returning(artifact_uploads)
+    row = _row((await connection.execute(query)).mappings().one())
+    assert row is not None, "an insert returns its row"
+    if manifest is not None:
+        await set_manifest(connection, row["id"], new.tenant_id, manifest)
+        row |= {"digest": manifest.digest, "size_bytes": manifest.size_bytes}
+    return row
+
+
+async def set_manifest(
+    connection: AsyncConnection, upload_id: str, tenant_id: str | None, manifest: Manifest
+) -> None:
+    """Note what an upload consists of.
+
+    Chunks of artifacts that its tenant may see are there already; what others have uploaded is not
+    told, so the tenant has to show that it has the bytes, too.
+    """
+    await connection.execute(
+        update(artifact_uploads)
+        .where(artifact_uploads.c.id == upload_id)
+        .values(
+            digest=manifest.digest,
+            size_bytes=manifest.size_bytes,
+            manifest=manifest.document(),
+            touched_at=func.now(),
+        )
+    )
+    known = delete(artifact_upload_chunks).where(artifact_upload_chunks.c.upload_id == upload_id)
+    await connection.execute(known)
+    rows = [
+        {"upload_id": upload_id, "sha256": sha256, "size_bytes": size}
+        for sha256, size in manifest.chunks().items()
+    ]
+    for start in range(0, len(rows), _ROWS_MAX):
+        await connection.execute(
+            insert(artifact_upload_chunks).values(rows[start : start + _ROWS_MAX])
+        )
+    seen = (
+        select(artifact_chunks.c.sha256)
+        .join(artifact_upload_chunks, artifact_upload_chunks.c.sha256 == artifact_chunks.c.sha256)
+        .join(artifacts, artifacts.c.digest == artifact_chunks.c.digest)
+        .where(
+            artifact_upload_chunks.c.upload_id == upload_id,
+            artifacts.c.retired_at.is_(None),
+            granted(tenant_id),
+        )
+    )
+    touched = (
+        update(chunks)
+        .where(chunks.c.sha256.in_(seen), chunks.c.doomed_at.is_(None))
+        .values(used_at=func.now())
+        .returning(chunks.c.sha256)
+        .cte("touched")
+    )
+    await connection.execute(
+        update(artifact_upload_chunks)
+        .where(
+            artifact_upload_chunks.c.upload_id == upload_id,
+            artifact_upload_chunks.c.sha256.in_(select(touched.c.sha256)),
+        )
+        .values(is_present=True)
+        .add_cte(touched)
+    )
+
+
+def granted(tenant_id: str | None) -> ColumnElement[bool]:
+    """Return the condition that a tenant may see an artifact; None: it is everybody's."""
+    who = artifact_grants.c.tenant_id
+    is_seen = who.is_(None) if tenant_id is None else or_(who.is_(None), who == tenant_id)
+    return exists().where(artifact_grants.c.digest == artifacts.c.digest, is_seen)
+
+
+async def get(
+    connection: AsyncConnection, upload_id: str, *, is_locked: bool = False
+) -> dict[str, Any] | None:
+    """Return an upload without its manifest, or None when there is none."""
+    query = select(*_SHOWN).where(artifact_uploads.c.id == upload_id)
+    if is_locked:
+        query = query.with_for_update()
+    return _row((await connection.execute(query)).mappings().first())
+
+
+async def missing(connection: AsyncConnection, upload_id: str) -> list[dict[str, Any]]:
+    """Return SHA-256 and size of the chunks that an upload lacks."""
+    table = artifact_upload_chunks.c
+    query = (
+        select(table.sha256, table.size_bytes)
+        .where(table.upload_id == upload_id, table.is_present.is_(False))
+        .order_by(table.sha256)
+    )
+    return [dict(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def chunk_size(connection: AsyncConnection, upload_id: str, sha256: str) -> int | None:
+    """Return the size of an upload's chunk; None when it has no such chunk."""
+    table = artifact_upload_chunks.c
+    query = select(table.size_bytes).where(table.upload_id == upload_id, table.sha256 == sha256)
+    return await connection.scalar(query)
+
+
+async def reserve(connection: AsyncConnection, sha256: str, size_bytes: int) -> bool:
+    """Note that a chunk is about to be put; False while it is being deleted: ask again."""
+    query = insert(chunks).values(sha256=sha256, size_bytes=size_bytes)
+    query = query.on_conflict_do_update(
+        index_elements=["sha256"],
+        set_={"used_at": func.now()},
+        where=chunks.c.doomed_at.is_(None),
+    )
+    return (await connection.execute(query)).rowcount == 1
+
+
+async def have(connection: AsyncConnection, upload_id: str, sha256: str) -> bool:
+    """Note that a chunk of an upload is in the store; False when it was deleted meanwhile."""
+    touched = (
+        update(chunks)
+        .where(chunks.c.sha256 == sha256, chunks.c.doomed_at.is_(None))
+        .values(used_at=func.now())
+    )
+    if not (await connection.execute(touched)).rowcount:
+        return False
+    table = artifact_upload_chunks.c
+    await connection.execute(
+        update(artifact_upload_chunks)
+        .where(table.upload_id == upload_id, table.sha256 == sha256)
+        .values(is_present=True)
+    )
+    await connection.execute(
+        update(artifact_uploads)
+        .where(artifact_uploads.c.id == upload_id)
+        .values(touched_at=func.now())
+    )
+    return True
+
+
+async def submit(connection: AsyncConnection, upload_id: str) -> None:
+    """Let an upload that lacks nothing be looked at."""
+    await connection.execute(
+        update(artifact_uploads)
+        .where(artifact_uploads.c.id == upload_id)
+        .values(state=UploadState.VALIDATING, touched_at=func.now(), claimed_until=None)
+    )
+
+
+async def claim(
+    connection: AsyncConnection, states: tuple[UploadState, ...], lease: timedelta
+) -> dict[str, Any] | None:
+    """Take an upload that waits to be worked on, or whose worker has been silent for its lease."""
+    table = artifact_uploads.c
+    is_free = or_(table.claimed_until.is_(None), table.claimed_until < func.now())
+    waiting = (
+        select(table.id)
+        .where(table.state.in_(states), is_free)
+        .order_by(table.touched_at)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    query = (
+        update(artifact_uploads)
+        .where(table.id == waiting)
+        .values(claim=new_id("claim"), claimed_until=func.now() + lease)
+        .returning(artifact_uploads)
+    )
+    return _row((await connection.execute(query)).mappings().first())
+
+
+def _is_claimed(upload: dict[str, Any]) -> ColumnElement[bool]:
+    table = artifact_uploads.c
+    return and_(table.id == upload["id"], table.claim == upload["claim"])
+
+
+async def keep_claim(connection: AsyncConnection, upload: dict[str, Any], lease: timedelta) -> bool:
+    """Prolong a claim; False when it is somebody else's by now."""
+    query = update(artifact_uploads).where(_is_claimed(upload))
+    done = await connection.execute(query.values(claimed_until=func.now() + lease))
+    return done.rowcount == 1
+
+
+async def refuse(connection: AsyncConnection, upload: dict[str, Any], reasons: list[str]) -> bool:
+    """End a claimed upload: it is not accepted. False when the claim is lost."""
+    query = update(artifact_uploads).where(_is_claimed(upload))
+    ended = {"state": UploadState.REFUSED, "reasons": reasons, "touched_at": func.now()}
+    if not (await connection.execute(query.values(ended | {"claim": ""}))).rowcount:
+        return False
+    await _forget_chunks(connection, upload["id"])
+    return True
+
+
+async def accept(connection: AsyncConnection, upload: dict[str, Any], manifest: Manifest) -> bool:
+    """End a claimed upload: its artifact is there, for its tenant. False when the claim is lost."""
+    query = update(artifact_uploads).where(_is_claimed(upload))
+    ended = {"state": UploadState.READY, "touched_at": func.now(), "claim": ""}
+    if not (await connection.execute(query.values(ended))).rowcount:
+        return False
+    digest, base = manifest.digest, upload["base_digest"]
+    of_upload = select(artifact_upload_chunks.c.sha256).where(
+        artifact_upload_chunks.c.upload_id == upload["id"]
+    )
+    touched = update(chunks).where(chunks.c.sha256.in_(of_upload)).values(used_at=func.now())
+    await connection.execute(touched)
+    bases = [base] if base else []
+    made = insert(artifacts).values(
+        digest=digest,
+        kind=upload["kind"],
+        base_digests=bases,
+        size_bytes=manifest.size_bytes,
+        file_count=len(manifest.files),
+        manifest=manifest.document(),
+    )
+    known = artifacts.c.base_digests
+    again = {"retired_at": None, "unreferenced_since": None, "kind": upload["kind"]}
+    if base:
+        again["base_digests"] = func.array_append(func.array_remove(known, base), base)
+    await connection.execute(made.on_conflict_do_update(index_elements=["digest"], set_=again))
+    await connection.execute(
+        insert(artifact_grants)
+        .values(id=new_id("grant"), digest=digest, tenant_id=upload["tenant_id"])
+        .on_conflict_do_nothing()
+    )
+    pairs = of_upload.with_only_columns(literal(digest), artifact_upload_chunks.c.sha256)
+    await connection.execute(
+        insert(artifact_chunks).from_select(["digest", "sha256"], pairs).on_conflict_do_nothing()
+    )
+    await _forget_chunks(connection, upload["id"])
+    return True
+
+
+async def _forget_chunks(connection: AsyncConnection, upload_id: str) -> None:
+    query = delete(artifact_upload_chunks).where(artifact_upload_chunks.c.upload_id == upload_id)
+    await connection.execute(query)
+
+
+def _row(found: Any) -> dict[str, Any] | None:
+    return None if found is None else {str(name): value for name, value in found.items()}

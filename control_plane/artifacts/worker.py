@@ -1,0 +1,130 @@
+"""Looks at uploads that are complete, and accepts or refuses them.
+
+Every control plane runs it. An upload is claimed for some seconds at a time: when its worker dies
+another one goes on, and whoever lost a claim changes nothing any more.
+"""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import structlog
+from sqlalchemy.exc import DBAPIError
+
+from control_plane.artifacts import catalogue, uploads
+from control_plane.artifacts.inspection import inspect_apart
+from control_plane.artifacts.inspector import Job
+from control_plane.artifacts.model import Bounds, Kind, UploadState
+from control_plane.database import Database, DatabaseDownError
+from sluice.manifests import Manifest, parse_manifest
+
+log = structlog.get_logger(__name__)
+
+_WORKERS = 2  # uploads looked at at once
+_TICK_S = 2.0
+_LEASE = timedelta(seconds=8)
+_RENEW_S = 2.0
+_ACCEPT_DEADLINE_S = 30.0  # an artifact may have a hundred thousand chunks
+_INSPECTION_S = 60.0
+_INSPECTED_BYTES_PER_S = 20 << 20
+
+
+class Worker:
+    """The loop that ends uploads."""
+
+    def __init__(self, database: Database, store_url: str, bounds: Bounds) -> None:
+        self._database = database
+        self._store_url = store_url
+        self._bounds = bounds
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look for work now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(_WORKERS):
+                tasks.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                while (upload := await self._claim()) is not None:
+                    await self._end(upload)
+            except (DatabaseDownError, DBAPIError) as error:
+                log.warning("upload_left_for_later", error=str(getattr(error, "reason", error)))
+            try:
+                async with asyncio.timeout(_TICK_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _claim(self) -> dict[str, Any] | None:
+        states = (UploadState.VALIDATING,)
+        return await self._database.run(lambda found: uploads.claim(found, states, _LEASE))
+
+    async def _end(self, upload: dict[str, Any]) -> None:
+        """Accept or refuse an upload; one that cannot be looked at now is left for later."""
+        manifest = await asyncio.to_thread(parse_manifest, upload["manifest"])
+        base = await self._base(upload)
+        if upload["kind"] == Kind.ADAPTER and base is None:
+            message = f"base {upload['base_digest']} is not there any more: upload it first"
+            reasons: list[str] | None = [message]
+        else:
+            async with asyncio.TaskGroup() as tasks:
+                renewal = tasks.create_task(self._renew(upload))
+                reasons = await self._inspect(upload, manifest, base)
+                renewal.cancel()
+        if reasons is None:
+            return
+        is_ours = await self._database.run(
+            lambda found: (
+                uploads.refuse(found, upload, reasons)
+                if reasons
+                else uploads.accept(found, upload, manifest)
+            ),
+            deadline_s=_ACCEPT_DEADLINE_S,
+        )
+        log.info(
+            "upload_ended",
+            upload=upload["id"],
+            digest=upload["digest"],
+            refused=len(reasons),
+            is_ours=is_ours,
+        )
+
+    async def _base(self, upload: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the manifest of an adapter's base."""
+        if upload["kind"] != Kind.ADAPTER:
+            return None
+        tenant_id, digest = upload["tenant_id"], upload["base_digest"]
+        found = await self._database.run(lambda conn: catalogue.find(conn, tenant_id, digest))
+        return None if found is None else found["manifest"]
+
+    async def _inspect(
+        self, upload: dict[str, Any], manifest: Manifest, base: dict[str, Any] | None
+    ) -> list[str] | None:
+        """Return the reasons against an upload; None when nobody can tell now."""
+        limit_s = _INSPECTION_S + manifest.size_bytes / _INSPECTED_BYTES_PER_S
+        job = Job(
+            store_url=self._store_url,
+            kind=upload["kind"],
+            manifest=upload["manifest"],
+            base_manifest=base,
+            rank_max=self._bounds.rank_max,
+            adapter_bytes_max=self._bounds.adapter_bytes_max,
+            cpu_s=int(limit_s),
+        )
+        return await inspect_apart(job, limit_s)
+
+    async def _renew(self, upload: dict[str, Any]) -> None:
+        """Keep a claim while it is ours; who lost it finds that out at the end."""
+        while True:
+            await asyncio.sleep(_RENEW_S)
+            try:
+                await self._database.run(lambda conn: uploads.keep_claim(conn, upload, _LEASE))
+            except (DatabaseDownError, DBAPIError) as error:
+                log.warning("claim_not_renewed", upload=upload["id"], error=str(error))
