@@ -43,6 +43,8 @@ from sluice.errors import ErrorCode, PlatformError
 STEP_GAP_MAX_MS = 30_000
 _NOTHING = Count(0, 0)
 _GOING = frozenset({Phase.SHADOW, Phase.RUNNING})
+_WAITS_FOR_FLEET = (Phase.PAUSED, Reason.NOT_READY)
+_WAITS_FOR_EVIDENCE = (Phase.PAUSED, Reason.NO_EVIDENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,9 @@ def due(rollout: Rollout) -> tuple[Action, ...]:
         return shares, RollBack(rollout.reason)
     if rollout.phase is Phase.DONE:
         return shares, Finish()
-    if rollout.phase in _GOING and rollout.is_short_of_fleet:
+    if rollout.is_short_of_fleet and (
+        rollout.phase in _GOING or (rollout.phase, rollout.reason) == _WAITS_FOR_FLEET
+    ):
         return shares, Prepare(rollout.wanted, rollout.plan.stages[rollout.wanted].share)
     return (shares,)
 
@@ -200,6 +204,10 @@ def _stage_ended(rollout: Rollout, now_ms: int) -> Rollout:
 
 
 def _after_ready(rollout: Rollout, stage: int, now_ms: int) -> Rollout:
+    if stage not in (rollout.stage, rollout.wanted):
+        return rollout
+    if (rollout.phase, rollout.reason) == _WAITS_FOR_FLEET and stage == rollout.wanted:
+        rollout = _resumed(rollout, now_ms)
     if rollout.phase in _GOING and rollout.is_waiting and stage == rollout.wanted:
         return _opened(rollout, now_ms)
     if stage == rollout.stage and not rollout.is_ready:
@@ -228,6 +236,7 @@ def _opened(rollout: Rollout, now_ms: int) -> Rollout:
         watched_ms=0,
         short_ms=0,
         sample=0,
+        control_sample=0,
         tests=tests,
         thresholds=thresholds,
     )
@@ -238,6 +247,9 @@ def _after_window(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
     if rollout.phase in ENDED or window.start_ms < rollout.window_end_ms:
         return rollout
     rollout = replace(rollout, window_end_ms=window.end_ms, heard_ms=now_ms)
+    is_news = window.start_ms >= rollout.paused_ms
+    if is_news and (rollout.phase, rollout.reason) == _WAITS_FOR_EVIDENCE:
+        rollout = _resumed(rollout, now_ms)
     if rollout.is_open and window.start_ms >= rollout.open_ms:
         rollout = _judged(rollout, window, now_ms)
     baseline = remember(rollout.baseline, window.control)
@@ -261,6 +273,7 @@ def _judged(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
         rollout,
         tests=tests,
         sample=rollout.sample + window.canary.faults.total,
+        control_sample=rollout.control_sample + window.control.faults.total,
         watched_ms=rollout.watched_ms + is_watched * (window.end_ms - window.start_ms),
     )
     alpha = rollout.plan.alpha_of_test
@@ -319,11 +332,11 @@ def _after_stage(rollout: Rollout, now_ms: int) -> Rollout:
 
 
 def _is_sampled(rollout: Rollout) -> bool:
+    """Return whether enough was seen: of both releases, where there are two to compare."""
     stage = rollout.current
-    if rollout.sample < stage.sample_min:
-        return False
-    return not stage.is_compared or all(
-        min(test.canary.total, test.control.total) >= gate.sample_min
-        for gate in rollout.plan.gates
-        for test in (rollout.tests[gate.metric],)
+    if not stage.is_compared:
+        return rollout.sample >= stage.sample_min
+    tests = [(gate, rollout.tests[gate.metric]) for gate in rollout.plan.gates]
+    return min(rollout.sample, rollout.control_sample) >= stage.sample_min and all(
+        min(test.canary.total, test.control.total) >= gate.sample_min for gate, test in tests
     )

@@ -15,8 +15,9 @@ _Sample = Annotated[int, Field(ge=0, le=10_000_000)]
 class Stage(Body):
     """A share of the traffic, and how long it is held.
 
-    A stage ends when it was watched for `duration_min_s` *and* canary has answered `sample_min`
-    requests. With less traffic it goes on up to `duration_max_s`; then `Plan.when_short` decides.
+    A stage ends when it was watched for `duration_min_s` *and* `sample_min` requests were counted
+    of canary, and of control where that has traffic. With less traffic it goes on up to
+    `duration_max_s`; then `Plan.when_short` decides.
     A shadow stage sends canary copies of so many requests, whose answers nobody gets.
     """
 
@@ -82,8 +83,9 @@ class Plan(Body):
             lasts. Divided evenly among the gates and the stages that are compared.
         when_short: What happens when the traffic of a stage's longest duration is too little:
             wait for a person, go on with what there is, or roll back.
-        ready_max_s: How long the fleet may take to hold the release for a stage; then it pauses.
-        quiet_max_s: How long there may be no evidence at all; then it pauses.
+        ready_max_s: How long the fleet may take to hold the release for a stage; then the rollout
+            pauses until it does.
+        quiet_max_s: How long there may be no evidence at all; then it pauses until there is.
         pause_max_s: How long it stays paused; then it is rolled back.
     """
 

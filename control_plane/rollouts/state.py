@@ -33,7 +33,10 @@ ENDED = frozenset({Phase.ROLLED_BACK, Phase.ABORTED, Phase.DONE})
 
 
 class Reason(StrEnum):
-    """Why a rollout is paused, or was sent back."""
+    """Why a rollout is paused, or was sent back.
+
+    It goes on by itself when there is evidence again, or the fleet is ready after all.
+    """
 
     WORSE = "worse"
     BY_HAND = "by_hand"
@@ -92,7 +95,8 @@ class Rollout:
         window_end_ms: End of the last window that was taken.
         watched_ms: How long the stage was watched.
         short_ms: How much of that had passed when somebody resumed in spite of too little traffic.
-        sample: Requests that canary has answered in the stage.
+        sample: Requests of the stage that were canary's to answer, see `Arm.faults`.
+        control_sample: The same of control.
         tests: One for each gate, of this stage.
         thresholds: Of this stage.
         baseline: Control's recent past.
@@ -117,6 +121,7 @@ class Rollout:
     watched_ms: int = 0
     short_ms: int = 0
     sample: int = 0
+    control_sample: int = 0
     tests: dict[Metric, SequentialTest] = field(default_factory=dict[Metric, SequentialTest])
     thresholds: Thresholds = field(default_factory=Thresholds)
     baseline: Baseline = field(default_factory=Baseline)

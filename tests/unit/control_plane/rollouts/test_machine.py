@@ -289,13 +289,21 @@ def test_a_stage_waits_for_the_fleet_and_the_one_before_is_watched_meanwhile():
     assert life.tell(Ready(1)).rollout.share == 0
 
 
-def test_a_fleet_that_never_gets_ready_pauses_the_rollout():
+def test_a_fleet_that_does_not_get_ready_pauses_the_rollout_until_it_is():
     life = Life(is_ready_at_once=False).tell(Start()).ticks(100)
     assert life.rollout.phase is Phase.RUNNING
-    assert life.ticks(10).rollout.reason is Reason.NOT_READY
-    assert life.tell(Ready(0)).standing == (Phase.PAUSED, -1, 0)
-    assert life.tell(Resume()).actions == (SetShare(0, 0), Prepare(0, 100))
+    life.ticks(10)
+    assert life.rollout.reason is Reason.NOT_READY
+    assert life.actions == (SetShare(0, 0), Prepare(0, 100)), "still wanted"
+    assert life.tell(Ready(1)).rollout.phase is Phase.PAUSED
     assert life.tell(Ready(0)).standing == (Phase.RUNNING, 0, 100)
+    again = Life(is_ready_at_once=False).tell(Start()).ticks(110).tell(Resume())
+    assert again.actions == (SetShare(0, 0), Prepare(0, 100))
+
+
+def test_who_was_paused_by_hand_waits_for_a_hand():
+    life = Life(is_ready_at_once=False).tell(Start()).tell(Pause())
+    assert life.tell(Ready(0)).windows(1).standing == (Phase.PAUSED, -1, 0)
 
 
 def test_time_without_a_fleet_does_not_count():
@@ -311,11 +319,24 @@ def test_time_without_a_fleet_does_not_count():
     assert lost.tell(NotReady(1)).windows(11).rollout.phase is Phase.RUNNING
 
 
-def test_silence_pauses():
+def test_silence_pauses_until_there_is_evidence_again():
     life = running().windows(2).ticks(120)
+    silent_ms = life.now_ms
     assert life.rollout.phase is Phase.RUNNING
     assert life.ticks(10).rollout.reason is Reason.NO_EVIDENCE
     assert life.rollout.share == 100
+    old = Window(silent_ms - WINDOW_MS, silent_ms, arm(20), arm(100))
+    assert life.tell(Evidence((old,))).rollout.phase is Phase.PAUSED, "that is of the time before"
+    assert life.window().standing == (Phase.RUNNING, 0, 100)
+    assert life.rollout.watched_ms == 20_000, "counted again from here on"
+
+
+def test_a_stage_without_control_proves_nothing():
+    life = running()
+    for _ in range(8):
+        life.window(control=Arm())
+    assert life.standing == (Phase.RUNNING, 0, 100)
+    assert life.windows(1).standing == (Phase.RUNNING, 1, 5_000)
 
 
 def test_time_that_nobody_watched_does_not_count():
