@@ -13,7 +13,8 @@ from typing import Protocol, Self
 import structlog
 
 from router.core.model import EngineLimits
-from router.hub import HostOutbox, Hub
+from router.hub import Hub
+from router.outgoing import HostOutbox
 from sluice.errors import ErrorCode, FailedError
 from sluice.lifecycle import backoff_s
 from sluice.wire.engine.v1 import engine_pb2 as engine

@@ -12,146 +12,17 @@ import structlog
 
 from router import wire as convert
 from router.core.explain import explain
-from router.core.model import Actions, Batch, EngineLimits, ReplicaPlan, Slot, Transfer
+from router.core.model import Actions, EngineLimits, ReplicaPlan, Slot, Transfer
 from router.core.router import RouterCore
 from router.metrics import RouterMetrics
+from router.outgoing import GatewayLink, HostOutbox
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-PENDING_TOKENS_MAX = 500_000  # for one gateway; about 10 s of 500 fast streams
-PENDING_EVENTS_MAX = 50_000  # placements and outcomes
 _LOGGED = 4  # replicas of a decision
 _MEASURE_S = 0.25  # metrics are behind by so much at most, but for a scrape
-# Between two messages to one gateway. Each costs both sides more than a hundred tokens in it, and
-# a gateway may hear of as many steps as there are engines; a single engine's steps take longer.
-PAUSE_S = 0.004
-
-
-def leaves_at(left_at: float, now: float) -> float:
-    """Return when what waits for a gateway leaves: now, unless the last message left just now.
-
-    Args:
-        left_at: When the last one left.
-        now: Time.
-    """
-    return max(now, left_at + PAUSE_S)
-
-
-class GatewayLink:
-    """What waits to be written to one gateway; merged until it may leave and the socket takes it.
-
-    Attributes:
-        cut: It reads too slowly.
-        writing_since: When the write under way began; None: there is none.
-        ready: Something waits, and may leave.
-    """
-
-    def __init__(self, key: int, gateway_id: str) -> None:
-        self.key = key
-        self.gateway_id = gateway_id
-        self.cut = asyncio.Event()
-        self.writing_since: float | None = None
-        self.ready = asyncio.Event()
-        self._pending: Batch | None = None
-        self._loop = asyncio.get_running_loop()
-        self._left_at = float("-inf")
-        self._is_held = False  # what waits leaves by a timer
-
-    def put(self, batch: Batch, now: float) -> None:
-        """Add a tick's batch; a gateway that lets too much pile up is cut."""
-        pending = self._pending
-        if pending is None:
-            self._pending = batch
-        elif not self.cut.is_set():
-            pending.merge(batch)
-            events = len(pending.placed) + len(pending.outcomes)
-            if pending.entries > PENDING_TOKENS_MAX or events > PENDING_EVENTS_MAX:
-                self.cut.set()
-        if self._is_held or self.ready.is_set():
-            return  # it goes along
-        at = leaves_at(self._left_at, now)
-        if at <= now:
-            self._leave(now)
-        else:
-            self._is_held = True
-            self._loop.call_at(at, self._leave, at)
-
-    def _leave(self, now: float) -> None:
-        self._is_held = False
-        self._left_at = now
-        self.ready.set()
-
-    def take(self) -> bytes | None:
-        """Return everything that waits as one serialized message; None when nothing does.
-
-        A sign of life alone is an empty message.
-        """
-        batch, self._pending = self._pending, None
-        self.ready.clear()
-        return None if batch is None else convert.connect_response(batch).SerializeToString()
-
-    @property
-    def is_flushed(self) -> bool:
-        """Whether nothing waits."""
-        return self._pending is None and self.writing_since is None
-
-
-class HostOutbox:
-    """What waits to be written to one replica; bounded by what the core may have in flight."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.ready = asyncio.Event()
-        self._request = engine.HostRequest()  # the submit in the making
-        self._cancels: list[int] = []
-        self._credit = 0
-        self.probe_wanted = asyncio.Event()
-
-    def resume(self, epoch: int) -> None:
-        """Go on under a new epoch.
-
-        Submits that were not written are dropped: the core sees that the host does not know them,
-        and sends them elsewhere. Cancels still count.
-        """
-        self.epoch = epoch
-        self._request = engine.HostRequest()
-        self._credit = 0
-
-    def dispatch(self, slots: list[Slot]) -> None:
-        """Add sequences, converted now: their requests may end before they are written."""
-        for slot in slots:
-            convert.add_sequence(self._request.submit, slot)
-        self.ready.set()
-
-    def cancel(self, sequences: list[int]) -> None:
-        """Add cancels."""
-        self._cancels += sequences
-        self.ready.set()
-
-    def credit(self, frames: int) -> None:
-        """Allow the host more frames."""
-        self._credit += frames
-        self.ready.set()
-
-    def take(self) -> list[engine.HostRequest]:
-        """Return the messages to write now: submits before cancels, which may name them."""
-        self.ready.clear()
-        messages: list[engine.HostRequest] = []
-        if self._credit:
-            credit = engine.Credit(epoch=self.epoch, frames=self._credit)
-            messages.append(engine.HostRequest(credit=credit))
-        if self._request.HasField("submit"):
-            self._request.submit.epoch = self.epoch
-            messages.append(self._request)
-            self._request = engine.HostRequest()
-        if self._cancels:
-            cancel = engine.Cancel(epoch=self.epoch, sequences=self._cancels)
-            messages.append(engine.HostRequest(cancel=cancel))
-        self._credit = 0
-        self._cancels = []
-        return messages
 
 
 class Hub:

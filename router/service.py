@@ -8,7 +8,8 @@ import grpc
 import grpc.aio
 import structlog
 
-from router.hub import GatewayLink, Hub
+from router.hub import Hub
+from router.outgoing import GatewayLink
 from sluice.wire.router.v1 import router_pb2 as wire
 
 if TYPE_CHECKING:

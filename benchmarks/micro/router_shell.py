@@ -17,8 +17,9 @@ import uvloop
 from benchmarks.results import write_result
 from router.core.model import CoreConfig, EngineLimits, ReplicaPlan
 from router.core.router import RouterCore
-from router.hub import HostOutbox, Hub
+from router.hub import Hub
 from router.metrics import RouterMetrics
+from router.outgoing import HostOutbox
 from sluice import kserve
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.kserve.v2 import kserve_pb2

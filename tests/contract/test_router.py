@@ -6,7 +6,7 @@ import urllib.request
 import grpc
 import pytest
 
-from router import attach, hub
+from router import attach, outgoing
 from router.app import run
 from sluice.errors import FailedError
 from sluice.kserve import HostStream, probe
@@ -234,7 +234,7 @@ async def test_status_pages(hosts, start_router, connect):
 
 
 async def test_a_gateway_that_does_not_read_is_cut(hosts, start_router, connect, monkeypatch):
-    monkeypatch.setattr(hub, "PENDING_TOKENS_MAX", 5_000)
+    monkeypatch.setattr(outgoing, "PENDING_TOKENS_MAX", 5_000)
     host = await hosts()
     router = await start_router(host.address)
     # gRPC grows its windows to megabytes on a fast link; fixed ones make the test short.

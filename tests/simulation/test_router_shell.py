@@ -10,8 +10,9 @@ from router.attach import CREDIT_EVERY_S, RESUME_S, Attachment
 from router.core import invariants
 from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
-from router.hub import GatewayLink, Hub
+from router.hub import Hub
 from router.metrics import RouterMetrics
+from router.outgoing import GatewayLink
 from sim.engine import StepCost, token_at
 from sim.host import SimHost, SimHostStream
 from sim.loop import VirtualLoop, run

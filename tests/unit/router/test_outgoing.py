@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from router import hub
+from router import outgoing
 from router import wire as convert
 from router.core.model import UNLIMITED, Batch, CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
-from router.hub import PAUSE_S, GatewayLink, HostOutbox, leaves_at
+from router.outgoing import PAUSE_S, GatewayLink, HostOutbox, leaves_at
 from sim.loop import run
 from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -66,7 +66,7 @@ async def test_log_probabilities_stay_in_the_order_of_their_tokens():
     assert list(told.logprob) == [-0.5, -1.0, -1.5]
     assert list(told.top_count) == [2, 2, 2]
     assert list(told.top_token) == [20, 21] * 3
-    link.put(batch(1, 1), 0.0)
+    link.put(batch(1, 1), 1.0)
     assert not taken(link).HasField("logprobs")
 
 
@@ -79,7 +79,7 @@ async def test_a_sign_of_life_is_an_empty_message():
 
 
 async def test_a_link_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub, "PENDING_TOKENS_MAX", 100)
+    monkeypatch.setattr(outgoing, "PENDING_TOKENS_MAX", 100)
     link = GatewayLink(1, "gateway")
     for _ in range(1000):
         link.put(batch(1, *range(10)), 0.0)
@@ -114,8 +114,8 @@ def test_steps_of_many_engines_share_messages():
 
         async with asyncio.TaskGroup() as tasks:
             writer = tasks.create_task(write())
-            for _ in range(1000):
-                link.put(batch(1, round(loop.time() * 1e6)), loop.time())
+            for engine_number in range(1000):
+                link.put(batch(engine_number, round(loop.time() * 1e6)), loop.time())
                 await asyncio.sleep(PAUSE_S / 10)
             await asyncio.sleep(PAUSE_S)
             assert link.is_flushed
@@ -127,6 +127,21 @@ def test_steps_of_many_engines_share_messages():
     assert len(left_at) <= 1 + 1000 / 10 + 1
     assert min(gaps) >= PAUSE_S * 0.999
     assert max(gaps) <= PAUSE_S * 1.2
+
+
+async def test_two_steps_of_one_stream_do_not_share_a_message():
+    link = GatewayLink(1, "gateway")
+    link.put(batch(1, 10), 0.0)
+    assert list(taken(link).token) == [10]
+    link.put(batch(1, 11), PAUSE_S / 4)  # waits for other engines
+    link.put(batch(2, 20), PAUSE_S / 3)
+    assert link.take() is None
+    link.put(batch(1, 12), PAUSE_S / 2)
+    assert list(taken(link).token) == [11, 20]
+    assert not link.is_flushed  # the second step waits for others in turn
+    await asyncio.sleep(2 * PAUSE_S)
+    assert list(taken(link).token) == [12]
+    assert link.is_flushed
 
 
 async def test_a_dispatch_carries_everything_the_engine_needs():
