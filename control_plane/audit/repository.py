@@ -52,9 +52,17 @@ async def record(connection: AsyncConnection, rows: list[AuditRow]) -> None:
     await connection.execute(insert(audit).values([asdict(row) for row in rows]))
 
 
-async def is_recorded(connection: AsyncConnection, row_id: str) -> bool:
-    """Return whether there is a row of this id."""
-    return await connection.scalar(select(audit.c.id).where(audit.c.id == row_id)) is not None
+async def is_recorded(connection: AsyncConnection, row: AuditRow) -> bool:
+    """Return whether a row is there; waits for a transaction that is about to commit it.
+
+    A transaction whose connection broke may still be ending. Inserting the row again waits for it,
+    and tells: there is either a row then, or none any more.
+    """
+    savepoint = await connection.begin_nested()
+    again = insert(audit).values(asdict(row)).on_conflict_do_nothing()
+    is_new = (await connection.execute(again)).rowcount == 1
+    await savepoint.rollback()
+    return not is_new
 
 
 async def take_key(

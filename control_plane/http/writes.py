@@ -175,13 +175,13 @@ class Writes:
         key, request_sha256 = await _idempotency(request)
         actor, write_id = request[ACTOR], new_id("audit")
         attempts = 0
-        done: list[Answer] = []  # by attempts that may have been committed
+        done: list[tuple[Answer, AuditRow]] = []  # by attempts that may have been committed
 
         async def attempt(connection: AsyncConnection) -> tuple[Answer | KeptAnswer, bool]:
             nonlocal attempts
             attempts += 1
-            if done and await repository.is_recorded(connection, write_id):
-                return done[-1], False
+            if done and await repository.is_recorded(connection, done[-1][1]):
+                return done[-1][0], False
             if key:
                 may_wait = attempts > 1  # for a lost attempt of ours to end
                 kept = await repository.take_key(connection, actor.id, key, may_wait=may_wait)
@@ -198,7 +198,7 @@ class Writes:
                     request_sha256, answer.status, body, answer.is_secret, answer.object_id
                 )
                 await repository.keep_answer(connection, actor.id, key, kept)
-            done.append(answer)
+            done.append((answer, write.rows[0]))
             return answer, False
 
         answer, is_replay = await self._database.run(attempt)

@@ -110,6 +110,25 @@ async def test_what_a_key_cannot_be(plane, body: dict[str, object], param: str |
     assert (answer.status_code, answer.json().get("param")) == (400, param), answer.text
 
 
+async def test_who_publishes_for_a_disabled_tenant_is_kept_out(plane) -> None:
+    await plane.put("tenants/access-off", tier_id="access")
+    key = await make(plane, role="publisher", tenant_id="access-off")
+    async with client(plane, key["key"]) as holder:
+        assert (await holder.get("/v1/models")).status_code == 200
+        await plane.put("tenants/access-off", tier_id="access", is_disabled=True)
+        assert (await holder.get("/v1/models")).status_code == 401
+        assert (await plane.admin.delete("/v1/tenants/access-off")).status_code == 204
+        assert (await holder.get("/v1/models")).status_code == 401
+    assert (await plane.admin.get(f"{KEYS}/{key['id']}")).status_code == 404
+
+
+async def test_a_stranger_gets_nowhere(plane) -> None:
+    async with client(plane, "sk-sluice-admin-guessed") as stranger:
+        for method, path, _ in await described(plane):
+            answer = await stranger.request(method, path, content=b"{}")
+            assert answer.status_code == 401, (method, path)
+
+
 async def test_a_role_is_for_good(plane) -> None:
     made = await make(plane, role="viewer")
     answer = await plane.admin.patch(f"{KEYS}/{made['id']}", json={"role": "admin"})

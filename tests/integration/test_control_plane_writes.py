@@ -11,6 +11,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.access.roles import Action
 from control_plane.app import admin_routes
@@ -36,6 +38,9 @@ async def sql(plane):
     connection = await asyncpg.connect(url)
     yield connection
     await connection.close()
+
+
+WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
 
 
 def keyed(key: str) -> dict[str, str]:
@@ -238,6 +243,56 @@ async def test_a_commit_whose_answer_got_lost_is_not_done_again(plane, sql) -> N
     assert sorted(actions) == ["create", "create", "revoke", "rotate"]
 
 
+class CommitsLate(Database):
+    """Loses the connection of the first attempt, which is committed while the second runs."""
+
+    late: asyncio.TaskGroup
+    lost: list[Any]
+
+    async def _run_once(self, work: Any, isolation: str) -> Any:
+        if work in self.lost:
+            return await super()._run_once(work, isolation)
+        self.lost.append(work)
+        connection = self.dedicated()
+        await connection.start()
+        await connection.begin()
+        await work(connection)
+        self.late.create_task(self._commit(connection))
+        raise OSError("the connection was lost")
+
+    async def _commit(self, connection: AsyncConnection) -> None:
+        """Commit once somebody waits for it."""
+        async with self._engine.connect() as other:
+            while not await other.scalar(WAITING):
+                await other.rollback()
+                await asyncio.sleep(0.01)
+        await connection.commit()
+        await connection.close()
+
+
+async def test_a_commit_that_comes_late_is_waited_for(plane, sql) -> None:
+    database = CommitsLate(plane.spec.env["CONTROL_PLANE__DATABASE_URL"])
+    database.lost = []
+    bootstrap = plane.spec.env["CONTROL_PLANE__ADMIN_KEY_SHA256"]
+    application = make_application(
+        admin_routes(database), database, bootstrap, lambda route, status: None
+    )
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}", "x-request-id": "late-commit"}
+    new = {"If-None-Match": "*", "Idempotency-Key": "late-tier"}
+    async with (
+        asyncio.TaskGroup() as database.late,
+        TestClient(TestServer(application)) as client,
+    ):
+        made = await client.put("/v1/tiers/writes-late", json={}, headers=headers | new)
+        assert (made.status, "Idempotency-Replayed" in made.headers) == (201, False)
+        made = await client.post("/v1/tenants/writes/keys", json={}, headers=headers)
+        assert made.status == 201
+        assert (await made.json())["key"].startswith("sk-sluice-")
+    await database.close()
+    rows = await sql.fetch("SELECT kind FROM audit WHERE request_id = 'late-commit' ORDER BY id")
+    assert [row["kind"] for row in rows] == ["tiers", "keys"]
+
+
 async def test_a_tag_is_the_same_wherever_it_is_shown(plane) -> None:
     admin = plane.admin
     put = await admin.put("/v1/tiers/writes-tag", json={"model_limits": {}, "rpm": 3})
@@ -311,6 +366,22 @@ async def test_what_happens_at_once_is_recorded_as_one_after_the_other(plane) ->
     while str(state) in followers:
         state, chain = followers.pop(str(state)), chain + 1
     assert (chain, state) == (12, (await admin.get(path)).json())
+
+
+async def test_what_no_route_declares_is_there_for_nobody(plane) -> None:
+    database = Database(plane.spec.env["CONTROL_PLANE__DATABASE_URL"])
+
+    async def hidden(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    bootstrap = plane.spec.env["CONTROL_PLANE__ADMIN_KEY_SHA256"]
+    application = make_application([], database, bootstrap, lambda route, status: None)
+    application.router.add_get("/v1/hidden", hidden)
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    async with TestClient(TestServer(application)) as client:
+        assert (await client.get("/v1/hidden")).status == 401
+        assert (await client.get("/v1/hidden", headers=headers)).status == 404
+    await database.close()
 
 
 async def test_a_write_that_leaves_no_row_is_a_bug(plane) -> None:
