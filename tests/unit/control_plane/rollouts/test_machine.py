@@ -384,12 +384,22 @@ def test_evidence_that_is_told_twice_counts_once():
 
 
 def test_windows_from_before_the_stage_are_no_evidence():
-    life = running()
+    life = Life().windows(5).ticks(20)
     start_ms = life.now_ms - 1
+    life.tell(Start())
     life.now_ms += WINDOW_MS
     life.tell(Evidence((Window(start_ms, life.now_ms, arm(50, bad=50), arm(100)),)))
     assert life.standing == (Phase.RUNNING, 0, 100)
     assert life.rollout.sample == 0
+
+
+def test_each_stage_has_its_own_scale():
+    """A release is not slow because the day has become busier since the first stage."""
+    life = running()
+    assert life.rollout.thresholds.ttft_ms_high == 30
+    for _ in range(6):
+        life.window(arm(20, ttft_bucket=33), arm(1_000, ttft_bucket=33))
+    assert (life.rollout.stage, life.rollout.thresholds.ttft_ms_high) == (1, 33)
 
 
 def test_a_clock_that_is_set_back_changes_nothing():

@@ -108,7 +108,7 @@ def alarms(seeds: int, rounds: int, canary: tuple[int, float], control: tuple[in
 
 
 def test_looking_after_every_window_raises_no_more_alarms_than_stated():
-    """200 times 100 looks: 10 false alarms are stated; a test of fixed size would raise over 50."""
+    """200 times 100 looks: 10 false alarms are stated, several times as many without the correction."""
     assert alarms(200, 100, (5, 0.1), (5, 0.1)) <= 10
 
 
@@ -166,7 +166,8 @@ def test_what_turns_bad_late_is_found_nearly_as_soon():
         test = observe(test, *windows(random.Random(seed), (10, 0.01), (90, 0.01)))
     assert not test.is_worse(ALPHA)
     good = test.canary.total
-    assert until_found(test, ALPHA, (10, 0.2), (90, 0.01), 0) - good <= 150
+    needed = [until_found(test, ALPHA, (10, 0.2), (90, 0.01), seed) - good for seed in range(5)]
+    assert max(needed) <= 90, "140 if nothing were kept back"
 
 
 def test_an_incident_that_hits_both_arms_alike_says_nothing():
