@@ -102,6 +102,7 @@ def _artifacts(database: Database, settings: Settings) -> Artifacts:
         rank_max=settings.artifact_rank_max,
         adapter_bytes_max=settings.artifact_adapter_bytes_max,
         tenant_bytes_max=settings.artifact_tenant_bytes_max,
+        are_signed=settings.artifact_signatures_required,
     )
     return Artifacts(database, settings.artifact_store_url, bounds)
 

@@ -23,6 +23,7 @@ class Settings(ServiceSettings):
         artifact_rank_max: Of adapters.
         artifact_adapter_bytes_max: Of one adapter's files.
         artifact_tenant_bytes_max: Of all artifacts and uploads of a tenant; 0: any.
+        artifact_signatures_required: Whether an artifact needs a signature of a registered key.
     """
 
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")
@@ -35,6 +36,7 @@ class Settings(ServiceSettings):
     artifact_rank_max: Annotated[int, Field(ge=1, le=1024)] = 64
     artifact_adapter_bytes_max: Annotated[int, Field(ge=1)] = 2 << 30
     artifact_tenant_bytes_max: Annotated[int, Field(ge=0)] = 100 << 30
+    artifact_signatures_required: bool = False
 
 
 class MigrateSettings(ServiceSettings):
@@ -50,3 +52,4 @@ class MigrateSettings(ServiceSettings):
     artifact_rank_max: str = ""
     artifact_adapter_bytes_max: str = ""
     artifact_tenant_bytes_max: str = ""
+    artifact_signatures_required: str = ""

@@ -34,11 +34,13 @@ class Bounds:
         rank_max: Of adapters.
         adapter_bytes_max: Of one adapter's files.
         tenant_bytes_max: Of all artifacts of a tenant; 0: any.
+        are_signed: Nothing is accepted without a signature.
     """
 
     rank_max: int
     adapter_bytes_max: int
     tenant_bytes_max: int
+    are_signed: bool
 
 
 def quota_problem(held_bytes: int, added_bytes: int, quota_bytes: int) -> str:

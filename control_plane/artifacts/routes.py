@@ -7,13 +7,14 @@ from aiohttp import web
 from control_plane.access.roles import Action
 from control_plane.artifacts import catalogue
 from control_plane.artifacts.service import Artifacts
+from control_plane.artifacts.signing_keys import SIGNING_KEYS
 from control_plane.artifacts.tables import artifacts
 from control_plane.artifacts.upload_routes import UploadRoutes
 from control_plane.database import Database
 from control_plane.fields import checked_digest
 from control_plane.http import describe
 from control_plane.http.bodies import path_id
-from control_plane.http.resources import fetch, page, shown
+from control_plane.http.resources import ResourceRoutes, fetch, page, shown
 from control_plane.http.routes import ACTOR, Route
 from sluice.errors import ErrorCode, PlatformError
 
@@ -38,6 +39,7 @@ class ArtifactRoutes:
         chunk = describe.operation("Read a chunk of an artifact", answer={"type": "string"})
         return [
             *UploadRoutes(self._database, self._service).routes(),
+            *ResourceRoutes(self._database, SIGNING_KEYS).routes(),
             Route("GET", "/v1/artifacts", self.list, read, _KIND, listing),
             Route("GET", one, self.get, read, _KIND, show),
             Route("GET", f"{one}/manifest", self.manifest, read, _KIND, manifest),

@@ -56,6 +56,7 @@ artifact_grants = Table(
     Column("id", Text, primary_key=True),
     Column("digest", Text, ForeignKey("artifacts.digest", ondelete="CASCADE"), nullable=False),
     Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True),
+    list_column("signed_by"),  # ids of keys
     _moment("created_at"),
     UniqueConstraint(
         "digest", "tenant_id", name="uq_artifact_grants_digest", postgresql_nulls_not_distinct=True
@@ -126,7 +127,7 @@ signing_keys = Table(
     "signing_keys",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True),
+    Column("owner_tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True),
     Column("public_key", Text, nullable=False),
     flag_column("is_disabled"),
     _moment("created_at"),

@@ -101,6 +101,8 @@ class UploadRoutes:
             after, status, verb = _show(found), 201, "create"
         else:
             after, status, verb = _show(found), 200, "continue"
+            if new.signatures:
+                await uploads.sign(connection, found["id"], new.signatures)
         before = after if status == 200 else None
         write.record(verb, found["id"], before, after, owners=[new.tenant_id])
         missing = await uploads.missing(connection, found["id"])

@@ -241,6 +241,12 @@ async def have(connection: AsyncConnection, upload_id: str, sha256: str) -> bool
     return True
 
 
+async def sign(connection: AsyncConnection, upload_id: str, signatures: dict[str, str]) -> None:
+    """Put signatures in place of those that an upload has."""
+    query = update(artifact_uploads).where(artifact_uploads.c.id == upload_id)
+    await connection.execute(query.values(signatures=signatures))
+
+
 async def submit(connection: AsyncConnection, upload_id: str) -> None:
     """Let an upload that lacks nothing be looked at."""
     await connection.execute(
@@ -307,6 +313,7 @@ async def accept(connection: AsyncConnection, upload: dict[str, Any], manifest: 
     )
     touched = update(chunks).where(chunks.c.sha256.in_(of_upload)).values(used_at=func.now())
     await connection.execute(touched)
+    signed_by = sorted(upload["signatures"])
     bases = [base] if base else []
     made = insert(artifacts).values(
         digest=digest,
@@ -323,8 +330,12 @@ async def accept(connection: AsyncConnection, upload: dict[str, Any], manifest: 
     await connection.execute(made.on_conflict_do_update(index_elements=["digest"], set_=again))
     await connection.execute(
         insert(artifact_grants)
-        .values(id=new_id("grant"), digest=digest, tenant_id=upload["tenant_id"])
-        .on_conflict_do_nothing()
+        .values(
+            id=new_id("grant"), digest=digest, tenant_id=upload["tenant_id"], signed_by=signed_by
+        )
+        .on_conflict_do_update(
+            index_elements=["digest", "tenant_id"], set_={"signed_by": signed_by}
+        )
     )
     pairs = of_upload.with_only_columns(literal(digest), artifact_upload_chunks.c.sha256)
     await connection.execute(

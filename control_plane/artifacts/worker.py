@@ -15,6 +15,8 @@ from control_plane.artifacts import catalogue, uploads
 from control_plane.artifacts.inspection import inspect_apart
 from control_plane.artifacts.inspector import Job
 from control_plane.artifacts.model import Bounds, Kind, UploadState
+from control_plane.artifacts.signatures import signature_problems
+from control_plane.artifacts.signing_keys import keys_for
 from control_plane.database import Database, DatabaseDownError
 from sluice.manifests import Manifest, parse_manifest
 
@@ -70,10 +72,10 @@ class Worker:
         """Accept or refuse an upload; one that cannot be looked at now is left for later."""
         manifest = await asyncio.to_thread(parse_manifest, upload["manifest"])
         base = await self._base(upload)
+        reasons: list[str] | None = await self._signatures(upload)
         if upload["kind"] == Kind.ADAPTER and base is None:
-            message = f"base {upload['base_digest']} is not there any more: upload it first"
-            reasons: list[str] | None = [message]
-        else:
+            reasons.append(f"base {upload['base_digest']} is not there any more: upload it first")
+        if not reasons:
             async with asyncio.TaskGroup() as tasks:
                 renewal = tasks.create_task(self._renew(upload))
                 reasons = await self._inspect(upload, manifest, base)
@@ -94,6 +96,14 @@ class Worker:
             digest=upload["digest"],
             refused=len(reasons),
             is_ours=is_ours,
+        )
+
+    async def _signatures(self, upload: dict[str, Any]) -> list[str]:
+        """Return what is wrong with an upload's signatures."""
+        keys = await self._database.run(lambda found: keys_for(found, upload["tenant_id"]))
+        is_required = self._bounds.are_signed
+        return signature_problems(
+            upload["digest"], upload["signatures"], keys, is_required=is_required
         )
 
     async def _base(self, upload: dict[str, Any]) -> dict[str, Any] | None:

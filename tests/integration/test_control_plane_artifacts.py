@@ -1,6 +1,7 @@
 """Uploads of artifacts to a control plane as a process, on a real PostgreSQL and a real store."""
 
 import asyncio
+import base64
 import json
 import random
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.artifacts import digest_directory
@@ -286,3 +288,34 @@ async def test_the_largest_files_come_in_pieces_in_any_order(site, acme, tmp_pat
     for sha256 in lacking:
         await send(acme, begun, directory, only=[sha256])
     assert (await acme.post(f"{UPLOADS}/{begun['id']}/complete")).status_code == 200
+
+
+async def test_signatures_are_checked_and_may_be_required(
+    site, base, acme, adapter_dir, database_url, tmp_path, start_control_plane, base_dir
+) -> None:
+    key, digest = Ed25519PrivateKey.generate(), digest_directory(adapter_dir)
+    public_key = base64.b64encode(key.public_key().public_bytes_raw()).decode()
+    signature = base64.b64encode(key.sign(digest.encode())).decode()
+    other = base64.b64encode(key.sign(b"something else")).decode()
+    body = {"public_key": public_key, "owner_tenant_id": "acme"}
+    forged = await acme.put("/v1/signing-keys/acme/ci", json=body)
+    assert forged.status_code in {403, 404}, "publishers do not register keys"
+    await site.plane.put("signing-keys/acme-ci", **body)
+    await site.publisher("globex")
+    await site.plane.put("signing-keys/globex-ci", **(body | {"owner_tenant_id": "globex"}))
+    for signatures, text in (
+        ({"acme-ci": other}, "is not of digest"),
+        ({"globex-ci": signature}, "no such key counts"),
+        ({"acme-ci": signature, "nobody": signature}, "by nobody"),
+    ):
+        answer = await push(acme, adapter_dir, base, signatures=signatures)
+        assert (answer.status_code, text in answer.json()["detail"]) == (400, True), answer.text
+    assert (await push(acme, adapter_dir, base, signatures={"acme-ci": signature})).is_success
+
+    required = {"CONTROL_PLANE__ARTIFACT_SIGNATURES_REQUIRED": "true"}
+    async with artifact_site(start_control_plane, database_url, tmp_path, **required) as strict:
+        answer = await push(strict.admin, base_dir)
+        assert "a signature is required" in answer.json()["detail"]
+        await strict.plane.put("signing-keys/ci", public_key=public_key)
+        signed = base64.b64encode(key.sign(digest_directory(base_dir).encode())).decode()
+        assert (await push(strict.admin, base_dir, signatures={"ci": signed})).is_success

@@ -38,10 +38,8 @@ def _maybe_moment(name: str) -> sa.Column:
     return sa.Column(name, sa.DateTime(timezone=True))
 
 
-def _tenant() -> sa.Column:
-    return sa.Column(
-        "tenant_id", sa.Text, sa.ForeignKey("tenants.id", ondelete="CASCADE"), index=True
-    )
+def _tenant(name: str = "tenant_id") -> sa.Column:
+    return sa.Column(name, sa.Text, sa.ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
 
 
 def _digest(*, primary_key: bool) -> sa.Column:
@@ -69,6 +67,7 @@ def upgrade() -> None:
         sa.Column("id", sa.Text, primary_key=True),
         _digest(primary_key=False),
         _tenant(),
+        _list("signed_by"),
         _moment("created_at"),
         sa.UniqueConstraint(
             "digest",
@@ -130,7 +129,7 @@ def upgrade() -> None:
     op.create_table(
         "signing_keys",
         sa.Column("id", sa.Text, primary_key=True),
-        _tenant(),
+        _tenant("owner_tenant_id"),
         sa.Column("public_key", sa.Text, nullable=False),
         _flag("is_disabled"),
         _moment("created_at"),

@@ -1,0 +1,49 @@
+"""Whether an artifact was signed by somebody who may; pure.
+
+A signature is a detached Ed25519 one, of the 64 hexadecimal digits of the artifact's digest. The
+digest covers all names and bytes, so nothing else has to be signed.
+"""
+
+import base64
+from collections.abc import Mapping
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+
+def checked_public_key(text: str) -> str:
+    """Return an Ed25519 public key, 32 bytes in base64; ValueError says what is expected."""
+    try:
+        Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True))
+    except ValueError:
+        raise ValueError("an Ed25519 public key is expected, its 32 bytes in base64") from None
+    return text
+
+
+def signature_problems(
+    digest: str, signatures: Mapping[str, str], keys: Mapping[str, str], *, is_required: bool
+) -> list[str]:
+    """Return why the signatures of an artifact are not enough, one sentence each.
+
+    Args:
+        digest: Of the artifact.
+        signatures: Base64 by id of the key.
+        keys: Public keys in base64 by id: those whose signatures count for its tenant.
+        is_required: Whether there has to be one.
+    """
+    if is_required and not signatures:
+        return ["a signature is required here: sign the digest with a key that is registered"]
+    problems: list[str] = []
+    for key_id, signature in signatures.items():
+        if key_id not in keys:
+            problems.append(
+                f"signature by {key_id}: no such key counts for this tenant: register it, or sign"
+                " with another one"
+            )
+            continue
+        public_key = Ed25519PublicKey.from_public_bytes(base64.b64decode(keys[key_id]))
+        try:
+            public_key.verify(base64.b64decode(signature), digest.encode())
+        except InvalidSignature:
+            problems.append(f"signature by {key_id} is not of digest {digest}: sign this digest")
+    return problems

@@ -1,0 +1,44 @@
+"""Public keys whose signatures of artifacts count: a tenant's, or those of the platform for all."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator
+from sqlalchemy import or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.access.roles import Action
+from control_plane.artifacts.signatures import checked_public_key
+from control_plane.artifacts.tables import signing_keys
+from control_plane.fields import Body, OptionalId
+from control_plane.http.resources import Resource
+
+
+class SigningKeyBody(Body):
+    """A public key; without a tenant it signs for all of them.
+
+    Only admins register keys: else whoever may publish could sign for himself.
+    """
+
+    public_key: Annotated[str, AfterValidator(checked_public_key)]
+    owner_tenant_id: OptionalId = ""
+    is_disabled: bool = False
+
+
+SIGNING_KEYS = Resource(
+    path="signing-keys",
+    table=signing_keys,
+    shown=("id", *SigningKeyBody.model_fields),
+    read=Action.READ_TENANT,
+    write=Action.WRITE_ACCESS,
+    owner=signing_keys.c.owner_tenant_id,
+    body=SigningKeyBody,
+)
+
+
+async def keys_for(connection: AsyncConnection, tenant_id: str | None) -> dict[str, str]:
+    """Return the public keys, by id, whose signatures count for a tenant (None: for all)."""
+    owner = signing_keys.c.owner_tenant_id
+    query = select(signing_keys.c.id, signing_keys.c.public_key).where(
+        signing_keys.c.is_disabled.is_(False), or_(owner.is_(None), owner == tenant_id)
+    )
+    return {row.id: row.public_key for row in await connection.execute(query)}
