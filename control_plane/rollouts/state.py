@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import log
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -72,6 +73,23 @@ class Verdict:
     log_needed: float
     window_end_ms: int
     at_ms: int
+
+
+def explain(verdict: Verdict) -> str:
+    """Return a verdict in one line, for people."""
+    sides = ("canary", "control")
+    if verdict.metric is Metric.FEWER_REFUSALS:
+        sides = ("control", "canary")
+    counts = (verdict.suspect, verdict.reference)
+    suspect, reference = (
+        f"{count.bad:,} of {count.total:,} in {side} ({count.ratio:.2%})"
+        for side, count in zip(sides, counts, strict=True)
+    )
+    return (
+        f"{verdict.metric.value} in stage {verdict.stage}: {suspect} against {reference}; tolerated"
+        f" {verdict.tolerated:.2%} more; e-value 10^{verdict.log_e / log(10):.1f},"
+        f" needed 10^{verdict.log_needed / log(10):.1f}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from control_plane.rollouts.state import (
     SetShare,
     Start,
     Tick,
+    explain,
 )
 from sluice.errors import ErrorCode, PlatformError
 
@@ -149,8 +150,21 @@ def test_errors_send_everybody_back_in_the_step_that_sees_them():
     assert verdict.log_e >= verdict.log_needed > 0
     assert (verdict.suspect.ratio, verdict.reference.ratio) == (0.2, 0)
     assert verdict.window_end_ms == life.now_ms
+    counted = f"{verdict.suspect.bad} of {verdict.suspect.total} in canary (20.00%)"
+    assert explain(verdict).startswith(f"errors in stage 0: {counted} against 0 of ")
+    assert "tolerated 1.00% more; e-value 10^" in explain(verdict)
     assert life.tell(SentBack()).rollout.phase is Phase.ROLLED_BACK
     assert life.rollout.verdict == verdict, "kept for those who ask why"
+
+
+def test_fewer_refusals_are_seen_from_the_other_side():
+    gate = Gate(metric=Metric.FEWER_REFUSALS, tolerated=0.02)
+    life = running(PLAN.model_copy(update={"gates": (gate,)}))
+    while life.rollout.phase is Phase.RUNNING and life.rollout.stage == 0:
+        life.window(arm(40), replace(arm(100), refusals=30))
+    verdict = life.rollout.verdict
+    assert verdict is not None
+    assert "in control (30.00%) against 0 of" in explain(verdict)
 
 
 def test_slowness_is_measured_by_what_control_was_before_the_stage():
