@@ -12,12 +12,12 @@ import structlog
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 0.02
-# Later than this, so often in a row, and whoever can do with fewer wake-ups should. A loop that
-# keeps up is on time now and then, however long its bursts are: a late timer is set again behind
-# the burst that it met. Others that use the processor, a garbage collection or a large message make
-# it late once or twice, and are no reason to hold tokens back: that doubles their gaps.
+# Late twice in a row, and at work for half of that time: then whoever can do with fewer wake-ups
+# should. A loop that is late because others use the processor gains nothing from holding tokens
+# back, and clients would see gaps twice as long.
 LAGGING_S = 0.002
-LATE_IN_A_ROW = 5
+BUSY_SHARE = 0.5
+LATE_IN_A_ROW = 2
 BLOCKED_S = 0.25  # blocked for so long, what runs is written to the log
 _WATCH_S = 0.1
 _FRAMES_MAX = 12
@@ -28,8 +28,8 @@ class LoopLag:
 
     Attributes:
         lag_s: At the last measurement.
-        is_lagging: Whether the last five were more than 2 ms. A plain attribute: the hot path
-            reads it.
+        is_lagging: Whether there is more work than the loop keeps up with. A plain attribute: the
+            hot path reads it.
     """
 
     def __init__(self, observe: Callable[[float], None]) -> None:
@@ -50,17 +50,21 @@ class LoopLag:
         )
         watcher.start()
         try:
+            worked_s = time.thread_time()
             while True:
-                due_s = time.monotonic() + INTERVAL_S
+                began_s = time.monotonic()
                 await asyncio.sleep(INTERVAL_S)
                 now_s = self._ticked_at_s = time.monotonic()
-                self.note(max(0.0, now_s - due_s))
+                before_s, worked_s = worked_s, time.thread_time()
+                took_s = now_s - began_s
+                self.note(max(0.0, took_s - INTERVAL_S), (worked_s - before_s) / took_s)
         finally:
             ended.set()
 
-    def note(self, lag_s: float) -> None:
-        """Take one measurement."""
-        self._late_in_a_row = self._late_in_a_row + 1 if lag_s > LAGGING_S else 0
+    def note(self, lag_s: float, busy_share: float) -> None:
+        """Take one measurement: how late the timer was, and how much the loop's thread ran."""
+        is_late = lag_s > LAGGING_S and busy_share >= BUSY_SHARE
+        self._late_in_a_row = self._late_in_a_row + 1 if is_late else 0
         self.is_lagging = self._late_in_a_row >= LATE_IN_A_ROW
         self.lag_s = lag_s
         self._observe(lag_s)

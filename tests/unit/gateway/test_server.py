@@ -209,13 +209,16 @@ def hold_the_loop(told: list[object], until: threading.Event) -> None:
             return
 
 
-def test_a_loop_lags_when_it_is_never_on_time() -> None:
+def test_a_loop_lags_when_it_is_late_and_at_work() -> None:
     lag = LoopLag(lambda _: None)
     told: list[bool] = []
-    for lag_s in (0.1, 0.1, 0.1, 0.1, 0.0, 0.003, 0.1, 0.1, 0.003, 0.1, 0.003, 0.001, 0.1):
-        lag.note(lag_s)
+    for lag_s, busy_share in (
+        *((0.1, 0.9), (0.001, 0.9), (0.1, 0.9), (0.003, 0.5), (0.1, 1.0), (0.002, 0.9)),
+        *((0.1, 0.4), (0.1, 0.4), (0.1, 0.9), (0.1, 0.4), (0.1, 0.6), (0.1, 0.6)),
+    ):
+        lag.note(lag_s, busy_share)
         told.append(lag.is_lagging)
-    assert told == [False] * 9 + [True] * 2 + [False] * 2
+    assert told == [False, False, False, True, True, False, *[False] * 5, True]
 
 
 async def test_a_blocked_loop_is_measured_and_told_with_its_place() -> None:
@@ -237,5 +240,7 @@ async def test_a_blocked_loop_is_measured_and_told_with_its_place() -> None:
             gc.collect()
             assert kept() is None, "nothing of what was seen is held"
             running.cancel()
-    assert [entry["event"] for entry in told] == ["loop_blocked"]
-    assert any("hold_the_loop" in place for place in told[0]["where"]), told
+    # A busy machine may hold the loop up once more, elsewhere.
+    assert {entry["event"] for entry in told} == {"loop_blocked"}
+    held = [entry for entry in told if any("hold_the_loop" in place for place in entry["where"])]
+    assert len(held) == 1, told
