@@ -1,8 +1,8 @@
 """Writes and reads audit rows and kept answers, in the transaction it is given."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -14,8 +14,7 @@ from control_plane.audit.tables import answers, audit
 _KEPT = timedelta(hours=KEPT_H)
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRow:
+class AuditRow(NamedTuple):
     """One object that a write changed, or one write that was refused.
 
     Attributes:
@@ -49,7 +48,7 @@ class AuditRow:
 
 async def record(connection: AsyncConnection, rows: list[AuditRow]) -> None:
     """Add rows."""
-    await connection.execute(insert(audit).values([asdict(row) for row in rows]))
+    await connection.execute(insert(audit), [row._asdict() for row in rows])
 
 
 async def is_recorded(connection: AsyncConnection, row: AuditRow) -> bool:
@@ -59,7 +58,7 @@ async def is_recorded(connection: AsyncConnection, row: AuditRow) -> bool:
     and tells: there is either a row then, or none any more.
     """
     savepoint = await connection.begin_nested()
-    again = insert(audit).values(asdict(row)).on_conflict_do_nothing()
+    again = insert(audit).values(row._asdict()).on_conflict_do_nothing()
     is_new = (await connection.execute(again)).rowcount == 1
     await savepoint.rollback()
     return not is_new
