@@ -100,9 +100,9 @@ def due(rollout: Rollout) -> tuple[Action, ...]:
     return (shares,)
 
 
-def _standing(rollout: Rollout) -> tuple[Phase, int, int, bool]:
+def _standing(rollout: Rollout) -> tuple[Phase, Reason | None, int, int, bool]:
     """Return all that `due` depends on; the shares belong to phase and stage."""
-    return rollout.phase, rollout.stage, rollout.wanted, rollout.is_ready
+    return rollout.phase, rollout.reason, rollout.stage, rollout.wanted, rollout.is_ready
 
 
 def _watching_anew(rollout: Rollout, now_ms: int) -> Rollout:
@@ -133,7 +133,7 @@ def _after_event(rollout: Rollout, event: Event, now_ms: int) -> Rollout:
 # What people may do, and in which phases.
 _COMMANDS: dict[type, frozenset[Phase]] = {
     Start: frozenset({Phase.PLANNED}),
-    Pause: _GOING,
+    Pause: frozenset({Phase.PAUSED}) | _GOING,  # for another reason, which may pass by itself
     Resume: frozenset({Phase.PAUSED}),
     Abort: frozenset({Phase.PLANNED, Phase.PAUSED}) | _GOING,
     Promote: frozenset({Phase.PAUSED}) | _GOING,
@@ -156,9 +156,11 @@ def _commanded(
         case Start():
             return _wanting(_watching_anew(rollout, now_ms), 0, now_ms)
         case Pause():
+            if rollout.phase is Phase.PAUSED:
+                return replace(rollout, reason=Reason.BY_HAND)
             return _paused(rollout, Reason.BY_HAND, now_ms)
         case Resume():
-            return _resumed(rollout, now_ms)
+            return replace(_resumed(rollout, now_ms), short_ms=rollout.watched_ms)
         case Abort():
             return replace(rollout, phase=Phase.ABORTED, share=0, mirrored=0)
         case Promote():
@@ -175,10 +177,7 @@ def _paused(rollout: Rollout, reason: Reason, now_ms: int) -> Rollout:
 
 
 def _resumed(rollout: Rollout, now_ms: int) -> Rollout:
-    short_ms = rollout.short_ms
-    if rollout.reason is Reason.TOO_LITTLE_TRAFFIC:
-        short_ms = rollout.watched_ms
-    going = replace(rollout, phase=_phase_of(rollout), reason=None, short_ms=short_ms)
+    going = replace(rollout, phase=_phase_of(rollout), reason=None)
     return _watching_anew(going, now_ms)
 
 

@@ -112,7 +112,8 @@ class Rollout:
         stepped_ms: Time of the last step; time never runs backwards.
         window_end_ms: End of the last window that was taken.
         watched_ms: How long the stage was watched.
-        short_ms: How much of that had passed when somebody resumed in spite of too little traffic.
+        short_ms: How much of that had passed when somebody resumed it; from there on the longest
+            duration begins anew.
         sample: Requests of the stage that were canary's to answer, see `Arm.faults`.
         control_sample: The same of control.
         tests: One for each gate, of this stage.

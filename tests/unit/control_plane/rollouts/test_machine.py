@@ -253,6 +253,17 @@ def test_a_pause_holds_the_share_and_keeps_watching():
     assert life.rollout.phase is Phase.HALTED
 
 
+def test_a_hand_on_a_paused_rollout_keeps_it_from_going_on_by_itself():
+    life = running().ticks(130)
+    assert life.rollout.reason is Reason.NO_EVIDENCE
+    paused_ms = life.rollout.paused_ms
+    life.tell(Pause()).windows(3)
+    assert (life.rollout.phase, life.rollout.reason) == (Phase.PAUSED, Reason.BY_HAND)
+    assert life.rollout.paused_ms == paused_ms
+    waits = Life(is_ready_at_once=False).tell(Start()).ticks(110)
+    assert waits.tell(Pause()).actions == (SetShare(0, 0),), "the fleet is not wanted any more"
+
+
 def test_paused_for_too_long_is_rolled_back():
     life = running().windows(2).tell(Pause()).ticks(1_000)
     assert life.rollout.phase is Phase.PAUSED
