@@ -36,6 +36,7 @@ from control_plane.rollouts.state import (
     Start,
 )
 from sim.metrics import percentile
+from sim.rollout_edge import is_accused
 from sim.rollout_traffic import CONTROL, WINDOW_S, Profile, Release, Traffic, tenant_id
 from sluice.split import Split
 
@@ -239,6 +240,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--session-spread", type=float, default=usual.session_spread, help="0: none is special")
     add("--every-turn", action="store_true", help="count all requests of a session")
     add("--full", action="store_true", help="the default plan; else stages are half as long")
+    add("--edge", type=int, metavar="N", help="rollouts that are just as bad as tolerated, instead")
     add("--shadow", action="store_true", help="begin with a shadow stage")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes, default %(default)s")
     add("--json", type=Path, metavar="OUT", help="write the figures, with their parameters")
@@ -258,6 +260,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     profile = Profile(
         arguments.rate, arguments.session_spread, counts_every_turn=arguments.every_turn
     )
+    if arguments.edge:
+        accused = sum(is_accused(plan, WINDOW_S * profile.rate, n) for n in range(arguments.edge))
+        print(
+            f"as bad as tolerated: {accused} of {arguments.edge} accused, stated {plan.alpha:.0%}"
+        )
+        return
     figures = run(names, plan, profile, arguments.seeds, arguments.jobs)
     print(table(figures))
     if arguments.json:

@@ -9,6 +9,7 @@ import pytest
 from control_plane.rollouts.evidence import Metric, bucket_of
 from control_plane.rollouts.state import Phase
 from sim import rollouts
+from sim.rollout_edge import is_accused
 from sim.rollout_traffic import CONTROL, Profile, Traffic, histogram
 from sim.rollouts import SCENARIOS, plan_for, simulate
 from sluice.split import Split
@@ -48,6 +49,13 @@ def test_a_good_release_is_promoted_by_itself(name: str):
     """Five seeds of each; docs/rollouts.md tells of 200."""
     outcomes = [simulate(PLAN, SCENARIOS[name], PROFILE, seed) for seed in range(5)]
     assert [outcome.phase for outcome in outcomes] == [Phase.DONE] * 5
+
+
+def test_as_bad_as_tolerated_is_rarely_accused(capsys: pytest.CaptureFixture[str]):
+    """At most 5 % is stated; docs/rollouts.md tells of more seeds."""
+    assert sum(is_accused(PLAN, 600.0, seed) for seed in range(20)) <= 1
+    rollouts.main(["--edge", "1"])
+    assert "of 1 accused, stated 5%" in capsys.readouterr().out
 
 
 def test_a_shadow_stage_exposes_nobody_to_a_broken_release():

@@ -1,0 +1,61 @@
+"""False alarms of a release that is exactly as much worse as is tolerated, in every gate at once.
+
+That is the worst case that the stated rate speaks of: an identical release is well within what is
+tolerated, and hardly ever accused. Rates are given and not made from requests, because the edge is
+a matter of rates; the tests, the gates and the division of alpha are the real ones.
+"""
+
+from math import sin
+
+import numpy as np
+
+from control_plane.rollouts.evidence import Metric
+from control_plane.rollouts.plan import Plan, Stage
+from control_plane.rollouts.sequential import Count, SequentialTest, observe
+from sluice.split import SHARE_MAX
+
+# Of control; they rise and fall by half.
+_RATES = {
+    Metric.ERRORS: 0.01,
+    Metric.SLOW_FIRST_TOKEN: 0.05,
+    Metric.SLOW_TOKENS: 0.05,
+    Metric.LONG_ANSWERS: 0.05,
+    Metric.SHORT_ANSWERS: 0.05,
+    Metric.REFUSALS: 0.02,
+    Metric.FEWER_REFUSALS: 0.02,
+    Metric.GOLDEN: 0.02,
+}
+_SWING_WINDOWS = 40
+_PAST = 2_000  # control requests that are known of before a stage
+
+
+def is_accused(plan: Plan, requests_per_window: float, seed: int) -> bool:
+    """Return whether any gate raises an alarm in any stage; each lasts for its minimum sample."""
+    draw = np.random.default_rng(seed)
+    return any(_in_stage(plan, s, requests_per_window, draw) for s in plan.stages if s.is_compared)
+
+
+def _in_stage(plan: Plan, stage: Stage, requests: float, draw: np.random.Generator) -> bool:
+    share = stage.share / SHARE_MAX
+    tests = {
+        gate.metric: observe(
+            SequentialTest(gate.tolerated), Count(0, 0), _count(draw, _PAST, _RATES[gate.metric])
+        )
+        for gate in plan.gates
+    }
+    counted = number = 0
+    while counted < stage.sample_min:
+        canary = int(draw.poisson(requests * share))
+        control = int(draw.poisson(requests * (1 - share)))
+        counted, number = counted + canary, number + 1
+        for metric, test in tests.items():
+            rate = _RATES[metric] * (1 + sin(number / _SWING_WINDOWS) / 2)
+            edge = rate + test.margin * (1 - rate)
+            tests[metric] = observe(test, _count(draw, canary, edge), _count(draw, control, rate))
+        if any(test.is_worse(plan.alpha_of_test) for test in tests.values()):
+            return True
+    return False
+
+
+def _count(draw: np.random.Generator, total: int, rate: float) -> Count:
+    return Count(int(draw.binomial(total, rate)), total)
