@@ -15,6 +15,7 @@ from control_plane.admin.keys import ADMIN_KEYS
 from control_plane.artifacts.model import Bounds
 from control_plane.artifacts.routes import ArtifactRoutes
 from control_plane.artifacts.service import Artifacts
+from control_plane.artifacts.sources import Allowed
 from control_plane.audit.repository import prune_answers
 from control_plane.database import Database
 from control_plane.fleet.agents import AgentService
@@ -104,7 +105,16 @@ def _artifacts(database: Database, settings: Settings) -> Artifacts:
         tenant_bytes_max=settings.artifact_tenant_bytes_max,
         are_signed=settings.artifact_signatures_required,
     )
-    return Artifacts(database, settings.artifact_store_url, bounds)
+    allowed = Allowed(
+        roots=_listed(settings.artifact_import_roots),
+        hosts=_listed(settings.artifact_import_hosts),
+        buckets=_listed(settings.artifact_import_buckets),
+    )
+    return Artifacts(database, settings.artifact_store_url, bounds, allowed)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
 async def _serve_grpc(

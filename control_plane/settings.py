@@ -24,6 +24,10 @@ class Settings(ServiceSettings):
         artifact_adapter_bytes_max: Of one adapter's files.
         artifact_tenant_bytes_max: Of all artifacts and uploads of a tenant; 0: any.
         artifact_signatures_required: Whether an artifact needs a signature of a registered key.
+        artifact_import_roots: Directories that may be imported from, with commas between.
+        artifact_import_hosts: Web servers, with commas between: `host` if its addresses are public,
+            `host:port` whatever they are.
+        artifact_import_buckets: Of S3, with commas between.
     """
 
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")
@@ -37,6 +41,9 @@ class Settings(ServiceSettings):
     artifact_adapter_bytes_max: Annotated[int, Field(ge=1)] = 2 << 30
     artifact_tenant_bytes_max: Annotated[int, Field(ge=0)] = 100 << 30
     artifact_signatures_required: bool = False
+    artifact_import_roots: str = ""
+    artifact_import_hosts: str = ""
+    artifact_import_buckets: str = ""
 
 
 class MigrateSettings(ServiceSettings):
@@ -53,3 +60,6 @@ class MigrateSettings(ServiceSettings):
     artifact_adapter_bytes_max: str = ""
     artifact_tenant_bytes_max: str = ""
     artifact_signatures_required: str = ""
+    artifact_import_roots: str = ""
+    artifact_import_hosts: str = ""
+    artifact_import_buckets: str = ""

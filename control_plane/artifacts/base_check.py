@@ -31,6 +31,11 @@ _TEMPLATE_BYTES_MAX = 1 << 20
 _NUMBERS = ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers")
 
 
+def is_shard(name: str) -> bool:
+    """Return whether a name may be that of a file of weights."""
+    return _SHARD.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class TextParsers:
     """Code of others that reads text; each raises ValueError when it cannot.
@@ -48,7 +53,7 @@ def check_base(files: Mapping[str, Source], parsers: TextParsers) -> list[str]:
     """Return why a base is refused, one sentence each; empty when it is accepted."""
 
     def is_known(name: str) -> bool:
-        return name in _VOCABULARIES or _SHARD.fullmatch(name) is not None
+        return name in _VOCABULARIES or is_shard(name)
 
     reasons = check_names(files, is_known)
     checks = (_check_config, _check_weights, _check_tokenizer, _check_template)

@@ -28,6 +28,12 @@ class _Subject(Body):
         return self
 
 
+class ImportBody(_Subject):
+    """Begins an import of a directory, a bucket's prefix, or a web server's directory."""
+
+    source: Annotated[str, Field(min_length=1, max_length=2048)]
+
+
 class UploadBody(_Subject):
     """Begins an upload, or goes on with it."""
 

@@ -40,18 +40,18 @@ class Pieces:
         self._running += 1
         try:
             content = await _read(request, sha256, size)
-            await self.keep(upload_id, sha256, content)
+            await self.keep(sha256, content)
+            if not await self._database.run(lambda found: uploads.have(found, upload_id, sha256)):
+                raise _collected(sha256)
         finally:
             self._running -= 1
 
-    async def keep(self, upload_id: str, sha256: str, content: bytes) -> None:
-        """Put a chunk whose hash is known into the store, and note it; PlatformError as `take`."""
+    async def keep(self, sha256: str, content: bytes) -> None:
+        """Put a chunk whose hash is known into the store; PlatformError as `take`."""
         size = len(content)
         if not await self._database.run(lambda found: uploads.reserve(found, sha256, size)):
             raise _collected(sha256)
         await self._store.put(sha256, content)
-        if not await self._database.run(lambda found: uploads.have(found, upload_id, sha256)):
-            raise _collected(sha256)
 
 
 def _collected(sha256: str) -> PlatformError:

@@ -1,7 +1,9 @@
 """What artifacts need to run: the store, and the loop that ends uploads."""
 
+from control_plane.artifacts.importing import Importer
 from control_plane.artifacts.model import Bounds
 from control_plane.artifacts.pieces import Pieces
+from control_plane.artifacts.sources import Allowed
 from control_plane.artifacts.store import ChunkStore, open_backend
 from control_plane.artifacts.worker import Worker
 from control_plane.database import Database
@@ -11,27 +13,37 @@ from sluice.errors import ErrorCode, PlatformError
 class Artifacts:
     """Owns the store; without one, all that needs it is refused."""
 
-    def __init__(self, database: Database, store_url: str, bounds: Bounds) -> None:
+    def __init__(
+        self, database: Database, store_url: str, bounds: Bounds, allowed: Allowed
+    ) -> None:
         """Open the store.
 
         Args:
             database: For everything that points at the store.
             store_url: As `open_backend` takes it; empty: there is none.
             bounds: What is accepted.
+            allowed: From where imports may come.
         """
         self.bounds = bounds
-        self._store = ChunkStore(open_backend(store_url)) if store_url else None
-        self._worker = Worker(database, store_url, bounds)
-        self._pieces = None if self._store is None else Pieces(database, self._store)
+        self.allowed = allowed
+        self._store: ChunkStore | None = None
+        self._pieces: Pieces | None = None
+        self._worker: Worker | None = None
+        if store_url:
+            self._store = ChunkStore(open_backend(store_url))
+            self._pieces = Pieces(database, self._store)
+            importer = Importer(database, self._pieces, allowed, bounds)
+            self._worker = Worker(database, importer, store_url, bounds)
 
     async def run(self) -> None:
         """End uploads until cancelled."""
-        if self._store is not None:
+        if self._worker is not None:
             await self._worker.run()
 
     def wake(self) -> None:
         """Tell that an upload may be complete."""
-        self._worker.wake()
+        if self._worker is not None:
+            self._worker.wake()
 
     def close(self) -> None:
         """Close the store."""

@@ -11,9 +11,10 @@ from sqlalchemy import select
 
 from control_plane.access.roles import Action, Actor
 from control_plane.artifacts import catalogue, uploads
-from control_plane.artifacts.bodies import UploadBody
+from control_plane.artifacts.bodies import ImportBody, UploadBody
 from control_plane.artifacts.model import LIVE_STATES, UPLOADS_MAX, Kind, UploadState, quota_problem
 from control_plane.artifacts.service import Artifacts
+from control_plane.artifacts.sources import SourceError, parse_source
 from control_plane.artifacts.tables import artifact_uploads
 from control_plane.artifacts.uploads import NewUpload
 from control_plane.database import Database
@@ -53,6 +54,9 @@ class UploadRoutes:
         begin = describe.operation(
             "Begin an upload (201), or go on with it (200)", answer=row, body=UploadBody
         )
+        fetch = describe.operation(
+            "Import what is elsewhere (200 accepted, 202 not yet)", answer=row, body=ImportBody
+        )
         show = describe.operation("Show an upload, and which chunks it lacks", answer=row)
         piece = describe.operation("Send a chunk that an upload lacks")
         complete = describe.operation(
@@ -60,6 +64,7 @@ class UploadRoutes:
         )
         return [
             Route("POST", every, self.begin, write, _KIND, begin),
+            Route("POST", "/v1/artifacts/imports", self.fetch, write, _KIND, fetch),
             Route("GET", every, self.list, read, _KIND, listing),
             Route("GET", one, self.get, read, _KIND, show),
             Route(
@@ -90,11 +95,35 @@ class UploadRoutes:
         request[RECORDED] = large[RECORDED]
         return answer
 
-    async def _begin(self, write: Write, new: NewUpload, manifest: Manifest) -> Answer:
+    async def fetch(self, request: web.Request) -> web.Response:
+        """Begin an import, or go on with the same one, and wait a while for its end."""
+        body = await read_body(request, ImportBody)
+        try:
+            parse_source(body.source, self._service.allowed)
+        except SourceError as error:
+            message = f"source: {error}"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="source") from None
+        tenant_id = body.tenant_id or request[ACTOR].tenant_id or None
+        new = NewUpload(tenant_id, body.kind, body.base_digest, body.source, body.signatures)
+        self._service.require_store()
+        begun: list[str] = []
+
+        async def work(write: Write) -> Answer:
+            answer = await self._begin(write, new, None)
+            begun[:] = [answer.object_id]
+            return answer
+
+        answer = await self._writes.run(request, work)
+        if not begun:
+            return answer  # one that was kept under the request's key
+        self._service.wake()
+        return _ended(await self._wait(request, begun[0]))
+
+    async def _begin(self, write: Write, new: NewUpload, manifest: Manifest | None) -> Answer:
         write.require(new.tenant_id)
         connection = write.connection
         await connection.execute(lock_id(_KIND, new.tenant_id or ""))
-        found = await uploads.find_live(connection, new, manifest.digest)
+        found = await uploads.find_live(connection, new, manifest.digest if manifest else "")
         if found is None:
             await self._check(write, new, manifest)
             found = await uploads.create(connection, new, manifest)
@@ -108,7 +137,7 @@ class UploadRoutes:
         missing = await uploads.missing(connection, found["id"])
         return Answer(after | {"missing": missing}, found["id"], status)
 
-    async def _check(self, write: Write, new: NewUpload, manifest: Manifest) -> None:
+    async def _check(self, write: Write, new: NewUpload, manifest: Manifest | None) -> None:
         """Refuse what need not be uploaded: too much, or for a base that is not there."""
         connection, tenant_id = write.connection, new.tenant_id
         if new.kind == Kind.ADAPTER:
@@ -125,7 +154,7 @@ class UploadRoutes:
             message = f"{count} uploads of {tenant_id} are under way: end those first"
             raise PlatformError(ErrorCode.CONFLICT, message)
         quota = self._service.bounds.tenant_bytes_max
-        if problem := quota_problem(held, manifest.size_bytes, quota):
+        if problem := quota_problem(held, manifest.size_bytes if manifest else 0, quota):
             raise PlatformError(ErrorCode.REQUEST_TOO_LARGE, problem, param="manifest")
 
     async def list(self, request: web.Request) -> web.Response:
@@ -136,7 +165,7 @@ class UploadRoutes:
 
     async def get(self, request: web.Request) -> web.Response:
         """Return one, with what it lacks."""
-        upload = await self._find(request)
+        upload = await self._find(request, path_id(request))
         missing: Any = []
         if upload["state"] == UploadState.UPLOADING:
             missing = await self._database.run(
@@ -147,7 +176,7 @@ class UploadRoutes:
     async def put(self, request: web.Request) -> web.Response:
         """Take a chunk (204); again is fine."""
         sha256 = path_id(request, "chunk", checked_digest)
-        upload = await self._find(request)
+        upload = await self._find(request, path_id(request))
         if upload["state"] != UploadState.UPLOADING:
             raise _wrong_state(upload)
         size = await self._database.run(
@@ -179,23 +208,22 @@ class UploadRoutes:
 
         await self._writes.run(request, work)
         self._service.wake()
-        return _ended(await self._wait(request))
+        return _ended(await self._wait(request, upload_id))
 
-    async def _wait(self, request: web.Request) -> Values:
+    async def _wait(self, request: web.Request, upload_id: str) -> Values:
         """Return an upload as soon as it has ended, or as it is after a while."""
         try:
             async with asyncio.timeout(_WAIT_S):
                 while True:
-                    upload = await self._find(request)
+                    upload = await self._find(request, upload_id)
                     if upload["state"] not in LIVE_STATES:
                         return upload
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            return await self._find(request)
+            return await self._find(request, upload_id)
 
-    async def _find(self, request: web.Request) -> Values:
-        """Return the upload of the path, if the caller may do to it what the route does."""
-        upload_id = path_id(request)
+    async def _find(self, request: web.Request, upload_id: str) -> Values:
+        """Return an upload, if the caller may do to it what the route does."""
         upload = await self._database.run(lambda connection: uploads.get(connection, upload_id))
         actor = request[ACTOR]
         if upload is not None:

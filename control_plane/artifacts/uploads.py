@@ -62,13 +62,16 @@ class NewUpload:
 async def find_live(
     connection: AsyncConnection, new: NewUpload, digest: str
 ) -> dict[str, Any] | None:
-    """Return the upload of the same thing that is under way, locked; None when there is none."""
+    """Return the upload of the same thing that is under way, locked; None when there is none.
+
+    An import is the same when its source is, whether its digest is known yet or not.
+    """
     table = artifact_uploads.c
     query = (
         select(artifact_uploads)
         .where(
             table.tenant_id.is_not_distinct_from(new.tenant_id),
-            table.digest == digest,
+            or_(table.digest == digest, table.source != ""),
             table.kind == new.kind,
             table.base_digest == new.base_digest,
             table.source == new.source,
@@ -289,6 +292,21 @@ async def keep_claim(connection: AsyncConnection, upload: dict[str, Any], lease:
     query = update(artifact_uploads).where(_is_claimed(upload))
     done = await connection.execute(query.values(claimed_until=func.now() + lease))
     return done.rowcount == 1
+
+
+async def fetched(connection: AsyncConnection, upload: dict[str, Any], manifest: Manifest) -> bool:
+    """Let a claimed import, all of whose chunks are in the store, be looked at.
+
+    Returns False when the claim is lost.
+    """
+    state = {"state": UploadState.VALIDATING, "claim": "", "claimed_until": None}
+    query = update(artifact_uploads).where(_is_claimed(upload)).values(state)
+    if not (await connection.execute(query)).rowcount:
+        return False
+    await set_manifest(connection, upload["id"], upload["tenant_id"], manifest)
+    every = artifact_upload_chunks.c.upload_id == upload["id"]
+    await connection.execute(update(artifact_upload_chunks).where(every).values(is_present=True))
+    return True
 
 
 async def refuse(connection: AsyncConnection, upload: dict[str, Any], reasons: list[str]) -> bool:

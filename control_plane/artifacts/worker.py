@@ -12,12 +12,14 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 
 from control_plane.artifacts import catalogue, uploads
+from control_plane.artifacts.importing import Importer
 from control_plane.artifacts.inspection import inspect_apart
 from control_plane.artifacts.inspector import Job
 from control_plane.artifacts.model import Bounds, Kind, UploadState
 from control_plane.artifacts.signatures import signature_problems
 from control_plane.artifacts.signing_keys import keys_for
 from control_plane.database import Database, DatabaseDownError
+from sluice.errors import PlatformError
 from sluice.manifests import Manifest, parse_manifest
 
 log = structlog.get_logger(__name__)
@@ -34,8 +36,11 @@ _INSPECTED_BYTES_PER_S = 20 << 20
 class Worker:
     """The loop that ends uploads."""
 
-    def __init__(self, database: Database, store_url: str, bounds: Bounds) -> None:
+    def __init__(
+        self, database: Database, importer: Importer, store_url: str, bounds: Bounds
+    ) -> None:
         self._database = database
+        self._importer = importer
         self._store_url = store_url
         self._bounds = bounds
         self._wake = asyncio.Event()
@@ -65,11 +70,14 @@ class Worker:
                 pass
 
     async def _claim(self) -> dict[str, Any] | None:
-        states = (UploadState.VALIDATING,)
+        states = (UploadState.IMPORTING, UploadState.VALIDATING)
         return await self._database.run(lambda found: uploads.claim(found, states, _LEASE))
 
     async def _end(self, upload: dict[str, Any]) -> None:
         """Accept or refuse an upload; one that cannot be looked at now is left for later."""
+        if upload["state"] == UploadState.IMPORTING:
+            await self._fetch(upload)
+            return
         manifest = await asyncio.to_thread(parse_manifest, upload["manifest"])
         base = await self._base(upload)
         reasons: list[str] | None = await self._signatures(upload)
@@ -97,6 +105,19 @@ class Worker:
             refused=len(reasons),
             is_ours=is_ours,
         )
+
+    async def _fetch(self, upload: dict[str, Any]) -> None:
+        """Fetch an import; then it waits to be looked at, as an upload does."""
+        async with asyncio.TaskGroup() as tasks:
+            renewal = tasks.create_task(self._renew(upload))
+            try:
+                reasons = await self._importer.fetch(upload)
+            except PlatformError as error:  # the store or the database: later it may be there
+                log.warning("import_left_for_later", upload=upload["id"], error=error.message)
+                reasons = []
+            renewal.cancel()
+        if reasons:
+            await self._database.run(lambda found: uploads.refuse(found, upload, reasons))
 
     async def _signatures(self, upload: dict[str, Any]) -> list[str]:
         """Return what is wrong with an upload's signatures."""

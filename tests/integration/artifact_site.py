@@ -2,15 +2,18 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import boto3
 import httpx
+from moto.server import ThreadedMotoServer
 
 from sluice.manifests import CHUNK_BYTES, Manifest, manifest_of_directory
+from sluice.process import free_port
 
 UPLOADS = "/v1/artifacts/uploads"
 TENANT_BYTES_MAX = 48 << 20
@@ -24,6 +27,51 @@ def contents(directory: Path, manifest: Manifest) -> dict[str, bytes]:
         for index, chunk in enumerate(file.chunks()):
             found[chunk.sha256] = content[index * CHUNK_BYTES :][: chunk.size_bytes]
     return found
+
+
+class Bucket:
+    """An S3 server with a bucket that may go away for a while."""
+
+    def __init__(self) -> None:
+        self.name = "artifacts"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.environment = {
+            "CONTROL_PLANE__ARTIFACT_STORE_URL": f"s3://{self.name}/some/prefix",
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_REGION": "us-east-1",
+        }
+        self.start()
+        self.client.create_bucket(Bucket=self.name)
+
+    @property
+    def client(self) -> Any:
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            region_name="us-east-1",
+        )
+
+    def start(self) -> None:
+        self._server = ThreadedMotoServer("127.0.0.1", self.port, verbose=False)
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def keys(self) -> set[str]:
+        listed = self.client.list_objects_v2(Bucket=self.name).get("Contents", [])
+        return {item["Key"] for item in listed}
+
+    def fill(self, prefix: str, directory: Path) -> None:
+        for path in directory.iterdir():
+            self.client.put_object(
+                Bucket=self.name, Key=f"{prefix}/{path.name}", Body=path.read_bytes()
+            )
 
 
 @dataclass
@@ -112,6 +160,3 @@ async def artifact_site(
         finally:
             for client in site.clients.values():
                 await client.aclose()
-
-
-Push = Callable[..., Awaitable[httpx.Response]]

@@ -9,20 +9,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import boto3
 import httpx
 import pytest
-from moto.server import ThreadedMotoServer
 
 from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.artifacts import digest_directory
 from sluice.manifests import manifest_of_directory
-from sluice.process import ChildProcess, free_port
-from tests.integration.artifact_site import UPLOADS, artifact_site, begin, contents, push, send
+from sluice.process import ChildProcess
+from tests.integration.artifact_site import (
+    UPLOADS,
+    Bucket,
+    artifact_site,
+    begin,
+    contents,
+    push,
+    send,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
-
-BUCKET = "artifacts"
 
 
 @pytest.fixture(scope="module")
@@ -128,44 +132,6 @@ async def test_a_control_plane_that_is_killed_leaves_uploads_to_go_on_with(
             await plane.stop()
 
 
-class Bucket:
-    """An S3 server with a bucket that may go away for a while."""
-
-    def __init__(self) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.environment = {
-            "CONTROL_PLANE__ARTIFACT_STORE_URL": f"s3://{BUCKET}/some/prefix",
-            "AWS_ENDPOINT_URL": self.url,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_REGION": "us-east-1",
-        }
-        self.start()
-        self.client.create_bucket(Bucket=BUCKET)
-
-    @property
-    def client(self) -> Any:
-        return boto3.client(
-            "s3",
-            endpoint_url=self.url,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            region_name="us-east-1",
-        )
-
-    def start(self) -> None:
-        self._server = ThreadedMotoServer("127.0.0.1", self.port, verbose=False)
-        self._server.start()
-
-    def stop(self) -> None:
-        self._server.stop()
-
-    def keys(self) -> set[str]:
-        listed = self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
-        return {item["Key"] for item in listed}
-
-
 @pytest.fixture
 def bucket() -> Iterator[Bucket]:
     made = Bucket()
@@ -202,7 +168,7 @@ async def test_a_store_in_s3_that_goes_away_and_comes_back(
         assert accepted.status_code == 200, accepted.text
 
         key = f"some/prefix/chunks/{first[:2]}/{first[2:4]}/{first}"
-        bucket.client.put_object(Bucket=BUCKET, Key=key, Body=b"x" * len(held[first]))
+        bucket.client.put_object(Bucket=bucket.name, Key=key, Body=b"x" * len(held[first]))
         lost = await admin.get(f"/v1/artifacts/chunks/{first}")
         assert lost.status_code == 503
         assert "has been changed in the store" in lost.json()["detail"]

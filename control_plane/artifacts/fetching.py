@@ -1,0 +1,278 @@
+"""Reads the files of a source, piece by piece, wherever it is."""
+
+import asyncio
+import errno
+import json
+import os
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import aiohttp
+import obstore
+from aiohttp.abc import AbstractResolver, ResolveResult
+from obstore.exceptions import BaseError
+
+from control_plane.artifacts import adapter_check, adapter_config, base_check
+from control_plane.artifacts.model import Kind
+from control_plane.artifacts.sources import Source, is_public
+from control_plane.artifacts.store import Backend, open_bucket
+from sluice.manifests import CHUNK_BYTES, FILES_MAX
+
+_CONNECT_S, _READ_S = 10.0, 30.0
+_INDEX_BYTES_MAX = 16 << 20
+# A web server has no directories to list: these are what an artifact of a kind consists of.
+_NEEDED = {
+    Kind.ADAPTER: (adapter_config.CONFIG_FILE, adapter_check.TENSOR_FILE),
+    Kind.BASE: (base_check.CONFIG_FILE, base_check.TOKENIZER_FILE),
+}
+_OPTIONAL = (base_check.TOKENIZER_CONFIG_FILE, base_check.TEMPLATE_FILE, "generation_config.json")
+
+
+class FetchError(Exception):
+    """A source cannot be read; the message says why, and what to do."""
+
+
+class Files(Protocol):
+    """What an import reads."""
+
+    async def names(self) -> list[str]:
+        """Return the names of all files, relative to the source."""
+        ...
+
+    def read(self, name: str) -> AsyncIterator[bytes]:
+        """Yield a file's bytes in pieces of `CHUNK_BYTES`; only the last may be shorter."""
+        ...
+
+
+@asynccontextmanager
+async def open_source(source: Source, kind: Kind) -> AsyncGenerator[Files]:
+    """Open a source that is allowed; its errors are FetchErrors."""
+    if source.scheme == "file":
+        yield LocalFiles(Path(source.place), source.path)
+    elif source.scheme == "s3":
+        yield BucketFiles(open_bucket(source.place, source.path))
+    else:
+        connector = aiohttp.TCPConnector(resolver=PublicResolver(is_private=source.is_private))
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_S, sock_read=_READ_S, connect=_CONNECT_S
+        )
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, trust_env=False
+        ) as session:
+            yield WebFiles(session, source, kind)
+
+
+class LocalFiles:
+    """A directory below an allowed one; symbolic links are not followed."""
+
+    def __init__(self, root: Path, path: str) -> None:
+        self._root = root
+        self._directory = root / path
+
+    async def names(self) -> list[str]:
+        """Return the names of all files."""
+        return await asyncio.to_thread(self._names)
+
+    def _names(self) -> list[str]:
+        if not self._directory.resolve().is_relative_to(self._root.resolve()):
+            raise FetchError(
+                f"{self._directory} leads out of {self._root}: name the real directory"
+            )
+        if not self._directory.is_dir():
+            raise FetchError(f"{self._directory} is no directory of the control plane's machine")
+        found: list[str] = []
+        for path in self._directory.rglob("*"):
+            name = path.relative_to(self._directory).as_posix()
+            if path.is_symlink():
+                raise FetchError(f"{name} is a symbolic link: copy what it points to in its place")
+            if path.is_file():
+                found.append(name)
+        return found
+
+    async def read(self, name: str) -> AsyncIterator[bytes]:
+        """Yield a file's bytes."""
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW
+            descriptor = await asyncio.to_thread(os.open, self._directory / name, flags)
+            with os.fdopen(descriptor, "rb", buffering=0) as file:
+                while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                    yield piece
+        except OSError as error:
+            raise FetchError(f"{name} cannot be read: {error.strerror}") from None
+
+
+class BucketFiles:
+    """A prefix in a bucket of S3."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._sizes: dict[str, int] = {}
+
+    async def names(self) -> list[str]:
+        """Return the names of all objects."""
+        try:
+            self._sizes = await asyncio.to_thread(self._list)
+        except (BaseError, OSError) as error:
+            raise _unreadable("the bucket", error) from None
+        return list(self._sizes)
+
+    def _list(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for batch in obstore.list(self._backend, chunk_size=1000):
+            found |= {str(item["path"]): int(item["size"]) for item in batch}
+            if len(found) > FILES_MAX:
+                raise FetchError(f"there are more than {FILES_MAX} objects: name a longer prefix")
+        return found
+
+    async def read(self, name: str) -> AsyncIterator[bytes]:
+        """Yield an object's bytes."""
+        for start in range(0, self._sizes[name], CHUNK_BYTES):
+            length = min(CHUNK_BYTES, self._sizes[name] - start)
+            try:
+                piece = await asyncio.to_thread(
+                    obstore.get_range, self._backend, name, start=start, length=length
+                )
+            except (BaseError, OSError) as error:
+                raise _unreadable(name, error) from None
+            if len(piece) != length:
+                raise FetchError(f"{name} has changed while it was read: import it again")
+            yield bytes(piece)
+
+
+class PublicResolver(AbstractResolver):
+    """Resolves names to public addresses only; what it returns is what is connected to.
+
+    So a name cannot have one address when it is looked at, and another one when it is used.
+    """
+
+    def __init__(self, *, is_private: bool) -> None:
+        """Resolve; with `is_private` to any address."""
+        self._is_private = is_private
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the addresses of a name; OSError when one of them is not public."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+        for *_, address in found:
+            check_address(str(address[0]), is_private=self._is_private)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address[0]),
+                port=port,
+                family=one_family,
+                proto=protocol,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for one_family, _, protocol, _, address in found
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def check_address(address: str, *, is_private: bool) -> None:
+    """Raise OSError unless an address may be connected to."""
+    if not is_private and not is_public(address):
+        message = f"{address} is not a public address: allow the host with its port if it is meant"
+        raise PermissionError(errno.EACCES, message)
+
+
+class WebFiles:
+    """A directory on a web server, of which the usual names are asked for."""
+
+    def __init__(self, session: aiohttp.ClientSession, source: Source, kind: Kind) -> None:
+        host = f"[{source.place}]" if ":" in source.place else source.place
+        self._session = session
+        self._url = f"{source.scheme}://{host}:{source.port}{source.path}"
+        self._source = source
+        self._kind = kind
+
+    async def names(self) -> list[str]:
+        """Return the names that are there; FetchError when one that is needed is not."""
+        names = list(_NEEDED[self._kind])
+        if self._kind is Kind.BASE:
+            names += [name for name in _OPTIONAL if await self._is_there(name)]
+            names += await self._weights()
+        for name in names:
+            if not await self._is_there(name):
+                raise FetchError(f"{name} is not there (404): is it the right directory?")
+        return names
+
+    async def _weights(self) -> list[str]:
+        if await self._is_there(base_check.SINGLE_FILE):
+            return [base_check.SINGLE_FILE]
+        if not await self._is_there(base_check.INDEX_FILE):
+            message = f"neither {base_check.SINGLE_FILE} nor {base_check.INDEX_FILE} is there"
+            raise FetchError(f"{message}: is it the right directory?")
+        text = b""
+        async for piece in self.read(base_check.INDEX_FILE):
+            text += piece
+            if len(text) > _INDEX_BYTES_MAX:
+                raise FetchError(f"{base_check.INDEX_FILE} is too large: is it the right file?")
+        try:
+            shards = set(cast("dict[str, Any]", json.loads(text)["weight_map"]).values())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise FetchError(f"{base_check.INDEX_FILE} has no weight_map: save anew") from None
+        if not all(isinstance(name, str) and base_check.is_shard(name) for name in shards):
+            raise FetchError(f"{base_check.INDEX_FILE} names what is no file of weights: save anew")
+        return [base_check.INDEX_FILE, *sorted(shards)]
+
+    async def _is_there(self, name: str) -> bool:
+        async with self._answer(name, "HEAD") as answer:
+            return answer.status == 200
+
+    async def read(self, name: str) -> AsyncIterator[bytes]:
+        """Yield a file's bytes."""
+        held = bytearray()
+        async with self._answer(name, "GET") as answer:
+            if answer.status != 200:
+                raise FetchError(f"{name} is not there (404): is it the right directory?")
+            try:
+                async for piece in answer.content.iter_any():
+                    held += piece
+                    while len(held) >= CHUNK_BYTES:
+                        yield bytes(held[:CHUNK_BYTES])
+                        del held[:CHUNK_BYTES]
+            except (aiohttp.ClientError, OSError) as error:
+                raise _unreadable(name, error) from None
+        if held:
+            yield bytes(held)
+
+    @asynccontextmanager
+    async def _answer(self, name: str, method: str) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Yield an answer of status 200 or 404; all others, redirects among them, are errors."""
+        try:
+            # aiohttp resolves no addresses.
+            if is_address(self._source.place):
+                check_address(self._source.place, is_private=self._source.is_private)
+            answer = await self._session.request(
+                method, f"{self._url}/{name}", allow_redirects=False
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            raise _unreadable(name, error) from None
+        async with answer:
+            if 300 <= answer.status < 400:
+                raise FetchError(f"{name} is elsewhere ({answer.status}): give its final address")
+            if answer.status not in {200, 404}:
+                raise FetchError(f"{name} was answered with {answer.status}: is it public?")
+            yield answer
+
+
+def is_address(host: str) -> bool:
+    """Return whether a host is an address, not a name."""
+    try:
+        socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        return False
+    return True
+
+
+def _unreadable(what: str, error: Exception) -> FetchError:
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return FetchError(f"{what} cannot be read ({reason:.200}): is the address right?")

@@ -1,0 +1,119 @@
+"""What may be imported from where; pure.
+
+A control plane can reach what its callers cannot. So nothing is fetched unless an operator allows
+the directory, the bucket or the host; and a host's addresses must be public ones, unless it was
+allowed with its port, which says that a private one is meant.
+"""
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from urllib.parse import SplitResult, unquote, urlsplit
+
+_URI_CHARACTERS_MAX = 2048
+_PORTS = {"http": 80, "https": 443}
+# Ranges that carry other addresses inside, and so could lead anywhere.
+_CARRIERS = tuple(map(ipaddress.ip_network, ("2002::/16", "2001::/32", "64:ff9b::/96")))
+
+
+class SourceError(ValueError):
+    """Something cannot be imported from there; the message says what can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """From where imports may come.
+
+    Attributes:
+        roots: Directories of this machine.
+        hosts: `host` for public addresses, `host:port` for any address.
+        buckets: Of S3.
+    """
+
+    roots: tuple[str, ...]
+    hosts: tuple[str, ...]
+    buckets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place that may be imported from.
+
+    Attributes:
+        scheme: file, http, https or s3.
+        place: Host, bucket, or the allowed directory.
+        path: Below it: of the directory or prefix; of http with its first slash.
+        port: Of http.
+        is_private: Whether the host may have addresses that are not public.
+    """
+
+    scheme: str
+    place: str
+    path: str
+    port: int = 0
+    is_private: bool = False
+
+
+def parse_source(uri: str, allowed: Allowed) -> Source:
+    """Return the place that a URI names; SourceError when it is none, or not an allowed one."""
+    parts = _split(uri)
+    if parts is None or "\\" in uri or parts.query or parts.fragment or "@" in parts.netloc:
+        raise SourceError("a URI without user, query and fragment is expected")
+    if parts.scheme == "file" and not parts.netloc:
+        return _directory(unquote(parts.path), allowed)
+    if parts.scheme == "s3" and parts.netloc:
+        if parts.netloc not in allowed.buckets:
+            raise _not_allowed(f"bucket {parts.netloc}", allowed.buckets)
+        return Source("s3", parts.netloc, parts.path.strip("/"))
+    if parts.scheme in _PORTS and parts.hostname:
+        return _host(uri, allowed)
+    raise SourceError("file:///directory, s3://bucket/prefix or https://host/directory is expected")
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address is one of the public internet."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return is_public(str(found.ipv4_mapped))
+        if any(found in network for network in _CARRIERS):
+            return False
+    return found.is_global and not found.is_multicast
+
+
+def _split(uri: str) -> SplitResult | None:
+    if len(uri) > _URI_CHARACTERS_MAX or not uri.isprintable():
+        return None
+    try:
+        return urlsplit(uri)
+    except ValueError:
+        return None
+
+
+def _directory(path: str, allowed: Allowed) -> Source:
+    wanted = PurePosixPath(path)
+    for root in allowed.roots:
+        if wanted.is_relative_to(root) and ".." not in wanted.parts:
+            return Source("file", root, str(wanted.relative_to(root)))
+    raise _not_allowed(f"directory {path:.200}", allowed.roots)
+
+
+def _host(uri: str, allowed: Allowed) -> Source:
+    parts = urlsplit(uri)
+    host = (parts.hostname or "").rstrip(".").lower()
+    try:
+        port = parts.port or _PORTS[parts.scheme]
+    except ValueError:
+        raise SourceError("the port is not a number from 1 to 65535") from None
+    is_private = f"{host}:{port}" in allowed.hosts
+    if not is_private and (host not in allowed.hosts or port != _PORTS[parts.scheme]):
+        raise _not_allowed(f"host {host}:{port}", allowed.hosts)
+    return Source(parts.scheme, host, parts.path.rstrip("/") or "", port, is_private)
+
+
+def _not_allowed(what: str, allowed: tuple[str, ...]) -> SourceError:
+    known = ", ".join(allowed) or "none"
+    return SourceError(f"nothing may be imported from {what}; an operator has allowed: {known}")
