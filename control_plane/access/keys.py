@@ -9,6 +9,7 @@ from pydantic import Field
 from control_plane.fields import Body
 
 KEY_PREFIX = "sk-sluice"
+ADMIN_KEY_PREFIX = f"{KEY_PREFIX}-admin"
 GRACE_DAYS_MAX = 90
 _DAY_S = 86_400
 

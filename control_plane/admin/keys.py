@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from control_plane.access.keys import KEY_PREFIX, NewKey
+from control_plane.access.keys import ADMIN_KEY_PREFIX, NewKey
 from control_plane.access.roles import Action, Role
 from control_plane.access.tables import admin_keys
 from control_plane.fields import Body, OptionalId, Text
@@ -34,7 +34,7 @@ class AdminKeyBody(AdminKeyChange):
 
 
 def _new_key() -> NewKey:
-    return NewKey(new_id("adminkey"), new_secret(f"{KEY_PREFIX}-admin"))
+    return NewKey(new_id("adminkey"), new_secret(ADMIN_KEY_PREFIX))
 
 
 ADMIN_KEYS = KeyKind(

@@ -64,9 +64,10 @@ class FleetRoutes:
         )
         found = ResourceRoutes(self._database, POOLS).routes()
         for table, handler in views:
-            told = describe.listing(f"List {table.name}", describe.shown(table.c.keys()))
-            path, action = f"/v1/{table.name}", Action.READ_PLATFORM
-            found.append(Route("GET", path, handler, action, table.name, told))
+            name = str(table.name)
+            told = describe.listing(f"List {name}", describe.shown(table.c.keys()))
+            path, action = f"/v1/{name}", Action.READ_PLATFORM
+            found.append(Route("GET", path, handler, action, name, told))
         return found
 
     async def cells(self, request: web.Request) -> web.Response:

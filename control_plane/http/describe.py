@@ -7,6 +7,8 @@ from control_plane.fields import Body
 
 Json = dict[str, Any]
 
+SCHEMAS = "#/components/schemas/"
+
 
 def operation(
     summary: str,
@@ -29,7 +31,7 @@ def operation(
     success = {str(204 if answer is None else status): {"description": "done"} | content}
     found: Json = {"summary": summary, "responses": success}
     if body is not None:
-        schema = body.model_json_schema()
+        schema = _schema(body)
         found["requestBody"] = {"content": {"application/json": {"schema": schema}}}
     if named := [_query(name) for name in query]:
         found["parameters"] = named
@@ -51,9 +53,14 @@ def listing(summary: str, shown: Json, query: Iterable[str] = ()) -> Json:
 
 def shown(fields: Iterable[str], body: type[Body] | None = None) -> Json:
     """Return the schema of an object with these fields; those of a body have their types."""
-    written: Json = {} if body is None else body.model_json_schema().get("properties", {})
-    properties = {field: written.get(field, {"type": "string"}) for field in fields}
+    written: Json = {} if body is None else _schema(body).get("properties", {})
+    properties = {str(field): written.get(field, {"type": "string"}) for field in fields}
     return {"type": "object", "properties": properties}
+
+
+def _schema(body: type[Body]) -> Json:
+    """Return the schema of a body; what it refers to is under `$defs`, which `document` moves."""
+    return body.model_json_schema(ref_template=SCHEMAS + "{model}")
 
 
 def _query(name: str) -> Json:

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from control_plane.access.roles import roles_for
+from control_plane.http.describe import SCHEMAS
 from control_plane.http.routes import Route
 
 Json = dict[str, Any]
@@ -57,6 +58,8 @@ def document(routes: Iterable[Route], version: str) -> Json:
         if names := re.findall(r"\{(\w+)\}", route.public_path):
             path["parameters"] = [_path_parameter(name) for name in names]
         path[route.method.lower()] = _operation(route)
+    schemas: Json = {"Problem": _PROBLEM}
+    paths = _moved(paths, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sluice admin REST", "version": version},
@@ -64,9 +67,23 @@ def document(routes: Iterable[Route], version: str) -> Json:
         "paths": paths,
         "components": {
             "securitySchemes": {"adminKey": {"type": "http", "scheme": "bearer"}},
-            "schemas": {"Problem": _PROBLEM},
+            "schemas": schemas,
         },
     }
+
+
+def _moved(node: Any, schemas: Json) -> Any:
+    """Return a part of the document without the definitions that came with bodies.
+
+    They go into `schemas`, where they are referred to.
+    """
+    if isinstance(node, list):
+        return [_moved(part, schemas) for part in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    parts = cast("Json", node)
+    schemas |= parts.get("$defs", {})
+    return {name: _moved(part, schemas) for name, part in parts.items() if name != "$defs"}
 
 
 def _operation(route: Route) -> Json:
@@ -107,7 +124,7 @@ def _request_headers(route: Route) -> dict[str, str]:
 
 
 def _problem(description: str) -> Json:
-    schema = {"$ref": "#/components/schemas/Problem"}
+    schema = {"$ref": f"{SCHEMAS}Problem"}
     content = {"application/problem+json": {"schema": schema}}
     return {"description": description, "content": content}
 

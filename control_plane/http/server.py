@@ -48,6 +48,8 @@ def make_application(
         client_max_size=BODY_BYTES_MAX,
     )
     for route in routes:
+        is_rest = route.path.startswith("/v1/")
+        assert is_rest == (route.action is not None), f"{route.path}: what does it take?"
         (made,) = application.add_routes([web.route(route.method, route.path, route.handler)])
         declared[made] = route
         if route.method == "GET" and made.resource is not None:

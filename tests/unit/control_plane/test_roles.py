@@ -1,6 +1,7 @@
 """Who may do what; and that every route says what it takes."""
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,6 +9,8 @@ from control_plane.access.roles import Action, Actor, Reach, Role, may, reach, r
 from control_plane.app import admin_routes
 from control_plane.database import Database
 from control_plane.http.openapi import document
+from control_plane.http.routes import Route
+from control_plane.http.server import make_application
 from control_plane.http.writes import forbidden
 
 OWNERS = st.sampled_from((None, "", "acme", "acme2", "globex"))
@@ -67,6 +70,19 @@ def test_every_route_says_what_it_takes(route) -> None:
     assert route.kind
     assert route.is_write == (route.action in WRITES)
     assert route.operation["summary"]
+
+
+async def test_a_route_that_says_nothing_cannot_be_served() -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response()
+
+    database = Database("postgresql+asyncpg://nobody@/nothing")
+    for route in (
+        Route("GET", "/v1/things", handler, None),
+        Route("GET", "/healthz", handler, Action.READ_PLATFORM),
+    ):
+        with pytest.raises(AssertionError, match="what does it take"):
+            make_application([route], database, "00", lambda path, status: None)
 
 
 def test_routes_are_described_once() -> None:
