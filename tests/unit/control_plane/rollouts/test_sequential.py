@@ -1,9 +1,9 @@
 """The sequential test: valid however it is looked at, quick where it matters, small, never broken."""
 
 import math
-import random
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,10 +86,10 @@ def test_at_the_edge_of_what_is_tolerated_it_is_nearly_fair():
 
 
 def windows(
-    draw: random.Random, canary: tuple[int, float], control: tuple[int, float]
+    draw: np.random.Generator, canary: tuple[int, float], control: tuple[int, float]
 ) -> tuple[Count, Count]:
     def arm(total: int, rate: float) -> Count:
-        return Count(sum(draw.random() < rate for _ in range(total)), total)
+        return Count(int(draw.binomial(total, rate)), total)
 
     return arm(*canary), arm(*control)
 
@@ -97,7 +97,7 @@ def windows(
 def alarms(seeds: int, rounds: int, canary: tuple[int, float], control: tuple[int, float]) -> int:
     found = 0
     for seed in range(seeds):
-        draw = random.Random(seed)
+        draw = np.random.default_rng(seed)
         test = known(0.0, control[1])
         for _ in range(rounds):
             test = observe(test, *windows(draw, canary, control))
@@ -125,7 +125,7 @@ def until_found(
     seed: int,
 ) -> int:
     """How many canary requests it takes."""
-    draw = random.Random(seed)
+    draw = np.random.default_rng(seed)
     for _ in range(10_000):
         test = observe(test, *windows(draw, canary, control))
         if test.is_worse(alpha):
@@ -149,7 +149,7 @@ def test_three_times_slower_is_found_within_fifty_requests():
 
 def test_a_base_rate_that_moves_raises_no_alarm_and_hides_no_difference():
     for is_bad in (False, True):
-        draw = random.Random(1)
+        draw = np.random.default_rng(1)
         test = known(0.01, 0.02)
         for number in range(150):
             rate = 0.02 + 0.1 * math.sin(number / 150 * math.pi) ** 2
@@ -163,7 +163,7 @@ def test_a_base_rate_that_moves_raises_no_alarm_and_hides_no_difference():
 def test_what_turns_bad_late_is_found_nearly_as_soon():
     test = known(0.005, 0.01)
     for seed in range(300):
-        test = observe(test, *windows(random.Random(seed), (10, 0.01), (90, 0.01)))
+        test = observe(test, *windows(np.random.default_rng(seed), (10, 0.01), (90, 0.01)))
     assert not test.is_worse(ALPHA)
     good = test.canary.total
     needed = [until_found(test, ALPHA, (10, 0.2), (90, 0.01), seed) - good for seed in range(5)]
@@ -173,10 +173,10 @@ def test_what_turns_bad_late_is_found_nearly_as_soon():
 def test_an_incident_that_hits_both_arms_alike_says_nothing():
     test = known(0.005, 0.01)
     for seed in range(20):
-        test = observe(test, *windows(random.Random(seed), (10, 0.5), (90, 0.5)))
+        test = observe(test, *windows(np.random.default_rng(seed), (10, 0.5), (90, 0.5)))
     assert not test.is_worse(ALPHA)
     for seed in range(20):
-        test = observe(test, *windows(random.Random(seed), (10, 0.01), (90, 0.01)))
+        test = observe(test, *windows(np.random.default_rng(seed), (10, 0.01), (90, 0.01)))
     good = test.canary.total
     assert until_found(test, ALPHA, (10, 0.3), (90, 0.01), 0) - good <= 150
 
