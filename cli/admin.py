@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.api import Api, ApiError
+from cli.api import Api, ApiError, Json
 from cli.render import show_fields, show_json
 from cli.stack.home import Home, read_env
 from cli.stack_commands import fail
@@ -43,13 +43,15 @@ def ask(work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL
         raise fail(str(error)) from None
 
 
-def show_one(path: str, *, as_json: bool) -> None:
-    """Print one object: field by field, or as JSON."""
+def show_one(
+    path: str, *, as_json: bool, readable: Callable[[Json], Json] = lambda found: found
+) -> None:
+    """Print one object: field by field as `readable` makes it, or as JSON."""
     found = ask(lambda api: api.call("GET", path))
     if as_json:
         show_json(found)
     else:
-        show_fields(found)
+        show_fields(readable(found))
 
 
 def delete_one(path: str, name: str) -> None:

@@ -1,6 +1,8 @@
 """A client of the admin REST and the telemetry queries; knows no service's inside."""
 
+import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,6 +11,8 @@ import httpx
 _TIMEOUT_S = 10.0
 _EDITS_MAX = 5  # how often somebody else may be faster
 _PRECONDITION_FAILED = 412
+# Whoever took the request ended or hung before it answered; another one may be there by now.
+_ANSWER_LOST = (httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout)
 
 Json = dict[str, Any]
 
@@ -105,10 +109,15 @@ class Api:
         query: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
+        sent = dict(headers or {})
+        if method != "GET":  # so that asking again cannot do it twice
+            sent["idempotency-key"] = secrets.token_hex(16)
+        request = partial(self._http.request, method, path, json=body, params=query, headers=sent)
         try:
-            answer = await self._http.request(
-                method, path, json=body, params=query, headers=headers
-            )
+            try:
+                answer = await request()
+            except _ANSWER_LOST:
+                answer = await request()
         except httpx.HTTPError as error:
             raise ApiError(
                 f"{self.base_url} does not answer ({type(error).__name__}); "

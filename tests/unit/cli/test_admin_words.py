@@ -1,6 +1,9 @@
 """What options of admin commands mean, what the audit log says, and edits that race."""
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import httpx
 import pytest
@@ -61,10 +64,16 @@ class Rival:
         return httpx.Response(200, json=tier | {"tpm": 7})
 
 
-async def edited(rival: Rival) -> dict[str, object]:
+@asynccontextmanager
+async def served(server: Callable[[httpx.Request], httpx.Response]) -> AsyncIterator[Api]:
     async with Api("http://127.0.0.1:1", "key") as api:
-        transport = httpx.MockTransport(rival)
+        transport = httpx.MockTransport(server)
         api._http = httpx.AsyncClient(base_url="http://127.0.0.1:1", transport=transport)
+        yield api
+
+
+async def edited(rival: Rival) -> dict[str, object]:
+    async with served(rival) as api:
         return await api.edit("/v1/tiers/t", lambda known: known | {"tpm": 7})
 
 
@@ -76,3 +85,41 @@ async def test_nobody_elses_change_gets_lost() -> None:
 async def test_who_is_always_too_late_gives_up() -> None:
     with pytest.raises(ApiError, match="412 read it again"):
         await edited(Rival(100))
+
+
+class Dies:
+    """A server that ends before it answers, so many times."""
+
+    def __init__(self, deaths: int, error: type[httpx.TransportError]) -> None:
+        self.left, self.error = deaths, error
+        self.keys: list[str | None] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.keys.append(request.headers.get("idempotency-key"))
+        self.left -= 1
+        if self.left >= 0:
+            raise self.error("gone")
+        return httpx.Response(201, json={"id": "k"})
+
+
+async def test_a_write_whose_answer_got_lost_is_asked_for_again_under_one_key() -> None:
+    server = Dies(1, httpx.ReadError)
+    async with served(server) as api:
+        assert await api.call("POST", "/v1/admin-keys", {}) == {"id": "k"}
+        first, second = server.keys
+        assert first == second
+        await api.call("POST", "/v1/admin-keys", {})
+        await api.call("GET", "/v1/admin-keys")
+        assert server.keys[2] not in (first, None), "another write has another key"
+        assert server.keys[3] is None
+
+
+@pytest.mark.parametrize(
+    ("deaths", "error", "sent"), [(2, httpx.ReadTimeout, 2), (1, httpx.ConnectError, 1)]
+)
+async def test_who_does_not_answer_is_named(deaths: int, error: Any, sent: int) -> None:
+    server = Dies(deaths, error)
+    async with served(server) as api:
+        with pytest.raises(ApiError, match=f"does not answer .{error.__name__}"):
+            await api.call("POST", "/v1/admin-keys", {})
+    assert len(server.keys) == sent
