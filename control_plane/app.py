@@ -110,7 +110,8 @@ def _artifacts(database: Database, settings: Settings) -> Artifacts:
         hosts=_listed(settings.artifact_import_hosts),
         buckets=_listed(settings.artifact_import_buckets),
     )
-    return Artifacts(database, settings.artifact_store_url, bounds, allowed)
+    url, grace_s = settings.artifact_store_url, settings.artifact_grace_s
+    return Artifacts(database, url, bounds, allowed, grace_s)
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ class Settings(ServiceSettings):
         artifact_import_hosts: Web servers, with commas between: `host` if its addresses are public,
             `host:port` whatever they are.
         artifact_import_buckets: Of S3, with commas between.
+        artifact_grace_s: For which artifacts and chunks that nobody needs are kept; longer than any
+            import takes.
     """
 
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")
@@ -44,6 +46,7 @@ class Settings(ServiceSettings):
     artifact_import_roots: str = ""
     artifact_import_hosts: str = ""
     artifact_import_buckets: str = ""
+    artifact_grace_s: Annotated[float, Field(ge=1)] = 86_400
 
 
 class MigrateSettings(ServiceSettings):
@@ -63,3 +66,4 @@ class MigrateSettings(ServiceSettings):
     artifact_import_roots: str = ""
     artifact_import_hosts: str = ""
     artifact_import_buckets: str = ""
+    artifact_grace_s: str = ""

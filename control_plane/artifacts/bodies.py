@@ -28,6 +28,12 @@ class _Subject(Body):
         return self
 
 
+class PinBody(Body):
+    """Whether an artifact is kept, needed or not."""
+
+    is_pinned: bool
+
+
 class ImportBody(_Subject):
     """Begins an import of a directory, a bucket's prefix, or a web server's directory."""
 

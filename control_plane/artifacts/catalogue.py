@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from sqlalchemy import Select, exists, select
+from sqlalchemy import Select, delete, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.access.roles import Action, Actor, Reach
+from control_plane.artifacts.sweep import named
 from control_plane.artifacts.tables import artifact_chunks, artifact_grants, artifacts, chunks
 from control_plane.artifacts.uploads import granted
 
@@ -39,10 +40,34 @@ async def find(
     return None if found is None else {str(name): value for name, value in found.items()}
 
 
-async def tenants_of(connection: AsyncConnection, digest: str) -> list[str]:
-    """Return the tenants whose artifact it is; an empty id stands for everybody."""
-    query = select(artifact_grants.c.tenant_id).where(artifact_grants.c.digest == digest)
-    return sorted(tenant or "" for tenant in (await connection.scalars(query)).all())
+async def locked(connection: AsyncConnection, actor: Actor, digest: str) -> dict[str, Any] | None:
+    """Return an artifact that somebody may see, locked; None when there is none."""
+    query = seen_by(actor).where(artifacts.c.digest == digest).with_for_update(of=artifacts)
+    found = (await connection.execute(query)).mappings().first()
+    return None if found is None else {str(name): value for name, value in found.items()}
+
+
+async def pin(connection: AsyncConnection, digest: str, *, is_pinned: bool) -> None:
+    """Keep an artifact whatever happens, or do not any more."""
+    query = update(artifacts).where(artifacts.c.digest == digest)
+    await connection.execute(query.values(is_pinned=is_pinned))
+
+
+async def is_named(connection: AsyncConnection, digest: str) -> bool:
+    """Return whether a model, release or base names an artifact."""
+    query = select(artifacts.c.digest).where(
+        artifacts.c.digest == digest, named(artifacts.c.digest)
+    )
+    return await connection.scalar(query) is not None
+
+
+async def withdraw(connection: AsyncConnection, digest: str, tenant_id: str | None) -> bool:
+    """Take an artifact from a tenant (None: from everybody); False when it is not its."""
+    grant = artifact_grants.c
+    query = delete(artifact_grants).where(
+        grant.digest == digest, grant.tenant_id.is_not_distinct_from(tenant_id)
+    )
+    return (await connection.execute(query)).rowcount == 1
 
 
 async def chunk_size(connection: AsyncConnection, actor: Actor, sha256: str) -> int | None:

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from control_plane.access.roles import Action
 from control_plane.artifacts import catalogue
+from control_plane.artifacts.bodies import PinBody
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.signing_keys import SIGNING_KEYS
 from control_plane.artifacts.tables import artifacts
@@ -13,9 +14,10 @@ from control_plane.artifacts.upload_routes import UploadRoutes
 from control_plane.database import Database
 from control_plane.fields import checked_digest
 from control_plane.http import describe
-from control_plane.http.bodies import path_id
+from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import ResourceRoutes, fetch, page, shown
 from control_plane.http.routes import ACTOR, Route
+from control_plane.http.writes import Answer, Write, Writes
 from sluice.errors import ErrorCode, PlatformError
 
 Values = dict[str, Any]
@@ -28,6 +30,7 @@ class ArtifactRoutes:
     def __init__(self, database: Database, service: Artifacts) -> None:
         self._database = database
         self._service = service
+        self._writes = Writes(database)
 
     def routes(self) -> list[Route]:
         """Return the routes, those of uploads among them."""
@@ -35,6 +38,12 @@ class ArtifactRoutes:
         read, one = Action.READ_TENANT, "/v1/artifacts/{digest}"
         listing = describe.listing("List artifacts", row, ("kind",))
         show = describe.operation("Show an artifact", answer=row)
+        write = Action.WRITE_ARTIFACTS
+        remove = describe.operation(
+            "Take an artifact from a tenant; its bytes go when nobody needs them",
+            query=("tenant_id",),
+        )
+        pin = describe.operation("Keep an artifact, needed or not", answer=row, body=PinBody)
         manifest = describe.operation("Show an artifact's manifest", answer={"type": "object"})
         chunk = describe.operation("Read a chunk of an artifact", answer={"type": "string"})
         return [
@@ -42,6 +51,8 @@ class ArtifactRoutes:
             *ResourceRoutes(self._database, SIGNING_KEYS).routes(),
             Route("GET", "/v1/artifacts", self.list, read, _KIND, listing),
             Route("GET", one, self.get, read, _KIND, show),
+            Route("DELETE", one, self.delete, write, _KIND, remove),
+            Route("PUT", f"{one}/pin", self.pin, write, _KIND, pin),
             Route("GET", f"{one}/manifest", self.manifest, read, _KIND, manifest),
             Route("GET", "/v1/artifacts/chunks/{chunk}", self.chunk, read, _KIND, chunk),
         ]
@@ -61,6 +72,43 @@ class ArtifactRoutes:
         if not rows:
             raise _no_artifact(digest)
         return shown(request, _show(rows[0]))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Take an artifact from a tenant (204); 409 while a model names it."""
+        digest = path_id(request, "digest", checked_digest)
+        tenant_id = request.query.get("tenant_id") or request[ACTOR].tenant_id or None
+
+        async def work(write: Write) -> Answer:
+            found = await catalogue.locked(write.connection, write.actor, digest)
+            if found is None:
+                raise _no_artifact(digest)
+            write.record("withdraw", digest, _show(found), None, owners=[tenant_id])
+            if await catalogue.is_named(write.connection, digest):
+                message = f"models, releases or bases name {digest}: delete those first"
+                raise PlatformError(ErrorCode.CONFLICT, message)
+            if not await catalogue.withdraw(write.connection, digest, tenant_id):
+                raise _no_artifact(digest)
+            return Answer(None, digest, 204)
+
+        return await self._writes.run(request, work)
+
+    async def pin(self, request: web.Request) -> web.Response:
+        """Keep an artifact whatever happens, or do not any more."""
+        digest = path_id(request, "digest", checked_digest)
+        is_pinned = (await read_body(request, PinBody)).is_pinned
+
+        async def work(write: Write) -> Answer:
+            found = await catalogue.locked(write.connection, write.actor, digest)
+            if found is None:
+                raise _no_artifact(digest)
+            before = _show(found)
+            after = before | {"is_pinned": is_pinned}
+            # It uses everybody's disks, so it is not for tenants to say.
+            write.record("pin", digest, before, after, owners=[None])
+            await catalogue.pin(write.connection, digest, is_pinned=is_pinned)
+            return Answer(after, digest)
+
+        return await self._writes.run(request, work)
 
     async def manifest(self, request: web.Request) -> web.Response:
         """Return the manifest of one."""

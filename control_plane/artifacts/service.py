@@ -1,20 +1,34 @@
 """What artifacts need to run: the store, and the loop that ends uploads."""
 
+import asyncio
+
+from sqlalchemy.exc import DBAPIError
+
 from control_plane.artifacts.importing import Importer
 from control_plane.artifacts.model import Bounds
 from control_plane.artifacts.pieces import Pieces
 from control_plane.artifacts.sources import Allowed
 from control_plane.artifacts.store import ChunkStore, open_backend
+from control_plane.artifacts.sweep import Graces, Sweeper
 from control_plane.artifacts.worker import Worker
 from control_plane.database import Database
 from sluice.errors import ErrorCode, PlatformError
+from sluice.lifecycle import run_every
+
+_SWEEP_S = 60.0
+_SWEEP_TIMEOUT_S = 600.0
 
 
 class Artifacts:
     """Owns the store; without one, all that needs it is refused."""
 
     def __init__(
-        self, database: Database, store_url: str, bounds: Bounds, allowed: Allowed
+        self,
+        database: Database,
+        store_url: str,
+        bounds: Bounds,
+        allowed: Allowed,
+        grace_s: float,
     ) -> None:
         """Open the store.
 
@@ -23,22 +37,37 @@ class Artifacts:
             store_url: As `open_backend` takes it; empty: there is none.
             bounds: What is accepted.
             allowed: From where imports may come.
+            grace_s: For which what nobody needs is kept.
         """
         self.bounds = bounds
         self.allowed = allowed
         self._store: ChunkStore | None = None
         self._pieces: Pieces | None = None
         self._worker: Worker | None = None
+        self._sweeper: Sweeper | None = None
+        self._sweep_s = min(_SWEEP_S, grace_s)
         if store_url:
             self._store = ChunkStore(open_backend(store_url))
             self._pieces = Pieces(database, self._store)
             importer = Importer(database, self._pieces, allowed, bounds)
             self._worker = Worker(database, importer, store_url, bounds)
+            self._sweeper = Sweeper(database, self._store, Graces.of(grace_s))
 
     async def run(self) -> None:
-        """End uploads until cancelled."""
-        if self._worker is not None:
-            await self._worker.run()
+        """End uploads, and remove what nobody needs, until cancelled."""
+        if self._worker is None or self._sweeper is None:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._worker.run())
+            tasks.create_task(
+                run_every(
+                    self._sweep_s,
+                    self._sweeper.sweep,
+                    name="artifact-sweep",
+                    expected=(PlatformError, DBAPIError),
+                    step_timeout_s=_SWEEP_TIMEOUT_S,
+                )
+            )
 
     def wake(self) -> None:
         """Tell that an upload may be complete."""

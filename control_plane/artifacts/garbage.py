@@ -1,0 +1,73 @@
+"""Which artifacts nobody needs any more; pure.
+
+An artifact goes in two steps. First it is retired: nobody sees it, but all of it is there. Some
+minutes later it is looked at again, when everything that was under way has ended: has somebody
+begun to refer to it meanwhile, it is restored, else removed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactUse:
+    """What is known of an artifact.
+
+    Attributes:
+        is_needed: Pinned, or named by a model, release, base, upload, or an adapter on it.
+        unreferenced_since: When that was first seen not to be so; None: it was not yet.
+        retired_at: When it was retired; None: it is not.
+    """
+
+    digest: str
+    is_needed: bool
+    unreferenced_since: datetime | None
+    retired_at: datetime | None
+
+
+def _none() -> list[str]:
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Digests of what changes.
+
+    Attributes:
+        noticed: Are not needed, as of now.
+        needed: Are needed again: visible, and with no time counted.
+        retired: Have not been needed for the grace time.
+        removed: Were retired, and nobody came.
+    """
+
+    noticed: list[str] = field(default_factory=_none)
+    needed: list[str] = field(default_factory=_none)
+    retired: list[str] = field(default_factory=_none)
+    removed: list[str] = field(default_factory=_none)
+
+
+def decide(
+    uses: Iterable[ArtifactUse], now: datetime, grace: timedelta, settle: timedelta
+) -> Decision:
+    """Return what to do with artifacts.
+
+    Args:
+        uses: All there are.
+        now: By the clock that wrote their times.
+        grace: For which an artifact that nobody needs is kept as it is.
+        settle: Between retirement and removal; longer than any transaction.
+    """
+    decision = Decision()
+    for use in uses:
+        if use.is_needed:
+            if use.unreferenced_since is not None or use.retired_at is not None:
+                decision.needed.append(use.digest)
+        elif use.retired_at is not None:
+            if now - use.retired_at >= settle:
+                decision.removed.append(use.digest)
+        elif use.unreferenced_since is None:
+            decision.noticed.append(use.digest)
+        elif now - use.unreferenced_since >= grace:
+            decision.retired.append(use.digest)
+    return decision

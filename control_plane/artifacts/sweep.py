@@ -1,0 +1,180 @@
+"""Removes what nobody needs: artifacts, uploads that were left, and chunks from the store.
+
+A chunk goes in three steps: doomed in PostgreSQL, deleted in the store, forgotten in PostgreSQL.
+While it is doomed nobody may rely on it, and whoever wants to put it again has to wait; so no
+deletion ever meets a new chunk. A sweeper that dies in between is followed by another one.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import structlog
+from sqlalchemy import (
+    ColumnElement,
+    Delete,
+    any_,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.artifacts.garbage import ArtifactUse, Decision, decide
+from control_plane.artifacts.model import LIVE_STATES, UploadState
+from control_plane.artifacts.store import CALL_TIMEOUT_S, ChunkStore
+from control_plane.artifacts.tables import (
+    artifact_chunks,
+    artifact_upload_chunks,
+    artifact_uploads,
+    artifacts,
+    chunks,
+)
+from control_plane.database import Database
+from control_plane.tables import bases, models, releases
+
+log = structlog.get_logger(__name__)
+
+_LOCK = 731054
+_BATCH = 200
+_SWEEP_DEADLINE_S = 20.0
+# A call of a sweeper that died has ended by then; so has any transaction.
+_ABANDONED = timedelta(seconds=3 * CALL_TIMEOUT_S)
+_SHOWN_FOR = timedelta(days=7)
+_UPLOAD_MIN = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Graces:
+    """How long what nobody needs is kept.
+
+    Attributes:
+        unused: Of artifacts and chunks.
+        settle: Between retirement and removal.
+        upload: Of uploads to which nothing is added.
+    """
+
+    unused: timedelta
+    settle: timedelta
+    upload: timedelta
+
+    @classmethod
+    def of(cls, unused_s: float) -> "Graces":
+        """Return what follows from the grace for what is unused."""
+        unused = timedelta(seconds=unused_s)
+        return cls(unused, min(unused, _ABANDONED), max(unused, _UPLOAD_MIN))
+
+
+class Sweeper:
+    """One pass over all artifacts at a time, by one control plane at a time."""
+
+    def __init__(self, database: Database, store: ChunkStore, graces: Graces) -> None:
+        self._database = database
+        self._store = store
+        self._graces = graces
+
+    async def sweep(self) -> None:
+        """Remove what nobody needs; PlatformError when database or store are away."""
+        decision = await self._database.run(self._artifacts, deadline_s=_SWEEP_DEADLINE_S)
+        if decision.retired or decision.removed:
+            log.info("artifacts_swept", retired=decision.retired, removed=decision.removed)
+        while doomed := await self._database.run(self._doom):
+            await asyncio.gather(*(self._store.delete(sha256) for sha256 in doomed))
+            query = delete(chunks).where(
+                chunks.c.sha256.in_(doomed), chunks.c.doomed_at.is_not(None)
+            )
+            await self._database.run(lambda found, query=query: found.execute(query))
+            log.info("chunks_swept", count=len(doomed))
+            if len(doomed) < _BATCH:
+                return
+
+    async def _artifacts(self, connection: AsyncConnection) -> Decision:
+        if not await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))):
+            return Decision()
+        await connection.execute(_old_uploads(self._graces.upload))
+        now = await connection.scalar(select(func.now()))
+        assert isinstance(now, datetime), "PostgreSQL has a clock"
+        t = artifacts.c
+        query = select(t.digest, needed(), t.unreferenced_since, t.retired_at)
+        uses = [ArtifactUse(*row) for row in await connection.execute(query)]
+        decision = decide(uses, now, self._graces.unused, self._graces.settle)
+        for digests, values in (
+            (decision.noticed, {"unreferenced_since": now}),
+            (decision.needed, {"unreferenced_since": None, "retired_at": None}),
+            (decision.retired, {"retired_at": now}),
+        ):
+            if digests:
+                await connection.execute(
+                    update(artifacts).where(t.digest.in_(digests)).values(values)
+                )
+        if decision.removed:
+            gone = delete(artifacts).where(
+                t.digest.in_(decision.removed), t.retired_at.is_not(None)
+            )
+            await connection.execute(gone)
+        return decision
+
+    async def _doom(self, connection: AsyncConnection) -> Sequence[str]:
+        """Return chunks that nothing refers to, and that nobody may use from now on."""
+        t = chunks.c
+        present = artifact_upload_chunks.c
+        is_unused = ~exists().where(artifact_chunks.c.sha256 == t.sha256) & ~exists().where(
+            present.sha256 == t.sha256, present.is_present
+        )
+        is_old = t.used_at < func.now() - self._graces.unused
+        is_abandoned = t.doomed_at < func.now() - _ABANDONED
+        found = (
+            select(t.sha256)
+            .where(or_(t.doomed_at.is_(None) & is_old & is_unused, is_abandoned))
+            .limit(_BATCH)
+            .with_for_update(skip_locked=True)
+        )
+        # Checked again under the lock: whoever refers to a chunk has touched it before.
+        query = (
+            update(chunks)
+            .where(t.sha256.in_(found), or_(is_old, is_abandoned))
+            .values(doomed_at=func.now())
+            .returning(t.sha256)
+        )
+        return (await connection.scalars(query)).all()
+
+
+def needed() -> ColumnElement[bool]:
+    """Return the condition that an artifact is needed."""
+    digest = artifacts.c.digest
+    adapters = artifacts.alias("adapters")
+    live = artifact_uploads.c
+    return or_(
+        artifacts.c.is_pinned,
+        named(digest),
+        exists().where(
+            live.state.in_(LIVE_STATES), or_(live.digest == digest, live.base_digest == digest)
+        ),
+        exists().where(
+            adapters.c.kind == literal("adapter"),
+            adapters.c.retired_at.is_(None),
+            digest == any_(adapters.c.base_digests),
+        ),
+    )
+
+
+def named(digest: ColumnElement[str]) -> ColumnElement[bool]:
+    """Return the condition that a model, release or base names a digest."""
+    return or_(
+        exists().where(or_(models.c.adapter_digest == digest, models.c.base_digest == digest)),
+        exists().where(or_(releases.c.adapter_digest == digest, releases.c.base_digest == digest)),
+        exists().where(bases.c.digest == digest),
+    )
+
+
+def _old_uploads(grace: timedelta) -> Delete:
+    """Return the query that forgets uploads: left ones, and ended ones after a week."""
+    t = artifact_uploads.c
+    left = (t.state == UploadState.UPLOADING) & (t.touched_at < func.now() - grace)
+    ended = t.state.not_in(LIVE_STATES) & (t.touched_at < func.now() - _SHOWN_FOR)
+    return delete(artifact_uploads).where(or_(left, ended))
