@@ -62,6 +62,9 @@ class _ChatTask:
         )
         return (prompt,)
 
+    def forget_text(self) -> None:
+        self.fields.messages.clear()
+
     def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
         chat, dialect = self.fields, assets.dialect
         if chat.guide is not None:

@@ -60,6 +60,9 @@ class _CompletionTask:
             for prompt in self.fields.prompts
         ]
 
+    def forget_text(self) -> None:
+        """Nothing: an echo repeats it at the end."""
+
     def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:  # noqa: ARG002 - text has no tools
         return None
 

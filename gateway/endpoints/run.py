@@ -182,6 +182,7 @@ class Run:
                 return
             self.has_begun, exchange.status = True, 200
             events.begin()
+            self.task.forget_text()
             if any(stream.emitted for stream in streams):  # not a sign of life
                 exchange.first_sent_at_s = events.first_sent_at_s
 

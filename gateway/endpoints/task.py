@@ -38,6 +38,10 @@ class Task(Protocol):
         """Return the prompts; each is answered `fields.choices` times."""
         ...
 
+    def forget_text(self) -> None:
+        """Let go of what no answer needs once it has begun: prompts may be long, and so may it."""
+        ...
+
     def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
         """Return what the output must follow besides `fields.sampling`; None: nothing."""
         ...

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.bodies.messages import Message
 from gateway.dispatch.exchange import Exchange
 from gateway.dispatch.generation import Generation
 from gateway.endpoints.keep_alive import KeepAlive
@@ -73,3 +74,19 @@ async def test_nothing_stays(world, eventually) -> None:
             await eventually(lambda: not left())
             await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 2)
         assert w.gateway.links.in_flight == 0
+
+
+async def test_a_stream_that_runs_keeps_no_text_of_its_prompt(world, eventually) -> None:
+    async with world() as w:
+        w.router.plan = lambda _: Plan([[65], *[[]] * 100_000], None)
+        reader, writer = await w.raw(BODY | {"max_tokens": 40})
+        await reader.readuntil(b'"content":"')
+
+        def kept() -> int:
+            gc.collect()
+            return sum(isinstance(it, Message) for it in gc.get_objects())
+
+        await eventually(lambda: not kept())
+        assert w.gateway.dispatcher.open == 1
+        writer.close()
+        await eventually(lambda: w.gateway.dispatcher.open == 0)
