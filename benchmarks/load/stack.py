@@ -110,6 +110,8 @@ def measure_proxy() -> None:
     """One operation: one streamed token through router and gateway, keys, limits and tokenizing on.
 
     The engine is the `sim` driver inside a real Triton; its CPU and the client's are not counted.
+    Answers have 100 tokens, so that a hundredth of a request's own cost is in each; in
+    `500_long_streams` they have 1,000.
     """
     with started("sim", "--no-embeddings") as stack:
         pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
@@ -121,6 +123,8 @@ def measure_proxy() -> None:
             )
             for streams in (100, 500)
         }
+        long = stack.load(500, 500, max_tokens=1000)
+        figures["500_long_streams"] = _totals(asyncio.run(run_load(long, groups)))
     print(write_result("proxy_cpu", measure_proxy.__doc__ or "", figures), figures)
 
 
