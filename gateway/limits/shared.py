@@ -33,7 +33,8 @@ _PROBE_FIRST_S, _PROBE_MAX_S = 0.05, 1.0
 _HEALTHY_S = 5.0  # without trouble for so long, earlier trouble is forgotten
 
 # A write and a read of the socket cost as much as ten calls. So what nobody waits for always waits
-# for others; calls do above this rate, and once that many have come beyond it.
+# for others; calls and places that get free do above this rate, and once that many have come beyond
+# it.
 _BUSY_CALLS_PER_S = 2500.0
 _BUSY_CALLS, _BUSY_CALLS_MAX = 16.0, 32.0
 _PACE_S = 0.002
@@ -67,6 +68,7 @@ class SharedBuckets:
         self._batch_called_at_s = 0.0
         self._doubted: Batch | None = None  # is overdue, if it is still under way after a look
         self._is_scheduled = self._is_news_scheduled = self._is_watched = False
+        self._has_free_place = False  # among the news, perhaps
         self._load = 0.0  # calls beyond the busy rate
         self._failures = 0
         self._failed_at_s = 0.0
@@ -95,6 +97,8 @@ class SharedBuckets:
                 continue
             scope.is_waiting = True
             self._news.append(scope)
+            if scope.requests_max:
+                self._has_free_place = True
         if self.is_up and self._news:
             self._wake_for_news()
 
@@ -194,7 +198,14 @@ class SharedBuckets:
         self._loop.call_soon(self._send)
 
     def _wake_for_news(self) -> None:
-        """Send before long, or with the next call: nobody here waits for it."""
+        """Send before long, or with the next call: nobody here waits for it.
+
+        At another gateway somebody may: who keeps to a limit of requests at once sends the next one
+        when an answer has ended, and would be refused there.
+        """
+        if self._has_free_place:
+            self._wake()
+            return
         if self._is_news_scheduled or self._is_scheduled or self._batch is not None:
             return
         self._is_news_scheduled = True
@@ -216,6 +227,7 @@ class SharedBuckets:
             scope = self._news.popleft()
             if scope.is_waiting:
                 news.append(scope)
+        self._has_free_place = self._has_free_place and bool(self._news)
         if not calls and not news:
             return
         batch = self._batch = Batch(self._tag, calls, news)

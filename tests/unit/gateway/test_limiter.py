@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PRINCIPAL = Principal(
     control.ApiKey(id="k"), control.Tenant(id="t"), control.Tier(rpm=10, tpm=1000, requests_max=3)
 )
+BY_THE_MINUTE = Principal(
+    control.ApiKey(id="l"), control.Tenant(id="u"), control.Tier(rpm=10, tpm=1000)
+)
 ROW = Struct("<7Id")
 REPLY = Struct("<4BI2d").pack
 GRANTED = REPLY(Limit.NONE, 0, 0, 0, 0, 9, 700)
@@ -46,7 +49,7 @@ class Valkey:
 
 
 class Told(NamedTuple):
-    """The row of PRINCIPAL's account in a batch."""
+    """The row of an account in a batch."""
 
     rpm: int
     tpm: int
@@ -58,12 +61,12 @@ class Told(NamedTuple):
     back_tokens: float
 
 
-def told(command: bytes) -> Told:
+def told(command: bytes, tenant_id: str = "t") -> Told:
     reader = hiredis.Reader()
     reader.feed(command)
     words = reader.gets()
     count = int(words[2])
-    place = words[3 : 3 + count].index(b"limit:{t}")
+    place = words[3 : 3 + count].index(b"limit:{%b}" % tenant_id.encode())
     return Told._make(ROW.unpack_from(words[5 + count], place * ROW.size))
 
 
@@ -78,9 +81,11 @@ async def ready() -> tuple[Valkey, Limiter]:
     return valkey, limiter
 
 
-async def reserve(limiter: Limiter, tokens: int = 300) -> Reservation:
+async def reserve(
+    limiter: Limiter, tokens: int = 300, principal: Principal = PRINCIPAL
+) -> Reservation:
     return await limiter.reserve(
-        PRINCIPAL, "m", prompt_tokens=tokens, output_tokens_max=0, is_bounded=True
+        principal, "m", prompt_tokens=tokens, output_tokens_max=0, is_bounded=True
     )
 
 
@@ -136,18 +141,41 @@ async def test_a_settlement_leaves_with_the_next_call_and_keeps_none_waiting(
     monkeypatch.setattr(shared, "_NEWS_PACE_S", 3600.0)
     valkey, limiter = await ready()
     async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(reserve(limiter))
+        first = tasks.create_task(reserve(limiter, principal=BY_THE_MINUTE))
         await sent(valkey, 1)
         valkey.listener.replied(GRANTED)
         await asyncio.wait([first])
         limiter.settle(first.result(), prompt_tokens=300, output_tokens=50, was_served=True)
         await asyncio.sleep(0.01)
         assert len(valkey.sent) == 1
-        tasks.create_task(reserve(limiter, 1))
+        tasks.create_task(reserve(limiter, 1, BY_THE_MINUTE))
         await sent(valkey, 2)
-        row = told(valkey.sent[1])
-        assert (row.held, row.back_tokens) == (0, -50)
+        assert told(valkey.sent[1], "u").back_tokens == -50
         valkey.listener.replied(GRANTED)
+
+
+@pytest.mark.parametrize("is_batch_under_way", [False, True])
+async def test_a_place_that_gets_free_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, is_batch_under_way: bool
+) -> None:
+    """Who keeps to the limit of requests at once may come back at another gateway."""
+    monkeypatch.setattr(shared, "_NEWS_PACE_S", 3600.0)
+    valkey, limiter = await ready()
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(reserve(limiter))
+        await sent(valkey, 1)
+        valkey.listener.replied(GRANTED)
+        await asyncio.wait([first])
+        if is_batch_under_way:
+            other = tasks.create_task(reserve(limiter, principal=BY_THE_MINUTE))
+            await sent(valkey, 2)
+        limiter.settle(first.result(), prompt_tokens=300, output_tokens=0, was_served=True)
+        if is_batch_under_way:
+            valkey.listener.replied(GRANTED)
+            await asyncio.wait([other])
+        await sent(valkey, 2 + is_batch_under_way)
+        assert told(valkey.sent[-1]).held == 0
+        valkey.listener.replied(b"")
 
 
 async def test_calls_wait_for_the_batch_under_way_and_leave_together() -> None:
