@@ -75,7 +75,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         watch = WatchService(feed, presence.present, presence.leave, metrics.count_watcher)
         agents = AgentService(database, feed, fleet)
         await _serve_grpc(stack, settings.grpc_address, watch, agents)
-        routes = [*admin_routes(database), *ArtifactRoutes(database, artifacts).routes()]
+        routes = [*ArtifactRoutes(database, artifacts).routes(), *admin_routes(database)]
         routes += _operations(feed, metrics, document(routes, package_version("sluice")))
         bootstrap = settings.admin_key_sha256
         application = make_application(routes, database, bootstrap, metrics.count_request)

@@ -11,6 +11,7 @@ from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.signing_keys import SIGNING_KEYS
 from control_plane.artifacts.tables import artifacts
 from control_plane.artifacts.upload_routes import UploadRoutes
+from control_plane.artifacts.version_routes import VersionRoutes
 from control_plane.database import Database
 from control_plane.fields import checked_digest
 from control_plane.http import describe
@@ -46,8 +47,10 @@ class ArtifactRoutes:
         pin = describe.operation("Keep an artifact, needed or not", answer=row, body=PinBody)
         manifest = describe.operation("Show an artifact's manifest", answer={"type": "object"})
         chunk = describe.operation("Read a chunk of an artifact", answer={"type": "string"})
+        uploads = UploadRoutes(self._database, self._service)
         return [
-            *UploadRoutes(self._database, self._service).routes(),
+            *uploads.routes(),
+            *VersionRoutes(self._database, uploads).routes(),
             *ResourceRoutes(self._database, SIGNING_KEYS).routes(),
             Route("GET", "/v1/artifacts", self.list, read, _KIND, listing),
             Route("GET", one, self.get, read, _KIND, show),

@@ -4,6 +4,7 @@ All of it can be done again at any time: beginning the same upload goes on with 
 """
 
 import asyncio
+import json
 from typing import Any
 
 from aiohttp import web
@@ -29,7 +30,7 @@ from sluice.manifests import MANIFEST_BYTES_MAX, Manifest, ManifestError, parse_
 
 Values = dict[str, Any]
 _KIND = "uploads"
-_WAIT_S = 15.0  # for the end of an upload: callers with short time-outs ask again
+_WAIT_S = 8.0  # for the end of an upload; clients wait at least 10 s, and ask again
 _POLL_S = 0.1
 SHOWN = (
     *("id", "tenant_id", "digest", "kind", "base_digest", "source", "state", "reasons"),
@@ -98,13 +99,21 @@ class UploadRoutes:
     async def fetch(self, request: web.Request) -> web.Response:
         """Begin an import, or go on with the same one, and wait a while for its end."""
         body = await read_body(request, ImportBody)
+        tenant_id = body.tenant_id or request[ACTOR].tenant_id or None
+        new = NewUpload(tenant_id, body.kind, body.base_digest, body.source, body.signatures)
+        return _ended(await self.bring(request, new))
+
+    async def bring(self, request: web.Request, new: NewUpload) -> Values:
+        """Begin an import, or go on with the same one; return it as it is at its end, or later.
+
+        Raises:
+            PlatformError: It is not allowed, or was refused.
+        """
         try:
-            parse_source(body.source, self._service.allowed)
+            parse_source(new.source, self._service.allowed)
         except SourceError as error:
             message = f"source: {error}"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="source") from None
-        tenant_id = body.tenant_id or request[ACTOR].tenant_id or None
-        new = NewUpload(tenant_id, body.kind, body.base_digest, body.source, body.signatures)
         self._service.require_store()
         begun: list[str] = []
 
@@ -114,10 +123,10 @@ class UploadRoutes:
             return answer
 
         answer = await self._writes.run(request, work)
-        if not begun:
-            return answer  # one that was kept under the request's key
+        # What was kept under the request's key names the upload, too.
+        upload_id = begun[0] if begun else str(json.loads(answer.text or "{}")["id"])
         self._service.wake()
-        return _ended(await self._wait(request, begun[0]))
+        return _checked(await self._wait(request, upload_id))
 
     async def _begin(self, write: Write, new: NewUpload, manifest: Manifest | None) -> Answer:
         write.require(new.tenant_id)
@@ -127,13 +136,13 @@ class UploadRoutes:
         if found is None:
             await self._check(write, new, manifest)
             found = await uploads.create(connection, new, manifest)
-            after, status, verb = _show(found), 201, "create"
+            after, status, verb = show_upload(found), 201, "create"
         else:
-            after, status, verb = _show(found), 200, "continue"
+            after, status, verb = show_upload(found), 200, "continue"
             if new.signatures:
                 await uploads.sign(connection, found["id"], new.signatures)
         before = after if status == 200 else None
-        write.record(verb, found["id"], before, after, owners=[new.tenant_id])
+        write.record(verb, found["id"], before, after, owners=[new.tenant_id], kind=_KIND)
         missing = await uploads.missing(connection, found["id"])
         return Answer(after | {"missing": missing}, found["id"], status)
 
@@ -161,7 +170,9 @@ class UploadRoutes:
         """Return a page, newest first."""
         table = artifact_uploads
         query = visible(request, select(*(table.c[name] for name in SHOWN)), table.c.tenant_id)
-        return await page(self._database, query, table.c.id, request, _show, newest_first=True)
+        return await page(
+            self._database, query, table.c.id, request, show_upload, newest_first=True
+        )
 
     async def get(self, request: web.Request) -> web.Response:
         """Return one, with what it lacks."""
@@ -171,7 +182,7 @@ class UploadRoutes:
             missing = await self._database.run(
                 lambda connection: uploads.missing(connection, upload["id"])
             )
-        return shown(request, _show(upload) | {"missing": missing})
+        return shown(request, show_upload(upload) | {"missing": missing})
 
     async def put(self, request: web.Request) -> web.Response:
         """Take a chunk (204); again is fine."""
@@ -196,7 +207,7 @@ class UploadRoutes:
             upload = await uploads.get(write.connection, upload_id, is_locked=True)
             if upload is None or not _may_write(write.actor, upload):
                 raise _no_upload(upload_id)
-            before, after = _show(upload), _show(upload)
+            before, after = show_upload(upload), show_upload(upload)
             if upload["state"] == UploadState.UPLOADING:
                 if missing := await uploads.missing(write.connection, upload_id):
                     message = f"{len(missing)} chunks are missing: put them, then complete it"
@@ -208,7 +219,7 @@ class UploadRoutes:
 
         await self._writes.run(request, work)
         self._service.wake()
-        return _ended(await self._wait(request, upload_id))
+        return _ended(_checked(await self._wait(request, upload_id)))
 
     async def _wait(self, request: web.Request, upload_id: str) -> Values:
         """Return an upload as soon as it has ended, or as it is after a while."""
@@ -247,17 +258,23 @@ def _wrong_state(upload: Values) -> PlatformError:
     return PlatformError(ErrorCode.CONFLICT, message)
 
 
-def _ended(upload: Values) -> web.Response:
-    """Return what to say of an upload at its end; PlatformError with all reasons if refused."""
+def _checked(upload: Values) -> Values:
+    """Return an upload that was not refused; else BadRequestError with all reasons."""
     if upload["state"] == UploadState.REFUSED:
         is_adapter = upload["kind"] == Kind.ADAPTER
         code = ErrorCode.ADAPTER_INVALID if is_adapter else ErrorCode.INVALID_REQUEST
         raise BadRequestError(code, "\n".join(upload["reasons"]))
+    return upload
+
+
+def _ended(upload: Values) -> web.Response:
+    """Return what to say of an upload that has ended, or was waited for long enough."""
     status = 200 if upload["state"] == UploadState.READY else 202
-    return web.json_response(_show(upload) | {"missing": []}, status=status)
+    return web.json_response(show_upload(upload) | {"missing": []}, status=status)
 
 
-def _show(upload: Values) -> Values:
+def show_upload(upload: Values) -> Values:
+    """Return the JSON of an upload."""
     made = {name: upload[name] for name in SHOWN}
     tenant_id, created_at = upload["tenant_id"] or "", upload["created_at"].isoformat()
     return made | {"tenant_id": tenant_id, "created_at": created_at}

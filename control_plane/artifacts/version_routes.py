@@ -1,0 +1,174 @@
+"""REST of versions: an artifact becomes a release of a model, imported first if need be.
+
+A promotion points the model at the release at once and for everybody; requests that run end on what
+they began with.
+"""
+
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+
+from control_plane.access.roles import Action
+from control_plane.artifacts import catalogue
+from control_plane.artifacts.model import Kind, UploadState
+from control_plane.artifacts.upload_routes import UploadRoutes, show_upload
+from control_plane.artifacts.uploads import NewUpload
+from control_plane.database import Database
+from control_plane.fields import Body, Id, checked_digest
+from control_plane.http import describe
+from control_plane.http.bodies import path_id, read_body
+from control_plane.http.resources import first, lock_id
+from control_plane.http.routes import ACTOR, Route
+from control_plane.http.writes import RECORDED, Answer, Write, Writes
+from control_plane.models.model import release_id
+from control_plane.models.routes import MODELS
+from control_plane.tables import models, releases
+from sluice.errors import BadRequestError, ErrorCode, PlatformError
+
+Values = dict[str, Any]
+_KIND = "versions"
+_DIGEST = "sha256:"
+_FIELDS = ("base_digest", "pool_id", "adapter_digest", "release", "owner_tenant_id")
+SHOWN = ("id", "model_id", "version", "adapter_digest", "base_digest", "is_promoted")
+
+
+class VersionBody(Body):
+    """An adapter that becomes a version of a model.
+
+    `artifact_uri` is `sha256:` and the digest of an artifact, or what imports take. `base_model` is
+    a model without an adapter, whose base and pool serve this one. Without `promote_to` the version
+    can be asked for as `model@version`, and the model stays what it is.
+    """
+
+    artifact_uri: Annotated[str, Field(min_length=1, max_length=2048)]
+    base_model: Id
+    adapter_type: Literal["lora"] = "lora"
+    promote_to: Literal["", "100%", "production"] = ""
+
+
+class VersionRoutes:
+    """Handlers of versions; they come before those of models, whose names may hold slashes."""
+
+    def __init__(self, database: Database, uploads: UploadRoutes) -> None:
+        self._database = database
+        self._uploads = uploads
+        self._writes = Writes(database)
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        put = describe.operation(
+            "Publish a version of a model (201 new, 200 again, 202 still importing)",
+            answer=describe.shown(SHOWN),
+            body=VersionBody,
+        )
+        path = "/v1/models/{model_id:.+}/versions/{version}"
+        return [Route("PUT", path, self.put, Action.WRITE_MODELS, _KIND, put)]
+
+    async def put(self, request: web.Request) -> web.Response:
+        """Make a version, and promote it if that is asked for."""
+        model_id, version = path_id(request, "model_id"), path_id(request, "version")
+        plain = _without_key(request)  # before the body is read: later there are no copies
+        body = await read_body(request, VersionBody)
+        tenant_id = request[ACTOR].tenant_id or None
+        base = await self._base(body.base_model, tenant_id)
+        if body.artifact_uri.startswith(_DIGEST):
+            digest = _digest(body.artifact_uri)
+        else:
+            source, base_digest = body.artifact_uri, base["base_digest"]
+            new = NewUpload(tenant_id, Kind.ADAPTER, base_digest, source, {})
+            upload = await self._uploads.bring(plain, new)
+            request[RECORDED] = True
+            if upload["state"] != UploadState.READY:
+                return web.json_response(show_upload(upload), status=202)
+            digest = upload["digest"]
+
+        async def work(write: Write) -> Answer:
+            values = {
+                "base_digest": base["base_digest"],
+                "pool_id": base["pool_id"],
+                "adapter_digest": digest,
+                "release": version,
+            }
+            return await _publish(write, model_id, values, is_promoted=bool(body.promote_to))
+
+        return await self._writes.run(request, work)
+
+    async def _base(self, model_id: str, tenant_id: str | None) -> Values:
+        """Return base and pool of a model that a tenant may use; BadRequestError if it has none."""
+        query = select(models).where(models.c.id == model_id, models.c.adapter_digest == "")
+        found = await self._database.run(lambda connection: first(connection, query))
+        is_seen = found is not None and found["owner_tenant_id"] in {None, tenant_id}
+        if found is None or (tenant_id is not None and not is_seen):
+            message = f"base_model: {model_id} is no model without an adapter: name such a one"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="base_model")
+        return found
+
+
+def _without_key(request: web.Request) -> web.Request:
+    """Return the request for an import: its idempotency key stands for the version alone."""
+    headers = request.headers.copy()
+    headers.popall("Idempotency-Key", None)
+    return request.clone(headers=headers)
+
+
+async def _publish(write: Write, model_id: str, values: Values, *, is_promoted: bool) -> Answer:
+    """Make a release of a model, which is made too if it is not there."""
+    connection, tenant_id = write.connection, write.actor.tenant_id
+    await connection.execute(lock_id(MODELS.path, model_id))
+    query = select(models).where(models.c.id == model_id).with_for_update(key_share=True)
+    before = await first(connection, query)
+    owner = before["owner_tenant_id"] if before is not None else tenant_id or None
+    values = values | {"owner_tenant_id": owner}
+    write.require(owner)
+    if before is None and tenant_id and not model_id.startswith(f"{tenant_id}/"):
+        message = f"model_id: new names of a publisher of {tenant_id} begin with {tenant_id}/"
+        raise PlatformError(ErrorCode.PERMISSION_DENIED, message, param="model_id")
+    if before is None and not is_promoted:
+        message = "promote_to: a new model needs a version to stand for; promote its first one"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="promote_to")
+    await _check_artifact(write, owner, values)
+    name = release_id(model_id, values["release"])
+    known = await connection.scalar(select(releases.c.id).where(releases.c.id == name))
+    await MODELS.before_write(connection, model_id, values)
+    if is_promoted:
+        row = {"id": model_id} | MODELS.on_create() | values
+        made = insert(models).values(row)
+        await connection.execute(made.on_conflict_do_update(index_elements=["id"], set_=values))
+    await MODELS.after_write(connection, model_id, values)
+    after = {
+        "id": name,
+        "model_id": model_id,
+        "version": values["release"],
+        "adapter_digest": values["adapter_digest"],
+        "base_digest": values["base_digest"],
+        "is_promoted": is_promoted,
+    }
+    stood_for = None if before is None else {field: before[field] for field in _FIELDS}
+    write.record("promote" if is_promoted else "publish", name, stood_for, after, owners=[owner])
+    return Answer(after, name, 200 if known else 201)
+
+
+async def _check_artifact(write: Write, owner: str | None, values: Values) -> None:
+    """Refuse an artifact that is not there for the owner, or does not fit to the base."""
+    digest, base_digest = values["adapter_digest"], values["base_digest"]
+    found = await catalogue.find(write.connection, owner, digest)
+    if found is None or found["kind"] != Kind.ADAPTER:
+        message = f"artifact_uri: there is no adapter {digest}: upload or import it first"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="artifact_uri")
+    if base_digest not in found["base_digests"]:
+        message = (
+            f"artifact_uri: {digest} was not uploaded for base {base_digest}: upload it again for"
+            " this one, so that it is checked"
+        )
+        raise BadRequestError(ErrorCode.ADAPTER_INVALID, message, param="artifact_uri")
+
+
+def _digest(uri: str) -> str:
+    try:
+        return checked_digest(uri.removeprefix(_DIGEST))
+    except ValueError as error:
+        message = f"artifact_uri: {error}"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="artifact_uri") from None

@@ -1,0 +1,110 @@
+"""Versions of models: an adapter becomes a release, and the model stands for it when promoted."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from replica.engine.testing import write_random_adapter, write_random_model
+from sluice.artifacts import digest_directory
+from tests.integration.artifact_site import Site, artifact_site, push
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def site(database_url, tmp_path, start_control_plane) -> AsyncIterator[Site]:
+    """With a base model `tiny` that everybody may use."""
+    allowed = {"CONTROL_PLANE__ARTIFACT_IMPORT_ROOTS": str(tmp_path)}
+    write_random_model(tmp_path / "base")
+    async with artifact_site(start_control_plane, database_url, tmp_path, **allowed) as found:
+        digest = (await push(found.admin, tmp_path / "base")).json()["digest"]
+        put = found.plane.put
+        await put(f"bases/{digest}", context_tokens_max=64)
+        await put("pools/main", base_digest=digest, engine="sim", replicas_wanted=0)
+        await put("models/tiny", base_digest=digest, pool_id="main")
+        yield found
+
+
+def adapter(site: Site, seed: int) -> Path:
+    directory = site.store.parent / f"adapter{seed}"
+    write_random_adapter(directory, site.store.parent / "base", rank=2, seed=seed)
+    return directory
+
+
+async def test_a_publisher_publishes_promotes_and_goes_back(site) -> None:
+    acme = await site.publisher("acme")
+    base = digest_directory(site.store.parent / "base")
+    one, two = adapter(site, 1), adapter(site, 2)
+    first, second = digest_directory(one), digest_directory(two)
+    path = "/v1/models/acme/support/versions"
+    body = {"artifact_uri": f"file://{one}", "base_model": "tiny", "promote_to": "100%"}
+    made = await acme.put(f"{path}/1", json=body, headers={"Idempotency-Key": "k1"})
+    assert made.status_code == 201, made.text
+    assert made.json() == {
+        "id": "acme/support@1",
+        "model_id": "acme/support",
+        "version": "1",
+        "adapter_digest": first,
+        "base_digest": base,
+        "is_promoted": True,
+    }
+    replayed = await acme.put(f"{path}/1", json=body, headers={"Idempotency-Key": "k1"})
+    assert (replayed.status_code, replayed.json()) == (201, made.json())
+    model = (await acme.get("/v1/models/acme/support")).json()
+    assert (model["adapter_digest"], model["release"]) == (first, "1")
+    assert (model["owner_tenant_id"], model["pool_id"]) == ("acme", "main")
+
+    assert (await push(acme, two, base)).is_success
+    body = {"artifact_uri": f"sha256:{second}", "base_model": "tiny"}
+    assert (await acme.put(f"{path}/2", json=body)).status_code == 201
+    assert (await acme.get("/v1/models/acme/support")).json() == model, "not promoted"
+    listed = (await acme.get("/v1/releases?model_id=acme/support")).json()["data"]
+    assert {r["id"]: r["adapter_digest"] for r in listed} == {
+        "acme/support@1": first,
+        "acme/support@2": second,
+    }
+    promoted = await acme.put(f"{path}/2", json=body | {"promote_to": "production"})
+    assert (promoted.status_code, promoted.json()["is_promoted"]) == (200, True)
+    assert (await acme.get("/v1/models/acme/support")).json()["adapter_digest"] == second
+    back = await acme.put(
+        f"{path}/1",
+        json={"artifact_uri": f"sha256:{first}", "base_model": "tiny", "promote_to": "100%"},
+    )
+    assert back.status_code == 200, back.text
+    assert (await acme.get("/v1/models/acme/support")).json() == model
+    audit = (await site.admin.get("/v1/audit?kind=versions")).json()["data"]
+    assert [row["action"] for row in audit] == ["promote", "promote", "publish", "promote"]
+
+
+async def test_what_is_refused(site) -> None:
+    acme, globex = await site.publisher("acme"), await site.publisher("globex")
+    base = digest_directory(site.store.parent / "base")
+    directory = adapter(site, 3)
+    digest = digest_directory(directory)
+    assert (await push(acme, directory, base)).is_success
+    good = {"artifact_uri": f"sha256:{digest}", "base_model": "tiny", "promote_to": "100%"}
+    for who, path, changes, status, param in (
+        (acme, "acme/x/versions/1", {"promote_to": ""}, 400, "promote_to"),
+        (acme, "acme/x/versions/1", {"promote_to": "50%"}, 400, "promote_to"),
+        (acme, "acme/x/versions/1", {"base_model": "none"}, 400, "base_model"),
+        (acme, "acme/x/versions/1", {"artifact_uri": "sha256:ab"}, 400, "artifact_uri"),
+        (acme, "acme/x/versions/1", {"artifact_uri": f"sha256:{base}"}, 400, "artifact_uri"),
+        (acme, "acme/x/versions/1", {"artifact_uri": "file:///etc"}, 400, "source"),
+        (acme, "acme/x/versions/1", {"adapter_type": "dora"}, 400, "adapter_type"),
+        (acme, "x/versions/1", {}, 403, "model_id"),
+        (acme, "tiny/versions/1", {}, 403, None),
+        (globex, "globex/x/versions/1", {}, 400, "artifact_uri"),
+    ):
+        answer = await who.put(f"/v1/models/{path}", json=good | changes)
+        assert (answer.status_code, answer.json().get("param")) == (status, param), answer.text
+    assert (await acme.get("/v1/models")).json()["data"] == [
+        (await acme.get("/v1/models/tiny")).json()
+    ]
+    assert (await acme.put("/v1/models/acme/x/versions/1", json=good)).status_code == 201
+    other = adapter(site, 4)
+    assert (await push(acme, other, base)).is_success
+    changed = good | {"artifact_uri": f"sha256:{digest_directory(other)}"}
+    again = await acme.put("/v1/models/acme/x/versions/1", json=changed)
+    assert (again.status_code, again.json()["param"]) == (409, "release")
