@@ -252,12 +252,12 @@ def _texts(value: object) -> str:
 def _collect(value: object, found: list[str]) -> None:
     if isinstance(value, str):
         found.append(value)
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and value:
         items = cast("dict[str, object]", value)
         found += items  # keys are strings in all that comes from JSON
         for item in items.values():
             _collect(item, found)
-    elif isinstance(value, list):
+    elif isinstance(value, list) and value:
         for item in cast("list[object]", value):
             _collect(item, found)
     else:

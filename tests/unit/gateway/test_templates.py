@@ -1,5 +1,7 @@
 """Chat templates write what Hugging Face writes, inside a sandbox with bounds."""
 
+import json
+
 import pytest
 
 from gateway.bases.sandbox import OutOfTimeError
@@ -219,3 +221,12 @@ def test_what_real_templates_use() -> None:
         """  a|hi|b|a-1|a, b|{"a": 1}|[('b', 1)]|True|1|1|a1None|k2|a|g|[\n 1\n]|[1,2]|4|1 x|bb"""
     )
     assert ChatTemplate(source, {}).render(USER) == expected
+
+
+@pytest.mark.parametrize("empty", [{}, [], None, 0])
+def test_what_has_no_text_may_be_written_out_as_often_as_it_was_given(empty: object) -> None:
+    template = ChatTemplate("{{ tools | tojson }}", {})
+    examples = [empty] * 20_000
+    function = {"name": "f", "parameters": {"type": "object", "examples": examples}}
+    tool = Tool.model_validate({"type": "function", "function": function})
+    assert json.dumps(examples) in template.render(USER, [tool])
