@@ -6,6 +6,7 @@ import typer
 
 from cli import (
     admin_key_commands,
+    artifact_commands,
     audit_commands,
     fleet_commands,
     key_commands,
@@ -42,6 +43,8 @@ def register(app: typer.Typer) -> None:
     app.add_typer(key_commands.keys, name="keys", epilog=WHERE)
     app.add_typer(tier_commands.tiers, name="tiers", epilog=WHERE)
     app.add_typer(model_commands.models, name="models", epilog=WHERE)
+    model_commands.models.command("publish")(artifact_commands.publish)
+    app.add_typer(artifact_commands.artifacts, name="artifacts", epilog=WHERE)
     app.add_typer(fleet_commands.fleet, name="fleet", epilog=WHERE)
     app.add_typer(admin_key_commands.admin_keys, name="admin-keys", epilog=WHERE)
     app.command(epilog=WHERE)(audit_commands.audit)

@@ -106,13 +106,21 @@ class Api:
         path: str,
         *,
         body: Mapping[str, Any] | None = None,
+        content: bytes | None = None,
         query: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
         sent = dict(headers or {})
         if method != "GET":  # so that asking again cannot do it twice
             sent["idempotency-key"] = secrets.token_hex(16)
-        request = partial(self._http.request, method, path, json=body, params=query, headers=sent)
+        request = partial(
+            self._http.request,
+            *(method, path),
+            json=body,
+            content=content,
+            params=query,
+            headers=sent,
+        )
         try:
             try:
                 answer = await request()
@@ -128,6 +136,10 @@ class Api:
                 f"{method} {path}: {answer.status_code} {_problem(answer)}", answer.status_code
             )
         return answer
+
+    async def send_bytes(self, path: str, content: bytes) -> None:
+        """PUT bytes, as they are; ApiError as from `call`."""
+        await self._send("PUT", path, content=content)
 
     async def find(self, path: str) -> dict[str, Any] | None:
         """Return an object, or None when there is none of that id."""

@@ -5,7 +5,7 @@ secrets.json  generated once (mode 0600)
 ports.json    the internal ports
 run/          state of the running stack, and the lock of its supervisor
 logs/         one file per process
-artifacts/    bases, by digest
+artifacts/    bases, by digest; artifact-store/ the chunks of uploaded ones
 data/ state/  what the servers and the services keep
 """
 
@@ -86,6 +86,11 @@ class Home:
     def artifacts(self) -> Path:
         """Bases by digest."""
         return self.root / "artifacts"
+
+    @property
+    def artifact_store(self) -> Path:
+        """Chunks of uploaded artifacts."""
+        return self.root / "artifact-store"
 
     def data(self, name: str) -> Path:
         """Directory of a server's data; the server's launcher makes it."""
