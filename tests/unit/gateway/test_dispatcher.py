@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.directory import Directory
+from gateway.dispatch import dispatcher as dispatcher_module
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Ending, EndKind, Generation
 from gateway.dispatch.pace import Pace
@@ -62,8 +63,12 @@ def nothing() -> None:
     return None
 
 
+def made_by(**fields: int) -> Generation:
+    return Generation(SPEC._replace(**fields), TextPipe(TABLE))
+
+
 def made(number: int) -> list[Generation]:
-    return [Generation(SPEC._replace(choice=index), TextPipe(TABLE)) for index in range(number)]
+    return [made_by(choice=index) for index in range(number)]
 
 
 class Request:
@@ -170,6 +175,38 @@ async def test_a_first_answer_without_tokens_is_an_answer() -> None:
         links.submitted[1].end(STOP)
         assert await request.result is None
     assert request.ended == [(0, EndKind.STOP), (1, EndKind.STOP)]
+
+
+async def test_a_router_that_says_nothing_is_waited_for_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "_GRACE_S", 0.0)
+    links = Links()
+    request = Request(Dispatcher(links), [made_by(deadline_ms=1)])
+    async with running(request):
+        ending = await request.result
+    assert ending is not None
+    assert (ending.kind, ending.code) == (EndKind.REFUSED, ErrorCode.DEADLINE_EXCEEDED)
+    assert links.cancelled == [1]
+    assert request.ended == []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_an_answer_that_has_begun_has_no_deadline(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "_GRACE_S", 0.0)
+    links = Links()
+    generations = [made_by(deadline_ms=20, choice=index) for index in range(number)]
+    request = Request(Dispatcher(links), generations)
+    async with running(request):
+        for generation in generations:
+            generation.push([40], 1.0)
+            await turns()
+        await asyncio.sleep(0.05)
+        for generation in generations:
+            generation.end(STOP)
+        assert await request.result is None
 
 
 async def test_one_refused_answer_cancels_those_of_all_prompts() -> None:
