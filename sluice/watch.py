@@ -43,7 +43,7 @@ _LEAVE_TIMEOUT_S = 0.5
 _SAVE_DELAY_S = 1.0  # changes of this long are written together
 _SAVE_SHARE = 20  # a save that took t is followed by at least 20 t without one
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", 512 * 1024 * 1024),  # a snapshot is one message
+    ("grpc.max_receive_message_length", 512 * 1024 * 1024),  # an older server's whole snapshot
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -103,7 +103,7 @@ class ControlState:
         return True
 
     def fill(self, snapshot: wire.WatchResponse) -> Iterator[None]:
-        """Take a snapshot into this new state, `STEP_OBJECTS` at each step."""
+        """Take a snapshot, or a part of it, into this new state, `STEP_OBJECTS` at each step."""
         for kind in KINDS:
             objects = self.of_kind(kind)
             for number, message in enumerate(getattr(snapshot.upserts, kind)):
@@ -128,21 +128,22 @@ class ControlState:
                 yield
 
     def serialized(self) -> Iterator[bytes]:
-        """Return the pieces of one serialized snapshot message, each a millisecond of work.
+        """Return the serialized parts of a snapshot, each a millisecond of work.
 
-        Joined they are one message: protobuf adds up repeated fields of a message that comes in
-        parts. The objects are listed now, so that later changes of the state do no harm.
+        Each is a message, the last one with the version; joined they are one message, too: protobuf
+        adds up repeated fields of a message that comes in parts. The objects are listed now, so
+        that later changes of the state do no harm.
         """
         listed = {kind: tuple(self.of_kind(kind).values()) for kind in KINDS}
         return _serialize(self.version, listed)
 
 
 def _serialize(version: int, listed: dict[str, tuple[Message, ...]]) -> Iterator[bytes]:
-    yield wire.WatchResponse(version=version, is_snapshot=True).SerializeToString()
     for kind, messages in listed.items():
         for chunk in _chunks(messages, _CHUNK_OBJECTS):
             objects = wire.Objects(**cast("dict[str, Any]", {kind: chunk}))
-            yield wire.WatchResponse(upserts=objects).SerializeToString()
+            yield wire.WatchResponse(upserts=objects, is_part=True).SerializeToString()
+    yield wire.WatchResponse(version=version, is_snapshot=True).SerializeToString()
 
 
 def _chunks(items: Sequence[Message], size: int) -> Iterator[list[Message]]:
@@ -231,6 +232,7 @@ class ControlWatcher:
         self._synced = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._is_connected = False
+        self._coming = ControlState()  # of a snapshot, the parts that are here
 
     @property
     def is_connected(self) -> bool:
@@ -310,6 +312,7 @@ class ControlWatcher:
         async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
             while True:
                 reason = "the stream ended"
+                await self._forget_parts()
                 try:
                     async with aclosing(self._responses(channel)) as responses:
                         async for response in responses:
@@ -335,6 +338,7 @@ class ControlWatcher:
             instance_id=self._instance_id,
             address=self._own_address,
             known_version=self.state.version,
+            takes_parts=True,
         )
         call = ControlServiceStub(channel).Watch(request)
         try:
@@ -355,19 +359,31 @@ class ControlWatcher:
             self._heard_at = time.monotonic()
         if response.is_snapshot:
             await self._take_snapshot(response)
+        elif response.is_part:
+            await _in_slices(self._coming.fill(response))
         elif self.state.apply(response):
             self._tell(response)
 
     async def _take_snapshot(self, response: wire.WatchResponse) -> None:
-        """Replace the state at once, after work that lets others run; later deltas wait."""
-        coming, before = ControlState(), ControlState()
+        """Replace the state at once, after work that lets others run; later deltas wait.
+
+        Args:
+            response: All of the snapshot, or the last part of it.
+        """
+        coming, before = self._coming, ControlState()
         await _in_slices(coming.fill(response))
+        self._coming = ControlState()
         for prepare in self._preparations:
             await _in_slices(prepare(coming))
         before.become(self.state)
         self.state.become(coming)
         self._tell(response)
         await _in_slices(before.drop())
+
+    async def _forget_parts(self) -> None:
+        """Let go of a snapshot that did not come to its end."""
+        partial, self._coming = self._coming, ControlState()
+        await _in_slices(partial.drop())
 
     def _tell(self, response: wire.WatchResponse) -> None:
         self._unsaved.set()

@@ -8,7 +8,8 @@ the copy stays, and watchers with it.
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -28,9 +29,23 @@ log = structlog.get_logger(__name__)
 _CHANNEL = "sluice_changes"
 _POLL_S = 2.0  # how late a change is when its notification got lost
 _DELTA_OBJECTS_MAX = 20_000  # more changes than this are read as a new snapshot
+_SNAPSHOT_STALE_SHARE = 4  # a snapshot is made anew when the deltas since are a quarter of it
 _LOAD_TIMEOUT_S = 30.0
 _CATCH_UP_TIMEOUT_S = 4.0
 _LISTEN_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Serialized `WatchResponse`s: the parts of a state at `version`, the last one says which."""
+
+    version: int
+    parts: tuple[bytes, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """All parts together."""
+        return sum(len(part) for part in self.parts)
 
 
 class Feed:
@@ -45,22 +60,28 @@ class Feed:
         self._database = database
         self._changed = asyncio.Event()
         self._notified = asyncio.Event()
-        self._snapshot: tuple[int, bytes] = (-1, b"")
+        self._snapshot = Snapshot(-1, ())
         self._snapshot_lock = asyncio.Lock()
 
     def changed(self) -> asyncio.Event:
         """Return the event that the next change sets; take it before looking at the state."""
         return self._changed
 
-    async def snapshot(self) -> tuple[int, bytes]:
-        """Return the newest state as (version, serialized response); made once per version."""
+    async def snapshot(self) -> Snapshot:
+        """Return a state from which the history leads to the newest one; shared by who asks.
+
+        It is made anew only when the way from it has grown long, so that many new watchers in a
+        storm of changes cost neither the time nor the memory of a snapshot for each version.
+        """
         async with self._snapshot_lock:
-            if self._snapshot[0] != self.state.version:
-                version, pieces = self.state.version, []
-                for piece in self.state.serialized():
-                    pieces.append(piece)
+            newer = self.history.since(self._snapshot.version)
+            newer_bytes = sum(len(delta.payload) for delta in newer or ())
+            if newer is None or newer_bytes * _SNAPSHOT_STALE_SHARE > self._snapshot.size_bytes:
+                version, parts = self.state.version, []
+                for part in self.state.serialized():
+                    parts.append(part)
                     await asyncio.sleep(0)  # let others run: a large state takes a while
-                self._snapshot = (version, b"".join(pieces))
+                self._snapshot = Snapshot(version, tuple(parts))
             return self._snapshot
 
     async def run(self) -> None:
@@ -111,15 +132,17 @@ class Feed:
 
     async def _load_or_catch_up(self, timeout_s: float) -> None:
         started_at = time.monotonic()
-        response = await self._database.run(
+        news = await self._database.run(
             self._read, deadline_s=timeout_s, isolation="REPEATABLE READ"
         )
         self.refresh_s = time.monotonic() - started_at
-        if response is not None:
-            self._publish(response)
+        if isinstance(news, ControlState):
+            await self._start_from(news)
+        elif news is not None:
+            self._publish(news)
 
-    async def _read(self, connection: AsyncConnection) -> wire.WatchResponse | None:
-        """Return a delta, a snapshot when a delta is not possible, or None when nothing changed."""
+    async def _read(self, connection: AsyncConnection) -> wire.WatchResponse | ControlState | None:
+        """Return a delta, all there is when no delta is possible, or None when nothing changed."""
         oldest, newest = (
             await connection.execute(
                 select(func.min(changes.c.version), func.max(changes.c.version))
@@ -139,19 +162,29 @@ class Feed:
             changed = (await connection.execute(query)).tuples().all()
             if len(changed) <= _DELTA_OBJECTS_MAX:
                 return await _read_delta(connection, newest, changed)
-        response = wire.WatchResponse(version=newest, is_snapshot=True)
-        for name, kind in rows.KINDS.items():
-            getattr(response.upserts, name).extend(await rows.read(connection, kind))
-        return response
+        return await _read_state(connection, newest)
 
-    def _publish(self, response: wire.WatchResponse) -> None:
-        if response.is_snapshot:
-            self.state.apply(response)
-            self.history.restart(response.version)
-            log.info("state_loaded", version=response.version, seconds=round(self.refresh_s, 3))
-        elif self.state.apply(response):
-            self.history.append(Delta(response.version, response.SerializeToString()))
+    async def _start_from(self, coming: ControlState) -> None:
+        """Be what was read, not known how it came to be; what was there goes step by step."""
+        before = ControlState()
+        async with self._snapshot_lock:
+            before.become(self.state)
+            self.state.become(coming)
+            self.history.restart(self.state.version)
+            self._snapshot = Snapshot(-1, ())  # versions of a restored database come twice
         self.is_loaded = True
+        log.info("state_loaded", version=self.state.version, seconds=round(self.refresh_s, 3))
+        self._wake()
+        for _ in before.drop():
+            await asyncio.sleep(0)
+
+    def _publish(self, delta: wire.WatchResponse) -> None:
+        if self.state.apply(delta):
+            has_removals = delta.HasField("removals")
+            self.history.append(Delta(delta.version, delta.SerializeToString(), has_removals))
+            self._wake()
+
+    def _wake(self) -> None:
         event, self._changed = self._changed, asyncio.Event()
         event.set()
 
@@ -161,6 +194,18 @@ class Feed:
         elif not is_up and (self.is_database_up or not self.is_loaded):
             log.warning("database_lost", reason=reason)
         self.is_database_up = is_up
+
+
+async def _read_state(connection: AsyncConnection, version: int) -> ControlState:
+    coming = ControlState()
+    for kind in rows.KINDS.values():
+        async with aclosing(rows.read_all(connection, kind)) as parts:
+            async for part in parts:
+                for _ in coming.fill(part):
+                    pass
+                await asyncio.sleep(0)  # let others run
+    coming.version = version
+    return coming
 
 
 async def _read_delta(

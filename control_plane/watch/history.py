@@ -5,6 +5,7 @@ it has, and one that fell off the end starts again from a snapshot.
 """
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -14,6 +15,36 @@ class Delta:
 
     version: int
     payload: bytes
+    has_removals: bool = False
+
+
+def joined(deltas: Sequence[Delta], *, bytes_max: int = 256 * 1024) -> Iterator[Delta]:
+    """Return the same changes in as few messages as possible, for a reader that is behind.
+
+    The bytes of messages in a row are one message with all they hold. Readers apply a message's
+    removals before its upserts, so one with removals must be the first of its row.
+
+    Args:
+        deltas: In order.
+        bytes_max: Of a message that is made of several.
+    """
+    row: list[Delta] = []
+    row_bytes = 0
+    for delta in deltas:
+        if row and (delta.has_removals or row_bytes + len(delta.payload) > bytes_max):
+            yield _join(row)
+            row, row_bytes = [], 0
+        row.append(delta)
+        row_bytes += len(delta.payload)
+    if row:
+        yield _join(row)
+
+
+def _join(row: list[Delta]) -> Delta:
+    if len(row) == 1:
+        return row[0]
+    payload = b"".join(delta.payload for delta in row)
+    return Delta(row[-1].version, payload, row[0].has_removals)
 
 
 class History:

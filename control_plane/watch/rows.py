@@ -1,7 +1,8 @@
 """From rows to the wire's objects: one table of kinds, used for snapshots and deltas alike."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 from google.protobuf.message import Message
@@ -10,6 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
 from sluice.wire.control.v1 import control_pb2 as wire
+
+_BATCH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,21 @@ def wire_state(observed: int, *, is_draining: bool) -> int:
     return wire.REPLICA_STATE_DRAINING if is_draining and observed not in ended else observed
 
 
-async def read(
-    connection: AsyncConnection, kind: Kind, keys: Sequence[str] | None = None
-) -> list[Message]:
-    """Return the objects of a kind, all or those with the given keys."""
-    query = select(*kind.columns)
-    if keys is not None:
-        query = query.where(kind.key.in_(keys))
+async def read(connection: AsyncConnection, kind: Kind, keys: Sequence[str]) -> list[Message]:
+    """Return the objects of a kind with the given keys."""
+    query = select(*kind.columns).where(kind.key.in_(keys))
     found = (await connection.execute(query)).mappings()
     return [kind.to_wire(cast("Mapping[str, Any]", row)) for row in found]
+
+
+async def read_all(connection: AsyncConnection, kind: Kind) -> AsyncGenerator[wire.WatchResponse]:
+    """Yield all objects of a kind, `_BATCH` at a time: what takes no longer than a millisecond.
+
+    A message for many objects holds them in less memory than as many messages would.
+    """
+    found = (await connection.execute(select(*kind.columns))).mappings()
+    rows = cast("Iterator[Mapping[str, Any]]", iter(found))
+    while batch := [kind.to_wire(row) for row in islice(rows, _BATCH)]:
+        part = wire.WatchResponse(is_part=True)
+        getattr(part.upserts, kind.name).extend(batch)
+        yield part

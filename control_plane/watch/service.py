@@ -12,13 +12,15 @@ import grpc.aio
 import structlog
 
 from control_plane.fields import is_address, is_id
-from control_plane.watch.feed import Feed
+from control_plane.watch.feed import Feed, Snapshot
+from control_plane.watch.history import joined
 from sluice.wire.control.v1 import control_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
 _HEARTBEAT_S = 2.0
 _WRITE_TIMEOUT_S = 10.0
+_SNAPSHOT_TIMEOUT_S = 60.0  # for all parts: who reads them holds this snapshot in memory
 _SERVICE = "sluice.wire.control.v1.ControlService"
 
 _ROLES: dict[int, str] = {
@@ -98,23 +100,25 @@ class WatchService:
         self._count(role, 1)
         try:
             with presence:
-                await self._serve(request.known_version, context)
+                await self._serve(request, context)
         except TimeoutError:
             log.warning("watcher_cut", role=role, instance=request.instance_id)
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the watcher does not read")
         finally:
             self._count(role, -1)
 
-    async def _serve(self, version: int, context: Context) -> None:
+    async def _serve(self, request: wire.WatchRequest, context: Context) -> None:
+        version = request.known_version
         await _write(context, self._heartbeat(version))  # we are here, before a large snapshot
         while True:
             changed = self._feed.changed()
             newer = self._feed.history.since(version)
             if newer is None:
-                version, payload = await self._feed.snapshot()
-                await _write(context, payload)
+                snapshot = await self._feed.snapshot()
+                await _write_snapshot(context, snapshot, in_parts=request.takes_parts)
+                version = snapshot.version
                 continue
-            for delta in newer:
+            for delta in joined(newer):
                 await _write(context, delta.payload)
                 version = delta.version
             if newer:
@@ -128,6 +132,13 @@ class WatchService:
     @staticmethod
     def _heartbeat(version: int) -> bytes:
         return wire.WatchResponse(version=version, is_heartbeat=True).SerializeToString()
+
+
+async def _write_snapshot(context: Context, snapshot: Snapshot, *, in_parts: bool) -> None:
+    parts = snapshot.parts if in_parts else (b"".join(snapshot.parts),)
+    async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
+        for part in parts:
+            await _write(context, part)
 
 
 async def _write(context: Context, payload: bytes) -> None:

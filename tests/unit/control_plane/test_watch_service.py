@@ -39,10 +39,12 @@ class Reader:
         raise grpc.aio.AbortError(details)
 
 
-def _feed(*, deltas_max: int = 100) -> Feed:
+async def _feed(*, deltas_max: int = 100) -> Feed:
     feed = Feed(Database("postgresql+asyncpg://nobody@/none?host=/nowhere"))
     feed.history = History(deltas_max=deltas_max)
-    feed._publish(wire.WatchResponse(version=10, is_snapshot=True))
+    state = ControlState()
+    state.version = 10
+    await feed._start_from(state)
     return feed
 
 
@@ -66,7 +68,7 @@ def _service(feed: Feed) -> tuple[WatchService, Metrics, Presence]:
 
 
 async def test_a_watcher_gets_a_snapshot_and_then_each_change() -> None:
-    feed = _feed()
+    feed = await _feed()
     service, metrics, presence = _service(feed)
     reader = Reader()
     request = wire.WatchRequest(role=wire.ROLE_ROUTER, instance_id="r", address="a:1")
@@ -89,8 +91,89 @@ async def test_a_watcher_gets_a_snapshot_and_then_each_change() -> None:
     assert b'control_plane_watchers_count{role="router"} 0.0' in metrics.render(feed)
 
 
+async def test_a_watcher_that_takes_parts_gets_them_and_another_one_message() -> None:
+    feed = await _feed()
+    service, _, _ = _service(feed)
+    tiers = [wire.Tier(id=str(number)) for number in range(2001)]
+    tenants = [wire.Tenant(id="t")]
+    objects = wire.Objects(tiers=tiers, tenants=tenants)
+    feed._publish(wire.WatchResponse(version=11, upserts=objects))
+    new, old = Reader(), Reader()
+    async with asyncio.TaskGroup() as tasks:
+        for reader, takes_parts in ((new, True), (old, False)):
+            request = wire.WatchRequest(takes_parts=takes_parts)
+            tasks.create_task(service.watch(request, reader), name="watch")
+        await _settle()
+        for task in asyncio.all_tasks():
+            if task.get_name() == "watch":
+                task.cancel()
+    assert [(m.version, m.is_part, m.is_snapshot) for m in new.taken[1:]] == [
+        *[(0, True, False)] * 3,
+        (11, False, True),
+    ]
+    assert [m.is_snapshot for m in old.taken[1:]] == [True]
+    assert old.state.tiers == feed.state.tiers
+    assert old.state.tenants == feed.state.tenants
+    assert old.state.version == 11
+
+
+async def test_new_watchers_share_a_snapshot_until_the_way_from_it_is_long() -> None:
+    feed = await _feed()
+    objects = wire.Objects(tiers=[wire.Tier(id=str(number), rpm=1) for number in range(100)])
+    feed._publish(wire.WatchResponse(version=11, upserts=objects))
+    first = await feed.snapshot()
+    _change(feed, 12)
+    assert await feed.snapshot() is first
+    for version in range(13, 50):
+        _change(feed, version)
+    assert (await feed.snapshot()).version == 49
+    other = ControlState()
+    other.version = 49  # a restored database: the same version, another state
+    await feed._start_from(other)
+    assert len((await feed.snapshot()).parts) == 1
+
+
+async def test_a_watcher_behind_gets_many_changes_in_one_message() -> None:
+    feed = await _feed()
+    service, _, _ = _service(feed)
+    for version in range(11, 30):
+        _change(feed, version)
+    feed._publish(wire.WatchResponse(version=30, removals=wire.Removals(tiers=["t1", "t2"])))
+    _change(feed, 36)  # t1 again
+    reader = Reader()
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(service.watch(wire.WatchRequest(known_version=10), reader))
+        await _settle()
+        watching.cancel()
+    assert [m.version for m in reader.taken[1:]] == [29, 36]
+    assert reader.state.tiers == feed.state.tiers
+    assert "t2" not in reader.state.tiers
+
+
+async def test_a_watcher_that_reads_a_snapshot_drop_by_drop_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each part is taken in time, all of them are not: it would hold an old snapshot for ever."""
+    monkeypatch.setattr(watch_service, "_SNAPSHOT_TIMEOUT_S", 0.05)
+    feed = await _feed()
+    tiers = [wire.Tier(id=str(number)) for number in range(200_001)]
+    feed._publish(wire.WatchResponse(version=11, upserts=wire.Objects(tiers=tiers)))
+    service, _, _ = _service(feed)
+
+    class Dropwise(Reader):
+        async def write(self, payload: bytes) -> None:
+            await asyncio.sleep(0.01)
+            await super().write(payload)
+
+    reader = Dropwise()
+    with pytest.raises(grpc.aio.AbortError):
+        await service.watch(wire.WatchRequest(takes_parts=True), reader)
+    assert reader.aborted is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert len(reader.taken) < 50
+
+
 async def test_a_slow_watcher_falls_off_the_history_and_starts_from_a_snapshot() -> None:
-    feed = _feed(deltas_max=3)
+    feed = await _feed(deltas_max=3)
     service, _, _ = _service(feed)
     reader = Reader()
     async with asyncio.TaskGroup() as tasks:
@@ -110,7 +193,7 @@ async def test_a_slow_watcher_falls_off_the_history_and_starts_from_a_snapshot()
 
 async def test_a_watcher_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_service, "_WRITE_TIMEOUT_S", 0.01)
-    service, _, presence = _service(_feed())
+    service, _, presence = _service(await _feed())
     reader = Reader()
     reader.may_read.clear()
     request = wire.WatchRequest(role=wire.ROLE_ROUTER, instance_id="r", address="a:1")
@@ -122,7 +205,7 @@ async def test_a_watcher_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPat
 
 async def test_an_idle_watcher_hears_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_service, "_HEARTBEAT_S", 0.001)
-    service, _, _ = _service(_feed())
+    service, _, _ = _service(await _feed())
     reader = Reader()
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(service.watch(wire.WatchRequest(known_version=10), reader))
@@ -140,13 +223,13 @@ async def test_without_a_state_nobody_is_served() -> None:
     assert reader.aborted is grpc.StatusCode.UNAVAILABLE
 
 
-def test_the_names_of_the_metrics() -> None:
+async def test_the_names_of_the_metrics() -> None:
     metrics = Metrics()
     metrics.count_request("/v1/tiers/{id}", 200)
     metrics.count_watcher("router", 1)
     names = {
         line.split()[2]: line.split()[3]
-        for line in metrics.render(_feed()).decode().splitlines()
+        for line in metrics.render(await _feed()).decode().splitlines()
         if line.startswith("# TYPE") and "_created" not in line
     }
     assert names == {

@@ -158,6 +158,65 @@ async def test_a_file_with_other_kinds_is_used_until_there_is_a_snapshot(
     assert math.isfinite(watcher.age_s())
 
 
+def _parts(state: ControlState) -> list[wire.WatchResponse]:
+    return [wire.WatchResponse.FromString(part) for part in state.serialized()]
+
+
+async def test_a_snapshot_in_parts_is_taken_when_its_last_part_is_here() -> None:
+    truth = ControlState()
+    truth.apply(_delta(7, {("keys", str(number)): 1 for number in range(5001)}))
+    watcher = _watcher(None)
+    told: list[wire.WatchResponse] = []
+    watcher.on_change(told.append)
+    *parts, last = _parts(truth)
+    assert len(parts) == 3
+    for part in parts:
+        await watcher._hear(part)
+        assert (watcher.state.version, watcher.state.keys) == (0, {})
+        assert math.isinf(watcher.age_s())
+    await watcher._hear(last)
+    assert _content(watcher.state) == _content(truth)
+    assert [(it.version, it.is_snapshot) for it in told] == [(7, True)]
+
+
+async def test_parts_of_a_stream_that_broke_are_not_mixed_with_those_of_the_next() -> None:
+    def state(version: int, prefix: str) -> ControlState:
+        made = ControlState()
+        made.apply(_delta(version, {("keys", f"{prefix}{number}"): 1 for number in range(4001)}))
+        return made
+
+    before, after = state(7, "old"), state(9, "new")
+    streams = [_parts(before)[:2], _parts(after)]
+    asked: list[int] = []
+    asked_again = asyncio.Event()
+
+    async def responses(_: object) -> AsyncIterator[wire.WatchResponse]:
+        asked.append(watcher.state.version)
+        if not streams:
+            asked_again.set()
+            await asyncio.Event().wait()
+        for response in streams.pop(0):
+            yield response
+
+    watcher = _watcher(None)
+    watcher._responses = responses  # type: ignore[assignment,method-assign]
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watcher.run())
+        await asked_again.wait()
+        running.cancel()
+    assert asked == [0, 0, 9]
+    assert _content(watcher.state) == _content(after)
+
+
+def test_an_older_reader_takes_the_parts_in_a_row_for_one_snapshot() -> None:
+    truth = ControlState()
+    truth.apply(_delta(7, {("keys", str(number)): 1 for number in range(5001)}))
+    reader = ControlState()
+    assert reader.apply(_snapshot(truth))
+    assert _content(reader) == _content(truth)
+    assert not ControlState().apply(_parts(truth)[0]), "a part alone changes nothing"
+
+
 async def test_a_greeting_is_no_state() -> None:
     watcher = _watcher(None)
     await watcher._hear(wire.WatchResponse(version=0, is_heartbeat=True))

@@ -36,16 +36,18 @@ REPLICA_STATE_LOST: ReplicaState
 REPLICA_STATE_STOPPED: ReplicaState
 
 class WatchRequest(_message.Message):
-    __slots__ = ("role", "instance_id", "address", "known_version")
+    __slots__ = ("role", "instance_id", "address", "known_version", "takes_parts")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TAKES_PARTS_FIELD_NUMBER: _ClassVar[int]
     role: Role
     instance_id: str
     address: str
     known_version: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., instance_id: _Optional[str] = ..., address: _Optional[str] = ..., known_version: _Optional[int] = ...) -> None: ...
+    takes_parts: bool
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., instance_id: _Optional[str] = ..., address: _Optional[str] = ..., known_version: _Optional[int] = ..., takes_parts: _Optional[bool] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("instance_id",)
@@ -58,18 +60,20 @@ class LeaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("version", "is_snapshot", "upserts", "removals", "is_heartbeat")
+    __slots__ = ("version", "is_snapshot", "upserts", "removals", "is_heartbeat", "is_part")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     UPSERTS_FIELD_NUMBER: _ClassVar[int]
     REMOVALS_FIELD_NUMBER: _ClassVar[int]
     IS_HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    IS_PART_FIELD_NUMBER: _ClassVar[int]
     version: int
     is_snapshot: bool
     upserts: Objects
     removals: Removals
     is_heartbeat: bool
-    def __init__(self, version: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., upserts: _Optional[_Union[Objects, _Mapping]] = ..., removals: _Optional[_Union[Removals, _Mapping]] = ..., is_heartbeat: _Optional[bool] = ...) -> None: ...
+    is_part: bool
+    def __init__(self, version: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., upserts: _Optional[_Union[Objects, _Mapping]] = ..., removals: _Optional[_Union[Removals, _Mapping]] = ..., is_heartbeat: _Optional[bool] = ..., is_part: _Optional[bool] = ...) -> None: ...
 
 class Objects(_message.Message):
     __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases")
