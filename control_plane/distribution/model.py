@@ -1,0 +1,149 @@
+"""What the planner of distribution is told and what it answers. Chunks are counted from 0."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+STORE = "store"  # stands where the id of a node would
+
+
+class Priority(IntEnum):
+    """What is served first; a lower number goes before a higher one."""
+
+    NEEDED = 0  # a request waits for it
+    WARMING = 1  # promoted, or a replica that starts
+    PREFETCH = 2
+
+
+class Trouble(StrEnum):
+    """Why a chunk did not arrive."""
+
+    CORRUPT = "corrupt"  # it came, and its SHA-256 is another one
+    TIMEOUT = "timeout"
+    REFUSED = "refused"  # no connection, or the source does not have it
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node stands; a rack's name is unique within its region."""
+
+    region: str
+    rack: str
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What is distributed.
+
+    Attributes:
+        digest: Its name.
+        chunk_count: At least 1.
+        chunk_bytes: Of every chunk; the last one may be smaller, and is planned as if it were not.
+    """
+
+    digest: str
+    chunk_count: int
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A chunk that a node asked for in vain, and of whom."""
+
+    digest: str
+    chunk: int
+    source: str
+    trouble: Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a node says a few times a second at most.
+
+    Attributes:
+        node_id: Its name.
+        place: Where it stands.
+        boot_id: Another one after every start of the agent.
+        held: By digest, the verified chunks on its disk: bit i is chunk i. All artifacts in the
+            first report of a boot and when the last answer asked for all, later only changed ones.
+        failures: Since the last report.
+        is_full: `held` names all that the node has.
+    """
+
+    node_id: str
+    place: Place
+    boot_id: str
+    held: Mapping[str, int] = field(default_factory=dict[str, int])
+    failures: tuple[Failure, ...] = ()
+    is_full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Fetch the chunks from `start` to before `stop` that are not there yet."""
+
+    digest: str
+    start: int
+    stop: int
+    source: str
+    priority: Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All that a node shall be fetching now, the most urgent first.
+
+    What is not named any more is given up: a lost answer is repaired by the next one.
+    `wants_full` asks for a report of all that the node holds.
+    """
+
+    orders: tuple[Order, ...] = ()
+    wants_full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the planner.
+
+    Attributes:
+        groups_max: An artifact is planned in at most so many groups of neighbouring chunks.
+        horizon_s: What a node is told to fetch, and to serve, lasts about so long at full speed.
+            More than a report's interval, or links stand still between two reports.
+        up_bytes_s: What a node may send to others.
+        down_bytes_s: What a node can receive.
+        uploads_max: Orders that name one node as their source.
+        downloads_max: Orders of one node.
+        store_readers_max: Nodes of one region that read from the store at once.
+        store_bytes_s: What one region reads from the store.
+        seeds: A power of two. With so many copies of a group in the region, there or on the way,
+            nobody asks the store or another region for it.
+        across_max: Orders of one region that are served by other regions.
+        prefetch_ratio: Prefetch fills at most this part of what may be planned for a link.
+        tries_max: Looks for a source in one round, in vain or not.
+        order_timeout_s: After that an order is taken back; whose fault it is, nodes say sooner.
+        lost_after_s: Without a report for so long, a node counts as gone.
+        shun_s: After the first failure; doubled by each of the following.
+        shun_max_s: Longest.
+        corrupt_shun_s: After a corrupt chunk.
+        accused_max: Who blames so many different sources is itself at fault: it is not believed for
+            a while and reads from the store; if it was for corrupt chunks, it serves nobody either.
+    """
+
+    groups_max: int = 1024
+    horizon_s: float = 1.5
+    up_bytes_s: float = 1.25e9
+    down_bytes_s: float = 1.25e9
+    uploads_max: int = 128
+    downloads_max: int = 64
+    store_readers_max: int = 16
+    store_bytes_s: float = 6.25e9
+    seeds: int = 2
+    across_max: int = 64
+    prefetch_ratio: float = 0.5
+    tries_max: int = 20_000
+    order_timeout_s: float = 30.0
+    lost_after_s: float = 5.0
+    shun_s: float = 5.0
+    shun_max_s: float = 300.0
+    corrupt_shun_s: float = 600.0
+    accused_max: int = 4

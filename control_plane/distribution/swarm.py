@@ -1,0 +1,131 @@
+"""Who holds which groups of one artifact, and which are rare, kept up change by change.
+
+Nodes and regions are numbers here; a set of nodes or of groups is an integer, one bit for each.
+"""
+
+from collections import defaultdict
+
+from control_plane.distribution.bits import every, members, starts_of_runs
+from control_plane.distribution.model import Artifact
+
+LEVELS = 16  # powers of two of the number of copies: 32,768 and more are alike
+
+
+class Rarity:
+    """How many copies of each group a region has, held or on the way."""
+
+    __slots__ = ("_copies", "_held", "held", "levels")
+
+    def __init__(self, groups: int) -> None:
+        self._copies = [0] * groups
+        self._held = [0] * groups
+        # Groups with 0 copies, with 1, with 2 or 3, with 4 to 7, ...
+        self.levels = [(1 << groups) - 1] + [0] * (LEVELS - 1)
+        self.held = 0  # groups that a source in the region has
+
+    def count(self, group: int, change: int) -> None:
+        """Count a copy that comes or goes."""
+        before = self._copies[group]
+        after = self._copies[group] = before + change
+        assert after >= 0, group
+        old = min(before.bit_length(), LEVELS - 1)
+        new = min(after.bit_length(), LEVELS - 1)
+        if old != new:
+            self.levels[old] ^= 1 << group
+            self.levels[new] ^= 1 << group
+
+    def hold(self, group: int, change: int) -> None:
+        """Count a source that has the group, or has it no longer."""
+        self.count(group, change)
+        self._held[group] += change
+        if self._held[group] == 0:
+            self.held &= ~(1 << group)
+        else:
+            self.held |= 1 << group
+
+    def thin(self, seeds: int) -> int:
+        """Return the groups with fewer copies than `seeds`, which is a power of two."""
+        found = 0
+        for mask in self.levels[: seeds.bit_length()]:
+            found |= mask
+        return found
+
+
+class Swarm:
+    """One artifact: the groups that each node has and is fetching, and who serves each group."""
+
+    def __init__(self, artifact: Artifact, groups_max: int) -> None:
+        self.artifact = artifact
+        self.group_chunks = -(-artifact.chunk_count // groups_max)
+        self.groups = -(-artifact.chunk_count // self.group_chunks)
+        self.group_bytes = self.group_chunks * artifact.chunk_bytes
+        self.all = (1 << self.groups) - 1
+        self.have: dict[int, int] = {}  # node -> groups
+        self.asked: dict[int, int] = {}  # node -> groups
+        self.holders = [0] * self.groups  # nodes that serve the group
+        self.regions: defaultdict[int, Rarity] = defaultdict(lambda: Rarity(self.groups))
+        self._starts: dict[int, int] = {}  # node -> first chunks of its groups
+        self._first_chunks = every(self.group_chunks, self.groups)
+        planned = self.groups * self.group_chunks
+        self._beyond = ((1 << planned) - 1) ^ ((1 << artifact.chunk_count) - 1)
+        self._chunks = (1 << artifact.chunk_count) - 1
+
+    def chunks_of(self, group: int) -> tuple[int, int]:
+        """Return the first chunk of a group, and the one after its last."""
+        start = group * self.group_chunks
+        return start, min(start + self.group_chunks, self.artifact.chunk_count)
+
+    def missing(self, node: int) -> int:
+        """Return the groups that the node neither has nor is fetching."""
+        return self.all & ~(self.have.get(node, 0) | self.asked.get(node, 0))
+
+    def is_complete(self, node: int) -> bool:
+        """Return whether the node has all of it."""
+        return self.have.get(node, 0) == self.all
+
+    def observe(self, node: int, region: int, held: int, *, serves: bool) -> list[int]:
+        """Take over the chunks that a node has; return the groups that became whole."""
+        starts = starts_of_runs((held & self._chunks) | self._beyond, self.group_chunks)
+        starts &= self._first_chunks
+        before = self._starts.get(node, 0)
+        if starts == before:
+            return []
+        self._starts[node] = starts
+        gained = [bit // self.group_chunks for bit in members(starts & ~before)]
+        dropped = [bit // self.group_chunks for bit in members(before & ~starts)]
+        have = self.have.get(node, 0)
+        for group in (*gained, *dropped):
+            have ^= 1 << group
+        self.have[node] = have
+        if serves:
+            self._serve(node, region, gained, 1)
+            self._serve(node, region, dropped, -1)
+        return gained
+
+    def serve(self, node: int, region: int, *, serves: bool) -> None:
+        """Let a node begin to serve all that it has, or end."""
+        self._serve(node, region, list(members(self.have.get(node, 0))), 1 if serves else -1)
+
+    def ask(self, node: int, region: int, group: int) -> None:
+        """Note that the node is fetching the group."""
+        self.asked[node] = self.asked.get(node, 0) | 1 << group
+        self.regions[region].count(group, 1)
+
+    def unask(self, node: int, region: int, group: int) -> None:
+        """Note that the node is fetching the group no longer."""
+        assert self.asked[node] >> group & 1, (node, group)
+        self.asked[node] ^= 1 << group
+        self.regions[region].count(group, -1)
+
+    def forget(self, node: int) -> None:
+        """Drop what is known of a node that neither serves nor fetches."""
+        assert not self.asked.pop(node, 0), node
+        self.have.pop(node, None)
+        self._starts.pop(node, None)
+
+    def _serve(self, node: int, region: int, groups: list[int], change: int) -> None:
+        rarity, bit = self.regions[region], 1 << node
+        for group in groups:
+            assert bool(self.holders[group] & bit) is (change < 0), (node, group)
+            self.holders[group] ^= bit
+            rarity.hold(group, change)
