@@ -289,8 +289,7 @@ def _check_complete(
                 f" {', '.join(sorted(_SHORT))} in {base.layers} layers"
             )
     excluded = _targets(config, "exclude_modules")
-    layers = config.get("layers_to_transform")
-    layers = [layers] if isinstance(layers, int) else layers
+    layers = _layers(config)
     wanted = {
         module
         for module in every
@@ -306,6 +305,19 @@ def _check_complete(
                 f"{TENSOR_FILE} {problem} layer {layer} {name} ({len(modules)} in all): it does not"
                 f" fit to {CONFIG_FILE}"
             )
+
+
+def _layers(config: Mapping[str, Any]) -> list[int] | None:
+    """Return the layers that the adapter changes; None: all."""
+    given = config.get("layers_to_transform")
+    if given is None:
+        return None
+    layers = cast("list[Any]", given if isinstance(given, list) else [given])
+    if not all(isinstance(layer, int) for layer in layers):
+        raise ArtifactError(
+            f"{CONFIG_FILE}: layers_to_transform is {given!r:.80}; numbers of layers are needed"
+        )
+    return layers
 
 
 def _targets(config: Mapping[str, Any], field: str) -> list[str]:

@@ -146,6 +146,12 @@ def test_adapters_of_some_layers(adapter_dir: Path, config: ModelConfig) -> None
     assert {layer for layer, _ in read(adapter_dir, config).deltas} == {1}
 
 
+@pytest.mark.parametrize("layers", [1.5, "0", {"0": 1}, [0, "1"], [None]])
+def test_layers_are_numbers(adapter_dir: Path, config: ModelConfig, layers: object) -> None:
+    edit_config(adapter_dir, layers_to_transform=layers)
+    refuse(adapter_dir, config, "layers_to_transform is .*numbers of layers")
+
+
 @pytest.mark.parametrize(
     "harmless",
     [
