@@ -141,6 +141,14 @@ async def test_a_settlement_leaves_with_the_next_call_and_keeps_none_waiting(
     monkeypatch.setattr(shared, "_NEWS_PACE_S", 3600.0)
     valkey, limiter = await ready()
     async with asyncio.TaskGroup() as tasks:
+        placed = tasks.create_task(reserve(limiter))
+        await sent(valkey, 1)
+        valkey.listener.replied(GRANTED)
+        await asyncio.wait([placed])
+        limiter.settle(placed.result(), prompt_tokens=300, output_tokens=0, was_served=True)
+        await sent(valkey, 2)
+        valkey.listener.replied(b"")  # from now on nobody's place is news
+        valkey.sent.clear()
         first = tasks.create_task(reserve(limiter, principal=BY_THE_MINUTE))
         await sent(valkey, 1)
         valkey.listener.replied(GRANTED)

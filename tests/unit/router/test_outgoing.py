@@ -144,6 +144,39 @@ async def test_two_steps_of_one_stream_do_not_share_a_message():
     assert link.is_flushed
 
 
+async def test_what_joined_a_message_is_not_followed_by_its_own_next_step_in_it():
+    link = GatewayLink(1, "gateway")
+    link.put(batch(1, 10), 0.0)
+    assert list(taken(link).token) == [10]
+    link.put(batch(1, 11), PAUSE_S / 4)
+    link.put(batch(2, 20), PAUSE_S / 3)
+    link.put(batch(2, 21), PAUSE_S / 2)
+    assert list(taken(link).token) == [11, 20]
+
+
+def test_what_waits_when_another_message_has_just_left_leaves_after_its_own_pause():
+    left_at: list[float] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        link = GatewayLink(1, "gateway")
+        for token in range(3):
+            link.put(batch(1, token), loop.time())
+            if token != 1:  # which waits: a timer is set for it, and the next step comes before
+                assert list(taken(link).token) == [max(0, token - 1)]
+                left_at.append(loop.time())
+            await asyncio.sleep(PAUSE_S / 3)
+        async with asyncio.timeout(1):
+            await link.ready.wait()
+        assert list(taken(link).token) == [2]
+        left_at.append(loop.time())
+
+    run(main())
+    assert [later - earlier for earlier, later in pairwise(left_at)] == pytest.approx(
+        [PAUSE_S * 2 / 3, PAUSE_S]
+    )
+
+
 async def test_a_dispatch_carries_everything_the_engine_needs():
     core = RouterCore(CoreConfig())
     core.on_gateway(1, 0.0)
