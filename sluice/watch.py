@@ -41,6 +41,9 @@ _CHUNK_OBJECTS = 2000  # objects serialized in one go: about 1 ms with the inter
 _SILENCE_S = 6.0  # heartbeats come every 2 s; three missed ones mean a dead connection
 _LEAVE_TIMEOUT_S = 0.5
 _SAVE_DELAY_S = 1.0  # changes of this long are written together
+_SAVE_RETRY_S = 10.0  # after one that failed: a full disk may have room later
+_TOUCH_S = 30.0  # how much too old a file may look that is as good as new
+_LEFTOVER_S = 60.0  # a staging file of this age belongs to a writer that was killed
 _SAVE_SHARE = 20  # a save that took t is followed by at least 20 t without one
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 512 * 1024 * 1024),  # an older server's whole snapshot
@@ -152,9 +155,16 @@ def _chunks(items: Sequence[Message], size: int) -> Iterator[list[Message]]:
         yield chunk
 
 
-def write_snapshot(pieces: Iterator[bytes], file: Path) -> None:
-    """Write a snapshot file: complete or not at all, mode 0600. Blocks; OSError when it cannot."""
+def write_snapshot(pieces: Iterator[bytes], file: Path, *, true_at_unix_s: float = 0.0) -> None:
+    """Write a snapshot file: complete or not at all, mode 0600. Blocks; OSError when it cannot.
+
+    Args:
+        pieces: Of a serialized snapshot.
+        file: Its time of change says when the state was last known to be true.
+        true_at_unix_s: That time; 0: now.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(file)
     payload = b"".join(pieces)
     header = b" ".join((_FORMAT, hashlib.sha256(payload).hexdigest().encode(), _KINDS)) + b"\n"
     staging = file.with_name(new_id(f".{file.name}"))
@@ -165,10 +175,20 @@ def write_snapshot(pieces: Iterator[bytes], file: Path) -> None:
             stream.write(payload)
             stream.flush()
             os.fsync(stream.fileno())
+        if true_at_unix_s:
+            os.utime(staging, (true_at_unix_s, true_at_unix_s))
         staging.replace(file)
     except BaseException:
         staging.unlink(missing_ok=True)
         raise
+
+
+def _remove_leftovers(file: Path) -> None:
+    """Remove what killed writers left: each holds secrets, and as much room as the file."""
+    for staging in file.parent.glob(f".{file.name}_*"):
+        with suppress(FileNotFoundError):  # another process of this folder was faster
+            if time.time() - staging.stat().st_mtime > _LEFTOVER_S:
+                staging.unlink()
 
 
 def read_snapshot(file: Path) -> wire.WatchResponse:
@@ -361,6 +381,7 @@ class ControlWatcher:
             await self._take_snapshot(response)
         elif response.is_part:
             await _in_slices(self._coming.fill(response))
+            await asyncio.sleep(0)  # the next part may be here already
         elif self.state.apply(response):
             self._tell(response)
 
@@ -395,15 +416,34 @@ class ControlWatcher:
         pause_s = _SAVE_DELAY_S
         try:
             while True:
-                await self._unsaved.wait()
+                try:
+                    async with asyncio.timeout(_TOUCH_S):
+                        await self._unsaved.wait()
+                except TimeoutError:
+                    self._touch(file)
+                    continue
                 await asyncio.sleep(pause_s)
                 self._unsaved.clear()
                 started_at = time.monotonic()
-                await asyncio.to_thread(_write_or_warn, self.state.serialized(), file)
+                pieces, at_unix_s = self.state.serialized(), self._true_at_unix_s()
+                is_saved = await asyncio.to_thread(_write_or_warn, pieces, file, at_unix_s)
                 pause_s = max(_SAVE_DELAY_S, _SAVE_SHARE * (time.monotonic() - started_at))
+                if not is_saved:
+                    self._unsaved.set()
+                    pause_s = _SAVE_RETRY_S
         finally:
             if self._unsaved.is_set():
-                _write_or_warn(self.state.serialized(), file)
+                _write_or_warn(self.state.serialized(), file, self._true_at_unix_s())
+
+    def _true_at_unix_s(self) -> float:
+        return time.time() - self.age_s() if self._heard_at is not None else 0.0
+
+    def _touch(self, file: Path) -> None:
+        """Note on the file, which holds the state as it is, when that was last known to be true."""
+        at_unix_s = self._true_at_unix_s()
+        if at_unix_s:
+            with suppress(OSError):
+                os.utime(file, (at_unix_s, at_unix_s))
 
 
 async def _in_slices(steps: Iterator[None]) -> None:
@@ -415,8 +455,10 @@ async def _in_slices(steps: Iterator[None]) -> None:
             until_s = time.perf_counter() + _SLICE_S
 
 
-def _write_or_warn(pieces: Iterator[bytes], file: Path) -> None:
+def _write_or_warn(pieces: Iterator[bytes], file: Path, true_at_unix_s: float) -> bool:
     try:
-        write_snapshot(pieces, file)
+        write_snapshot(pieces, file, true_at_unix_s=true_at_unix_s)
     except OSError as error:
         log.warning("control_snapshot_not_saved", file=str(file), error=str(error))
+        return False
+    return True

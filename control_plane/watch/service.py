@@ -109,7 +109,9 @@ class WatchService:
 
     async def _serve(self, request: wire.WatchRequest, context: Context) -> None:
         version = request.known_version
-        await _write(context, self._heartbeat(version))  # we are here, before a large snapshot
+        # We are here, before a large snapshot; a version would say that what is known is true.
+        is_newest = self._feed.history.since(version) == []
+        await _write(context, self._heartbeat(version if is_newest else 0))
         while True:
             changed = self._feed.changed()
             newer = self._feed.history.since(version)
