@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 CHUNK_BYTES = 4 << 20
 FORMAT = 1
 FILES_MAX = 4096
-CHUNKS_MAX = 1 << 17  # 512 GiB, in a manifest of 9 MB
+CHUNKS_MAX = 1 << 16  # 256 GiB, in a manifest of 5 MB
 MANIFEST_BYTES_MAX = 16 << 20
 _NAME_CHARACTERS_MAX, _DEPTH_MAX = 255, 8
 _SIZE_MAX = CHUNKS_MAX * CHUNK_BYTES

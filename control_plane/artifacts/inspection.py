@@ -33,13 +33,17 @@ async def inspect_apart(job: Job, limit_s: float) -> list[str] | None:
         for name, value in os.environ.items()
         if name in _PASSED_ON or name.startswith("AWS_")
     }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "control_plane.artifacts.inspector"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=env,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "control_plane.artifacts.inspector"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=env,
+        )
+    except OSError as error:
+        log.warning("inspector_not_started", error=str(error))
+        return None
     try:
         async with asyncio.timeout(limit_s):
             report, errors = await process.communicate(job.to_json())

@@ -32,6 +32,7 @@ Values = dict[str, Any]
 _KIND = "uploads"
 _WAIT_S = 8.0  # for the end of an upload; clients wait at least 10 s, and ask again
 _POLL_S = 0.1
+_BEGIN_S = 20.0  # a large base has tens of thousands of chunks
 SHOWN = (
     *("id", "tenant_id", "digest", "kind", "base_digest", "source", "state", "reasons"),
     *("size_bytes", "created_at"),
@@ -92,7 +93,7 @@ class UploadRoutes:
         async def work(write: Write) -> Answer:
             return await self._begin(write, new, manifest)
 
-        answer = await self._writes.run(large, work)
+        answer = await self._writes.run(large, work, deadline_s=_BEGIN_S)
         request[RECORDED] = large[RECORDED]
         return answer
 

@@ -9,8 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
     ColumnElement,
+    Integer,
+    Text,
     and_,
+    cast,
     delete,
     exists,
     func,
@@ -34,7 +38,7 @@ from control_plane.artifacts.tables import (
 from sluice.ids import new_id
 from sluice.manifests import Manifest
 
-_ROWS_MAX = 8000  # of one statement: PostgreSQL takes 32,767 values
+_ROWS_MAX = 20_000  # of one statement, which may take 5 s
 _SHOWN = tuple(
     column for column in artifact_uploads.c if column.name not in {"manifest", "signatures"}
 )
@@ -139,14 +143,17 @@ async def set_manifest(
     )
     known = delete(artifact_upload_chunks).where(artifact_upload_chunks.c.upload_id == upload_id)
     await connection.execute(known)
-    rows = [
-        {"upload_id": upload_id, "sha256": sha256, "size_bytes": size}
-        for sha256, size in manifest.chunks().items()
-    ]
-    for start in range(0, len(rows), _ROWS_MAX):
-        await connection.execute(
-            insert(artifact_upload_chunks).values(rows[start : start + _ROWS_MAX])
+    held = manifest.chunks()
+    names, sizes = list(held), list(held.values())
+    for start in range(0, len(names), _ROWS_MAX):
+        part = slice(start, start + _ROWS_MAX)
+        rows = select(
+            literal(upload_id),
+            func.unnest(cast(names[part], ARRAY(Text))),
+            func.unnest(cast(sizes[part], ARRAY(Integer))),
         )
+        columns = ["upload_id", "sha256", "size_bytes"]
+        await connection.execute(insert(artifact_upload_chunks).from_select(columns, rows))
     seen = (
         select(artifact_chunks.c.sha256)
         .join(artifact_upload_chunks, artifact_upload_chunks.c.sha256 == artifact_chunks.c.sha256)

@@ -112,8 +112,8 @@ class Worker:
             renewal = tasks.create_task(self._renew(upload))
             try:
                 reasons = await self._importer.fetch(upload)
-            except PlatformError as error:  # the store or the database: later it may be there
-                log.warning("import_left_for_later", upload=upload["id"], error=error.message)
+            except (PlatformError, DBAPIError) as error:  # store or database: later they are there
+                log.warning("import_left_for_later", upload=upload["id"], error=str(error))
                 reasons = []
             renewal.cancel()
         if reasons:

@@ -164,9 +164,18 @@ class Writes:
         self._database = database
 
     async def run(
-        self, request: web.Request, work: Callable[[Write], Awaitable[Answer]]
+        self,
+        request: web.Request,
+        work: Callable[[Write], Awaitable[Answer]],
+        *,
+        deadline_s: float = 4.0,
     ) -> web.Response:
         """Return the answer of some work, committed; or the one that its key has got before.
+
+        Args:
+            request: That asks for it.
+            work: Runs in a transaction, and again when that got lost.
+            deadline_s: For all attempts together.
 
         Raises:
             PlatformError: What the work raises, or the key was used for something else.
@@ -201,7 +210,7 @@ class Writes:
             done.append((answer, write.rows[0]))
             return answer, False
 
-        answer, is_replay = await self._database.run(attempt)
+        answer, is_replay = await self._database.run(attempt, deadline_s=deadline_s)
         request[RECORDED] = True
         return _response(answer, is_replay=is_replay)
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.artifacts import digest_directory
-from sluice.manifests import manifest_of_directory
+from sluice.manifests import CHUNK_BYTES, manifest_of_directory
 from tests.integration.artifact_site import (
     UPLOADS,
     Site,
@@ -319,3 +319,22 @@ async def test_signatures_are_checked_and_may_be_required(
         await strict.plane.put("signing-keys/ci", public_key=public_key)
         signed = base64.b64encode(key.sign(digest_directory(base_dir).encode())).decode()
         assert (await push(strict.admin, base_dir, signatures={"ci": signed})).is_success
+
+
+async def test_the_manifest_of_a_base_of_140_gb_is_taken(site) -> None:
+    count = 35_000
+    chunks = [sha(str(number).encode()) for number in range(count)]
+    weights = {
+        "name": "model.safetensors",
+        "size_bytes": count * CHUNK_BYTES,
+        "sha256": "ab" * 32,
+        "chunks": chunks,
+    }
+    manifest = {"format": 1, "chunk_bytes": CHUNK_BYTES, "files": [weights]}
+    body = {"kind": "base", "manifest": manifest}
+    begun = await site.admin.post(UPLOADS, json=body)
+    assert begun.status_code == 201, begun.text
+    again = await site.admin.post(UPLOADS, json=body)
+    assert (again.status_code, again.json()["id"]) == (200, begun.json()["id"])
+    assert [chunk["sha256"] for chunk in again.json()["missing"]] == sorted(chunks)
+    assert {chunk["size_bytes"] for chunk in again.json()["missing"]} == {CHUNK_BYTES}
