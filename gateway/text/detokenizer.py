@@ -14,8 +14,9 @@ from typing import Protocol
 import orjson
 from tokenizers import Tokenizer
 
-# Text that ends in a replacement character may be the beginning of a real one. A character has at
-# most four bytes: after this many more pushes it is what it is.
+# Text that ends in a replacement character may be the beginning of a real one, of at most so many
+# tokens: a character has at most four bytes. After this many more pushes it is what it is.
+_BEGUN_TOKENS_MAX = 3
 _HOLDS_MAX = 8
 
 
@@ -193,26 +194,43 @@ class _DiffStream:
 
     def push(self, tokens: Sequence[int]) -> str:
         self._ids += [token for token in tokens if token not in self._hidden]
-        text = self._new_text() if len(self._ids) > self._read else ""
+        end = len(self._ids)
+        text = self._new_text(end)
         if not text:
             return ""
-        if text.endswith("\ufffd") and self._holds < _HOLDS_MAX:
-            self._holds += 1
-            return ""
+        if text.endswith("\ufffd"):
+            text, end = self._before_begun(text)
+            if not text:
+                self._holds += 1
+                return ""
         self._holds = 0
         del self._ids[: self._read]
-        self._read = len(self._ids)
+        self._read = end - self._read
         return text
 
     def flush(self) -> str:
-        text = self._new_text()
+        text = self._new_text(len(self._ids))
         self._ids.clear()
         self._read = 0
         return text
 
-    def _new_text(self) -> str:
+    def _before_begun(self, text: str) -> tuple[str, int]:
+        """Return what stands before a character that has begun, and how many tokens that takes.
+
+        All of `text` when it was held long enough; nothing when it is to be held.
+        """
+        count = len(self._ids)
+        for end in range(count - 1, max(self._read, count - 1 - _BEGUN_TOKENS_MAX), -1):
+            before = self._new_text(end)
+            if before and not before.endswith("\ufffd"):
+                return before, end
+        return (text if self._holds >= _HOLDS_MAX else ""), count
+
+    def _new_text(self, end: int) -> str:
+        if end <= self._read:
+            return ""
         before = self._decode(self._ids[: self._read])
-        return self._decode(self._ids)[len(before) :]
+        return self._decode(self._ids[:end])[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -87,6 +87,7 @@ def test_other_decoders_add_up(ids: list[int], cuts: list[int]) -> None:
 
 
 @given(text=st.text(max_size=20), cuts=cuts)
+@example(text="\x80\x80\U00010000\U00010000\x80", cuts=[1, 3, 5, 6, 7, 9, 10, 11, 13])
 def test_byte_fallback_adds_up_for_valid_text(text: str, cuts: list[int]) -> None:
     ids = list(text.encode())
     assert "".join(increments(FALLBACK_TABLE, ids, cuts)) == FALLBACK.decode(ids)
