@@ -28,6 +28,7 @@ MODULES = {
     "edge": "benchmarks.load.gateway",
     "routing": "benchmarks.load.routing_study",
     "rollouts": "benchmarks.load.rollouts",
+    "distribution": "benchmarks.load.distribution",
     "watch": "benchmarks.load.watch",
 }
 
