@@ -1,6 +1,6 @@
 """From rows to the wire's objects: one table of kinds, used for snapshots and deltas alike."""
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
@@ -78,8 +78,10 @@ async def read_all(connection: AsyncConnection, kind: Kind) -> AsyncGenerator[wi
 
     A message for many objects holds them in less memory than as many messages would.
     """
-    found = (await connection.execute(select(*kind.columns))).mappings()
-    rows = cast("Iterator[Mapping[str, Any]]", iter(found))
+    found = await connection.execute(select(*kind.columns))
+    names = tuple(found.keys())
+    # A dictionary made of a row costs a third of what the library's mapping of it does.
+    rows = (dict(zip(names, row, strict=True)) for row in found)
     while batch := [kind.to_wire(row) for row in islice(rows, _BATCH)]:
         part = wire.WatchResponse(is_part=True)
         getattr(part.upserts, kind.name).extend(batch)
