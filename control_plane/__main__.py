@@ -1,5 +1,6 @@
 """`python -m control_plane`: the service."""
 
+import gc
 import sys
 
 import uvloop
@@ -8,11 +9,17 @@ from control_plane.app import run
 from control_plane.settings import Settings
 from sluice.logs import configure_logs
 
+# A full collection looks at every object of the state, while hundreds of watchers wait: it may
+# come seldom, because requests and changes make few cycles.
+_GC_THRESHOLDS = (10_000, 20, 100)
+
 
 def main() -> None:
     """Serve until stopped; status 1 and one line when an address cannot be had."""
     configure_logs("control-plane")
     settings = Settings.from_environment()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     problems: list[BaseException] = []
     try:
         uvloop.run(run(settings))
