@@ -88,6 +88,16 @@ def test_a_group_that_is_partly_there_is_asked_for_and_not_served():
     assert all(o.source != "n" or o.start != 40 for o in answers["m"].orders)
 
 
+def test_the_last_group_may_be_shorter():
+    planner = made(Artifact("odd", 98, MIB))
+    planner.want("n", "odd", Priority.WARMING)
+    planner.want("m", "odd", Priority.WARMING)
+    answers = planner.plan([first("n", odd=(1 << 98) - 1), first("m", odd=(1 << 96) - 1)], 0.0)
+    assert answers["n"] == Answer()
+    assert planner.is_complete("n", "odd")
+    assert answers["m"].orders == (Order("odd", 96, 98, "n", Priority.WARMING),)
+
+
 def test_the_rarest_group_goes_first():
     planner = made(SMALL, limits=replace(LIMITS, downloads_max=1))
     planner.want("n", "small", Priority.WARMING)
