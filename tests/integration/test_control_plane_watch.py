@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 import pytest
+from sqlalchemy import make_url
 
 from sluice.watch import ControlWatcher, read_snapshot
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -122,3 +123,26 @@ async def test_a_change_at_one_control_plane_reaches_the_watchers_of_another(
         await one.put("tiers/far", rpm=4)
         assert watcher.state.tiers["far"].rpm == 3, "its own control plane is gone"
         assert watcher.age_s() < DEADLINE_S
+
+
+async def test_a_control_plane_that_starts_reads_all_there_is(
+    postgres_server, database_url, start_control_plane, tmp_path
+) -> None:
+    """More rows than are turned into objects at once, and not a multiple of it."""
+    database = make_url(database_url).database
+    await postgres_server.execute("INSERT INTO tiers (id, rpm) VALUES ('t', 7)", database)
+    await postgres_server.execute(
+        "INSERT INTO tenants (id, name, tier_id, cache_salt, weight) "
+        "SELECT 'n' || n, 'N' || n, 't', '\\x01', n FROM generate_series(1, 250) n",
+        database,
+    )
+    async with (
+        start_control_plane(database_url, tmp_path) as plane,
+        watching(plane.grpc_address) as watcher,
+    ):
+        assert await watcher.wait_synced(DEADLINE_S)
+        assert watcher.state.tiers["t"].rpm == 7
+        found = {
+            tenant.id: (tenant.name, tenant.weight) for tenant in watcher.state.tenants.values()
+        }
+        assert found == {f"n{n}": (f"N{n}", n) for n in range(1, 251)}
