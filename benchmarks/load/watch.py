@@ -6,6 +6,7 @@ the memory of the control plane with watchers, after a storm of changes, and whi
 not read hold their streams open; what a watcher that comes back is told.
 Not measured: a network (all is on one machine, and watchers share its cores with what they watch),
 and what readers do with a message: the watchers note its arrival.
+Run: `python -m benchmarks.load.watch`.
 """
 
 import argparse

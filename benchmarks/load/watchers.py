@@ -1,9 +1,9 @@
 """Watchers that only note when messages arrive, many of them in processes of their own.
 
-`python -m benchmarks.load.watchers ADDRESS COUNT KNOWN_VERSION IS_READING` opens COUNT streams,
-each over a connection of its own, and prints a line when all are open. A version on a line of its
-input is answered by the moments at which each stream had it, in seconds on the monotonic clock of
-the machine.
+Each process is started with ADDRESS COUNT KNOWN_VERSION IS_READING, opens COUNT streams, each over
+a connection of its own, and prints a line when all are open. A version on a line of its input is
+answered by the moments at which each stream had it, in seconds on the monotonic clock of the
+machine.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Watchers:
                 arguments = [address, mine, str(known_version), str(int(is_reading))]
                 processes.append(
                     await asyncio.create_subprocess_exec(
-                        *(sys.executable, "-m", __spec__.name, *arguments),
+                        *(sys.executable, "-c", f"from {__name__} import main; main()", *arguments),
                         stdin=asyncio.subprocess.PIPE,
                         stdout=asyncio.subprocess.PIPE,
                         limit=_LINE_BYTES_MAX,
@@ -156,5 +156,6 @@ async def _main(address: str, count: int, known_version: int, is_reading: bool) 
             print(json.dumps(await noted.when(int(line))), flush=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be one of the processes."""
     asyncio.run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1"))
