@@ -185,8 +185,8 @@ def eventually_fixture() -> Callable[..., Awaitable[None]]:
     return eventually
 
 
-async def eventually(check: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+async def eventually(check: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
         while not check():  # noqa: ASYNC110 - what it waits for has no event
             await asyncio.sleep(0.01)
 

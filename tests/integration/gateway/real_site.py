@@ -178,7 +178,7 @@ def all_serve(site: Site) -> bool:
 
 async def outlive_router(site: Site, how: signal.Signals, eventually) -> None:
     """Send a signal to the router of the first cell; no stream ends, none is changed."""
-    await eventually(lambda: all_serve(site))
+    await eventually(lambda: all_serve(site), timeout_s=WAIT_S)
     undisturbed = await site.many()
     assert all(undisturbed)
     loser = site.owners()["pool-0"]
