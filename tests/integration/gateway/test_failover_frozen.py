@@ -7,6 +7,7 @@ import structlog
 
 from tests.integration.gateway.real_site import (
     STREAMS,
+    WAIT_S,
     all_serve,
     outlive_router,
     running_site,
@@ -34,7 +35,7 @@ async def test_no_stream_ends_when_an_engine_freezes(
 ) -> None:
     shape = {"cell_replicas_max": 0, "places": STREAMS}
     async with running_site(control_plane, artifacts, valkey, tmp_path, **shape) as site:
-        await eventually(lambda: all_serve(site))
+        await eventually(lambda: all_serve(site), timeout_s=WAIT_S)
         undisturbed = await site.many()
         frozen = site.tritons[0]
         site.pause_s = 0.0

@@ -85,7 +85,7 @@ async def test_the_lowest_tier_is_refused_first_and_before_it_waits(
         running_site(control_plane, artifacts, valkey, tmp_path, **shape) as site,
         callers(control_plane, site, eventually) as (high, low),
     ):
-        await eventually(lambda: all_serve(site))
+        await eventually(lambda: all_serve(site), timeout_s=WAIT_S)
         for _ in range(2):  # the router learns how fast answers end
             await asyncio.gather(*(low.ask(number) for number in range(2 * PLACES)))
         assert not low.refusals, "what fits is not refused"
