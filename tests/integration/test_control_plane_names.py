@@ -196,6 +196,7 @@ async def test_watchers_are_told_of_names_and_limits(plane, eventually) -> None:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(watcher.run())
         assert await watcher.wait_synced(20)
+        await eventually(lambda: "best" in state.aliases, "what was written just now is told")
         assert state.aliases["best"] == wire.Alias(id="best", target="m")
         assert state.releases["m@1"] == wire.Release(
             id="m@1", model_id="m", base_digest=BASE, pool_id="one"
