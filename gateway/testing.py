@@ -199,6 +199,7 @@ class ControlFeed(control_pb2_grpc.ControlServiceServicer):
             if sent != self._version:
                 sent = self._version
                 yield control.WatchResponse(version=sent, is_snapshot=True, upserts=self.objects)
+                yield control.WatchResponse(version=sent, is_heartbeat=True)
             try:
                 async with asyncio.timeout(_HEARTBEAT_S):
                     await changed.wait()

@@ -280,7 +280,11 @@ class ControlWatcher:
         self._preparations.append(prepare)
 
     async def wait_synced(self, timeout_s: float) -> bool:
-        """Wait until there is any state, from disk or live; False when time ran out."""
+        """Wait until there is a state, from disk or live; False when time ran out.
+
+        A live one counts when the server has said that it is the newest: first snapshots are shared
+        and may be older than what others have seen already.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._synced.wait()
@@ -317,6 +321,7 @@ class ControlWatcher:
         self.state.apply(response)
         self._tell(response)
         self._unsaved.clear()
+        self._synced.set()
         log.info("control_snapshot_loaded", version=self.state.version, age_s=round(self.age_s()))
         return True
 
@@ -377,6 +382,8 @@ class ControlWatcher:
             log.info("control_plane_found", address=self._address, known=self.state.version)
         if response.version:  # 0: a greeting before the first snapshot, which says nothing yet
             self._heard_at = time.monotonic()
+            if response.is_heartbeat:
+                self._synced.set()
         if response.is_snapshot:
             await self._take_snapshot(response)
         elif response.is_part:
@@ -410,7 +417,6 @@ class ControlWatcher:
         self._unsaved.set()
         for callback in self._callbacks:
             callback(response)
-        self._synced.set()
 
     async def _save_changes(self, file: Path) -> None:
         pause_s = _SAVE_DELAY_S

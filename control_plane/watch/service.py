@@ -109,7 +109,7 @@ class WatchService:
 
     async def _serve(self, request: wire.WatchRequest, context: Context) -> None:
         version = request.known_version
-        # We are here, before a large snapshot; a version would say that what is known is true.
+        # We are here, before a large snapshot; a version says that what is known is the newest.
         is_newest = self._feed.history.since(version) == []
         await _write(context, self._heartbeat(version if is_newest else 0))
         while True:
@@ -124,6 +124,10 @@ class WatchService:
                 await _write(context, delta.payload)
                 version = delta.version
             if newer:
+                continue
+            if not is_newest:
+                is_newest = True
+                await _write(context, self._heartbeat(version))
                 continue
             try:
                 async with asyncio.timeout(_HEARTBEAT_S):

@@ -78,13 +78,14 @@ async def test_a_watcher_gets_a_snapshot_and_then_each_change() -> None:
         assert [(m.is_heartbeat, m.is_snapshot) for m in reader.taken] == [
             (True, False),
             (False, True),
+            (True, False),
         ]
         assert presence.here() == {"r": "a:1"}
         assert b'control_plane_watchers_count{role="router"} 1.0' in metrics.render(feed)
         for version in range(11, 20):
             _change(feed, version)
             await _settle()
-        assert [m.version for m in reader.taken[2:]] == list(range(11, 20))
+        assert [m.version for m in reader.taken[3:]] == list(range(11, 20))
         assert reader.state.tiers == feed.state.tiers
         watching.cancel()
     assert presence.here() == {}
@@ -110,8 +111,9 @@ async def test_a_watcher_that_takes_parts_gets_them_and_another_one_message() ->
     assert [(m.version, m.is_part, m.is_snapshot) for m in new.taken[1:]] == [
         *[(0, True, False)] * 3,
         (11, False, True),
+        (11, False, False),
     ]
-    assert [m.is_snapshot for m in old.taken[1:]] == [True]
+    assert [m.is_snapshot for m in old.taken[1:]] == [True, False]
     assert old.state.tiers == feed.state.tiers
     assert old.state.tenants == feed.state.tenants
     assert old.state.version == 11
@@ -145,7 +147,7 @@ async def test_a_watcher_behind_gets_many_changes_in_one_message() -> None:
         watching = tasks.create_task(service.watch(wire.WatchRequest(known_version=10), reader))
         await _settle()
         watching.cancel()
-    assert [m.version for m in reader.taken] == [0, 29, 36], "the greeting does not confirm 10"
+    assert [m.version for m in reader.taken] == [0, 29, 36, 36], "the greeting does not confirm 10"
     assert reader.state.tiers == feed.state.tiers
     assert "t2" not in reader.state.tiers
 
@@ -186,7 +188,7 @@ async def test_a_slow_watcher_falls_off_the_history_and_starts_from_a_snapshot()
         reader.may_read.set()
         await _settle()
         # The delta it was stuck on, then a snapshot instead of the other eighteen.
-        assert [(m.version, m.is_snapshot) for m in reader.taken[2:]] == [(11, False), (29, True)]
+        assert [(m.version, m.is_snapshot) for m in reader.taken[3:]] == [(11, False), (29, True)]
         assert reader.state.tiers == feed.state.tiers
         watching.cancel()
 

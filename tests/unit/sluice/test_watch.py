@@ -217,7 +217,7 @@ def test_an_older_reader_takes_the_parts_in_a_row_for_one_snapshot() -> None:
     assert not ControlState().apply(_parts(truth)[0]), "a part alone changes nothing"
 
 
-async def test_a_greeting_is_no_state() -> None:
+async def test_there_is_a_state_when_the_server_says_that_it_is_the_newest() -> None:
     watcher = _watcher(None)
     await watcher._hear(wire.WatchResponse(version=0, is_heartbeat=True))
     assert watcher.is_connected
@@ -225,7 +225,11 @@ async def test_a_greeting_is_no_state() -> None:
     assert not await watcher.wait_synced(0.0)
     await watcher._hear(wire.WatchResponse(version=9, is_snapshot=True))
     assert watcher.age_s() < 60
+    assert not await watcher.wait_synced(0.0), "others may have seen more"
+    await watcher._hear(_delta(10, {("tiers", "new"): 1}))
+    await watcher._hear(wire.WatchResponse(version=10, is_heartbeat=True))
     assert await watcher.wait_synced(0.0)
+    assert "new" in watcher.state.tiers
 
 
 async def test_a_snapshot_is_taken_at_once_while_others_run_and_deltas_wait(monkeypatch) -> None:
