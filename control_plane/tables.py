@@ -102,6 +102,7 @@ tenants = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     object_column("limits"),
     object_column("fallbacks"),
+    object_column("pins"),
 )
 
 api_keys = Table(
@@ -172,6 +173,19 @@ releases = Table(
     words_column("adapter_digest"),
     Column("pool_id", Text, ForeignKey("pools.id", ondelete="SET NULL"), index=True),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+
+# How the requests of models in rollout are shared out; written by the rollouts' loop alone.
+splits = Table(
+    "splits",
+    metadata,
+    Column("id", Text, ForeignKey("models.id", ondelete="CASCADE"), primary_key=True),
+    Column("rollout_id", Text, nullable=False),
+    Column("control", Text, nullable=False),
+    Column("canary", Text, nullable=False),
+    count_column("share"),
+    count_column("mirrored"),
+    Column("salt", Text, nullable=False),
 )
 
 # `target` is what readers are told; the columns behind it keep what it names from going away.

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 KINDS = (
     *("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas"),
-    *("aliases", "releases"),
+    *("aliases", "releases", "splits"),
 )
 
 # First word of a snapshot file; then the SHA-256 of what follows the line, and the kinds in it.
@@ -75,6 +75,7 @@ class ControlState:
         self.replicas: dict[str, wire.Replica] = {}
         self.aliases: dict[str, wire.Alias] = {}
         self.releases: dict[str, wire.Release] = {}
+        self.splits: dict[str, wire.Split] = {}
 
     def of_kind(self, kind: str) -> dict[str, Message]:
         """Return the objects of one of `KINDS`."""

@@ -56,6 +56,7 @@ KINDS = {
         Kind("replicas", tables.replicas, wire.Replica),
         Kind("aliases", tables.aliases, wire.Alias),
         Kind("releases", tables.releases, wire.Release),
+        Kind("splits", tables.splits, wire.Split),
     )
 }
 

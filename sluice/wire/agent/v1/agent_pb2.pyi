@@ -8,18 +8,52 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SyncRequest(_message.Message):
-    __slots__ = ("node_id", "replicas", "facts", "is_cordoned", "cordon_reason")
+    __slots__ = ("node_id", "replicas", "facts", "is_cordoned", "cordon_reason", "golden_results")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     IS_CORDONED_FIELD_NUMBER: _ClassVar[int]
     CORDON_REASON_FIELD_NUMBER: _ClassVar[int]
+    GOLDEN_RESULTS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     replicas: _containers.RepeatedCompositeFieldContainer[ObservedReplica]
     facts: NodeFacts
     is_cordoned: bool
     cordon_reason: str
-    def __init__(self, node_id: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ObservedReplica, _Mapping]]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ..., is_cordoned: _Optional[bool] = ..., cordon_reason: _Optional[str] = ...) -> None: ...
+    golden_results: _containers.RepeatedCompositeFieldContainer[GoldenResult]
+    def __init__(self, node_id: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ObservedReplica, _Mapping]]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ..., is_cordoned: _Optional[bool] = ..., cordon_reason: _Optional[str] = ..., golden_results: _Optional[_Iterable[_Union[GoldenResult, _Mapping]]] = ...) -> None: ...
+
+class GoldenResult(_message.Message):
+    __slots__ = ("replica_id", "prompt_id", "token_ids", "logprobs", "asked_at_unix_ms", "error")
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ASKED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    prompt_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    asked_at_unix_ms: int
+    error: str
+    def __init__(self, replica_id: _Optional[str] = ..., prompt_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., asked_at_unix_ms: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class GoldenPrompt(_message.Message):
+    __slots__ = ("id", "base_digest", "adapter_digest", "token_ids", "output_tokens_max", "every_s")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    EVERY_S_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    base_digest: str
+    adapter_digest: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    output_tokens_max: int
+    every_s: int
+    def __init__(self, id: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., every_s: _Optional[int] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
     __slots__ = ("cpu_count", "memory_bytes", "accelerators", "engines", "accelerator_facts")
@@ -86,14 +120,16 @@ class ObservedReplica(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., state: _Optional[_Union[_control_pb2.ReplicaState, str]] = ..., grpc_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pid: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., restarts: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class SyncResponse(_message.Message):
-    __slots__ = ("version", "replicas", "lifted_cordons")
+    __slots__ = ("version", "replicas", "lifted_cordons", "golden_prompts")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     LIFTED_CORDONS_FIELD_NUMBER: _ClassVar[int]
+    GOLDEN_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     version: int
     replicas: _containers.RepeatedCompositeFieldContainer[DesiredReplica]
     lifted_cordons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[DesiredReplica, _Mapping]]] = ..., lifted_cordons: _Optional[_Iterable[str]] = ...) -> None: ...
+    golden_prompts: _containers.RepeatedCompositeFieldContainer[GoldenPrompt]
+    def __init__(self, version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[DesiredReplica, _Mapping]]] = ..., lifted_cordons: _Optional[_Iterable[str]] = ..., golden_prompts: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ...) -> None: ...
 
 class DesiredReplica(_message.Message):
     __slots__ = ("replica_id", "pool_id", "base_digest", "engine", "is_draining", "engine_options", "accelerators")

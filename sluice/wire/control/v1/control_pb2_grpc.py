@@ -39,6 +39,11 @@ class ControlServiceStub:
                 request_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
                 response_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/sluice.wire.control.v1.ControlService/Confirm',
+                request_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmResponse.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/sluice.wire.control.v1.ControlService/Leave',
                 request_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveRequest.SerializeToString,
@@ -51,6 +56,13 @@ class ControlServiceServicer:
 
     def Watch(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Confirm(self, request, context):
+        """gateways: after each change of splits, and every 5 s while there are any
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,6 +81,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchRequest.FromString,
                     response_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchResponse.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -103,6 +120,33 @@ class ControlService:
             '/sluice.wire.control.v1.ControlService/Watch',
             sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
             sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.control.v1.ControlService/Confirm',
+            sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmRequest.SerializeToString,
+            sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmResponse.FromString,
             options,
             channel_credentials,
             insecure,
