@@ -1,0 +1,84 @@
+"""Which artifacts a node should have, from the state that everybody watches. Pure."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from control_plane.distribution.model import Priority
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as wire
+
+_NOTHING: Mapping[str, Priority] = MappingProxyType({})
+# Such a replica starts nothing again; its base stays on the disk as long as the agent runs it.
+_ENDING = (wire.REPLICA_STATE_DRAINING, wire.REPLICA_STATE_STOPPED)
+
+
+class WantedIndex:
+    """What every node should have; made anew when the state's version has changed.
+
+    Nodes that serve the same pools share one mapping, so that a thousand nodes with ten thousand
+    adapters cost one look at the state, and not ten million entries.
+    """
+
+    def __init__(self, state: ControlState) -> None:
+        """Take the state, which others keep changing."""
+        self._state = state
+        self._version = -1
+        self._pools_of: dict[str, frozenset[str]] = {}
+        self._of_pool: dict[str, dict[str, Priority]] = {}
+        self._of_pools: dict[frozenset[str], Mapping[str, Priority]] = {}
+
+    def of(self, node_id: str) -> Mapping[str, Priority]:
+        """Return artifact digest -> priority; the same object until that changes for somebody.
+
+        The bases of the node's replicas and the adapters of a rollout are WARMING, the adapters of
+        all other models that it serves PREFETCH. An adapter of a release that is neither is fetched
+        when a request asks for it.
+        """
+        if self._version != self._state.version:
+            self._look()
+        pools = self._pools_of.get(node_id)
+        if pools is None:
+            return _NOTHING
+        known = self._of_pools.get(pools)
+        if known is None:
+            merged = _most_urgent(self._of_pool[pool] for pool in sorted(pools))
+            known = self._of_pools[pools] = MappingProxyType(merged)
+        return known
+
+    def _look(self) -> None:
+        state = self._state
+        pools_of: dict[str, set[str]] = {}
+        for replica in state.replicas.values():
+            if replica.node_id and replica.pool_id in state.pools and replica.state not in _ENDING:
+                pools_of.setdefault(replica.node_id, set()).add(replica.pool_id)
+        self._pools_of = {node_id: frozenset(pools) for node_id, pools in pools_of.items()}
+        self._of_pool = {
+            pool_id: {pool.base_digest: Priority.WARMING} for pool_id, pool in state.pools.items()
+        }
+        self._of_pools = {}
+        for split in state.splits.values():
+            for name in (split.control, split.canary):
+                release = state.releases.get(f"{split.id}@{name}")
+                if release is not None:
+                    self._note(release, Priority.WARMING)
+        for model in state.models.values():
+            self._note(model, Priority.PREFETCH)
+        self._version = state.version
+
+    def _note(self, served: wire.Model | wire.Release, priority: Priority) -> None:
+        digest = served.adapter_digest
+        if digest and (wanted := self._of_pool.get(served.pool_id)) is not None:
+            wanted.setdefault(digest, priority)  # the most urgent comes first
+
+
+def wanted(state: ControlState, node_id: str) -> dict[str, Priority]:
+    """Return what one node should have: artifact digest -> priority."""
+    return dict(WantedIndex(state).of(node_id))
+
+
+def _most_urgent(parts: Iterable[Mapping[str, Priority]]) -> dict[str, Priority]:
+    merged: dict[str, Priority] = {}
+    for part in parts:
+        for digest, priority in part.items():
+            merged[digest] = min(priority, merged.get(digest, priority))
+    return merged
