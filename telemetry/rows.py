@@ -17,6 +17,7 @@ SCHEMA_VERSION = 1
 # 2020-01-01 and 2100-01-01: a clock that says otherwise is wrong, and would make odd partitions.
 _RECEIVED_MIN_MS = 1_577_836_800_000
 _RECEIVED_MAX_MS = 4_102_444_800_000
+_U8_MAX = 0xFF
 _U16_MAX = 0xFFFF
 _PAYLOAD_KEPT_BYTES = 64 << 10
 
@@ -49,6 +50,10 @@ COLUMNS: dict[str, str] = {
     "outcome": "LowCardinality(String)",
     "status": "UInt16",
     "resumes": "UInt16",
+    "rollout_id": "LowCardinality(String)",
+    "arm": "UInt8",
+    **dict.fromkeys(("is_pinned", "is_copy", "is_refusal"), "Bool"),
+    "choices": "UInt32",
 }
 _FIELDS = tuple(_RENAMED.get(column, column) for column in COLUMNS)
 
@@ -157,4 +162,7 @@ def _problem(event: RequestEvent) -> str | None:
     for name, value in (("status", event.status), ("resumes", event.resumes)):
         if value > _U16_MAX:
             return f"{name} {value} is above {_U16_MAX}"
+    # Open enums hold any 32 bits; an arm that is not known here is kept for who knows it.
+    if not 0 <= event.arm <= _U8_MAX:
+        return f"arm {event.arm} is none"
     return None

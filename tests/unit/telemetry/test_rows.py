@@ -61,6 +61,7 @@ def test_each_kind_of_poison_is_parked_with_its_reason() -> None:
         event("").SerializeToString(),
         event(received_at_unix_ms=0).SerializeToString(),
         event(status=70_000).SerializeToString(),
+        event(arm=-1).SerializeToString(),
     ]
     batch = rows.decode(source(payload, index) for index, payload in enumerate(payloads))
     assert not batch.events
@@ -71,8 +72,9 @@ def test_each_kind_of_poison_is_parked_with_its_reason() -> None:
         PoisonReason.INVALID,
         PoisonReason.INVALID,
         PoisonReason.INVALID,
+        PoisonReason.INVALID,
     ]
-    assert [poison.source.offset for poison in batch.poisons] == list(range(6))
+    assert [poison.source.offset for poison in batch.poisons] == list(range(7))
 
 
 def test_a_huge_poison_is_cut() -> None:
