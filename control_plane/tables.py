@@ -147,6 +147,25 @@ pools = Table(
         server_default="64",
     ),
     object_column("roles"),
+    object_column("needs"),
+    # How many replicas a rollout needs here, and when the pool is to be given up after one: the
+    # fleet's own; `replicas_wanted` is the operators'.
+    Column(
+        "rollout_replicas",
+        Integer,
+        CheckConstraint("rollout_replicas >= 0", name="rollout_replicas"),
+    ),
+    Column("retire_at", DateTime(timezone=True)),
+)
+
+# Why a pool has not all the replicas that are wanted; no row: it has, or soon will.
+pool_conditions = Table(
+    "pool_conditions",
+    metadata,
+    Column("pool_id", Text, ForeignKey("pools.id", ondelete="CASCADE"), primary_key=True),
+    Column("text", Text, nullable=False),
+    Column("unplaced", Integer, nullable=False, server_default="0"),
+    Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
 models = Table(
@@ -211,6 +230,15 @@ nodes = Table(
     flag_column("is_lost"),
     flag_column("is_cordoned"),
     words_column("cordon_reason"),
+    # What operators want of it, and how far that is.
+    flag_column("is_unschedulable"),
+    flag_column("is_draining"),
+    words_column("order_reason"),
+    words_column("drain_note"),
+    Column("accelerator_facts", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
+    list_column("lifted_cordons"),  # ids; until the agent does not report them any more
+    words_column("region"),
+    words_column("rack"),
 )
 
 routers = Table(
@@ -250,6 +278,9 @@ replicas = Table(
     words_column("triton_model"),
     words_column("profile"),
     words_column("role"),
+    # What it was given on its node when it was made; never changes.
+    Column("accelerators", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
+    object_column("reservation"),
     # What the agent says beside it; not watched, because it changes with every heartbeat.
     words_column("metrics_address"),
     count_column("pid"),
