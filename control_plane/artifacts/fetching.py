@@ -18,7 +18,7 @@ from obstore.exceptions import BaseError
 from control_plane.artifacts import adapter_check, adapter_config, base_check
 from control_plane.artifacts.model import Kind
 from control_plane.artifacts.sources import Source, is_public
-from control_plane.artifacts.store import Backend, open_bucket
+from sluice.chunk_store import Backend, open_bucket
 from sluice.manifests import CHUNK_BYTES, FILES_MAX
 
 _CONNECT_S, _READ_S = 10.0, 30.0

@@ -17,8 +17,8 @@ from obstore.exceptions import BaseError
 from control_plane.artifacts.adapter_check import AdapterLimits, check_adapter
 from control_plane.artifacts.base_check import CONFIG_FILE, TextParsers, check_base
 from control_plane.artifacts.headers import CheckError, read_json
-from control_plane.artifacts.store import open_backend
 from control_plane.artifacts.stored import stored_files
+from sluice.chunk_store import open_backend
 from sluice.manifests import parse_manifest
 
 STORE_FAILED = 3  # status of a process that could not read the store

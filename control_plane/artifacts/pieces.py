@@ -6,8 +6,8 @@ import hashlib
 from aiohttp import web
 
 from control_plane.artifacts import uploads
-from control_plane.artifacts.store import ChunkStore
 from control_plane.database import Database
+from sluice.chunk_store import ChunkStore
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 
 _RUNNING_MAX = 32  # each holds a chunk of up to 4 MiB

@@ -8,10 +8,10 @@ from control_plane.artifacts.importing import Importer
 from control_plane.artifacts.model import Bounds
 from control_plane.artifacts.pieces import Pieces
 from control_plane.artifacts.sources import Allowed
-from control_plane.artifacts.store import ChunkStore, open_backend
 from control_plane.artifacts.sweep import Graces, Sweeper
 from control_plane.artifacts.worker import Worker
 from control_plane.database import Database
+from sluice.chunk_store import ChunkStore, open_backend
 from sluice.errors import ErrorCode, PlatformError
 from sluice.lifecycle import run_every
 

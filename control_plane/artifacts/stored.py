@@ -4,7 +4,7 @@ import hashlib
 
 import obstore
 
-from control_plane.artifacts.store import Backend, chunk_path
+from sluice.chunk_store import Backend, chunk_path
 from sluice.manifests import CHUNK_BYTES, FileEntry, Manifest
 
 

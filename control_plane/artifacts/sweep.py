@@ -27,7 +27,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.artifacts.garbage import ArtifactUse, Decision, decide
 from control_plane.artifacts.model import LIVE_STATES, UploadState
-from control_plane.artifacts.store import CALL_TIMEOUT_S, ChunkStore
 from control_plane.artifacts.tables import (
     artifact_chunks,
     artifact_upload_chunks,
@@ -37,6 +36,7 @@ from control_plane.artifacts.tables import (
 )
 from control_plane.database import Database
 from control_plane.tables import bases, models, releases
+from sluice.chunk_store import CALL_TIMEOUT_S, ChunkStore
 
 log = structlog.get_logger(__name__)
 

@@ -8,11 +8,11 @@ import pytest
 import pytest_asyncio
 
 from control_plane.artifacts import uploads
-from control_plane.artifacts.store import ChunkStore, open_backend
 from control_plane.artifacts.sweep import Graces, Sweeper
 from control_plane.database import Database
 from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.artifacts import digest_directory
+from sluice.chunk_store import ChunkStore, open_backend
 from sluice.manifests import manifest_of_directory
 from tests.integration.artifact_site import Site, artifact_site, begin, contents, push, send
 

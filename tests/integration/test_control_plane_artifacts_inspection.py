@@ -9,8 +9,8 @@ import pytest
 from control_plane.artifacts import inspector
 from control_plane.artifacts.inspection import inspect_apart
 from control_plane.artifacts.inspector import Job
-from control_plane.artifacts.store import ChunkStore, open_backend
 from replica.engine.testing import write_random_adapter, write_random_model
+from sluice.chunk_store import ChunkStore, open_backend
 from sluice.manifests import manifest_of_directory
 from tests.integration.artifact_site import contents
 

@@ -8,14 +8,14 @@ import obstore
 import pytest
 from obstore.store import LocalStore, MemoryStore
 
-from control_plane.artifacts.store import (
+from control_plane.artifacts.stored import stored_files
+from sluice.chunk_store import (
     ChunkStore,
     LostChunkError,
     StoreDownError,
     chunk_path,
     open_backend,
 )
-from control_plane.artifacts.stored import stored_files
 from sluice.manifests import CHUNK_BYTES, manifest_of_directory
 
 CONTENT = b"some bytes"

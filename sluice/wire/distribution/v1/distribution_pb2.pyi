@@ -1,0 +1,122 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_NEEDED: _ClassVar[Priority]
+    PRIORITY_WARMING: _ClassVar[Priority]
+    PRIORITY_PREFETCH: _ClassVar[Priority]
+
+class Trouble(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TROUBLE_UNSPECIFIED: _ClassVar[Trouble]
+    TROUBLE_CORRUPT: _ClassVar[Trouble]
+    TROUBLE_TIMEOUT: _ClassVar[Trouble]
+    TROUBLE_REFUSED: _ClassVar[Trouble]
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_NEEDED: Priority
+PRIORITY_WARMING: Priority
+PRIORITY_PREFETCH: Priority
+TROUBLE_UNSPECIFIED: Trouble
+TROUBLE_CORRUPT: Trouble
+TROUBLE_TIMEOUT: Trouble
+TROUBLE_REFUSED: Trouble
+
+class DistributionReport(_message.Message):
+    __slots__ = ("node_id", "boot_id", "region", "rack", "peer_address", "held", "is_full", "failures", "needed", "free_bytes")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    PEER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    IS_FULL_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    boot_id: str
+    region: str
+    rack: str
+    peer_address: str
+    held: _containers.RepeatedCompositeFieldContainer[Held]
+    is_full: bool
+    failures: _containers.RepeatedCompositeFieldContainer[Failure]
+    needed: _containers.RepeatedScalarFieldContainer[str]
+    free_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., region: _Optional[str] = ..., rack: _Optional[str] = ..., peer_address: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., is_full: _Optional[bool] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., needed: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("digest", "chunks", "is_complete")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    chunks: bytes
+    is_complete: bool
+    def __init__(self, digest: _Optional[str] = ..., chunks: _Optional[bytes] = ..., is_complete: _Optional[bool] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("digest", "chunk", "source_node_id", "trouble")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    chunk: int
+    source_node_id: str
+    trouble: Trouble
+    def __init__(self, digest: _Optional[str] = ..., chunk: _Optional[int] = ..., source_node_id: _Optional[str] = ..., trouble: _Optional[_Union[Trouble, str]] = ...) -> None: ...
+
+class DistributionAnswer(_message.Message):
+    __slots__ = ("wanted", "orders", "wants_full")
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_FULL_FIELD_NUMBER: _ClassVar[int]
+    wanted: _containers.RepeatedCompositeFieldContainer[Wanted]
+    orders: _containers.RepeatedCompositeFieldContainer[Order]
+    wants_full: bool
+    def __init__(self, wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., wants_full: _Optional[bool] = ...) -> None: ...
+
+class Wanted(_message.Message):
+    __slots__ = ("digest", "priority")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    priority: Priority
+    def __init__(self, digest: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("digest", "start", "stop", "source_node_id", "source_address", "priority")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    start: int
+    stop: int
+    source_node_id: str
+    source_address: str
+    priority: Priority
+    def __init__(self, digest: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., source_node_id: _Optional[str] = ..., source_address: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+
+class ManifestRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+
+class ManifestPiece(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: bytes
+    def __init__(self, json: _Optional[bytes] = ...) -> None: ...
