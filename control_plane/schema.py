@@ -6,6 +6,7 @@ Every domain with tables of its own is imported here; nothing else imports this 
 from control_plane.access import tables as access
 from control_plane.artifacts import tables as artifacts
 from control_plane.audit import tables as audit
+from control_plane.rollouts import tables as rollouts
 from control_plane.tables import metadata
 
-__all__ = ["access", "artifacts", "audit", "metadata"]
+__all__ = ["access", "artifacts", "audit", "metadata", "rollouts"]

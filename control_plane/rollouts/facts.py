@@ -1,0 +1,157 @@
+"""What the loop tells the machine, from what it found in the world; pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from control_plane.rollouts.evidence import Window
+from control_plane.rollouts.state import (
+    ENDED,
+    NO_STAGE,
+    Event,
+    Evidence,
+    NotReady,
+    Phase,
+    Ready,
+    Restarted,
+    Rollout,
+    SentBack,
+    Tick,
+)
+
+# A gateway that has not confirmed anything for so long is not there any more.
+GATEWAY_LIVE_S = 15.0
+# Of requests that are older than this nobody waits for the end: they count as they are.
+OPEN_MAX_MS = 60_000
+# A confirmation tells of the moment before it was sent, by another clock.
+_CLOCK_MARGIN_MS = 1_000
+# How much is read at once when there is a lot to catch up with.
+_CATCH_UP_MS = 300_000
+# What has changed but in the time of its last step is written down this often.
+_STORE_INTERVAL_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What a gateway's worker process last confirmed; times are Unix time in milliseconds.
+
+    Attributes:
+        version: Of the state by which it decides about new requests.
+        oldest_open_ms: When the longest-running request was received that a split decided about;
+            0: there is none.
+        seen_ms: When it said so.
+    """
+
+    version: int
+    oldest_open_ms: int
+    seen_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the world is like when a rollout is stepped.
+
+    Attributes:
+        is_taken_over: Another process stepped it before.
+        not_ready: Stages that the fleet cannot serve.
+        ready: Stages that it can serve.
+        windows: Evidence since the last that was taken.
+        is_confirmed: All gateways decide by the split that was there before this step.
+    """
+
+    is_taken_over: bool = False
+    not_ready: frozenset[int] = frozenset()
+    ready: frozenset[int] = frozenset()
+    windows: tuple[Window, ...] = ()
+    is_confirmed: bool = False
+
+
+def live(gateways: Sequence[Gateway], now_ms: int) -> list[Gateway]:
+    """Return the gateways that are still there."""
+    return [one for one in gateways if now_ms - one.seen_ms <= GATEWAY_LIVE_S * 1000]
+
+
+def is_confirmed(
+    gateways: Sequence[Gateway], version: int, changed_ms: int, now_ms: int
+) -> bool:
+    """Return whether nobody is sent where an older split sent them.
+
+    Args:
+        gateways: All that ever confirmed something.
+        version: Of the state with the split as it is.
+        changed_ms: When the split became what it is.
+        now_ms: By the same clock.
+    """
+    here = live(gateways, now_ms)
+    if here:
+        return all(one.version >= version for one in here)
+    return now_ms - changed_ms > GATEWAY_LIVE_S * 1000
+
+
+def evidence_until(gateways: Sequence[Gateway], now_ms: int) -> int:
+    """Return until when (Unix ms) all requests that were received have ended, or are too old."""
+    ends = [one.oldest_open_ms or one.seen_ms for one in live(gateways, now_ms)]
+    oldest = now_ms - OPEN_MAX_MS
+    return max(oldest, min(ends) - _CLOCK_MARGIN_MS) if ends else oldest
+
+
+def evidence_span(rollout: Rollout, created_ms: int, until_ms: int) -> tuple[int, int] | None:
+    """Return from when to when (Unix ms) there may be evidence to read; None: nothing is needed."""
+    after_ms = max(rollout.window_end_ms, created_ms)
+    if rollout.phase in ENDED or rollout.phase is Phase.HALTED or until_ms <= after_ms:
+        return None
+    return after_ms, min(until_ms, after_ms + _CATCH_UP_MS)
+
+
+def stages_in_question(rollout: Rollout) -> frozenset[int]:
+    """Return the stages of which the fleet has to say whether it can serve them."""
+    if rollout.phase in ENDED or rollout.phase in {Phase.PLANNED, Phase.HALTED}:
+        return frozenset()
+    return frozenset({rollout.stage, rollout.wanted}) - {NO_STAGE}
+
+
+def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
+    """Return what the machine has to be told, in this order.
+
+    Evidence comes before what lets the share grow: it is about the stage that goes on.
+    """
+    told: list[Event] = []
+    if facts.is_taken_over:
+        told.append(Restarted())
+    if rollout.stage in facts.not_ready and rollout.is_ready:
+        told.append(NotReady(rollout.stage))
+    if facts.windows:
+        told.append(Evidence(facts.windows))
+    told += [Ready(stage) for stage in sorted(facts.ready) if _is_news(rollout, stage)]
+    # What a step of now changes is not what was confirmed.
+    if rollout.phase is Phase.HALTED and facts.is_confirmed:
+        told.append(SentBack())
+    return tuple(told) or (Tick(),)
+
+
+def _is_news(rollout: Rollout, stage: int) -> bool:
+    return stage != rollout.stage or not rollout.is_ready
+
+
+def must_store(before: Rollout, after: Rollout) -> bool:
+    """Return whether a step without news has to be written down."""
+    is_old = after.stepped_ms - before.stepped_ms >= _STORE_INTERVAL_MS
+    return is_old or after.window_end_ms != before.window_end_ms
+
+
+def wanted_split(rollout: Rollout, *, is_live: bool) -> tuple[int, int] | None:
+    """Return share and mirrored share of the split that gateways shall have; None: no split.
+
+    One that was aborted keeps its split, with nobody in canary, until the gateways have confirmed
+    that. A planned one has it too: what control is like is known before the start.
+    """
+    if not is_live or rollout.phase in {Phase.ROLLED_BACK, Phase.DONE}:
+        return None
+    return rollout.share, rollout.mirrored
+
+
+def may_settle(rollout: Rollout, *, is_confirmed: bool) -> bool:
+    """Return whether what the rollout needed can be put away.
+
+    That a rollout has been rolled back is itself the confirmation.
+    """
+    return rollout.phase is Phase.ROLLED_BACK or (rollout.phase in ENDED and is_confirmed)

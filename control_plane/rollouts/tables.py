@@ -1,0 +1,92 @@
+"""Rows of rollouts, what happened to them, plans of models, and what gateways have confirmed."""
+
+from datetime import datetime
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    ForeignKey,
+    Index,
+    Integer,
+    Table,
+    Text,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from control_plane.tables import count_column, flag_column, metadata, object_column, words_column
+
+
+def _moment(name: str) -> Column[datetime]:
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
+
+
+def _of_rollout() -> Column[str]:
+    key = ForeignKey("rollouts.id", ondelete="CASCADE")
+    return Column("rollout_id", Text, key, nullable=False)
+
+
+# `state` is all that a rollout is; phase and times are copies, to look for. It is live until what
+# it needed of gateways and fleet is put away, which is a little after it has ended.
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column(
+        "model_id", Text, ForeignKey("models.id", ondelete="CASCADE"), nullable=False, index=True
+    ),
+    Column("control", Text, nullable=False),  # names of releases
+    Column("canary", Text, nullable=False),
+    Column("owner_tenant_id", Text, ForeignKey("tenants.id", ondelete="SET NULL"), index=True),
+    Column("salt", Text, nullable=False),
+    object_column("state"),
+    Column("phase", Text, nullable=False),
+    flag_column("is_live"),
+    Column("version", Integer, nullable=False, server_default="1"),  # one more with every step
+    _moment("created_at"),
+    Column("started_at", DateTime(timezone=True)),
+    Column("ended_at", DateTime(timezone=True)),
+    _moment("split_at"),  # when gateways were last told something else
+    words_column("taken_by"),  # the process that steps it
+    Column("taken_at", DateTime(timezone=True)),
+)
+Index("uq_rollouts_live", rollouts.c.model_id, unique=True, postgresql_where=text("is_live"))
+
+# Every step that was news. `actor_id` is empty when nobody asked for it.
+rollout_events = Table(
+    "rollout_events",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _of_rollout(),
+    _moment("at"),
+    Column("event", Text, nullable=False),
+    words_column("actor_id"),
+    Column("phase", Text, nullable=False),
+    words_column("reason"),
+    Column("stage", Integer, nullable=False),
+    Column("wanted", Integer, nullable=False),
+    count_column("share"),
+    count_column("mirrored"),
+    words_column("detail"),
+    Column("verdict", JSONB(none_as_null=True)),
+    Index("ix_rollout_events_rollout_id", "rollout_id", "id"),
+)
+
+# What the rollouts of a model shall do, where that is not the default.
+rollout_plans = Table(
+    "rollout_plans",
+    metadata,
+    Column("id", Text, ForeignKey("models.id", ondelete="CASCADE"), primary_key=True),
+    object_column("plan"),
+)
+
+gateway_confirmations = Table(
+    "gateway_confirmations",
+    metadata,
+    Column("id", Text, primary_key=True),  # of the worker process
+    Column("version", BigInteger, nullable=False),
+    Column("oldest_open_unix_ms", BigInteger, nullable=False),
+    Column("seen_at", DateTime(timezone=True), nullable=False),
+)
