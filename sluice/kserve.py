@@ -9,7 +9,7 @@ earlier (a dead or silent host) is clean.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, cast
 
@@ -275,12 +275,37 @@ async def ask(
 
 
 async def probe(
-    address: str, model: str, prompt: list[int], tokens: int, timeout_s: float
+    address: str,
+    model: str,
+    prompt: Sequence[int],
+    tokens: int,
+    timeout_s: float,
+    *,
+    adapter_digest: str = "",
+    cache_root: bytes = b"",
+    wants_logprobs: bool = False,
 ) -> engine.ProbeReply:
     """Run a real inference of `tokens` greedy tokens on the host and return its answer.
+
+    Args:
+        address: host:port of Triton's gRPC.
+        model: That the host serves.
+        prompt: Token ids.
+        tokens: To generate.
+        timeout_s: For all of it, the adapter's loading included.
+        adapter_digest: Empty: the base alone.
+        cache_root: Of the prefix cache, 16 bytes; one of its own has all computed anew.
+        wants_logprobs: Of the tokens, where the engine tells them.
 
     Raises:
         FailedError: It is not healthy.
     """
-    request = engine.HostRequest(probe=engine.Probe(prompt=prompt, tokens=tokens))
+    message = engine.Probe(
+        prompt=prompt,
+        tokens=tokens,
+        adapter_digest=adapter_digest,
+        cache_root=cache_root,
+        wants_logprobs=wants_logprobs,
+    )
+    request = engine.HostRequest(probe=message)
     return (await ask(address, model, request, timeout_s=timeout_s)).probe

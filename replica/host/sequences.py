@@ -16,6 +16,7 @@ from replica.engine.types import (
     FinishedEvent,
     Fork,
     RefusedError,
+    Sampling,
     SequenceRequest,
     StepEvents,
 )
@@ -27,12 +28,12 @@ from replica.host.attachments import (
     Reply,
     finished_message,
     refusal,
-    refused_frame,
 )
 from replica.host.counters import HostCounters
 from replica.host.frames import encode_prompt_logprobs, fill_logprobs, micros
 from replica.host.requests import decode_sequence
 from sluice.errors import ErrorCode
+from sluice.hashing import cache_root
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 # Of a sequence's message beyond its prompt: a grammar has 64 KiB, the rest is a few thousand bytes.
@@ -85,22 +86,25 @@ class SequenceBook:
                     _refuse(attachment, message, error)
 
     def probe(self, message: wire.Probe, reply: Reply, now_s: float) -> None:
-        """Start a canary inference."""
+        """Start a canary inference; its adapter may take a while."""
+        tells = message.wants_logprobs and self._driver.capabilities.logprobs_max > 0
+        root = message.cache_root
+        if not root and message.adapter_digest:  # the base's own root would mix their KV values
+            root = cache_root(self._base_digest, message.adapter_digest, b"")
         request = SequenceRequest(
             key=next(self._keys),
             prompt=list(message.prompt),
             output_tokens_max=message.tokens,
+            sampling=Sampling(logprobs=0 if tells else -1),
+            cache_root=root,
+            adapter_digest=message.adapter_digest,
             priority=URGENT_PRIORITY,
             ignore_eos=True,
             submitted_at_s=now_s,
         )
-        try:
-            self._driver.add(request)
-        except RefusedError as error:
-            reply(refused_frame(error))
-            return
         self._probes += 1
-        self._living[request.key] = Hosted(request.key, 0, Probe(reply, now_s))
+        self._living[request.key] = Hosted(request.key, 0, Probe(reply, now_s), is_parked=True)
+        self._equip(request)
 
     def cancel(self, hosted: Hosted) -> None:
         """End a sequence: at once if the driver does not have it yet, else by its event."""
@@ -192,11 +196,13 @@ class SequenceBook:
                 hosted.owner.news.add_prompt_logprobs(message)
         for entry in events.logprobs:
             hosted = self._living.get(entry.key)
-            if hosted is not None and isinstance(hosted.owner, Attachment):
-                told = hosted.told
-                if told.logprobs is None:
-                    told.logprobs = wire.Logprobs()
-                fill_logprobs(told.logprobs, [(hosted.id, entry)])
+            if hosted is None:
+                continue
+            told = hosted.told
+            if told.logprobs is None:
+                told.logprobs = wire.Logprobs()
+            fill_logprobs(told.logprobs, [(hosted.id, entry)])
+            if isinstance(hosted.owner, Attachment):
                 hosted.owner.news.add_logprobs(hosted.id, entry)
 
     def _take(self, attachment: Attachment, message: wire.Sequence, seen_at_s: float) -> None:
@@ -303,6 +309,7 @@ class SequenceBook:
         if event.reason not in (Finish.LENGTH, Finish.STOP):
             code = event.code or ErrorCode.ENGINE_FAILED
             return wire.HostFrame(refused=wire.Refused(code=code, message=event.message))
+        logprobs = hosted.told.logprobs
         return wire.HostFrame(
             probe=wire.ProbeReply(
                 tokens=hosted.told.output,
@@ -310,6 +317,7 @@ class SequenceBook:
                 engine=self._driver.name,
                 base_digest=self._base_digest,
                 active=len(self._living) - self._probes,
+                logprobs=() if logprobs is None else logprobs.logprob,
             )
         )
 

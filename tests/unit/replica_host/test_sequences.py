@@ -134,6 +134,40 @@ def test_a_probe_among_sequences_takes_nobodys_tokens(make_bench, expected_token
     assert (list(answer.probe.tokens), answer.probe.active) == (expected_tokens(0, 3), 1)
 
 
+def test_a_probe_may_name_an_adapter_and_a_cache_and_want_logprobs(
+    make_bench, make_adapter
+) -> None:
+    bench = make_bench()
+    digest, root = make_adapter("a"), bytes(range(16))
+    answers: list[wire.HostFrame] = []
+
+    def ask(**options) -> None:
+        message = wire.Probe(prompt=[1], tokens=3, **options)
+        bench.core.sequences.probe(message, answers.append, bench.now_s)
+        if bench.background.jobs:
+            bench.background.finish()
+        bench.run()
+
+    ask(adapter_digest=digest, cache_root=root, wants_logprobs=True)
+    ask(adapter_digest=digest)
+    ask(adapter_digest="ff" * 32)
+    asked = bench.driver.requests
+    assert [request.adapter_digest for request in asked] == [digest, digest]
+    assert asked[0].cache_root == root
+    assert asked[1].cache_root not in {b"", root}, "an adapter's own root"
+    assert [len(answer.probe.logprobs) for answer in answers] == [3, 0, 0]
+    assert answers[2].refused.code == "adapter_not_found"
+
+
+def test_an_engine_without_logprobs_answers_probes_without(make_bench) -> None:
+    bench = make_bench(logprobs_max=0)
+    answers: list[wire.HostFrame] = []
+    message = wire.Probe(prompt=[1], tokens=3, wants_logprobs=True)
+    bench.core.sequences.probe(message, answers.append, bench.now_s)
+    bench.run()
+    assert (len(answers[0].probe.tokens), len(answers[0].probe.logprobs)) == (3, 0)
+
+
 def test_what_comes_for_a_detached_router_is_nobodys(make_bench) -> None:
     """Drivers may report a sequence once more that was cancelled while a step ran."""
     bench = make_bench()

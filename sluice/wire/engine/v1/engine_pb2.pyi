@@ -183,26 +183,34 @@ class Cancel(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequences: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("prompt", "tokens")
+    __slots__ = ("prompt", "tokens", "adapter_digest", "cache_root", "wants_logprobs")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CACHE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    WANTS_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     tokens: int
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ...) -> None: ...
+    adapter_digest: str
+    cache_root: bytes
+    wants_logprobs: bool
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., adapter_digest: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., wants_logprobs: _Optional[bool] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("tokens", "elapsed_us", "engine", "base_digest", "active")
+    __slots__ = ("tokens", "elapsed_us", "engine", "base_digest", "active", "logprobs")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_US_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     elapsed_us: int
     engine: str
     base_digest: str
     active: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., elapsed_us: _Optional[int] = ..., engine: _Optional[str] = ..., base_digest: _Optional[str] = ..., active: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., elapsed_us: _Optional[int] = ..., engine: _Optional[str] = ..., base_digest: _Optional[str] = ..., active: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Adapters(_message.Message):
     __slots__ = ("load", "unload")
