@@ -1,0 +1,85 @@
+"""What leaves the disk when something else needs the room. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+# A use counts half after so long: what was used often last week makes way for what is used today.
+HALF_LIFE_S = 6 * 3600.0
+
+
+class Hold(IntEnum):
+    """How firmly an artifact is held."""
+
+    NONE = 0
+    PREFETCHED = 1  # wanted here, but no request waits for it
+    FAST = 2  # a replica's base, used by an engine, or needed by somebody who waits
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """How much an artifact is used.
+
+    Attributes:
+        score: Uses, older ones counting less, as of `at_s`.
+        at_s: Unix time.
+    """
+
+    score: float
+    at_s: float
+
+    def at(self, now_s: float) -> float:
+        """Return the score as of now."""
+        return self.score * 0.5 ** (max(0.0, now_s - self.at_s) / HALF_LIFE_S)
+
+    def used(self, count: int, now_s: float) -> "Heat":
+        """Return the heat after some more uses."""
+        return Heat(self.at(now_s) + count, now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An artifact on the disk.
+
+    Attributes:
+        heat: Its score now.
+        is_adapter: Adapters go before bases, which take long to come back.
+    """
+
+    digest: str
+    size_bytes: int
+    heat: float
+    is_adapter: bool
+    hold: Hold
+
+
+def to_evict(items: Iterable[Item], room_bytes: int, *, needed: bool) -> list[str] | None:
+    """Return what has to go for `room_bytes`, the coldest adapter first; None: there is no way.
+
+    Nothing goes that would not help, and nothing at all when it would not be enough.
+
+    Args:
+        items: All that is there.
+        room_bytes: To be freed; 0 or less: nothing.
+        needed: Somebody waits for it. Otherwise what is wanted here stays: one prefetched artifact
+            is worth as much as another.
+    """
+    highest = Hold.PREFETCHED if needed else Hold.NONE
+    movable = sorted(
+        (item for item in items if item.hold <= highest),
+        key=lambda item: (not item.is_adapter, item.hold, item.heat, item.digest),
+    )
+    chosen: list[Item] = []
+    freed = 0
+    for item in movable:
+        if freed >= room_bytes:
+            break
+        chosen.append(item)
+        freed += item.size_bytes
+    if freed < room_bytes:
+        return None
+    for item in reversed(chosen[:]):  # a large one may make smaller ones before it needless
+        if freed - item.size_bytes >= room_bytes:
+            chosen.remove(item)
+            freed -= item.size_bytes
+    return [item.digest for item in chosen]

@@ -1,0 +1,266 @@
+"""What lies in a node's artifact folder, and what makes way when it is full.
+
+The folder is the third tier of adapters, below device slots and host memory of the engines, and
+above the store. An artifact is there as a whole or not at all: it comes by a rename, and leaves by
+one. Decisions are in `replica.agent.artifacts.eviction`.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from replica.agent.artifacts.eviction import Heat, Hold, Item, to_evict
+from sluice.ids import new_id
+
+log = structlog.get_logger(__name__)
+
+PARTIAL = ".partial"  # downloads, one directory per digest
+_LEAVING = ".leaving"
+_HEAT_FILE = ".heat.json"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_ADAPTER_FILE = "adapter_config.json"
+_PREFETCH = 2  # of the priorities that the control plane names
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    size_bytes: int
+    is_adapter: bool
+    arrived_s: float
+
+
+class Library:
+    """The artifact folder of a node.
+
+    All methods belong to one event loop; what takes long is done in threads.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int,
+        reserve_bytes: int,
+        clock: Callable[[], float] = time.time,
+        free_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        """Take the folder; `scan` it before anything else.
+
+        Args:
+            directory: Made when it is missing.
+            max_bytes: Of all artifacts together; 0: what the disk has.
+            reserve_bytes: Of the disk, left to others.
+            clock: Unix time in seconds.
+            free_bytes: What the disk has left; None asks it.
+        """
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._reserve_bytes = reserve_bytes
+        self._clock = clock
+        self._free_bytes = free_bytes or (lambda: shutil.disk_usage(directory).free)
+        self._entries: dict[str, _Entry] = {}
+        self._heat: dict[str, Heat] = {}
+        self._is_heat_saved = True
+        self._desired: frozenset[str] = frozenset()
+        self._wanted: Mapping[str, int] = {}
+        self._in_use: dict[str, frozenset[str]] = {}
+        self._coming: dict[str, int] = {}  # digest -> bytes that were promised
+        self._room = asyncio.Lock()
+        self.evictions = 0
+
+    async def scan(self) -> None:
+        """Look at what is there: at the start, and now and then for what others put there."""
+        known = frozenset(self._entries)
+        found, heat = await asyncio.to_thread(self._look, known)
+        for digest in known - found.keys():
+            if not (self._directory / digest).is_dir():
+                self._entries.pop(digest, None)
+        self._entries |= {digest: entry for digest, entry in found.items() if entry is not None}
+        for digest, entry in self._entries.items():
+            if digest not in self._heat:
+                self._heat[digest] = heat.get(digest) or Heat(1.0, entry.arrived_s)
+        for digest in self._heat.keys() - self._entries.keys():
+            del self._heat[digest]
+
+    def complete(self) -> Mapping[str, int]:
+        """Return digest -> bytes of what is there as a whole."""
+        return {digest: entry.size_bytes for digest, entry in self._entries.items()}
+
+    def has(self, digest: str) -> bool:
+        """Return whether an artifact is there now, also when it came a moment ago."""
+        return bool(_DIGEST.fullmatch(digest)) and (self._directory / digest).is_dir()
+
+    @property
+    def used_bytes(self) -> int:
+        """Of all artifacts that are there as a whole."""
+        return sum(entry.size_bytes for entry in self._entries.values())
+
+    def want(self, wanted: Mapping[str, int]) -> None:
+        """Take over what the node should have: digest -> 0 needed, 1 warming, 2 prefetch."""
+        self._wanted = wanted
+
+    def desire(self, bases: Collection[str]) -> None:
+        """Take over the bases of the desired replicas: they stay."""
+        self._desired = frozenset(bases)
+
+    def use(self, engine: str, digests: Collection[str]) -> None:
+        """Take over what an engine reads, or will read again: that stays; empty: nothing."""
+        if digests:
+            self._in_use[engine] = frozenset(digests)
+        else:
+            self._in_use.pop(engine, None)
+
+    def used(self, digest: str, count: int = 1) -> None:
+        """Count requests for an artifact, whether or not it is there."""
+        known = self._heat.get(digest)
+        if known is not None:
+            self._heat[digest] = known.used(count, self._clock())
+            self._is_heat_saved = False
+
+    async def make_room(self, size_bytes: int, *, needed: bool, digest: str = "") -> bool:
+        """Free so much room that an artifact fits; False, and nothing is evicted, if it cannot be.
+
+        Args:
+            size_bytes: Of the whole artifact.
+            needed: Somebody waits for it: what was only prefetched makes way for it.
+            digest: Keeps the room for this one until it is admitted or given up; empty: whoever
+                comes first takes it.
+        """
+        async with self._room:
+            if digest:
+                self._coming.pop(digest, None)
+            coming, used_bytes = dict(self._coming), self.used_bytes
+            missing = size_bytes - await asyncio.to_thread(self._left, coming, used_bytes)
+            leaving = to_evict(self._items(), missing, needed=needed)
+            if leaving is None:
+                log.warning("artifacts_full", size_bytes=size_bytes, missing_bytes=missing)
+                return False
+            for name in leaving:
+                await self._evict(name)
+            if digest:
+                self._coming[digest] = size_bytes
+            return True
+
+    def give_up(self, digest: str) -> None:
+        """Let go of the room that was kept for an artifact."""
+        self._coming.pop(digest, None)
+
+    def admit(self, digest: str, staging: Path) -> None:
+        """Take a complete, verified directory of the same file system into the library, at once.
+
+        Raises:
+            OSError: It cannot be renamed.
+        """
+        entry = _entry(staging)
+        target = self._directory / digest
+        try:
+            staging.rename(target)
+        except OSError:  # somebody else was first, which is fine
+            if not target.is_dir():
+                raise
+            shutil.rmtree(staging, ignore_errors=True)
+        self._entries[digest] = entry
+        self._heat[digest] = Heat(1.0, self._clock())
+        self._is_heat_saved = False
+        self._coming.pop(digest, None)
+
+    async def save_heat(self) -> None:
+        """Write down what is used, so that the next agent knows it; nothing if it is written."""
+        if not self._is_heat_saved:
+            self._is_heat_saved = True
+            saved = {digest: (heat.score, heat.at_s) for digest, heat in self._heat.items()}
+            await asyncio.to_thread(self._write_heat, json.dumps(saved))
+
+    def _items(self) -> Iterator[Item]:
+        now_s = self._clock()
+        held = self._desired.union(*self._in_use.values())
+        for digest, entry in self._entries.items():
+            hold = Hold.NONE
+            if digest in held:
+                hold = Hold.FAST
+            elif (priority := self._wanted.get(digest)) is not None:
+                hold = Hold.PREFETCHED if priority >= _PREFETCH else Hold.FAST
+            heat = self._heat[digest].at(now_s)
+            yield Item(digest, entry.size_bytes, heat, entry.is_adapter, hold)
+
+    def _left(self, coming: Mapping[str, int], used_bytes: int) -> int:
+        """Return the bytes that are left, beside those that were promised to others."""
+        owed = 0  # on the disk: what is written of a promise is gone from there already
+        for digest, size in coming.items():
+            written = sum(size for size, _ in _files(self._directory / PARTIAL / digest))
+            owed += max(0, size - written)
+        left = self._free_bytes() - self._reserve_bytes - owed
+        if self._max_bytes:
+            left = min(left, self._max_bytes - used_bytes - sum(coming.values()))
+        return left
+
+    async def _evict(self, digest: str) -> None:
+        entry = self._entries.pop(digest)
+        self._heat.pop(digest, None)
+        leaving = self._directory / new_id(_LEAVING)
+        try:
+            (self._directory / digest).rename(leaving)  # from here on nobody finds it
+        except FileNotFoundError:
+            return  # somebody else removed it
+        self.evictions += 1
+        log.info("artifact_evicted", digest=digest, size_bytes=entry.size_bytes)
+        await asyncio.to_thread(shutil.rmtree, leaving, ignore_errors=True)
+
+    def _look(self, known: frozenset[str]) -> tuple[dict[str, _Entry | None], dict[str, Heat]]:
+        """Return what is in the folder, None for what is known already, and saved heat."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        found: dict[str, _Entry | None] = {}
+        for path in self._directory.iterdir():
+            if path.name.startswith(_LEAVING):
+                shutil.rmtree(path, ignore_errors=True)  # an agent was killed while it deleted
+            elif path.name in known:
+                found[path.name] = None
+            elif _DIGEST.fullmatch(path.name) and path.is_dir():
+                found[path.name] = _entry(path)
+        return found, {} if known else self._read_heat()
+
+    def _read_heat(self) -> dict[str, Heat]:
+        try:
+            saved = json.loads((self._directory / _HEAT_FILE).read_text())
+            return {str(d): Heat(float(score), float(at_s)) for d, (score, at_s) in saved.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            log.warning("artifact_heat_unreadable", error=str(error))
+            return {}
+
+    def _write_heat(self, text: str) -> None:
+        staging = self._directory / f"{_HEAT_FILE}.new"
+        try:
+            staging.write_text(text)
+            staging.replace(self._directory / _HEAT_FILE)
+        except OSError as error:
+            log.warning("artifact_heat_not_saved", error=str(error))
+
+
+def _entry(path: Path) -> _Entry:
+    files = list(_files(path))
+    return _Entry(
+        size_bytes=sum(size for size, _ in files),
+        is_adapter=(path / _ADAPTER_FILE).is_file(),
+        arrived_s=max((changed_s for _, changed_s in files), default=0.0),
+    )
+
+
+def _files(directory: Path) -> Iterator[tuple[int, float]]:
+    """Yield size and time of change of the files below a directory; none when there is none."""
+    for root, _, names in os.walk(directory):
+        for name in names:
+            try:
+                status = (Path(root) / name).lstat()
+            except FileNotFoundError:
+                continue
+            yield status.st_size, status.st_mtime

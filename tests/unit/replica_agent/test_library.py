@@ -1,0 +1,154 @@
+"""A node's artifact folder: what is there, what arrives, what makes way."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from replica.agent.artifacts.library import PARTIAL, Library
+
+A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
+GIB = 1 << 30
+
+
+class Clock:
+    now_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def put(root: Path, digest: str, size: int, *, is_adapter: bool = True) -> Path:
+    path = root / digest
+    path.mkdir(parents=True)
+    (path / "weights").write_bytes(b"x" * size)
+    if is_adapter:
+        (path / "adapter_config.json").touch()
+    return path
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Library]:
+    def library(max_bytes: int = 100, **options: object) -> Library:
+        values = {"reserve_bytes": 0, "clock": Clock(), **options}
+        return Library(tmp_path / "artifacts", max_bytes=max_bytes, **values)  # type: ignore[arg-type]
+
+    return library
+
+
+async def filled(library: Library, root: Path, sizes: Mapping[str, int]) -> Library:
+    for digest, size in sizes.items():
+        put(root / "artifacts", digest, size)
+    await library.scan()
+    return library
+
+
+async def test_it_finds_what_is_whole_and_removes_what_was_leaving(make, tmp_path: Path) -> None:
+    root = tmp_path / "artifacts"
+    put(root, PARTIAL, 5)
+    put(root, ".staging_1", 5)
+    put(root, ".leaving_1", 5)
+    library = await filled(make(), tmp_path, {A: 10, B: 20})
+    assert library.complete() == {A: 10, B: 20}
+    assert library.has(A)
+    assert not library.has(C)
+    assert not library.has("..")
+    assert sorted(path.name for path in root.iterdir() if path.name[0] == ".") == [
+        PARTIAL,
+        ".staging_1",
+    ]
+
+
+async def test_a_folder_that_is_missing_is_made(make, tmp_path: Path) -> None:
+    library = make()
+    await library.scan()
+    assert library.complete() == {}
+    assert (tmp_path / "artifacts").is_dir()
+
+
+async def test_what_others_put_there_or_removed_is_found_later(make, tmp_path: Path) -> None:
+    library = await filled(make(), tmp_path, {A: 10})
+    put(tmp_path / "artifacts", B, 7)
+    assert library.has(B)
+    (tmp_path / "artifacts" / A).rename(tmp_path / "away")
+    await library.scan()
+    assert library.complete() == {B: 7}
+
+
+async def test_the_coldest_makes_way_and_is_gone_from_the_disk(make, tmp_path: Path) -> None:
+    library = await filled(make(), tmp_path, {A: 40, B: 40})
+    library.used(A)
+    assert await library.make_room(60, needed=False)
+    assert library.complete() == {A: 40}
+    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == [A]
+    assert library.evictions == 1
+
+
+async def test_what_cannot_make_way_stays(make, tmp_path: Path) -> None:
+    library = await filled(make(), tmp_path, {A: 30, B: 30, C: 30})
+    library.desire([A])
+    library.use("engine", [B])
+    library.want({C: 2})
+    assert not await library.make_room(30, needed=False)
+    assert await library.make_room(30, needed=True)
+    assert library.complete() == {A: 30, B: 30}
+    library.want({B: 1})
+    library.use("engine", [])
+    assert not await library.make_room(60, needed=True)
+    assert library.complete() == {A: 30, B: 30}
+
+
+async def test_a_complete_directory_is_admitted_at_once_and_twice_does_no_harm(
+    make, tmp_path: Path
+) -> None:
+    library = await filled(make(), tmp_path, {})
+    for number in range(2):
+        staging = put(tmp_path / "artifacts" / f"{PARTIAL}{number}", "x", 25)
+        library.admit(A, staging)
+        assert not staging.exists()
+    assert library.complete() == {A: 25}
+    assert (tmp_path / "artifacts" / A / "weights").stat().st_size == 25
+
+
+async def test_room_that_was_promised_is_not_promised_twice(make, tmp_path: Path) -> None:
+    library = await filled(make(), tmp_path, {})
+    assert await library.make_room(60, needed=True, digest=A)
+    assert await library.make_room(60, needed=True, digest=A)  # asked again, not once more
+    assert not await library.make_room(60, needed=True, digest=B)
+    library.give_up(A)
+    assert await library.make_room(60, needed=True, digest=B)
+    library.admit(B, put(tmp_path / "artifacts" / PARTIAL, B, 60))
+    assert not await library.make_room(60, needed=False, digest=C) or library.complete() == {}
+
+
+async def test_without_a_budget_the_disk_itself_and_its_reserve_are_the_limit(
+    make, tmp_path: Path
+) -> None:
+    library = make(0, reserve_bytes=50, free_bytes=lambda: 80)
+    await filled(library, tmp_path, {A: 10})
+    assert await library.make_room(30, needed=False)
+    assert library.complete() == {A: 10}
+    assert await library.make_room(40, needed=False)
+    assert library.complete() == {}
+    assert not await library.make_room(41, needed=True)
+
+
+async def test_heat_outlives_the_agent(make, tmp_path: Path) -> None:
+    library = await filled(make(), tmp_path, {A: 40, B: 40})
+    library.used(A, 3)
+    await library.save_heat()
+    again = make()
+    await again.scan()
+    assert await again.make_room(50, needed=False)
+    assert again.complete() == {A: 40}
+    (tmp_path / "artifacts" / ".heat.json").write_text("[1, 2")
+    damaged = make()
+    await damaged.scan()
+    assert damaged.complete() == {A: 40}
+
+
+async def test_many_at_once_stay_within_the_budget(make, tmp_path: Path) -> None:
+    library = await filled(make(), tmp_path, {A: 30, B: 30, C: 30})
+    asked = [library.make_room(50, needed=False, digest=digest) for digest in (A, B, C, D)]
+    assert sorted(await asyncio.gather(*asked)) == [False, False, True, True]
