@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from control_plane.rollouts.evidence import BUCKETS, Arm, Histogram
+from control_plane.rollouts.evidence import Arm, Histogram
+from sluice.buckets import BUCKETS
 from sluice.errors import ErrorCode
 from sluice.split import Split
 

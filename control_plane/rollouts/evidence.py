@@ -8,15 +8,11 @@ fixed when a stage opens, from control alone, so that what is tested does not ch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import log2
 
 from control_plane.rollouts.sequential import Count
+from sluice.buckets import BUCKETS
 from sluice.errors import ErrorCode
 
-# Buckets grow by the fourth root of two, 19 %; the last one holds everything from 2**24 on: ms of
-# TTFT and microseconds of TPOT above 4.6 h and 16 s, 16 million tokens.
-_BUCKETS_PER_OCTAVE = 4
-BUCKETS = 24 * _BUCKETS_PER_OCTAVE + 1
 _TAIL = 0.05  # share of control beyond a threshold, at most
 # A quantile of fewer control requests than this is too rough; more than the second number are
 # halved, so that the scale of a stage is that of the hours before it and not of last week.
@@ -54,7 +50,7 @@ TOO_LATE = frozenset({ErrorCode.DEADLINE_EXCEEDED})
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many values fell into each bucket; `bucket_of` says which."""
+    """How many values fell into each bucket; `sluice.buckets.bucket_of` says which."""
 
     counts: tuple[int, ...] = (0,) * BUCKETS
 
@@ -76,11 +72,6 @@ class Histogram:
     def below(self, bucket: int) -> Count:
         """Return how many lie in lower buckets."""
         return Count(sum(self.counts[:bucket]), self.total)
-
-
-def bucket_of(value: float) -> int:
-    """Return the bucket of a value in the histogram's unit; all below 1 share the first."""
-    return min(BUCKETS - 1, int(log2(value) * _BUCKETS_PER_OCTAVE)) if value > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)

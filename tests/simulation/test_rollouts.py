@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from control_plane.rollouts.evidence import Metric, bucket_of
+from control_plane.rollouts.evidence import Metric
 from control_plane.rollouts.state import Phase
 from sim import rollouts
 from sim.rollout_edge import is_accused
 from sim.rollout_traffic import CONTROL, Profile, Traffic, histogram
 from sim.rollouts import SCENARIOS, plan_for, simulate
+from sluice.buckets import bucket_of
 from sluice.split import Split
 
 PLAN = plan_for(0.05)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.rollouts.evidence import (
-    BUCKETS,
     FAULTS,
     TOO_LATE,
     Arm,
@@ -16,13 +15,13 @@ from control_plane.rollouts.evidence import (
     Metric,
     Thresholds,
     Window,
-    bucket_of,
     comparisons,
     fix,
     known,
     remember,
 )
 from control_plane.rollouts.sequential import Count
+from sluice.buckets import BUCKETS, bucket_of
 from sluice.errors import STATUS, ErrorCode
 
 

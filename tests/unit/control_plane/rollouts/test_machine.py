@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.rollouts.evidence import BUCKETS, Arm, Histogram, Metric, Window
+from control_plane.rollouts.evidence import Arm, Histogram, Metric, Window
 from control_plane.rollouts.machine import STEP_GAP_MAX_MS, Step, due, step
 from control_plane.rollouts.plan import Gate, Plan, Stage
 from control_plane.rollouts.state import (
@@ -31,6 +31,7 @@ from control_plane.rollouts.state import (
     Tick,
     explain,
 )
+from sluice.buckets import BUCKETS
 from sluice.errors import ErrorCode, PlatformError
 
 WINDOW_MS = 10_000
