@@ -194,7 +194,7 @@ async def test_a_silent_stream_shows_that_it_lives(world) -> None:
         first = w.ids("x")[0]
         w.router.plan = lambda _: Plan([[]] * 200 + [[first]] + [[]] * 200 + [[first]])
         reader, writer = await w.raw({"model": "tiny", "messages": HELLO, "stream": True})
-        body = await asyncio.wait_for(reader.readuntil(b"[DONE]"), 20)
+        body = await asyncio.wait_for(reader.readuntil(b"[DONE]"), 60)
         writer.close()
         before, _, after = body.partition(b'"content":"x"')
         assert b"HTTP/1.1 200" in before
@@ -225,7 +225,7 @@ async def test_another_model_stands_in_for_one_that_is_down(world, is_stream: bo
             if tenant.id == "one":
                 tenant.fallbacks["nowhere"] = "tiny"
         w.feed.replace(objects)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (response := await http.post(CHAT, json=body)).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert response.headers["x-sluice-model"] == "tiny"
@@ -262,7 +262,7 @@ async def test_nothing_follows_the_end_of_a_stream_that_fails(world, tokens: int
         w.router.plan = lambda _: Plan([[t] for t in w.ids(w.text)[:tokens]], refused)
         body = {"model": "tiny", "messages": HELLO, "stream": True}
         reader, writer = await w.raw(body)
-        first = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 10)
+        first = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 60)
         events = [line[6:] for line in first.split(b"\n") if line.startswith(b"data: ")]
         chunks = [json.loads(event) for event in events]
         text = "".join(c["choices"][0]["delta"]["content"] for c in chunks[:-1])
@@ -270,6 +270,6 @@ async def test_nothing_follows_the_end_of_a_stream_that_fails(world, tokens: int
         assert (text, chunks[-1]["error"]["code"]) == (told, "engine_failed")
         await asyncio.sleep(0.1)  # more than a token is held
         writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
-        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
         writer.close()
         assert answer.startswith(b"HTTP/1.1 401"), answer

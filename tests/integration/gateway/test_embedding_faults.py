@@ -47,7 +47,7 @@ class Load:
     async def more(self, count: int) -> None:
         """Wait until so many more requests have been answered."""
         wanted = self.answered + count
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while self.answered < wanted:  # noqa: ASYNC110 - what it waits for has no event
                 await asyncio.sleep(0.01)
 

@@ -170,7 +170,7 @@ async def test_an_unknown_token_fails_one_request_not_the_link(world) -> None:
 
 
 async def test_drain_finishes_what_runs_and_cuts_the_rest_with_an_event(world, eventually) -> None:
-    async with world(drain_s=1.5) as w, w.sdk() as sdk:
+    async with world(drain_s=5.0) as w, w.sdk() as sdk:
         endless = Plan([[65]] * 1_000_000, None)
         w.router.plan = lambda s: endless if s.output_tokens_max > 200 else w.default_plan(s)
         w.router.step_s = 0.005

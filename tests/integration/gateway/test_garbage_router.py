@@ -46,7 +46,7 @@ async def test_nonsense_ends_the_link_which_comes_back(nonsense: bytes) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     link = RouterLink(f"127.0.0.1:{port}", "gateway", lambda: None, Pace(NeverLags()))
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         run = tasks.create_task(link.run())
         while connections < 2 and not run.done():  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)

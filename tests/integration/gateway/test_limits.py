@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 
 import openai
 import pytest
@@ -17,37 +18,45 @@ async def call(sdk, **options) -> object:
     return await sdk.chat.completions.create(model="tiny", messages=HELLO, **options)
 
 
+def check_granted(count: int, allowance: float, per_minute: float, began_s: float) -> None:
+    """All of the allowance, and no more than what has come since on a machine that is busy."""
+    assert int(allowance) <= count <= allowance + (time.monotonic() - began_s) * per_minute / 60
+
+
 async def test_parallel_starts_never_pass_the_request_limit(world) -> None:
-    async with world(limit_deadline_s=2) as w, w.sdk(LIMITED) as sdk, w.http(LIMITED) as http:
+    async with world() as w, w.sdk(LIMITED) as sdk, w.http(LIMITED) as http:
+        began_s = time.monotonic()
         answers = await asyncio.gather(
             *(call(sdk, max_tokens=5) for _ in range(20)), return_exceptions=True
         )
         refused = [a for a in answers if isinstance(a, openai.RateLimitError)]
-        assert len(answers) - len(refused) == 5
+        served = len(answers) - len(refused)
+        check_granted(served, 5, 5, began_s)
         assert {error.code for error in refused} == {"rate_limit_requests"}
-        response = await http.post(
-            "/v1/chat/completions", json={"model": "tiny", "messages": HELLO}
-        )
+        body = {"model": "tiny", "messages": HELLO}
+        while (response := await http.post("/v1/chat/completions", json=body)).is_success:
+            served += 1  # what has come since
         assert response.status_code == 429
         assert 1 <= int(response.headers["retry-after"]) <= 12
         assert response.headers["x-ratelimit-limit-requests"] == "5"
         assert response.headers["x-ratelimit-remaining-requests"] == "0"
         assert response.headers["x-ratelimit-limit-tokens"] == "1000"
         assert response.headers["x-ratelimit-reset-requests"].endswith("s")
-        assert len(w.router.submits) == 5
+        assert len(w.router.submits) == served
 
 
 async def test_tokens_are_reserved_before_and_settled_after(world, eventually) -> None:
-    async with world(limit_deadline_s=2) as w, w.http(LIMITED) as http:
+    async with world() as w, w.http(LIMITED) as http:
         body = {"model": "tiny", "messages": HELLO, "max_tokens": 200, "stop": "zzz"}
-        used = 0
+        used, began_s = 0, time.monotonic()
         for index in range(3):
             response = await http.post("/v1/chat/completions", json=body)
             usage = response.json()["usage"]
             remaining = int(response.headers["x-ratelimit-remaining-tokens"])
             # Reserved: the prompt and, until an answer was seen, all of max_tokens.
             reserved = 1000 - used - remaining
-            assert usage["prompt_tokens"] <= reserved + 30
+            refilled = 1 + (time.monotonic() - began_s) * 1000 / 60
+            assert usage["prompt_tokens"] <= reserved + refilled
             assert reserved <= usage["prompt_tokens"] + 200
             assert (reserved > 150) == (index == 0)
             used += usage["total_tokens"]
@@ -55,41 +64,45 @@ async def test_tokens_are_reserved_before_and_settled_after(world, eventually) -
 
 
 async def test_a_refused_request_costs_nothing(world) -> None:
-    async with world(limit_deadline_s=2) as w, w.sdk(LIMITED) as sdk:
+    async with world() as w, w.sdk(LIMITED) as sdk:
         for _ in range(10):
             with pytest.raises(openai.InternalServerError):
                 await sdk.chat.completions.create(
-                    model="nowhere", messages=HELLO, max_tokens=200, timeout=10
+                    model="nowhere", messages=HELLO, max_tokens=200, timeout=60
                 )
             break
-        await asyncio.sleep(0.05)
+        began_s = time.monotonic()
         answers = await asyncio.gather(
             *(call(sdk, max_tokens=5) for _ in range(8)), return_exceptions=True
         )
-        assert sum(not isinstance(a, Exception) for a in answers) == 5
+        check_granted(sum(not isinstance(a, Exception) for a in answers), 5, 5, began_s)
 
 
 async def test_without_valkey_a_bounded_allowance_remains(world, eventually) -> None:
-    async with world(limit_deadline_s=2) as w, w.sdk(LIMITED) as sdk:
+    async with world() as w, w.sdk(LIMITED) as sdk:
         await call(sdk, max_tokens=5)
         os.kill(w.valkey.pid, signal.SIGKILL)
         await eventually(lambda: not w.gateway.valkey.is_connected)
+        began_s = time.monotonic()
         answers = await asyncio.gather(
             *(call(sdk, max_tokens=5) for _ in range(20)), return_exceptions=True
         )
-        assert sum(not isinstance(a, Exception) for a in answers) == 2  # half of 5, rounded down
+        granted = sum(not isinstance(a, Exception) for a in answers)
+        check_granted(granted, 2.5, 2.5, began_s)  # half of 5
         assert w.gateway.limiter.local_decisions == 20
 
 
-async def test_a_frozen_valkey_costs_only_the_deadline(world) -> None:
+async def test_a_frozen_valkey_costs_only_the_deadline(world, eventually) -> None:
     async with world(limit_deadline_s=0.5) as w, w.sdk(LIMITED) as sdk:
         await call(sdk, max_tokens=5)
+        await eventually(lambda: w.gateway.limiter.is_shared)
+        before = w.gateway.limiter.local_decisions  # some, if the machine was busy
         os.kill(w.valkey.pid, signal.SIGSTOP)
         try:
             await call(sdk, max_tokens=5)
-            assert w.gateway.limiter.local_decisions == 1
+            assert w.gateway.limiter.local_decisions == before + 1
             assert not w.gateway.limiter.is_shared, "nobody waits for it any more"
             await call(sdk, max_tokens=5)
-            assert w.gateway.limiter.local_decisions == 2
+            assert w.gateway.limiter.local_decisions == before + 2
         finally:
             os.kill(w.valkey.pid, signal.SIGCONT)

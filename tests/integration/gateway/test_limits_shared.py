@@ -42,7 +42,7 @@ def settle(limiter: Limiter, reservation: Reservation, used: int = 0) -> None:
 
 @asynccontextmanager
 async def gateway(
-    url: str, *, deadline_s: float = 5.0, share: float = 0.5
+    url: str, *, deadline_s: float = 30.0, share: float = 0.5
 ) -> AsyncIterator[Limiter]:
     """One gateway's limiter, connected."""
     client = ValkeyClient(url, deadline_s=deadline_s)
@@ -57,9 +57,17 @@ async def gateway(
 
 
 async def until(check: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not check():  # noqa: ASYNC110 - what it waits for has no event
             await asyncio.sleep(0.01)
+
+
+async def granted(limiter: Limiter, who: Principal) -> Reservation:
+    """Ask until there is room."""
+    async with asyncio.timeout(60):
+        while (found := await reserve(limiter, who)) is None:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.002)
+    return found
 
 
 async def command(url: str, *words: str) -> object:
@@ -177,43 +185,37 @@ async def test_values_that_are_no_bucket_count_as_absent(valkey) -> None:
 
 
 async def test_a_gateway_that_dies_holds_its_requests_for_its_lease(valkey, monkeypatch) -> None:
-    monkeypatch.setattr(script, "_LEASE", script._number(400))
+    lease_s = 3.0  # a renewal may be late by nearly as much: the machine is busy
+    monkeypatch.setattr(script, "_LEASE", script._number(int(lease_s * 1000)))
     monkeypatch.setattr(shared, "_REFRESH_S", 0.1)
     who = caller(requests_max=2)
     async with gateway(valkey[1]) as survivor:
         async with gateway(valkey[1]) as dead:
             assert await reserve(dead, who)
             assert await reserve(dead, who)
-            await asyncio.sleep(0.7)  # longer than the lease: it is renewed
+            await asyncio.sleep(lease_s * 1.1)  # it is renewed
             assert await reserve(survivor, who) is None
         assert await reserve(survivor, who) is None, "its lease still runs"
-        await asyncio.sleep(0.5)
-        assert await reserve(survivor, who)
-        assert await reserve(survivor, who)
+        await granted(survivor, who)
+        await granted(survivor, who)
         assert await reserve(survivor, who) is None
 
 
 async def test_a_settled_request_makes_room_everywhere(valkey) -> None:
-    async def granted(limiter: Limiter) -> Reservation:
-        async with asyncio.timeout(20):
-            while (found := await reserve(limiter, who)) is None:  # noqa: ASYNC110 - it has no event
-                await asyncio.sleep(0.002)
-        return found
-
     who = caller(requests_max=1)
     async with gateway(valkey[1]) as one, gateway(valkey[1]) as other:
         for _ in range(20):
-            first = await granted(one)
+            first = await granted(one, who)
             assert await reserve(other, who) is None
             settle(one, first)
             second = await reserve(one, who)
             assert second, "the same gateway knows at once"
             settle(one, second)
-            third = await granted(other)
+            third = await granted(other, who)
             assert await reserve(one, who) is None
             settle(other, third)
-            settle(one, await granted(one))
-            settle(other, await granted(other))
+            settle(one, await granted(one, who))
+            settle(other, await granted(other, who))
 
 
 async def test_a_gateway_that_stops_tells_its_last_settlements(valkey) -> None:
@@ -239,11 +241,12 @@ async def test_a_flushed_server_learns_again_what_is_open(valkey, monkeypatch) -
         assert first
         assert await reserve(one, who)
         await command(valkey[1], "FLUSHALL")
-        await asyncio.sleep(0.2)
-        assert await reserve(other, who) is None
+        async with asyncio.timeout(60):  # until the server has heard of it again
+            while (found := await reserve(other, who)) is not None:
+                settle(other, found)
+                await asyncio.sleep(0.01)
         settle(one, first)
-        await asyncio.sleep(0.05)
-        assert await reserve(other, who)
+        await granted(other, who)
         assert await reserve(other, who) is None
 
 
@@ -275,16 +278,17 @@ async def test_without_memory_everybody_decides_locally_until_there_is_some(valk
 async def test_a_frozen_server_costs_the_deadline_once(valkey) -> None:
     child, url = valkey
     loop = asyncio.get_running_loop()
-    async with gateway(url, deadline_s=0.3, share=1.0) as limiter:
+    async with gateway(url, deadline_s=1.5, share=1.0) as limiter:
         who = caller(rpm=100_000)
         os.kill(child.pid, signal.SIGSTOP)
         try:
-            waited: list[float] = []
-            for _ in range(200):
-                began_s = loop.time()
-                assert await reserve(limiter, who)
-                waited.append(loop.time() - began_s)
-            assert sum(one > 0.15 for one in waited) == 1
+            began_s = loop.time()
+            assert await reserve(limiter, who)
+            assert loop.time() - began_s >= 1.4
+            for _ in range(199):
+                with pytest.raises(StopIteration) as ended:  # it waits for nothing
+                    reserve(limiter, who).send(None)
+                assert ended.value.value
             await asyncio.sleep(1.5)  # it gives the connection up and gets no other
             assert await reserve(limiter, who)
             assert limiter.local_decisions == 201
@@ -307,7 +311,7 @@ async def test_a_restarted_server_is_told_what_is_open_and_what_was_used(valkey)
         await child.stop()
         again = await type(child).start(child.spec)
         try:
-            await again.wait_ready(10)
+            await again.wait_ready(60)
             await until(lambda: limiter.is_shared)
             assert await reserve(limiter, who)
             assert await reserve(limiter, who) is None

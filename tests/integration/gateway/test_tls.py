@@ -149,7 +149,7 @@ async def test_streams_go_on_while_the_certificate_is_replaced(world, tmp_path) 
         headers = {"authorization": "Bearer sk-one"}
         begun = asyncio.Event()
         async with (
-            httpx.AsyncClient(base_url=url, headers=headers, verify=old, timeout=30) as http,
+            httpx.AsyncClient(base_url=url, headers=headers, verify=old, timeout=60) as http,
             asyncio.TaskGroup() as tasks,
         ):
             stream = tasks.create_task(streamed(http, begun))
@@ -178,7 +178,7 @@ async def test_workers_speak_tls(world, fleets, tmp_path) -> None:
             base_url=f"https://127.0.0.1:{fleet.port}",
             headers=headers,
             verify=client_of(cert),
-            timeout=30,
+            timeout=60,
         ) as http:
             texts = await asyncio.gather(*(streamed(http, begun) for _ in range(4)))
         for text in texts:
@@ -186,6 +186,6 @@ async def test_workers_speak_tls(world, fleets, tmp_path) -> None:
             assert text.endswith("data: [DONE]\n\n")
         reader, writer = await asyncio.open_connection("127.0.0.1", fleet.port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert b"HTTP" not in await reader.read()
         writer.close()

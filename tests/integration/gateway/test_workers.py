@@ -161,7 +161,7 @@ async def test_workers_end_when_their_parent_is_killed(world, fleets) -> None:
 async def test_sigterm_drains_and_tells_streams_that_last_too_long(world, fleets) -> None:
     async with (
         world() as w,
-        fleets(w.settings, drain_s=1.0, unready_s=1.0, workers=1) as fleet,
+        fleets(w.settings, drain_s=6.0, unready_s=3.0, workers=1) as fleet,
     ):
         w.router.plan, w.router.step_s = endless_when_200, 0.01
         short = {"max_tokens": 100, "stream": True, "ignore_eos": True}
