@@ -3,15 +3,19 @@
 import hashlib
 import hmac
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gateway.names import Names, PublicModel, matches
+from gateway.rollouts.decision import PINNED, Decision
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.hashing import cache_root
 from sluice.profiles import FRAMES, profile_of
 from sluice.scopes import Scope
+from sluice.split import SHARE_MAX, Split
 from sluice.watch import STEP_OBJECTS, ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
+from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 
 # Answers are kept until the state changes; of those for (caller, name), at most so many.
 _RESOLVED_MAX = 16_384
@@ -38,6 +42,9 @@ class ResolvedModel:
         context_tokens_max: Prompt and output together; 0 when it is not known.
         cache_root: Root of the prefix cache's hash chain.
         generates_text: Whether it is one to chat with, not one that makes embeddings.
+        decision: Why it is this release; None: because the name stands for it.
+        fork: Decides instead, request by request; None: nothing does.
+        shadow: Gets a copy of the request; None: nothing does.
     """
 
     name: str
@@ -45,6 +52,45 @@ class ResolvedModel:
     context_tokens_max: int
     cache_root: bytes
     generates_text: bool
+    decision: Decision | None = None
+    fork: "Fork | None" = None
+    shadow: "ResolvedModel | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """What a model in rollout stands for, for one caller.
+
+    Attributes:
+        split: Decides who is in canary; knows of no pins, which come before it.
+        mirror: Decides whose requests are copied, unless they are in canary; None: nobody's.
+        control: For those who are not in canary.
+        copied: The same, with canary as `shadow`.
+        canary: The release that is rolled out.
+    """
+
+    split: Split
+    mirror: Split | None
+    control: ResolvedModel
+    copied: ResolvedModel
+    canary: ResolvedModel
+
+    def choose(self, tenant_id: str, session: str, request_id: str) -> ResolvedModel:
+        """Return what answers a request."""
+        if self.split.choose(tenant_id, session, request_id).is_canary:
+            return self.canary
+        if self.mirror is None:
+            return self.control
+        is_copied = self.mirror.choose(tenant_id, session, request_id).is_canary
+        return self.copied if is_copied else self.control
+
+
+class _Found(NamedTuple):
+    """What a name stands for; a split is there when it, and no pin, is to decide."""
+
+    model: wire.Model
+    decision: Decision | None = None
+    split: wire.Split | None = None
 
 
 _NO_TIER = wire.Tier()
@@ -126,23 +172,32 @@ class Directory:
 
     def models(self, principal: Principal) -> Sequence[PublicModel]:
         """Return the models and aliases that the caller may use, by name."""
-        visible = self._names.visible(principal.tenant.id)
-        return [found for found in visible if _is_allowed(principal, found.name, found.model)]
+        tenant = principal.tenant
+        visible = self._names.visible(tenant.id)
+        allowed = [found for found in visible if _is_allowed(principal, found.name, found.model)]
+        if not tenant.pins:
+            return allowed
+        return [PublicModel(it.name, self._as_pinned(tenant, it.model).model) for it in allowed]
 
     def model(self, principal: Principal, name: str) -> wire.Model:
         """Return what the public name stands for, with the model's own id.
 
+        That is the release that the caller is pinned to, and in a rollout what goes on besides it.
+
         Raises:
             BadRequestError: 404; what the caller may not use is as unknown as what does not exist.
         """
-        model = self._find(principal, name)
-        if model is None:
+        return self._require(principal, name).model
+
+    def _require(self, principal: Principal, name: str) -> _Found:
+        found = self._find(principal, name)
+        if found is None:
             raise BadRequestError(
                 ErrorCode.MODEL_NOT_FOUND,
                 f"The model '{name[:200]}' does not exist or you do not have access to it.",
                 param="model",
             )
-        return model
+        return found
 
     def generates_text(self, model: wire.Model) -> bool:
         """Return whether the model is one to chat with, not one that makes embeddings."""
@@ -161,9 +216,20 @@ class Directory:
         )
         return min((limit for limit in limits if limit), default=0)
 
-    def resolve(self, principal: Principal, name: str) -> ResolvedModel:
-        """Return what the public name stands for; BadRequestError if it generates no text."""
-        resolved = self.resolve_any(principal, name)
+    def resolve(
+        self, principal: Principal, name: str, session: str = "", request_id: str = ""
+    ) -> ResolvedModel:
+        """Return what answers a request; BadRequestError if it generates no text.
+
+        Args:
+            principal: The caller.
+            name: In the request.
+            session: What keeps requests together; they go to one release. Empty: nothing does.
+            request_id: Decides where there is no session.
+        """
+        resolved = self._resolved.get((principal, name)) or self.resolve_any(principal, name)
+        if resolved.fork is not None:
+            return resolved.fork.choose(principal.tenant.id, session, request_id)
         if not resolved.generates_text:
             raise BadRequestError(
                 ErrorCode.INVALID_REQUEST,
@@ -174,19 +240,16 @@ class Directory:
         return resolved
 
     def resolve_any(self, principal: Principal, name: str) -> ResolvedModel:
-        """Return what the public name stands for, whatever it makes; 404 as `model`."""
+        """Return what the public name stands for, as `model`, whatever it makes; 404 as there.
+
+        No split decides: that is for requests that generate text, and for `resolve`.
+        """
         resolved = self._resolved.get((principal, name))
         if resolved is None:
-            model = self.model(principal, name)
-            resolved = ResolvedModel(
-                name=name,
-                model=model,
-                context_tokens_max=self.context_tokens_max(principal, model),
-                cache_root=cache_root(
-                    model.base_digest, model.adapter_digest, principal.tenant.cache_salt
-                ),
-                generates_text=self.generates_text(model),
-            )
+            found = self._require(principal, name)
+            resolved = self._described(principal, name, found.model, found.decision)
+            if found.split is not None and resolved.generates_text:
+                resolved = self._forked(principal, resolved, found.split)
             if len(self._resolved) >= _RESOLVED_MAX:
                 self._resolved.clear()
             self._resolved[principal, name] = resolved
@@ -199,12 +262,16 @@ class Directory:
         or does not make what `name` makes. A fallback has no fallback of its own.
         """
         wanted = principal.tenant.fallbacks
-        model = self._find(principal, name) if wanted else None
-        if model is None:
+        found = self._find(principal, name) if wanted else None
+        if found is None:
             return None
+        model = found.model
         instead = wanted.get(name) or wanted.get(model.id) or wanted.get("*")
-        other = self._find(principal, instead) if instead else None
-        if other is None or (other.id, other.release) == (model.id, model.release):
+        found = self._find(principal, instead) if instead else None
+        if found is None:
+            return None
+        other = found.model
+        if (other.id, other.release) == (model.id, model.release):
             return None
         return instead if self.generates_text(other) == self.generates_text(model) else None
 
@@ -226,11 +293,59 @@ class Directory:
         self._principals[digest] = principal
         return principal
 
-    def _find(self, principal: Principal, name: str) -> wire.Model | None:
+    def _find(self, principal: Principal, name: str) -> _Found | None:
         model = self._names.find(name, principal.tenant.id)
         if model is None or not _is_allowed(principal, name, model):
             return None
-        return model
+        return self._as_pinned(principal.tenant, model)
+
+    def _as_pinned(self, tenant: wire.Tenant, model: wire.Model) -> _Found:
+        """Return what a model is for a tenant; what is a release already stays that."""
+        if self._state.models.get(model.id) is not model:
+            return _Found(model)
+        release = tenant.pins.get(model.id)
+        if release is None:
+            return _Found(model, split=self._state.splits.get(model.id))
+        pinned = self._names.at(model, release)
+        return _Found(model, Decision(missed=release)) if pinned is None else _Found(pinned, PINNED)
+
+    def _described(
+        self, principal: Principal, name: str, model: wire.Model, decision: Decision | None
+    ) -> ResolvedModel:
+        return ResolvedModel(
+            name=name,
+            model=model,
+            context_tokens_max=self.context_tokens_max(principal, model),
+            cache_root=cache_root(
+                model.base_digest, model.adapter_digest, principal.tenant.cache_salt
+            ),
+            generates_text=self.generates_text(model),
+            decision=decision,
+        )
+
+    def _forked(
+        self, principal: Principal, resolved: ResolvedModel, told: wire.Split
+    ) -> ResolvedModel:
+        """Return the model with what decides about each request, if both releases are served."""
+        arms: list[ResolvedModel] = []
+        for release, arm in (
+            (told.control, telemetry.ARM_CONTROL),
+            (told.canary, telemetry.ARM_CANARY),
+        ):
+            model = self._names.at(resolved.model, release)
+            if model is None or not self.generates_text(model):
+                return replace(resolved, decision=Decision(missed=release))
+            decision = Decision(told.rollout_id, arm)
+            arms.append(self._described(principal, resolved.name, model, decision))
+        control, canary = arms
+        fork = Fork(
+            split=_split(told, told.share),
+            mirror=_split(told, told.mirrored) if told.mirrored else None,
+            control=control,
+            copied=replace(control, shadow=canary),
+            canary=canary,
+        )
+        return replace(resolved, fork=fork)
 
     def _prepare_keys(self, coming: ControlState) -> Iterator[None]:
         self._prepared = None
@@ -279,3 +394,7 @@ def _is_allowed(principal: Principal, name: str, model: wire.Model) -> bool:
     """Return whether the key's list, if it has one, has the name or the model behind it."""
     patterns = principal.key.models
     return not patterns or any(matches(p, name) or matches(p, model.id) for p in patterns)
+
+
+def _split(told: wire.Split, share: int) -> Split:
+    return Split(told.id, told.control, told.canary, min(share, SHARE_MAX), told.salt)

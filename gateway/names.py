@@ -78,6 +78,18 @@ class Names:
             return None
         return model if release is None else _released(model, release)
 
+    def at(self, model: wire.Model, release: str) -> wire.Model | None:
+        """Return a model as it would be if it stood for a release; None: that is served nowhere.
+
+        Args:
+            model: As `find` returned it.
+            release: Name of the release, without the model's.
+        """
+        if model.release == release:
+            return model
+        found = self._state.releases.get(f"{model.id}@{release}")
+        return None if found is None else _released(model, found)
+
     def visible(self, tenant_id: str) -> Sequence[PublicModel]:
         """Return the models and aliases that a tenant may see, by name; releases are not listed."""
         public, own = (self._by_owner.get(owner, ()) for owner in ("", tenant_id))

@@ -32,6 +32,16 @@ _tenant = st.builds(
     is_disabled=st.booleans(),
     cache_salt=st.sampled_from([b"1", b"2"]),
     fallbacks=st.dictionaries(st.sampled_from([*NAMES, "*"]), _name, max_size=2),
+    pins=st.dictionaries(_name, st.sampled_from(["1", "2"]), max_size=1),
+)
+_split = st.builds(
+    wire.Split,
+    id=_name,
+    rollout_id=st.just("r"),
+    control=st.sampled_from(["", "1"]),
+    canary=st.sampled_from(["1", "2"]),
+    share=st.sampled_from([0, 5000, 10_000]),
+    mirrored=st.sampled_from([0, 10_000]),
 )
 _tier = st.builds(wire.Tier, id=st.just("t"), context_tokens_max=st.integers(0, 3))
 _base = st.builds(
@@ -68,6 +78,7 @@ _objects = st.builds(
     pools=_few(_pool),
     aliases=_few(_alias),
     releases=_few(_release),
+    splits=_few(_split),
 )
 _removals = st.builds(
     wire.Removals,
@@ -77,6 +88,7 @@ _removals = st.builds(
     models=_few(_name),
     aliases=_few(_name),
     releases=_few(st.just("x@1")),
+    splits=_few(_name),
 )
 
 
@@ -95,6 +107,7 @@ def answers(directory: Directory) -> dict[object, object]:
             told[secret, name, "fallback"] = directory.fallback(caller, name)
             try:
                 told[secret, name] = directory.resolve_any(caller, name)
+                told[secret, name, "text"] = directory.resolve(caller, name, "session")
             except PlatformError as error:
                 told[secret, name] = error.code
     return told

@@ -1,0 +1,36 @@
+"""Why a request goes to a certain release, when it is not just what the name stands for. Pure."""
+
+from dataclasses import dataclass
+
+from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
+
+_ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What decided, and how.
+
+    Attributes:
+        rollout_id: Whose split did; empty: none.
+        arm: Of that rollout.
+        is_pinned: The tenant's pin did: nobody drew lots, so no rollout counts the request.
+        missed: The release that a pin or a split names and nobody serves: it could not decide, and
+            the request goes to what the name stands for.
+    """
+
+    rollout_id: str = ""
+    arm: wire.Arm = wire.ARM_UNSPECIFIED
+    is_pinned: bool = False
+    missed: str = ""
+
+    @property
+    def kind(self) -> str:
+        """`control`, `canary`, `pinned` or `unserved`: a label of metrics."""
+        if self.missed:
+            return "unserved"
+        return "pinned" if self.is_pinned else _ARMS[self.arm]
+
+
+PINNED = Decision(is_pinned=True)
+KINDS = (*_ARMS.values(), "pinned", "unserved")
