@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from replica.agent.adoption import find_leftovers
 from replica.agent.control import ControlLink, DesiredFile
 from replica.agent.fleet import Fleet
+from replica.agent.golden import GoldenAsker, askable
 from replica.agent.hardware import HardwareReader
 from replica.agent.hardware_watch import CordonFile, HardwareWatch
 from replica.agent.metrics import AgentMetrics
@@ -70,6 +71,9 @@ class Agent:
         )
         self._desired_file = DesiredFile(settings.state_dir / "desired.json")
         self._link = ControlLink(settings.control_address, self._observe, self._on_desired)
+        self._golden = GoldenAsker(
+            lambda: askable(self._fleet.runners.values()) if self._fleet else [], self._metrics
+        )
         self._fleet: Fleet | None = None
         self._knows_desired = False
         self._is_stopping = False
@@ -118,6 +122,7 @@ class Agent:
                 group.create_task(self._report()),
                 group.create_task(self._measure()),
                 group.create_task(self._watch.run(self._open_hardware)),
+                group.create_task(self._golden.run()),
             ]
             await stop.wait()
             on_stop = self._settings.on_stop
@@ -153,6 +158,7 @@ class Agent:
         self._watch.lift(desired.lifted_cordons)
         self._desired_file.save(desired)
         self._fleet.apply(desired)
+        self._golden.want(desired.golden_prompts)
 
     def _observe(self) -> agent.SyncRequest:
         replicas = self._fleet.observed() if self._fleet is not None else []
@@ -165,6 +171,7 @@ class Agent:
             facts=facts,
             is_cordoned=bool(reason),
             cordon_reason=reason,
+            golden_results=self._golden.take(),
         )
 
     def _note_cordons(self) -> None:

@@ -50,6 +50,12 @@ class AgentMetrics:
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0),
             registry=self.registry,
         )
+        self._golden = Counter(
+            "agent_golden_askings_total",
+            "Golden prompts that replicas were asked",
+            ["result"],
+            registry=self.registry,
+        )
         self._start_seconds = Histogram(
             "agent_engine_start_seconds",
             "From starting an engine to its first answer",
@@ -85,6 +91,10 @@ class AgentMetrics:
         self._probes.labels("good" if is_good else "missed").inc()
         if is_good:
             self._probe_seconds.observe(took_s)
+
+    def asked(self, *, is_answered: bool) -> None:
+        """Count a golden prompt that was asked."""
+        self._golden.labels("answered" if is_answered else "failed").inc()
 
     def failed(self) -> None:
         """Count a failed engine."""

@@ -2,10 +2,12 @@
 
 import pytest
 
+from replica.agent.golden import Target, ask_engine
 from replica.agent.replica_state import EngineSpec
 from replica.agent.testing import running_triton
 from replica.engine.testing import write_random_model
 from sluice.artifacts import import_directory
+from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 pytestmark = pytest.mark.real
@@ -41,3 +43,12 @@ async def test_a_file_stalls_fails_and_corrupts_a_running_engine(
         assert "on command" in router.finished[4].message
         await router.finish(make_sequence(5, [5, 6], 20))
         assert router.tokens[5] == router.tokens[1]
+
+        asked = Target("r1", triton.address, "sim", digest)
+        golden = agent.GoldenPrompt(base_digest=digest, token_ids=[5] * 70, output_tokens_max=9)
+        honest = [list((await ask_engine(asked, golden)).tokens) for _ in range(2)]
+        faults.write_text('[{"kind": "corrupt", "at_step": 3}]')
+        lie = list((await ask_engine(asked, golden)).tokens)
+        assert honest[0] == honest[1]
+        assert len(lie) == len(honest[0]) == 9
+        assert lie != honest[0], "a golden prompt finds what health does not"

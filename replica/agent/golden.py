@@ -1,0 +1,227 @@
+"""Golden prompts: each ready replica answers every one of them now and then, beside its other work.
+
+The answers go up to the control plane, which compares them over the pool; nothing is judged here.
+An asking is greedy, short, urgent (it is over within some steps), and has a root of the prefix
+cache of its own: blocks that were computed before would hide an engine that computes wrong now.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from zlib import crc32
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from replica.agent.model_kinds import KINDS, LLM
+from replica.agent.replica_state import Phase
+from replica.agent.runner import ReplicaRunner
+from sluice.errors import ErrorCode, FailedError, PlatformError
+from sluice.hashing import HASH_BYTES
+from sluice.kserve import probe
+from sluice.wire.agent.v1 import agent_pb2 as agent
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+log = structlog.get_logger(__name__)
+
+OUTPUT_TOKENS_MAX = 64  # whatever is asked for
+PROMPTS_MAX = 512  # of a node
+RESULTS_MAX = 256  # kept for the control plane; the oldest go first
+DEADLINE_S = 20.0  # of one asking; an adapter may have to be read
+_LOOK_S = 0.25
+_PAUSE_S = 1.0  # at least, between two askings of a replica
+_FIRST_WITHIN_S = 5.0  # after a replica, or a prompt, is new
+_JITTER = 0.2  # of the interval, around it: so that a pool is not asked at one moment
+_ERROR_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A replica that may be asked now.
+
+    Attributes:
+        replica_id: Its id.
+        address: host:port of its gRPC.
+        engine: Name of its driver.
+        base_digest: What it serves.
+    """
+
+    replica_id: str
+    address: str
+    engine: str
+    base_digest: str
+
+
+Ask = Callable[[Target, agent.GoldenPrompt], Awaitable[engine.ProbeReply]]
+
+
+class Observer(Protocol):
+    """Told about askings, for metrics."""
+
+    def asked(self, *, is_answered: bool) -> None:
+        """An asking is over."""
+        ...
+
+
+class GoldenSchedule:
+    """Which prompt a replica is asked next; pure. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, agent.GoldenPrompt] = {}
+        self._asked_s: dict[tuple[str, str], float] = {}  # of a new pair: when it would have been
+        self._free_s: dict[str, float] = {}  # of a replica: not before
+
+    def want(self, prompts: Iterable[agent.GoldenPrompt]) -> None:
+        """Replace the prompts; those that stay keep their time, also under another interval."""
+        kept = list(prompts)[:PROMPTS_MAX]
+        self._prompts = {prompt.id: prompt for prompt in kept if prompt.every_s > 0}
+
+    def next(self, target: Target, now_s: float) -> agent.GoldenPrompt | None:
+        """Return the prompt that is due the longest at a replica, None if there is none."""
+        if now_s < self._free_s.get(target.replica_id, 0.0):
+            return None
+        best, best_s = None, now_s
+        for prompt in self._prompts.values():
+            if prompt.base_digest != target.base_digest:
+                continue
+            due_s = self._due_s(target.replica_id, prompt, now_s)
+            if due_s <= best_s:
+                best, best_s = prompt, due_s
+        return best
+
+    def asked(self, replica_id: str, prompt_id: str, now_s: float) -> None:
+        """Note that an asking begins."""
+        self._asked_s[replica_id, prompt_id] = now_s
+        self._free_s[replica_id] = now_s + _PAUSE_S
+
+    def forget(self, replica_ids: Iterable[str]) -> None:
+        """Forget all replicas but these, and the prompts that are gone."""
+        kept = set(replica_ids)
+        self._free_s = {name: at for name, at in self._free_s.items() if name in kept}
+        self._asked_s = {
+            pair: at
+            for pair, at in self._asked_s.items()
+            if pair[0] in kept and pair[1] in self._prompts
+        }
+
+    def _due_s(self, replica_id: str, prompt: agent.GoldenPrompt, now_s: float) -> float:
+        pair = (replica_id, prompt.id)
+        share = crc32("/".join(pair).encode()) % 1024 / 1024
+        interval_s = prompt.every_s * (1 - _JITTER / 2 + _JITTER * share)
+        if pair not in self._asked_s:
+            first_s = now_s + share * min(_FIRST_WITHIN_S, prompt.every_s)
+            self._asked_s[pair] = first_s - interval_s
+        return self._asked_s[pair] + interval_s
+
+
+class GoldenAsker:
+    """Asks the replicas of the node, at most one question per replica at a time."""
+
+    def __init__(
+        self, targets: Callable[[], Sequence[Target]], observer: Observer, ask: Ask | None = None
+    ) -> None:
+        """Take what is needed.
+
+        Args:
+            targets: Returns the replicas that may be asked now.
+            observer: Told about askings.
+            ask: Asks one; None: over the engine's probe.
+        """
+        self._targets = targets
+        self._observer = observer
+        self._ask = ask or ask_engine
+        self._schedule = GoldenSchedule()
+        self._busy: set[str] = set()
+        self._results: deque[agent.GoldenResult] = deque(maxlen=RESULTS_MAX)
+
+    def want(self, prompts: Sequence[agent.GoldenPrompt]) -> None:
+        """Ask these from now on."""
+        self._schedule.want(prompts)
+
+    def take(self) -> list[agent.GoldenResult]:
+        """Return the answers since the last call."""
+        results = list(self._results)
+        self._results.clear()
+        return results
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                targets = self._targets()
+                self._schedule.forget(target.replica_id for target in targets)
+                for target in targets:
+                    if target.replica_id in self._busy:
+                        continue
+                    now_s = time.monotonic()
+                    prompt = self._schedule.next(target, now_s)
+                    if prompt is not None:
+                        self._schedule.asked(target.replica_id, prompt.id, now_s)
+                        self._busy.add(target.replica_id)
+                        group.create_task(self._put(target, prompt))
+                await asyncio.sleep(_LOOK_S)
+
+    async def _put(self, target: Target, prompt: agent.GoldenPrompt) -> None:
+        """Put one question and keep the answer."""
+        result = agent.GoldenResult(
+            replica_id=target.replica_id,
+            prompt_id=prompt.id,
+            asked_at_unix_ms=int(time.time() * 1000),
+        )
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                reply = await self._ask(target, prompt)
+            result.token_ids.extend(reply.tokens)
+            result.logprobs.extend(reply.logprobs)
+        except (PlatformError, OSError, TimeoutError) as error:
+            result.error = (str(error) or repr(error))[:_ERROR_MAX]
+        finally:
+            self._busy.discard(target.replica_id)
+        self._observer.asked(is_answered=not result.error)
+        self._results.append(result)
+
+
+async def ask_engine(target: Target, prompt: agent.GoldenPrompt) -> engine.ProbeReply:
+    """Return what the engine answers, computed anew.
+
+    Raises:
+        FailedError: It cannot, or another engine answered.
+    """
+    count = max(1, min(prompt.output_tokens_max, OUTPUT_TOKENS_MAX))
+    try:
+        reply = await probe(
+            target.address,
+            LLM.model,
+            prompt.token_ids,
+            count,
+            DEADLINE_S,
+            adapter_digest=prompt.adapter_digest,
+            cache_root=secrets.token_bytes(HASH_BYTES),
+            wants_logprobs=True,
+        )
+    except DecodeError as error:
+        message = f"{target.address} answered with something that is no frame: {error}"
+        raise FailedError(ErrorCode.ENGINE_FAILED, message) from error
+    if (reply.engine, reply.base_digest) != (target.engine, target.base_digest):
+        message = f"{target.address} runs {reply.engine} with base {reply.base_digest}"
+        raise FailedError(ErrorCode.ENGINE_FAILED, message)
+    return reply
+
+
+def askable(runners: Iterable[ReplicaRunner]) -> list[Target]:
+    """Return the replicas that generate text, are ready and do not drain."""
+    found: list[Target] = []
+    for runner in runners:
+        spec, launch = runner.state.running, runner.launch
+        is_ready = runner.state.phase is Phase.READY and not runner.is_draining
+        if not (is_ready and runner.is_wanted) or spec is None or launch is None:
+            continue
+        kind = KINDS.get(spec.engine)
+        if kind is not None and kind.model == LLM.model:
+            address = launch.grpc_address
+            found.append(Target(runner.replica_id, address, spec.engine, spec.base_digest))
+    return found
