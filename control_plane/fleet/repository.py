@@ -18,6 +18,10 @@ _LOCK = 7310520303  # held by the one control plane that decides about the fleet
 # A control plane that dies cannot say that its routers left; then only their silence tells.
 _ROUTER_SILENCE_S = 6.0
 _CHANGES_KEPT = timedelta(hours=1)
+# What operators want, or a rollout needs if that is more.
+_WANTED = func.greatest(
+    tables.pools.c.replicas_wanted, func.coalesce(tables.pools.c.rollout_replicas, 0)
+)
 
 
 async def try_lead(connection: AsyncConnection) -> bool:
@@ -136,9 +140,7 @@ async def write_owners(connection: AsyncConnection, changed: Iterable[Cell]) -> 
 async def pools(connection: AsyncConnection) -> list[Pool]:
     """Return all pools."""
     t = tables.pools.c
-    rows = await connection.execute(
-        select(t.id, t.engine, t.replicas_wanted, t.cell_replicas_max, t.roles)
-    )
+    rows = await connection.execute(select(t.id, t.engine, _WANTED, t.cell_replicas_max, t.roles))
     return [
         Pool(key, engine, wanted, limit, roles.get("prefill", 0), roles.get("decode", 0))
         for key, engine, wanted, limit, roles in rows.tuples()

@@ -19,9 +19,13 @@ from sluice.errors import ErrorCode, PlatformError
 async def _check_running(connection: AsyncConnection, key: str, values: Values) -> None:
     """Refuse to put another base or engine under replicas that run, and under models."""
     pools, replicas, models = tables.pools, tables.replicas, tables.models
-    query = select(pools.c.base_digest, pools.c.engine).where(pools.c.id == key).with_for_update()
+    query = select(pools).where(pools.c.id == key).with_for_update()
     row = (await connection.execute(query)).first()
-    if row is None or tuple(row) == (values["base_digest"], values["engine"]):
+    if row is None:
+        return
+    if row.retire_at is not None:  # who writes it wants it, whatever a rollout left
+        values |= {"retire_at": None, "rollout_replicas": None}
+    if (row.base_digest, row.engine) == (values["base_digest"], values["engine"]):
         return
     for table, fix in ((replicas, "set replicas_wanted to 0 first"), (models, "move them first")):
         count = select(func.count()).select_from(table).where(table.c.pool_id == key)

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import Database, DatabaseDownError
 from control_plane.fleet import cells as cell_model
-from control_plane.fleet import model, repository
+from control_plane.fleet import model, preparation, repository
 from control_plane.fleet.liveness import Liveness
 from control_plane.fleet.presence import Presence
 from control_plane.fleet.probe import refuses
@@ -114,6 +114,8 @@ class Fleet:
             if heard_s > _NODES_RETURN_S:
                 for node_id in await repository.lose_nodes(connection, model.NODE_LOST_AFTER_S):
                     log.warning("node_lost", node=node_id)
+            for pool_id in await preparation.retire_pools(connection):
+                log.info("pool_retired", pool=pool_id)
             cells = await repository.cells(connection)  # before the pools: then none lacks its pool
             pools = await repository.pools(connection)
             replicas = await repository.replicas(connection)
