@@ -198,7 +198,7 @@ class Gateway:
     async def cancel(self, *handles: int) -> None:
         await self.call.write(wire.ConnectRequest(cancels=handles))
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 self.take(await self.call.read())
@@ -280,14 +280,14 @@ async def start_router(tmp_path: Path) -> AsyncIterator[StartRouter]:
         task = asyncio.get_running_loop().create_task(run(settings, stop))
         router = RunningRouter(settings, stop, task)
         started.append(router)
-        async with asyncio.timeout(5), grpc.aio.insecure_channel(settings.grpc_address) as channel:
+        async with asyncio.timeout(60), grpc.aio.insecure_channel(settings.grpc_address) as channel:
             await channel.channel_ready()
         return router
 
     yield start
     for router in started:
         router.stop.set()
-        await asyncio.wait_for(router.task, 20)
+        await asyncio.wait_for(router.task, 60)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def expected(*texts) -> list[list[float]]:
 
 
 async def until(check) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not check():  # noqa: ASYNC110 - what it waits for has no event
             await asyncio.sleep(0.005)
 

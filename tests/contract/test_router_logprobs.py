@@ -62,7 +62,7 @@ async def ask(address: str) -> tuple[dict[str, list[int]], dict[str, list]]:
         sequence.cache_root = b"0" * 16
         sequence.sampling.CopyFrom(sampling)
     async with HostStream(address, "llm", silence_s=10.0) as stream:
-        await stream.open(timeout_s=5.0)
+        await stream.open(timeout_s=60)
         attach = engine.Attach(router_id="direct", epoch=1, credit_frames=1 << 20)
         await stream.send(engine.HostRequest(attach=attach))
         await stream.send(engine.HostRequest(submit=submit))

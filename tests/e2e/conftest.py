@@ -31,7 +31,7 @@ class Stack:
     admin_key: str
     telemetry_url: str
 
-    def sluice(self, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def sluice(self, *arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Run the command line on this stack."""
         return run_sluice(self.home, *arguments, timeout_s=timeout_s)
 
@@ -40,7 +40,7 @@ class Stack:
         return httpx.Client(
             base_url=self.admin_url,
             headers={"authorization": f"Bearer {self.admin_key}"},
-            timeout=10,
+            timeout=60,
         )
 
     def new_key(self, tenant: str, *, tier: dict | None = None, **key: object) -> str:
@@ -69,7 +69,7 @@ class Stack:
 
 
 def run_sluice(
-    home: Path, *arguments: str, timeout_s: float = 60
+    home: Path, *arguments: str, timeout_s: float = 300
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cli", *arguments],
@@ -121,7 +121,7 @@ def node_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     if installed.returncode:
         reason = f"npm could not install the Node SDK: {installed.stderr}"
@@ -145,7 +145,7 @@ def started_stack(engine: str, embeddings: str = "--no-embeddings") -> Iterator[
         embeddings,
         f"--port={free_port()}",
         f"--admin-port={free_port()}",
-        timeout_s=240,
+        timeout_s=400,
     )
     try:
         assert started.returncode == 0, started.stdout + started.stderr + _logs(home)
@@ -159,7 +159,7 @@ def started_stack(engine: str, embeddings: str = "--no-embeddings") -> Iterator[
             telemetry_url=env["SLUICE_TELEMETRY_URL"],
         )
     finally:
-        run_sluice(home, "down", timeout_s=120)
+        run_sluice(home, "down", timeout_s=300)
         left = marked_processes(Home(home.resolve()).marker)
         shutil.rmtree(home, ignore_errors=True)
         assert left == [], f"`sluice down` left processes {left}"

@@ -44,7 +44,7 @@ def direct(real_stack, tokenizer) -> np.ndarray:
 
     async def embed() -> list[list[float]]:
         async with EmbeddingClient(address) as client:
-            found = [await client.embed(tokenizer.encode(text).ids, timeout_s=30) for text in TEXTS]
+            found = [await client.embed(tokenizer.encode(text).ids, timeout_s=60) for text in TEXTS]
         return [list(embedding.values) for embedding in found]
 
     return np.array(asyncio.run(embed()), np.float32)

@@ -13,7 +13,7 @@ MESSAGES = [{"role": "user", "content": "Tell me a story about a river and a gat
 @pytest.fixture
 def client(stack):
     with openai.OpenAI(
-        base_url=stack.base_url, api_key=stack.api_key, max_retries=0, timeout=30
+        base_url=stack.base_url, api_key=stack.api_key, max_retries=0, timeout=60
     ) as client:
         yield client
 
@@ -90,7 +90,7 @@ def test_bad_bodies_get_the_openai_envelope(stack, body: bytes, status: int) -> 
         f"{stack.base_url}/chat/completions",
         content=body,
         headers={"authorization": f"Bearer {stack.api_key}", "content-type": "application/json"},
-        timeout=30,
+        timeout=60,
     )
     assert response.status_code == status
     error = response.json()["error"]

@@ -97,7 +97,7 @@ class Site:
             self.clients[tenant] = httpx.AsyncClient(
                 base_url=self.admin.base_url,
                 headers={"Authorization": f"Bearer {made.json()['key']}"},
-                timeout=30,
+                timeout=60,
             )
         return self.clients[tenant]
 

@@ -47,7 +47,7 @@ class PostgresServer:
             database=database,
             host=str(postgres.locate(self.home).sockets),
             port=self.port,
-            timeout=5,
+            timeout=60,
         )
         try:
             await connection.execute(statement)
@@ -65,7 +65,7 @@ async def postgres_server() -> AsyncIterator[PostgresServer]:
         spec = postgres.postgres_spec(home, 5432, log_file=home / "postgres.log", fsync=False)
         child = await ChildProcess.start(spec)
         try:
-            await child.wait_ready(30)
+            await child.wait_ready(60)
             await migrate(postgres.database_url(home, 5432))
             yield PostgresServer(home, 5432, spec, postgres.DATABASE)
         finally:
@@ -98,7 +98,7 @@ class RestartableServer:
     async def start(self) -> None:
         assert self.child is None
         self.child = await ChildProcess.start(self.spec)
-        await self.child.wait_ready(30)
+        await self.child.wait_ready(60)
 
     async def kill(self) -> None:
         """SIGKILL it, as a crash would."""
@@ -205,11 +205,11 @@ async def running_control_plane(
     )
     child = await ChildProcess.start(spec)
     try:
-        await child.wait_ready(30)
+        await child.wait_ready(60)
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{http_port}",
             headers={"Authorization": f"Bearer {ADMIN_KEY}"},
-            timeout=20,
+            timeout=60,
         ) as admin:
             control_plane = ControlPlane(child, spec, admin, f"127.0.0.1:{grpc_port}")
             await eventually(control_plane.is_ready, "the control plane is ready")
@@ -219,7 +219,7 @@ async def running_control_plane(
 
 
 async def eventually(
-    condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 30.0
+    condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 60.0
 ) -> None:
     """Wait until a condition holds; the time limit only bounds a failing test."""
     deadline = time.monotonic() + timeout_s

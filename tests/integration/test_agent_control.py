@@ -47,7 +47,7 @@ async def test_the_agent_comes_back_after_every_end_and_can_still_be_stopped() -
     try:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(link.run())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await served.wait()
             assert not running.done()
             running.cancel()

@@ -229,6 +229,6 @@ async def test_a_taken_port_and_a_missing_setting_end_it_with_one_line(plane) ->
             env={**plane.spec.env, **change},
             stderr=asyncio.subprocess.PIPE,
         )
-        _, errors = await asyncio.wait_for(process.communicate(), 30)
+        _, errors = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode in {1, 2}
         assert fix in errors.decode().strip().splitlines()[-1]

@@ -34,7 +34,7 @@ async def make(plane, **body: object) -> dict[str, object]:
 
 def client(plane, key: object) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(base_url=plane.admin.base_url, headers=headers, timeout=20)
+    return httpx.AsyncClient(base_url=plane.admin.base_url, headers=headers, timeout=60)
 
 
 async def status_of(plane, key: object) -> int:

@@ -51,7 +51,7 @@ class Mortal:
     async def start(self) -> None:
         self._child = await ChildProcess.start(self._spec)
         self._mine.append(self._child)
-        await self._child.wait_ready(30)
+        await self._child.wait_ready(60)
 
     async def stop(self) -> None:
         for child in self._mine:

@@ -159,7 +159,7 @@ async def test_an_import_survives_the_death_of_its_control_plane(
     await site.plane.child.wait()
     child = await ChildProcess.start(site.plane.spec)
     try:
-        await child.wait_ready(30)
+        await child.wait_ready(60)
 
         async def is_there() -> bool:
             return (await site.admin.get(f"/v1/artifacts/{digest}")).status_code == 200

@@ -49,6 +49,7 @@ async def test_a_publisher_publishes_promotes_and_goes_back(site) -> None:
         "adapter_digest": first,
         "base_digest": base,
         "is_promoted": True,
+        "rollout_id": "",
     }
     replayed = await acme.put(f"{path}/1", json=body, headers={"Idempotency-Key": "k1"})
     assert (replayed.status_code, replayed.json()) == (201, made.json())

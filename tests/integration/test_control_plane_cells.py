@@ -19,7 +19,7 @@ from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 pytestmark = pytest.mark.real
 
 DIGEST = "fa" * 32
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @asynccontextmanager

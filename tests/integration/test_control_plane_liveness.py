@@ -51,7 +51,7 @@ async def running(router: Router) -> AsyncIterator[Presence]:
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what it waits for has no event
             await asyncio.sleep(0.01)
 

@@ -52,7 +52,7 @@ async def _run(home: Path, *statements: str) -> list[object]:
     spec = postgres.postgres_spec(home, 5432, log_file=home / "log", fsync=False)
     child = await ChildProcess.start(spec)
     try:
-        await child.wait_ready(30)
+        await child.wait_ready(60)
         return [await _query(home, statement) for statement in statements]
     finally:
         await child.stop()
@@ -82,7 +82,7 @@ async def test_other_users_of_the_machine_are_kept_out(open_home) -> None:
         *("-h", str(place.sockets), "-p", "5432", "-U", "postgres", "-c", "SELECT 1", "sluice"),
     ]
     try:
-        await child.wait_ready(30)
+        await child.wait_ready(60)
         for mode, why in ((0o750, "Permission denied"), (0o755, "Peer authentication failed")):
             place.sockets.parent.chmod(mode)
             place.sockets.chmod(mode)  # each of the two locks alone keeps a stranger out
@@ -95,7 +95,7 @@ async def test_other_users_of_the_machine_are_kept_out(open_home) -> None:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=20,
+                timeout=60,
             )
             assert run.returncode != 0
             assert why in run.stderr

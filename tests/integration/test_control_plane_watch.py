@@ -13,7 +13,7 @@ from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @asynccontextmanager

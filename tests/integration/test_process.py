@@ -51,7 +51,7 @@ def make_spec(tmp_path: Path) -> Callable[..., ProcessSpec]:
     return make
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - watches processes, which set no event
             await asyncio.sleep(0.01)
@@ -97,7 +97,7 @@ async def test_keep_running_leaves_nothing_when_cancelled_at_any_time(make_spec)
     for pause_s in (0.0, 0.005, 0.05):
         async with asyncio.TaskGroup() as group:
             running = group.create_task(
-                keep_running(spec, ready_timeout_s=5, on_change=lambda *_: None)
+                keep_running(spec, ready_timeout_s=60, on_change=lambda *_: None)
             )
             await asyncio.sleep(pause_s)
             running.cancel()
@@ -113,9 +113,9 @@ async def test_keep_running_hears_a_cancellation_while_a_check_fails(make_spec) 
 
     spec = make_spec("sleep 60", ready=ready)
     task = loop.create_task(
-        keep_running(spec, ready_timeout_s=5, on_change=lambda *_: None, backoff_max_s=0.01)
+        keep_running(spec, ready_timeout_s=60, on_change=lambda *_: None, backoff_max_s=0.01)
     )
-    done, _ = await asyncio.wait([task], timeout=30)
+    done, _ = await asyncio.wait([task], timeout=60)
     assert done
     assert task.cancelled()
 
@@ -126,7 +126,7 @@ async def test_keep_running_restarts_and_reports(make_spec) -> None:
         running = group.create_task(
             keep_running(
                 make_spec("echo once more; exit 3"),
-                ready_timeout_s=5,
+                ready_timeout_s=60,
                 on_change=lambda child, text: states.append(text if child else f"down {text}"),
             )
         )
@@ -141,7 +141,7 @@ async def test_keep_running_tries_a_missing_program_again(make_spec) -> None:
     spec = make_spec("", command=["/nonexistent/program"])
     async with asyncio.TaskGroup() as group:
         running = group.create_task(
-            keep_running(spec, ready_timeout_s=5, on_change=lambda _, text: states.append(text))
+            keep_running(spec, ready_timeout_s=60, on_change=lambda _, text: states.append(text))
         )
         await until(lambda: len(states) >= 2)
         running.cancel()
@@ -187,7 +187,7 @@ async def test_a_ready_answer_from_somebody_else_does_not_count(make_spec) -> No
     child = await ChildProcess.start(make_spec("exit 4"))
     await child.wait()
     with pytest.raises(ProcessFailedError, match="status 4"):
-        await child.wait_ready(5)
+        await child.wait_ready(60)
     await child.stop()
 
 
@@ -278,7 +278,7 @@ async def test_processes_that_are_not_our_children_are_watched_and_measured(make
     await until(lambda: "sleep" in [program_name(pid) for pid in group_processes(child.pid)])
     (sleeper,) = [pid for pid in group_processes(child.pid) if program_name(pid) == "sleep"]
     await until(lambda: cpu_s([child.pid, sleeper]) > 0)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         watch = group.create_task(first_end([child.pid, sleeper]))
         await asyncio.sleep(0.05)
         assert not watch.done()

@@ -37,7 +37,7 @@ def yes(_: int) -> bool:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - watches processes, which set no event
             await asyncio.sleep(0.01)
 
@@ -100,7 +100,7 @@ async def test_an_adopted_group_is_stopped_as_a_child_is(spec, leave, cleaned) -
 async def test_the_end_of_a_leader_that_is_no_child_is_noticed(spec, leave, cleaned) -> None:
     process = await adopted(spec, leave(STUBBORN))
     os.kill(process.pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await process.ended()
     assert (group_processes(process.pid) != [], cleaned) == (True, [])
     await process.stop()

@@ -30,7 +30,7 @@ from replica.agent.triton import TritonLauncher
 from replica.embedding.package import find_package
 from sluice.process import free_port, marked_processes, port_is_free
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.real
 
 PROCESSES = {
     "supervisor",
@@ -131,9 +131,9 @@ def running() -> Iterator[Place]:
 
 
 def eventually(check: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not check():
-        assert time.monotonic() < deadline, "not within 60 s"
+        assert time.monotonic() < deadline, "not within 240 s"
         time.sleep(0.1)
 
 
@@ -153,7 +153,7 @@ def streamed_text(words: Sequence[str]) -> str:
     """Do what a printed curl line does, and return the streamed text."""
     headers = dict(value.split(": ", 1) for flag, value in pairwise(words) if flag == "-H")
     body = words[words.index("-d") + 1]
-    with httpx.stream("POST", words[2], content=body, headers=headers, timeout=30) as answer:
+    with httpx.stream("POST", words[2], content=body, headers=headers, timeout=60) as answer:
         assert answer.status_code == 200
         lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
     assert lines[-1] == "data: [DONE]"
@@ -210,7 +210,7 @@ def test_the_embedding_model_has_a_replica_or_its_absence_is_said(running) -> No
     url = f"{env['SLUICE_ADMIN_URL']}/v1/replicas"
 
     def states() -> dict[str, str]:
-        replicas = httpx.get(url, headers=admin, timeout=10).json()["data"]
+        replicas = httpx.get(url, headers=admin, timeout=60).json()["data"]
         return {replica["profile"]: replica["state"] for replica in replicas}
 
     eventually(lambda: states() == {"frames": "ready", "embed": "ready"})
@@ -218,7 +218,7 @@ def test_the_embedding_model_has_a_replica_or_its_absence_is_said(running) -> No
         f"{env['OPENAI_BASE_URL']}/chat/completions",
         headers={"authorization": f"Bearer {env['OPENAI_API_KEY']}"},
         json={"model": shown, "messages": [{"role": "user", "content": "Hello"}]},
-        timeout=30,
+        timeout=60,
     )
     assert refused.status_code == 400
     assert "makes embeddings" in refused.json()["error"]["message"]
@@ -254,7 +254,7 @@ def test_logs_and_their_names(running) -> None:
 def test_tenants_keys_and_models_from_the_command_line(running) -> None:
     def answer(key: str) -> int:
         url = f"{read_env(running.home)['OPENAI_BASE_URL']}/models"
-        return httpx.get(url, headers={"authorization": f"Bearer {key}"}, timeout=10).status_code
+        return httpx.get(url, headers={"authorization": f"Bearer {key}"}, timeout=60).status_code
 
     running.sluice("tenants", "create", "acme", "--tier=free", "--name=Acme")
     tenants = json.loads(running.sluice("tenants", "list", "--json").stdout)
@@ -282,7 +282,7 @@ def test_requests_shows_what_was_asked(running) -> None:
             "messages": [{"role": "user", "content": "Hello"}],
             "max_tokens": 5,
         },
-        timeout=30,
+        timeout=60,
     )
     request_id = answer.headers["x-request-id"]
 

@@ -57,7 +57,7 @@ def order(folder: Path) -> list[str]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - state of other processes
             await asyncio.sleep(0.02)
 

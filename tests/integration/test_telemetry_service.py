@@ -22,7 +22,7 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 pytestmark = pytest.mark.real
 
-WAIT_S = 40.0
+WAIT_S = 60.0
 ADMIN_KEY = "admin-key-of-the-test"
 RECEIVED_MS = 1_790_000_000_000
 _DATABASES = count(1)
@@ -39,7 +39,7 @@ class Telemetry:
         self.http = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{self._port}",
             headers={"Authorization": f"Bearer {ADMIN_KEY}"},
-            timeout=10,
+            timeout=60,
         )
         self._spec = ProcessSpec(
             name="telemetry",
@@ -61,7 +61,7 @@ class Telemetry:
 
     async def start(self) -> None:
         self._child = await ChildProcess.start(self._spec)
-        await self._child.wait_ready(30)
+        await self._child.wait_ready(60)
 
     async def stop(self, *, kill: bool = False) -> int | None:
         child, self._child = self._child, None

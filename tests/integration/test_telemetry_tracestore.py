@@ -62,7 +62,7 @@ async def client(request: pytest.FixtureRequest, shared_tracestore: Any) -> Asyn
 @pytest_asyncio.fixture
 async def http(shared_tracestore: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
-        base_url=f"http://{shared_tracestore.address}", timeout=30
+        base_url=f"http://{shared_tracestore.address}", timeout=60
     ) as found:
         yield found
 
@@ -265,7 +265,7 @@ async def test_a_password_is_asked_for(tmp_path: Path, shared_tracestore: Any) -
     )
     server = await ChildProcess.start(spec)
     try:
-        await server.wait_ready(30)
+        await server.wait_ready(60)
         for kind in ("sync", "async"):
             for options in ({}, {"password": "wrong"}):
                 with pytest.raises(DatabaseError) as caught:

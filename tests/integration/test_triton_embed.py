@@ -31,7 +31,7 @@ from sluice.wire.kserve.v2 import kserve_pb2 as kserve
 
 pytestmark = pytest.mark.real
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 GOLDEN = Path(__file__).parents[1] / "unit" / "replica_embedding" / "minilm.golden.json"
 
 

@@ -19,7 +19,7 @@ from sluice.kserve import HostStream
 from sluice.process import ChildProcess
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 ENGINES: dict[str, tuple[tuple[str, str], ...]] = {
     "openvino": (("precision", "f32"), ("blocks", "512")),
     "sim": (("blocks", "4096"),),

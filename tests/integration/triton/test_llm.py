@@ -22,7 +22,7 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 
 pytestmark = pytest.mark.real
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["openvino", "sim"])

@@ -22,7 +22,7 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 
 pytestmark = pytest.mark.real
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 PROMPT = [5, 6, 7, 250, 300, 41] * 16  # three blocks
 
 
