@@ -1,4 +1,4 @@
-"""The buckets of a rollout's histograms: the trace store fills them, the gates compare them; pure."""
+"""The buckets of rollout histograms: the trace store fills them, the gates compare them; pure."""
 
 from math import log2
 

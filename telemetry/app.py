@@ -9,6 +9,7 @@ from aiohttp import web
 from telemetry.consumer import EventConsumer
 from telemetry.http import Api
 from telemetry.metrics import Metrics
+from telemetry.observer import Observer
 from telemetry.settings import Settings
 from telemetry.sink import Sink
 from telemetry.store import Store
@@ -44,7 +45,14 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
             )
 
         sink = Sink(reader, store, metrics, batch_max=settings.batch_max)
-        api = Api(store, sink, metrics, settings.admin_key_sha256)
+        observer = Observer(
+            settings.kafka_bootstrap,
+            settings.topic,
+            settings.group,
+            protocol=settings.kafka_group_protocol,
+            metrics=metrics,
+        )
+        api = Api(store, sink, observer.progress, metrics, settings.admin_key_sha256)
         runner = make_runner(api.application())
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
@@ -53,7 +61,9 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         log.info("telemetry_started", http_address=settings.http_address)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(sink.run())
+            observing = group.create_task(observer.run())
             await stop.wait()
+            observing.cancel()
             sink.drain()
             await asyncio.wait([task], timeout=_DRAIN_S)
             task.cancel()

@@ -134,7 +134,7 @@ class EventConsumer:
             cluster_id = probe.list_topics(timeout=_METADATA_S).cluster_id
         finally:
             probe.close()
-        group = f"{self._group}.{cluster_id}"
+        group = group_in_cluster(self._group, cluster_id)
         consumer = Consumer({**self._config, "group.id": group})
         consumer.subscribe([self._topic], on_assign=self._on_assign, on_lost=self._on_lost)
         self._consumer = consumer
@@ -207,6 +207,11 @@ class EventConsumer:
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._is_lost = True
         log.warning("partitions_lost", partitions=len(partitions))
+
+
+def group_in_cluster(group: str, cluster_id: str | None) -> str:
+    """Return the name of the consumer group in one Kafka cluster."""
+    return f"{group}.{cluster_id}"
 
 
 def _source(message: Message) -> Source:

@@ -50,6 +50,11 @@ class Metrics:
         self.lag = Gauge(
             "telemetry_lag_events", "Messages still to be read.", registry=self.registry
         )
+        self.ingested_until = Gauge(
+            "telemetry_ingested_until_seconds",
+            "Unix time; what gateways sent before it is in ClickHouse. 0: not known yet.",
+            registry=self.registry,
+        )
         self.is_ready = Gauge(
             "telemetry_ready", "1 while broker and ClickHouse are reached.", registry=self.registry
         )

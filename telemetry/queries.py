@@ -3,6 +3,7 @@
 import datetime
 from typing import Any
 
+from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 from telemetry.store import Store
 
 # One row per event although duplicates may not be merged yet. Newest first without a tenant has
@@ -12,6 +13,7 @@ SELECT * EXCEPT (ingested_at)
 FROM requests
 WHERE received_at >= now64(3) - toIntervalHour({hours:UInt32})
   AND ({tenant:String} = '' OR tenant_id = {tenant:String})
+  AND is_copy = {copies:Bool}
 ORDER BY received_at DESC, event_id
 LIMIT 1 BY event_id
 LIMIT {limit:UInt32}
@@ -19,17 +21,22 @@ LIMIT {limit:UInt32}
 # Wider and wider until there are enough rows; the last one holds everything there can be.
 _WINDOWS_HOURS = (1, 24, 24 * 31, 24 * 366 * 100)
 LIMIT_MAX = 1000
+_ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
 
 
-async def recent_requests(store: Store, *, limit: int, tenant_id: str = "") -> list[dict[str, Any]]:
+async def recent_requests(
+    store: Store, *, limit: int, tenant_id: str = "", are_copies: bool = False
+) -> list[dict[str, Any]]:
     """Return the newest requests first, of one tenant or (empty id) of all; times in ISO 8601.
+
+    Copies for shadow stages of rollouts are no requests of clients: they come alone or not at all.
 
     Raises:
         STORE_ERRORS: ClickHouse is away.
     """
     rows: list[dict[str, Any]] = []
     for hours in _WINDOWS_HOURS:
-        parameters = {"hours": hours, "tenant": tenant_id, "limit": limit}
+        parameters = {"hours": hours, "tenant": tenant_id, "limit": limit, "copies": are_copies}
         rows = await store.query(_RECENT, parameters)
         if len(rows) >= limit:
             break
@@ -37,6 +44,7 @@ async def recent_requests(store: Store, *, limit: int, tenant_id: str = "") -> l
         row["received_at"] = _iso(row["received_at"])
         # JavaScript would round a 64-bit number.
         row["session_hash"] = f"{row['session_hash']:016x}"
+        row["arm"] = _ARMS.get(row["arm"], "")
     return rows
 
 

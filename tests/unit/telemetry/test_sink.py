@@ -149,6 +149,7 @@ def test_the_metrics_are_known() -> None:
     assert names == {
         "telemetry_events_duplicate",
         "telemetry_events_written",
+        "telemetry_ingested_until_seconds",
         "telemetry_lag_events",
         "telemetry_messages_missing",
         "telemetry_messages_poisoned",

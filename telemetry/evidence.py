@@ -1,0 +1,166 @@
+"""What rollouts ask of the trace store: both arms of a rollout, window by window, as counts.
+
+`control_plane.rollouts.evidence` says what is counted, and why; this is its SQL. Windows are
+multiples of their length in Unix time, by when requests were *received*.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sluice.buckets import BUCKETS, BUCKETS_PER_OCTAVE
+from sluice.errors import ErrorCode
+from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
+from telemetry.store import Store
+
+WINDOWS_MAX = 1_000
+WINDOW_MS_MIN, WINDOW_MS_MAX = 1_000, 3_600_000
+
+
+def _bucket(value: str) -> str:
+    """Return the SQL of `sluice.buckets.bucket_of`."""
+    place = f"floor(log2(greatest({value}, 1)) * {BUCKETS_PER_OCTAVE})"
+    return f"toUInt8(least({place}, {BUCKETS - 1}))"
+
+
+# The first token came when it was sent; a client that does not stream is sent nothing before the
+# end, but how long the stages before the first token took is known.
+#
+# LIMIT 1 BY keeps the first request of each session in each window and arm, and with it one row per
+# event although duplicates may not be merged yet. Requests without a session each count.
+#
+# A failure with a code that this version does not know counts by its status.
+_WINDOWS = f"""
+SELECT
+    window,
+    is_canary,
+    count() AS requests,
+    sumMapIf(map(error, 1), error != '') AS errors,
+    countIf(is_refusal AND error = '') AS refusals,
+    sumMapIf(map({_bucket("first_token_us / 1000")}, 1), first_token_us > 0) AS ttft_ms,
+    sumMapIf(
+        map({_bucket("(total_us - first_token_us) / (output_tokens - 1)")}, 1),
+        error = '' AND choices <= 1 AND output_tokens >= 2
+            AND first_token_us BETWEEN 1 AND total_us
+    ) AS tpot_us,
+    sumMapIf(map({_bucket("output_tokens")}, 1), error = '') AS answer_tokens
+FROM (
+    SELECT
+        intDiv(toUnixTimestamp64Milli(received_at), {{window_ms:Int64}}) AS window,
+        is_copy OR arm = {wire.ARM_CANARY} AS is_canary,
+        multiIf(
+            outcome IN {{codes:Array(String)}}, toString(outcome),
+            status >= 500, '{ErrorCode.INTERNAL}',
+            status >= 400, '{ErrorCode.INVALID_REQUEST}',
+            ''
+        ) AS error,
+        multiIf(
+            ttft_us > 0, toUInt64(ttft_us),
+            output_tokens > 0, gateway_us + queue_us + engine_queue_us + prefill_us,
+            0
+        ) AS first_token_us,
+        total_us, output_tokens, choices, is_refusal
+    FROM requests
+    WHERE rollout_id = {{rollout:String}}
+        AND received_at >= fromUnixTimestamp64Milli({{start_ms:Int64}}, 'UTC')
+        AND received_at < fromUnixTimestamp64Milli({{end_ms:Int64}}, 'UTC')
+        AND (is_copy OR arm IN ({wire.ARM_CONTROL}, {wire.ARM_CANARY}))
+        AND NOT is_pinned
+    ORDER BY received_at, event_id
+    LIMIT 1 BY window, is_canary, tenant_id, session_hash, if(session_hash = 0, event_id, '')
+)
+GROUP BY window, is_canary
+SETTINGS max_execution_time = 5
+"""  # noqa: S608 - constants of the code; values are parameters
+_CODES = [str(code) for code in ErrorCode]
+
+
+@dataclass(frozen=True, slots=True)
+class ArmCounts:
+    """One arm in one window; histograms as bucket -> how many, without empty buckets.
+
+    Attributes:
+        requests: Those that count.
+        errors: By code.
+        refusals: Answers in which the model declined.
+        ttft_ms: Milliseconds, of those that got a first token.
+        tpot_us: Microseconds between tokens, the mean of each complete answer.
+        output_tokens: Of complete answers.
+    """
+
+    requests: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict[str, int])
+    refusals: int = 0
+    ttft_ms: Mapping[int, int] = field(default_factory=dict[int, int])
+    tpot_us: Mapping[int, int] = field(default_factory=dict[int, int])
+    output_tokens: Mapping[int, int] = field(default_factory=dict[int, int])
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCounts:
+    """Both arms of a rollout in one window, in Unix milliseconds; the end is not in it."""
+
+    start_ms: int
+    end_ms: int
+    control: ArmCounts
+    canary: ArmCounts
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as an object of JSON."""
+        return asdict(self)
+
+
+def complete_windows(after_ms: int, until_ms: int, window_ms: int) -> range:
+    """Return the starts of the windows that lie in a stretch of time, the first `WINDOWS_MAX`."""
+    first = -(-after_ms // window_ms)
+    last = min(until_ms // window_ms, first + WINDOWS_MAX)
+    return range(first * window_ms, last * window_ms, window_ms)
+
+
+async def rollout_windows(
+    store: Store, rollout_id: str, starts_ms: range
+) -> tuple[WindowCounts, ...]:
+    """Return the windows of a rollout, in order and without gaps.
+
+    Args:
+        store: Of the requests.
+        rollout_id: Of whose requests; an unknown one has none.
+        starts_ms: From `complete_windows`.
+
+    Raises:
+        STORE_ERRORS: ClickHouse is away.
+    """
+    if not starts_ms:
+        return ()
+    window_ms = starts_ms.step
+    rows = await store.query(
+        _WINDOWS,
+        {
+            "rollout": rollout_id,
+            "window_ms": window_ms,
+            "start_ms": starts_ms.start,
+            "end_ms": starts_ms.stop,
+            "codes": _CODES,
+        },
+    )
+    return tuple(_windows(rows, starts_ms))
+
+
+def _windows(rows: Iterable[Mapping[str, Any]], starts_ms: range) -> Iterable[WindowCounts]:
+    window_ms = starts_ms.step
+    arms = {(row["window"] * window_ms, bool(row["is_canary"])): _arm(row) for row in rows}
+    nobody = ArmCounts()
+    for start_ms in starts_ms:
+        control, canary = (arms.get((start_ms, is_canary), nobody) for is_canary in (False, True))
+        yield WindowCounts(start_ms, start_ms + window_ms, control, canary)
+
+
+def _arm(row: Mapping[str, Any]) -> ArmCounts:
+    return ArmCounts(
+        row["requests"],
+        row["errors"],
+        row["refusals"],
+        row["ttft_ms"],
+        row["tpot_us"],
+        row["answer_tokens"],
+    )

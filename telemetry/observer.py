@@ -1,0 +1,106 @@
+"""Watches how far the whole consumer group is, to say up to when events are surely ingested.
+
+Each member of the group, of which this process is one, reads some of the partitions; the broker
+knows how far all of them are. It is asked by a client that never joins the group.
+"""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from sluice.lifecycle import run_every
+from telemetry.consumer import group_in_cluster
+from telemetry.metrics import Metrics
+from telemetry.progress import Progress
+
+log = structlog.get_logger(__name__)
+
+_EVERY_S = 1.0
+_CALL_S = 5.0
+_STEP_S = 60.0
+
+
+class Observer:
+    """Keeps `progress` up to date; one thread of its own talks to the broker.
+
+    Attributes:
+        progress: Stands still while the broker is away.
+    """
+
+    def __init__(
+        self, bootstrap: str, topic: str, group: str, *, protocol: str, metrics: Metrics
+    ) -> None:
+        self._topic = topic
+        self._group = group
+        self._metrics = metrics
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="observer")
+        self._client: Consumer | None = None
+        self._client_group = ""
+        self._config: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": bootstrap,
+            "client.id": "sluice-telemetry-observer",
+            "group.protocol": protocol,
+            "enable.auto.commit": False,
+            "allow.auto.create.topics": False,
+            "reconnect.backoff.max.ms": 1000,
+            "log_level": 2,
+        }
+        self.progress = Progress()
+
+    async def run(self) -> None:
+        """Ask once a second, until cancelled."""
+        try:
+            await run_every(
+                _EVERY_S,
+                self._step,
+                name="observer",
+                expected=(KafkaException,),
+                step_timeout_s=_STEP_S,
+            )
+        finally:
+            self._thread.submit(self._leave)
+            self._thread.shutdown(wait=False)
+
+    async def _step(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
+        self._metrics.ingested_until.set(self.progress.until_ms / 1000)
+
+    # From here on: in the thread.
+
+    def _ask(self) -> None:
+        """Note where the partitions end, and how far the group is; KafkaException: not known."""
+        if self._client is None:
+            self._client = Consumer({**self._config, "group.id": f"{self._group}.probe"})
+        known = self._client.list_topics(self._topic, timeout=_CALL_S)
+        topic = known.topics[self._topic]
+        if topic.error is not None:
+            raise KafkaException(topic.error)
+        group = group_in_cluster(self._group, known.cluster_id)
+        if group != self._client_group:
+            # Another cluster took its place, or it is the first one.
+            self.progress.forget()
+            self._leave()
+            self._client = Consumer({**self._config, "group.id": group})
+            self._client_group = group
+        partitions = [TopicPartition(self._topic, number) for number in topic.partitions]
+        now_ms = int(time.time() * 1000)
+        bounds = {
+            one.partition: self._client.get_watermark_offsets(one, timeout=_CALL_S, cached=False)
+            for one in partitions
+        }
+        self.progress.mark(now_ms, {number: high for number, (_, high) in bounds.items()})
+        written: dict[int, int] = {}
+        for one in self._client.committed(partitions, timeout=_CALL_S):
+            if one.error is not None:
+                raise KafkaException(one.error)
+            # What the broker has deleted need not be read.
+            written[one.partition] = max(one.offset, bounds[one.partition][0])
+        self.progress.written(written)
+
+    def _leave(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None

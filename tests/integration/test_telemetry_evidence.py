@@ -1,0 +1,149 @@
+"""Rollouts' windows from the real trace store, against the same counts in plain Python."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from control_plane.rollouts.evidence import FAULTS
+from sluice.buckets import bucket_of
+from sluice.errors import ErrorCode
+from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, RequestEvent
+from telemetry.evidence import ArmCounts, WindowCounts, complete_windows, rollout_windows
+from telemetry.queries import recent_requests
+from telemetry.rows import Batch
+from telemetry.settings import StoreSettings
+from telemetry.store import Store
+
+pytestmark = pytest.mark.real
+
+WINDOW_MS = 10_000
+BEGIN_MS = 1_790_000_000_000
+WINDOWS = 6
+_DATABASES = count(1)
+
+
+@pytest_asyncio.fixture
+async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
+    found = Store(
+        StoreSettings(
+            clickhouse_url=f"http://{shared_tracestore.address}",
+            clickhouse_database=f"evidence_{next(_DATABASES)}",
+        )
+    )
+    yield found
+    await found.close()
+
+
+def random_event(random: Random, number: int) -> RequestEvent:
+    """Return an event with whatever may happen to a request; most belong to rollout `r`."""
+    outcomes = ["stop", "length", "tool_calls", *FAULTS, ErrorCode.CLIENT_CLOSED, "unheard_of"]
+    outcome = random.choice(outcomes)
+    status = 200 if outcome in outcomes[:3] else random.choice([200, 400, 503])
+    is_stream = random.random() < 0.7
+    is_copy = random.random() < 0.1
+    ttft_us = int(10 ** random.uniform(2, 10)) % 2**32
+    return RequestEvent(
+        schema_version=1,
+        event_id=f"e{number}",
+        received_at_unix_ms=BEGIN_MS + random.randrange(-1_000, WINDOWS * WINDOW_MS + 1_000),
+        tenant_id=random.choice("abc"),
+        session_hash=random.choice([0, 0, random.randrange(1, 9), 2**64 - random.randrange(1, 5)]),
+        rollout_id=random.choice(["r", "r", "r", "s", ""]),
+        arm=ARM_CANARY if is_copy else random.choice([0, ARM_CONTROL, ARM_CONTROL, ARM_CANARY]),
+        is_copy=is_copy,
+        is_pinned=random.random() < 0.1,
+        is_refusal=random.random() < 0.2,
+        choices=random.choice([0, 1, 1, 2]),
+        is_stream=is_stream,
+        ttft_us=ttft_us if is_stream and random.random() < 0.9 else 0,
+        total_us=random.choice([ttft_us, min(2**32 - 1, ttft_us + random.randrange(10**9))]),
+        gateway_us=random.randrange(10_000),
+        queue_us=random.choice([0, 2**32 - 1, 2**19]),
+        engine_queue_us=random.randrange(10_000),
+        prefill_us=random.randrange(10_000),
+        output_tokens=random.choice([0, 1, 2, 3, 2 ** random.randrange(32), 100]),
+        outcome=str(outcome),
+        status=status,
+    )
+
+
+def expected(events: Iterable[RequestEvent], rollout_id: str) -> list[WindowCounts]:
+    """Return what the windows must be, by the words of `Arm` and not by those of the query."""
+    arms: dict[tuple[int, bool], list[RequestEvent]] = {}
+    seen: set[object] = set()
+    ordered = sorted(events, key=lambda event: (event.received_at_unix_ms, event.event_id))
+    for event in ordered:
+        if event.rollout_id != rollout_id or event.is_pinned or event.arm == 0:
+            continue
+        is_canary = event.arm == ARM_CANARY
+        window = (event.received_at_unix_ms - BEGIN_MS) // WINDOW_MS
+        session = (event.tenant_id, event.session_hash) if event.session_hash else event.event_id
+        if (window, is_canary, session) not in seen:
+            seen.add((window, is_canary, session))
+            arms.setdefault((window, is_canary), []).append(event)
+    return [
+        WindowCounts(
+            BEGIN_MS + window * WINDOW_MS,
+            BEGIN_MS + (window + 1) * WINDOW_MS,
+            control=arm_of(arms.get((window, False), [])),
+            canary=arm_of(arms.get((window, True), [])),
+        )
+        for window in range(WINDOWS)
+    ]
+
+
+def arm_of(events: Sequence[RequestEvent]) -> ArmCounts:
+    errors: Counter[str] = Counter()
+    refusals = 0
+    ttft_ms: Counter[int] = Counter()
+    tpot_us: Counter[int] = Counter()
+    output_tokens: Counter[int] = Counter()
+    for event in events:
+        first_us = event.ttft_us
+        if not first_us and event.output_tokens:
+            stages = (event.gateway_us, event.queue_us, event.engine_queue_us, event.prefill_us)
+            first_us = sum(stages)
+        if first_us:
+            ttft_ms[bucket_of(first_us / 1000)] += 1
+        if event.outcome in set(ErrorCode):
+            errors[event.outcome] += 1
+        elif event.status >= 400:
+            errors["internal" if event.status >= 500 else "invalid_request"] += 1
+        else:
+            refusals += event.is_refusal
+            output_tokens[bucket_of(event.output_tokens)] += 1
+            spent_us, gaps = event.total_us - first_us, event.output_tokens - 1
+            if first_us and spent_us >= 0 and gaps >= 1 and event.choices <= 1:
+                tpot_us[bucket_of(spent_us / gaps)] += 1
+    return ArmCounts(len(events), errors, refusals, ttft_ms, tpot_us, output_tokens)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_windows_are_those_of_the_reference(store: Store, seed: int) -> None:
+    random = Random(seed)
+    events = [random_event(random, number) for number in range(3_000)]
+    await store.insert(Batch(events[:2_000]))
+    # Again what was written already, as after a crash, and as parts that are not merged.
+    await store.insert(Batch(events[1_500:]))
+    await store.insert(Batch(random.sample(events, 500)))
+    starts_ms = complete_windows(BEGIN_MS, BEGIN_MS + WINDOWS * WINDOW_MS + 999, WINDOW_MS)
+    for rollout_id in ("r", "s"):
+        found = await rollout_windows(store, rollout_id, starts_ms)
+        assert list(found) == expected(events, rollout_id)
+        assert found[0].canary.requests
+        assert found[-1].control.requests
+    nothing = await rollout_windows(store, "unknown", starts_ms)
+    assert [window.canary.requests + window.control.requests for window in nothing] == [0] * WINDOWS
+    # Whatever counts clients' requests does not count copies.
+    originals = {event.event_id for event in events if not event.is_copy}
+    rows = await recent_requests(store, limit=1_000)
+    assert len(rows) == 1_000
+    assert {row["event_id"] for row in rows} <= originals
+    copies = await recent_requests(store, limit=1_000, are_copies=True)
+    assert {row["event_id"] for row in copies} == {e.event_id for e in events if e.is_copy}
+    assert {row["arm"] for row in copies} == {"canary"}
