@@ -1,0 +1,289 @@
+"""Which replicas answer golden prompts otherwise than their pool; pure.
+
+What is right is what more than half of at least three replicas answer; in a smaller pool, what was
+known to be right before. Answers are greedy, so honest engines differ in one way only: where two
+tokens are almost equally probable, another batch may round otherwise, and all that follows differs.
+Such a fork is recognized by its logprobs and is no deviation; what lies before it still counts. A
+replica is suspect when it deviates in `deviations` of its last `askings` answers.
+
+At most a third of a pool is taken out, and never the last ready replica: when many seem ill, it is
+the measure that is wrong. What may not be taken out is for people, as is a vote without a majority.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite, log, nan
+from statistics import fmean, median
+
+_HALF = log(0.5)
+
+
+class Difference(StrEnum):
+    """In what an answer differs."""
+
+    TOKENS = "tokens"
+    LOGPROBS = "logprobs"
+
+
+class Source(StrEnum):
+    """Where it is known from what is right."""
+
+    CONSENSUS = "consensus"
+    HISTORY = "history"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How answers are compared.
+
+    Attributes:
+        askings: Last answers of a replica, to each prompt, that count.
+        deviations: So many of them make it suspect.
+        voters_min: Fewer replicas have no consensus.
+        near_tie: Nats: two tokens whose logprobs are so close may be taken for each other. Room for
+            logits of 16 bits, whose steps are 0.125 above 16.
+        drift: Nats: the mean difference of logprobs, over the tokens that are equal, that is one.
+    """
+
+    askings: int = 3
+    deviations: int = 2
+    voters_min: int = 3
+    near_tie: float = 0.25
+    drift: float = 0.5
+
+
+RULES = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Token ids and their logprobs; these are empty where the engine does not tell them."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a replica answered.
+
+    Attributes:
+        number: Of all answers; later ones have greater ones.
+        text: None: it did not answer. That is for others to judge, and counts as an asking.
+    """
+
+    number: int
+    text: Text | None
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What is right, and how that is known."""
+
+    text: Text
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A replica that is suspect.
+
+    Attributes:
+        replica_id: Which.
+        difference: Of the newest answer that deviates.
+        deviations: How many of its last answers deviate.
+        answer: The newest of these.
+    """
+
+    replica_id: str
+    difference: Difference
+    deviations: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the answers of a pool to one prompt come to.
+
+    Attributes:
+        truth: What is right; None: nobody knows.
+        findings: Suspects, by id.
+        deviating: Numbers of the answers that deviate, and in what.
+        is_split: No answer has a majority.
+        is_changed: The pool agrees on something else than it did before.
+        unexpected: Replicas whose newest answer does not begin with the expected tokens.
+        learned: What is known to be right from now on; None: nothing new.
+    """
+
+    truth: Truth | None
+    findings: tuple[Finding, ...] = ()
+    deviating: Mapping[int, Difference] | None = None
+    is_split: bool = False
+    is_changed: bool = False
+    unexpected: tuple[str, ...] = ()
+    learned: Truth | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows for a pool: who is taken out, and who should be and may not."""
+
+    quarantine: tuple[str, ...]
+    spared: tuple[str, ...]
+
+
+def difference(found: Text, truth: Text, rules: Rules = RULES) -> Difference | None:
+    """Return in what an answer differs from the right one; None: in nothing that counts."""
+    pairs = zip(found.token_ids, truth.token_ids, strict=False)
+    shorter = min(len(found.token_ids), len(truth.token_ids))
+    fork = next((i for i, (mine, right) in enumerate(pairs) if mine != right), shorter)
+    if _drift(found, truth, fork) > rules.drift:
+        return Difference.LOGPROBS
+    if fork == len(found.token_ids) == len(truth.token_ids):
+        return None
+    return None if _is_near_tie(found, truth, fork, rules) else Difference.TOKENS
+
+
+def _drift(found: Text, truth: Text, fork: int) -> float:
+    """Return the mean difference of the logprobs of equal tokens; 0 where none are told."""
+    compared = [
+        abs(mine - right) if isfinite(mine) else float("inf")
+        for mine, right in zip(found.logprobs[:fork], truth.logprobs[:fork], strict=False)
+        if isfinite(right)
+    ]
+    return fmean(compared) if compared else 0.0
+
+
+def _is_near_tie(found: Text, truth: Text, fork: int, rules: Rules) -> bool:
+    """Whether both tokens of a fork were almost equally probable: neither is above one half."""
+    if fork >= min(len(found.logprobs), len(truth.logprobs)):
+        return False
+    mine, right = found.logprobs[fork], truth.logprobs[fork]
+    return abs(mine - right) <= rules.near_tie and max(mine, right) <= _HALF + rules.near_tie
+
+
+def consensus(voters: Sequence[Text], rules: Rules = RULES) -> Text | None:
+    """Return what more than half of at least `voters_min` answers agree with, None if nothing is.
+
+    Of several such answers the one with the most votes; its logprobs are the medians of theirs.
+    """
+    if len(voters) < rules.voters_min:
+        return None
+    kinds = Counter(text.token_ids for text in voters)
+    best: Text | None = None
+    best_votes = len(voters) // 2
+    for token_ids, _ in sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0])):
+        alike = [text.logprobs for text in voters if text.token_ids == token_ids]
+        candidate = Text(token_ids, _medians(alike))
+        votes = sum(difference(text, candidate, rules) is None for text in voters)
+        if votes > best_votes:
+            best, best_votes = candidate, votes
+    return best
+
+
+def _medians(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    told = [row for row in rows if row]
+    columns = zip(*told, strict=False)
+    finite = ([value for value in column if isfinite(value)] for column in columns)
+    return tuple(median(values) if values else nan for values in finite)
+
+
+def judge(
+    answers: Mapping[str, Sequence[Answer]],
+    known: Truth | None = None,
+    expected: tuple[int, ...] = (),
+    rules: Rules = RULES,
+) -> Judgement:
+    """Return what the answers of a pool's replicas to one prompt come to.
+
+    Args:
+        answers: Of each replica that serves, the newest first.
+        known: What was right before, of the same base, adapter and engine.
+        expected: What people expect an answer to begin with; empty: nothing.
+        rules: How to compare.
+    """
+    recent = {name: list(all_)[: rules.askings] for name, all_ in sorted(answers.items())}
+    newest = {
+        name: next((answer.text for answer in all_ if answer.text is not None), None)
+        for name, all_ in recent.items()
+    }
+    voters = {name: text for name, text in newest.items() if text is not None}
+    unexpected = tuple(
+        name for name, text in voters.items() if text.token_ids[: len(expected)] != expected
+    )
+    if len(voters) < rules.voters_min:
+        return _judge_few(recent, voters, known, unexpected, rules)
+    common = consensus(list(voters.values()), rules)
+    if common is None:
+        return Judgement(None, is_split=True, unexpected=unexpected)
+    truth = Truth(common, Source.CONSENSUS)
+    is_changed = known is not None and difference(common, known.text, rules) is not None
+    findings, deviating = _compare(recent, common, rules)
+    learned = truth if known is None or known.source is not Source.CONSENSUS else None
+    return Judgement(
+        truth,
+        findings,
+        deviating,
+        is_changed=is_changed,
+        unexpected=unexpected,
+        learned=None if is_changed else learned,
+    )
+
+
+def _judge_few(
+    recent: Mapping[str, Sequence[Answer]],
+    voters: Mapping[str, Text],
+    known: Truth | None,
+    unexpected: tuple[str, ...],
+    rules: Rules,
+) -> Judgement:
+    """Judge a pool without a consensus by its past; learn that when all answers were the same."""
+    if known is not None:
+        findings, deviating = _compare(recent, known.text, rules)
+        return Judgement(known, findings, deviating, unexpected=unexpected)
+    texts = [answer.text for all_ in recent.values() for answer in all_]
+    first = next(iter(voters.values()), None)
+    is_steady = all(len(all_) == rules.askings for all_ in recent.values())
+    if first is None or not is_steady or unexpected:
+        return Judgement(None, unexpected=unexpected)
+    if any(text is None or difference(text, first, rules) is not None for text in texts):
+        return Judgement(None, unexpected=unexpected)
+    return Judgement(None, learned=Truth(first, Source.HISTORY))
+
+
+def _compare(
+    recent: Mapping[str, Sequence[Answer]], truth: Text, rules: Rules
+) -> tuple[tuple[Finding, ...], dict[int, Difference]]:
+    """Return the suspects, and which answers deviate."""
+    findings: list[Finding] = []
+    deviating: dict[int, Difference] = {}
+    for name, all_ in recent.items():
+        own: list[tuple[Answer, Difference]] = []
+        for answer in all_:
+            if answer.text is None:
+                continue
+            found = difference(answer.text, truth, rules)
+            if found is not None:
+                own.append((answer, found))
+        deviating |= {answer.number: found for answer, found in own}
+        if len(own) >= rules.deviations:
+            answer, found = own[0]
+            findings.append(Finding(name, found, len(own), answer))
+    return tuple(findings), deviating
+
+
+def decide(suspects: Iterable[str], ready: Iterable[str], quarantined: int) -> Verdict:
+    """Return which suspects of a pool are taken out now.
+
+    Args:
+        suspects: The clearest cases first.
+        ready: Replicas of the pool that serve, suspects among them.
+        quarantined: How many of the pool are being taken out already.
+    """
+    serving = set(ready)
+    room = (len(serving) + quarantined) // 3 - quarantined
+    room = max(0, min(room, len(serving) - 1))
+    cases = [name for name in dict.fromkeys(suspects) if name in serving]
+    return Verdict(tuple(cases[:room]), tuple(cases[room:]))
