@@ -1,0 +1,119 @@
+"""Rows of golden prompts, what replicas answered, what is right, and who is in quarantine."""
+
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Column,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    Table,
+    Text,
+    func,
+    text,
+)
+
+from control_plane.tables import count_column, flag_column, metadata, object_column, words_column
+
+
+def _ids(name: str) -> Column[list[int]]:
+    """Return a column of token ids."""
+    return Column(name, ARRAY(Integer), nullable=False, server_default=text("'{}'"))
+
+
+def _logprobs() -> Column[list[float]]:
+    return Column("logprobs", ARRAY(Double), nullable=False, server_default=text("'{}'"))
+
+
+def _moment(name: str) -> Column[Any]:
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
+
+
+# What people ask a model's releases. Every base has one more, which has no row.
+golden_prompts = Table(
+    "golden_prompts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column(
+        "model_id", Text, ForeignKey("models.id", ondelete="CASCADE"), nullable=False, index=True
+    ),
+    _ids("token_ids"),
+    count_column("output_tokens_max"),
+    count_column("every_s"),
+    _ids("expected_token_ids"),  # what an answer has to begin with; empty: anything
+    words_column("prompt_text"),  # for people
+    words_column("expected_text"),  # for people
+    _moment("created_at"),
+)
+
+# The last answers of each replica to each asking: a prompt, put to a base with an adapter.
+golden_answers = Table(
+    "golden_answers",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    Column("replica_id", Text, ForeignKey("replicas.id", ondelete="CASCADE"), nullable=False),
+    Column("pool_id", Text, nullable=False),
+    Column("asking_id", Text, nullable=False),
+    _ids("token_ids"),
+    _logprobs(),
+    words_column("error"),  # why there is no answer
+    Column("asked_at_unix_ms", BigInteger, nullable=False),
+    flag_column("is_judged"),
+)
+Index(
+    "ix_golden_answers_pool_id",
+    *(golden_answers.c[name] for name in ("pool_id", "asking_id", "replica_id")),
+)
+Index(
+    "ix_golden_answers_new",
+    golden_answers.c.pool_id,
+    golden_answers.c.asking_id,
+    postgresql_where=text("NOT is_judged"),
+)
+
+# What a pool answered to an asking when it was last in agreement.
+golden_truths = Table(
+    "golden_truths",
+    metadata,
+    Column("pool_id", Text, ForeignKey("pools.id", ondelete="CASCADE"), primary_key=True),
+    Column("asking_id", Text, primary_key=True),
+    _ids("token_ids"),
+    _logprobs(),
+    Column("source", Text, nullable=False),
+    _moment("since"),
+)
+
+# What is expected of releases, and how often it was missed, by the second.
+golden_runs = Table(
+    "golden_runs",
+    metadata,
+    Column("model_id", Text, primary_key=True),
+    Column("base_digest", Text, primary_key=True),
+    Column("adapter_digest", Text, primary_key=True),
+    Column("second", BigInteger, primary_key=True),  # Unix time
+    count_column("runs"),
+    count_column("mismatches"),
+)
+
+# Replicas that were taken out because they answered otherwise; rows stay when the replicas go.
+quarantines = Table(
+    "quarantines",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("replica_id", Text, nullable=False, index=True),
+    Column("pool_id", Text, nullable=False, index=True),
+    Column("node_id", Text, nullable=False),
+    words_column("base_digest"),
+    words_column("adapter_digest"),
+    words_column("prompt_id"),
+    words_column("reason"),
+    object_column("evidence"),
+    _moment("created_at"),
+    Column("released_at", DateTime(timezone=True)),
+    words_column("released_by"),
+)
