@@ -18,6 +18,9 @@ class Settings(ServiceSettings):
         grpc_address: host:port of Watch and Sync.
         http_address: host:port of the admin REST, health and metrics.
         admin_key_sha256: SHA-256 of the bootstrap admin key, in hex.
+        telemetry_url: http(s)://host:port of a telemetry service, which rollouts are judged by;
+            empty: there is no evidence.
+        telemetry_key: The admin key that it takes.
         artifact_store_url: Where artifacts lie: file:///directory or s3://bucket/prefix (with AWS_*
             of the environment); empty: uploads are refused.
         artifact_rank_max: Of adapters.
@@ -30,6 +33,8 @@ class Settings(ServiceSettings):
         artifact_import_buckets: Of S3, with commas between.
         artifact_grace_s: For which artifacts and chunks that nobody needs are kept; longer than any
             import takes.
+        distribution_node_bytes_per_second: What a node can send to others, and receive.
+        distribution_store_bytes_per_second: What the nodes of one region may read from the store.
     """
 
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")
@@ -38,6 +43,8 @@ class Settings(ServiceSettings):
     grpc_address: Annotated[str, Field(pattern=_ADDRESS)]
     http_address: Annotated[str, Field(pattern=_ADDRESS)]
     admin_key_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    telemetry_url: Annotated[str, Field(pattern=r"^$|^https?://[^/]+/?$")] = ""
+    telemetry_key: SecretStr = SecretStr("")
     artifact_store_url: Annotated[str, Field(pattern=r"^$|^file:///|^s3://[^/]")] = ""
     artifact_rank_max: Annotated[int, Field(ge=1, le=1024)] = 64
     artifact_adapter_bytes_max: Annotated[int, Field(ge=1)] = 2 << 30
@@ -47,6 +54,8 @@ class Settings(ServiceSettings):
     artifact_import_hosts: str = ""
     artifact_import_buckets: str = ""
     artifact_grace_s: Annotated[float, Field(ge=1)] = 86_400
+    distribution_node_bytes_per_second: Annotated[float, Field(ge=1)] = 1.25e9
+    distribution_store_bytes_per_second: Annotated[float, Field(ge=1)] = 6.25e9
 
 
 class MigrateSettings(ServiceSettings):
@@ -58,6 +67,8 @@ class MigrateSettings(ServiceSettings):
     grpc_address: str = ""
     http_address: str = ""
     admin_key_sha256: str = ""
+    telemetry_url: str = ""
+    telemetry_key: str = ""
     artifact_store_url: str = ""
     artifact_rank_max: str = ""
     artifact_adapter_bytes_max: str = ""
@@ -67,3 +78,5 @@ class MigrateSettings(ServiceSettings):
     artifact_import_hosts: str = ""
     artifact_import_buckets: str = ""
     artifact_grace_s: str = ""
+    distribution_node_bytes_per_second: str = ""
+    distribution_store_bytes_per_second: str = ""

@@ -208,6 +208,8 @@ class ServicePlan:
             "CONTROL_PLANE__GRPC_ADDRESS": self._address("control_grpc"),
             "CONTROL_PLANE__HTTP_ADDRESS": f"{HOST}:{self._options.admin_port}",
             "CONTROL_PLANE__ADMIN_KEY_SHA256": self._secrets.admin_key_sha256,
+            "CONTROL_PLANE__TELEMETRY_URL": f"http://{self._address('telemetry_http')}",
+            "CONTROL_PLANE__TELEMETRY_KEY": self._secrets.admin_key,
             "CONTROL_PLANE__ARTIFACT_STORE_URL": self._home.artifact_store.absolute().as_uri(),
         }
         control = self._service(

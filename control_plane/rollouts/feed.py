@@ -1,0 +1,243 @@
+"""Where the evidence of rollouts comes from: windows of both arms, from the telemetry service."""
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from typing import Annotated, Protocol, Self
+from urllib.parse import quote
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from control_plane.rollouts.evidence import Arm, Histogram, Window
+from sluice.buckets import BUCKETS
+from sluice.errors import ErrorCode
+
+_DEADLINE_S = 5.0
+_ANSWER_BYTES_MAX = 16 << 20
+# Of one call, so that a control plane that was away for long catches up in steps that take no time.
+_WINDOWS_MAX = 60
+_ROLLOUTS_MAX = 1_000
+_ASKED_MAX = 1_000
+
+
+class FeedDownError(RuntimeError):
+    """There is no evidence to be had now; the message says why. Asking again may help."""
+
+
+class EvidenceFeed(Protocol):
+    """What the loop of rollouts reads."""
+
+    async def windows(self, rollout_id: str, after_ms: int, until_ms: int) -> tuple[Window, ...]:
+        """Return whole windows in order and without gaps, with no golden counts.
+
+        Maybe fewer than there are; the rest comes when it is asked for, or a little later.
+
+        Args:
+            rollout_id: Whose requests.
+            after_ms: Unix time; the first window begins at it or at the next multiple of the
+                length of windows.
+            until_ms: Unix time; what was received before it has ended by now, or counts as it is.
+
+        Raises:
+            FeedDownError: The peer is away, slow, or tells nonsense.
+        """
+        ...
+
+
+class NoEvidence:
+    """The feed of a control plane without a telemetry service."""
+
+    async def windows(self, rollout_id: str, after_ms: int, until_ms: int) -> tuple[Window, ...]:
+        """Raise FeedDownError."""
+        raise FeedDownError(
+            f"no evidence of rollout {rollout_id} from {after_ms} to {until_ms}: "
+            "CONTROL_PLANE__TELEMETRY_URL is not set"
+        )
+
+
+@asynccontextmanager
+async def open_feed(
+    telemetry_url: str, telemetry_key: str, *, window_ms: int = 10_000
+) -> AsyncGenerator[EvidenceFeed]:
+    """Open a feed; the telemetry service need not be there.
+
+    Args:
+        telemetry_url: Of the service; empty: there is none.
+        telemetry_key: The admin key that it takes.
+        window_ms: Length of windows.
+    """
+    if not telemetry_url:
+        yield NoEvidence()
+        return
+    async with aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {telemetry_key}"},
+        timeout=aiohttp.ClientTimeout(total=_DEADLINE_S),
+        trust_env=False,
+    ) as session:
+        yield TelemetryFeed(session, telemetry_url, window_ms=window_ms)
+
+
+class TelemetryFeed:
+    """Asks the telemetry service (`GET /v1/rollouts/{rollout_id}/windows`)."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, *, window_ms: int) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+        self._window_ms = window_ms
+        self._settling: OrderedDict[str, Settling] = OrderedDict()
+
+    async def windows(self, rollout_id: str, after_ms: int, until_ms: int) -> tuple[Window, ...]:
+        """Return what is there by now; at most 60 windows."""
+        first_ms = -(-after_ms // self._window_ms) * self._window_ms
+        last_ms = until_ms // self._window_ms * self._window_ms
+        settling = self._settling_of(rollout_id)
+        settling.asked(_now_ms(), last_ms)
+        last_ms = min(last_ms, first_ms + _WINDOWS_MAX * self._window_ms)
+        if first_ms >= last_ms:
+            return ()
+        answer = await self._ask(rollout_id, first_ms, last_ms)
+        settled_ms = settling.settled(answer.ingested_until_unix_ms)
+        windows = [window for window in answer.windows() if window.end_ms <= settled_ms]
+        self._check(windows, first_ms, last_ms)
+        return tuple(windows)
+
+    async def _ask(self, rollout_id: str, first_ms: int, last_ms: int) -> "_Answer":
+        url = f"{self._url}/v1/rollouts/{quote(rollout_id, safe='')}/windows"
+        query = {"after_ms": first_ms, "until_ms": last_ms, "window_ms": self._window_ms}
+        try:
+            async with (
+                asyncio.timeout(_DEADLINE_S),
+                self._session.get(url, params=query) as response,
+            ):
+                body = await _read(response)
+                if response.status != 200:
+                    text = body[:200].decode(errors="replace")
+                    raise FeedDownError(f"{url} answers {response.status}: {text}")
+                return _Answer.model_validate_json(body)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise FeedDownError(f"{url} does not answer: {error!r}") from error
+        except ValidationError as error:
+            raise FeedDownError(f"{url} is not understood: {error}") from error
+
+    def _check(self, windows: Iterable[Window], first_ms: int, last_ms: int) -> None:
+        start_ms = first_ms
+        for window in windows:
+            if (window.start_ms, window.end_ms) != (start_ms, start_ms + self._window_ms):
+                raise FeedDownError(f"no window from {start_ms} but {window.start_ms} was told")
+            start_ms = window.end_ms
+        if start_ms > last_ms:
+            raise FeedDownError(f"a window until {start_ms} was told, although nobody asked")
+
+    def _settling_of(self, rollout_id: str) -> "Settling":
+        found = self._settling.setdefault(rollout_id, Settling())
+        self._settling.move_to_end(rollout_id)
+        if len(self._settling) > _ROLLOUTS_MAX:
+            self._settling.popitem(last=False)
+        return found
+
+
+class Settling:
+    """Up to when the requests of a rollout are all counted; pure.
+
+    That a request has ended does not mean that its event is in the trace store. So whoever says at
+    some time that all requests from before `until_ms` have ended is told about them once the store
+    holds what was sent up to that time.
+    """
+
+    def __init__(self) -> None:
+        self._settled_ms = 0
+        self._asked: deque[tuple[int, int]] = deque()
+
+    def asked(self, now_ms: int, until_ms: int) -> None:
+        """Note that at a time everything from before another one had ended, both in Unix time.
+
+        While hundreds wait, further ones are left out.
+        """
+        newest_ms = self._asked[-1][1] if self._asked else self._settled_ms
+        if until_ms > newest_ms and len(self._asked) < _ASKED_MAX:
+            self._asked.append((now_ms, until_ms))
+
+    def settled(self, ingested_ms: int) -> int:
+        """Return up to when all requests are counted, if the store has all up to a time."""
+        while self._asked and self._asked[0][0] <= ingested_ms:
+            self._settled_ms = self._asked.popleft()[1]
+        return self._settled_ms
+
+
+class _Told(BaseModel):
+    """A part of the answer; a newer service may say more."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+_Number = Annotated[int, Field(ge=0)]
+_Buckets = dict[Annotated[int, Field(ge=0, lt=BUCKETS)], _Number]
+
+
+class _ToldArm(_Told):
+    requests: _Number
+    errors: dict[ErrorCode, _Number]
+    refusals: _Number
+    ttft_ms: _Buckets
+    tpot_us: _Buckets
+    output_tokens: _Buckets
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        answers = self.requests - sum(self.errors.values())
+        counts = (self.refusals, sum(self.tpot_us.values()), sum(self.output_tokens.values()))
+        if max(counts) > answers or sum(self.ttft_ms.values()) > self.requests:
+            raise ValueError("more answers are counted than there are")
+        return self
+
+    def arm(self) -> Arm:
+        return Arm(
+            requests=self.requests,
+            errors=self.errors,
+            refusals=self.refusals,
+            ttft_ms=_histogram(self.ttft_ms),
+            tpot_us=_histogram(self.tpot_us),
+            output_tokens=_histogram(self.output_tokens),
+        )
+
+
+class _ToldWindow(_Told):
+    start_ms: _Number
+    end_ms: _Number
+    control: _ToldArm
+    canary: _ToldArm
+
+    @model_validator(mode="after")
+    def _lasts(self) -> Self:
+        if self.start_ms >= self.end_ms:
+            raise ValueError("a window ends before it begins")
+        return self
+
+
+class _Answer(_Told):
+    ingested_until_unix_ms: _Number
+    data: list[_ToldWindow]
+
+    def windows(self) -> Iterable[Window]:
+        for it in self.data:
+            yield Window(it.start_ms, it.end_ms, canary=it.canary.arm(), control=it.control.arm())
+
+
+def _histogram(buckets: dict[int, int]) -> Histogram:
+    return Histogram(tuple(buckets.get(bucket, 0) for bucket in range(BUCKETS)))
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _ANSWER_BYTES_MAX:
+            raise FeedDownError(f"{response.url} answers with more than 16 MiB")
+    return bytes(body)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
