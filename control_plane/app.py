@@ -1,8 +1,9 @@
 """Composition root: builds everything, serves until told to stop."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from importlib.metadata import version as package_version
 from typing import Any
 
@@ -18,6 +19,9 @@ from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.sources import Allowed
 from control_plane.audit.repository import prune_answers
 from control_plane.database import Database
+from control_plane.distribution.model import Limits
+from control_plane.distribution.service import LIMITS, DistributionService
+from control_plane.fleet import preparation
 from control_plane.fleet.agents import AgentService
 from control_plane.fleet.routes import FleetRoutes
 from control_plane.fleet.service import Fleet
@@ -27,12 +31,19 @@ from control_plane.http.routes import Route
 from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import Metrics
 from control_plane.models import routes as models
+from control_plane.rollouts.confirmations import Confirmations
+from control_plane.rollouts.plan_routes import PlanRoutes
+from control_plane.rollouts.routes import RolloutRoutes
+from control_plane.rollouts.service import Rollouts
 from control_plane.settings import Settings
 from control_plane.tenants import routes as tenants
 from control_plane.watch.feed import Feed
 from control_plane.watch.service import WatchService
 from sluice.lifecycle import stop_signals
 from sluice.wire.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
+from sluice.wire.distribution.v1.distribution_pb2_grpc import (
+    add_DistributionServiceServicer_to_server,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -68,14 +79,24 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         background = await stack.enter_async_context(asyncio.TaskGroup())
         artifacts = _artifacts(database, settings)
         stack.callback(artifacts.close)
-        loops = [background.create_task(work.run()) for work in (feed, fleet, artifacts)]
-        for loop in loops:
-            stack.callback(loop.cancel)
+        distribution = DistributionService(database, feed, metrics, _links(settings))
+        rollouts = _rollouts(database, metrics)
+        for work in (feed, fleet, artifacts, distribution, rollouts):
+            stack.callback(background.create_task(work.run()).cancel)
         presence = fleet.presence
-        watch = WatchService(feed, presence.present, presence.leave, metrics.count_watcher)
+        watch = WatchService(
+            feed,
+            presence.present,
+            presence.leave,
+            metrics.count_watcher,
+            Confirmations(database).confirm,
+        )
         agents = AgentService(database, feed, fleet)
-        await _serve_grpc(stack, settings.grpc_address, watch, agents)
-        routes = [*ArtifactRoutes(database, artifacts).routes(), *admin_routes(database)]
+        await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution)
+        routes = [
+            *ArtifactRoutes(database, artifacts).routes(),
+            *admin_routes(database, rollouts.wake),
+        ]
         routes += _operations(feed, metrics, document(routes, package_version("sluice")))
         bootstrap = settings.admin_key_sha256
         application = make_application(routes, database, bootstrap, metrics.count_request)
@@ -87,15 +108,33 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         yield
 
 
-def admin_routes(database: Database) -> list[Route]:
+def admin_routes(
+    database: Database, wake_rollouts: Callable[[], None] = lambda: None
+) -> list[Route]:
     """Return the routes of the admin REST, of all domains that need the database alone."""
     return [
+        *RolloutRoutes(database, wake_rollouts).routes(),
+        *PlanRoutes(database).routes(),
         *tenants.routes(database),
         *models.routes(database),
         *FleetRoutes(database).routes(),
         *KeyRoutes(database, ADMIN_KEYS).routes(),
         *AuditRoutes(database).routes(),
     ]
+
+
+def _rollouts(database: Database, metrics: Metrics) -> Rollouts:
+    show, count = metrics.show_rollouts, metrics.count_rollback
+    return Rollouts(database, None, preparation, None, show, count)
+
+
+def _links(settings: Settings) -> Limits:
+    return replace(
+        LIMITS,
+        up_bytes_s=settings.distribution_node_bytes_per_second,
+        down_bytes_s=settings.distribution_node_bytes_per_second,
+        store_bytes_s=settings.distribution_store_bytes_per_second,
+    )
 
 
 def _artifacts(database: Database, settings: Settings) -> Artifacts:
@@ -119,11 +158,16 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 async def _serve_grpc(
-    stack: AsyncExitStack, address: str, watch: WatchService, agents: AgentService
+    stack: AsyncExitStack,
+    address: str,
+    watch: WatchService,
+    agents: AgentService,
+    distribution: DistributionService,
 ) -> None:
     server = grpc.aio.server(options=_GRPC_OPTIONS)
     server.add_generic_rpc_handlers((watch.handler(),))
     add_AgentServiceServicer_to_server(agents, server)
+    add_DistributionServiceServicer_to_server(distribution, server)
     try:
         server.add_insecure_port(address)
     except RuntimeError as error:

@@ -27,6 +27,11 @@ def is_address(value: str) -> bool:
     return _ADDRESS.fullmatch(value) is not None
 
 
+def is_digest(value: str) -> bool:
+    """Return whether a text is a SHA-256 in hex."""
+    return _DIGEST.fullmatch(value) is not None
+
+
 def checked_id(value: str) -> str:
     """Return an id that is one; ValueError says what is allowed."""
     if not is_id(value):
@@ -38,7 +43,7 @@ def checked_id(value: str) -> str:
 
 def checked_digest(value: str) -> str:
     """Return a SHA-256 in hex that is one; ValueError says what is expected."""
-    if not _DIGEST.fullmatch(value):
+    if not is_digest(value):
         raise ValueError("64 hexadecimal digits (a SHA-256, lower case) are expected")
     return value
 

@@ -1,7 +1,10 @@
 """All metrics of the control plane."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from collections.abc import Mapping
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from control_plane.rollouts.state import Phase
 from control_plane.watch.feed import Feed
 from sluice.watch import KINDS
 
@@ -39,6 +42,75 @@ class Metrics:
             "How long the last reading of changes took",
             registry=self.registry,
         )
+
+        self._rounds = Histogram(
+            "control_plane_distribution_round_seconds",
+            "A round of planning who fetches which chunks from whom",
+            buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2.0),
+            registry=self.registry,
+        )
+        self._orders = Counter(
+            "control_plane_distribution_orders_total",
+            "Orders to fetch chunks, by what they are fetched from: peer or store",
+            ["source"],
+            registry=self.registry,
+        )
+        self._chunk_failures = Counter(
+            "control_plane_distribution_failures_total",
+            "Chunks that agents asked for in vain, by whom they asked and why",
+            ["source", "trouble"],
+            registry=self.registry,
+        )
+        self._distribution_nodes = Gauge(
+            "control_plane_distribution_nodes_count",
+            "Agents that are told what to fetch",
+            registry=self.registry,
+        )
+
+        self._rollouts = Gauge(
+            "control_plane_rollouts_count",
+            "Rollouts that are not over, by phase",
+            ["phase"],
+            registry=self.registry,
+        )
+        self._rollbacks = Counter(
+            "control_plane_rollbacks_total",
+            "Rollouts that the platform sent back, by the metric that was worse, or the reason",
+            ["cause"],
+            registry=self.registry,
+        )
+        self._evidence_age_s = Gauge(
+            "control_plane_rollout_evidence_age_seconds",
+            "Since the end of the last window of evidence, of the rollout that has the oldest",
+            registry=self.registry,
+        )
+
+    def show_rollouts(self, phases: Mapping[str, int], evidence_age_s: float) -> None:
+        """Set how many live rollouts are in which phase, and how old the oldest evidence is."""
+        for phase in Phase:
+            self._rollouts.labels(phase.value).set(phases.get(phase, 0))
+        self._evidence_age_s.set(evidence_age_s)
+
+    def count_rollback(self, cause: str) -> None:
+        """Count a rollout that was sent back."""
+        self._rollbacks.labels(cause).inc()
+
+    def count_round(self, took_s: float) -> None:
+        """Count a round of planning."""
+        self._rounds.observe(took_s)
+
+    def count_orders(self, of_peers: int, of_store: int) -> None:
+        """Count orders that are new."""
+        self._orders.labels("peer").inc(of_peers)
+        self._orders.labels("store").inc(of_store)
+
+    def count_chunk_failure(self, source: str, trouble: str) -> None:
+        """Count a chunk that somebody asked a peer or the store for in vain."""
+        self._chunk_failures.labels(source, trouble).inc()
+
+    def set_distribution_nodes(self, count: int) -> None:
+        """Set how many agents are told what to fetch."""
+        self._distribution_nodes.set(count)
 
     def count_watcher(self, role: str, change: int) -> None:
         """Count a watcher that came (+1) or left (-1)."""

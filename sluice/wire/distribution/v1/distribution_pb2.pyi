@@ -30,7 +30,7 @@ TROUBLE_TIMEOUT: Trouble
 TROUBLE_REFUSED: Trouble
 
 class DistributionReport(_message.Message):
-    __slots__ = ("node_id", "boot_id", "region", "rack", "peer_address", "held", "is_full", "failures", "needed", "free_bytes")
+    __slots__ = ("node_id", "boot_id", "region", "rack", "peer_address", "held", "is_full", "failures", "needed", "free_bytes", "declined")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class DistributionReport(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     NEEDED_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DECLINED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     boot_id: str
     region: str
@@ -51,7 +52,8 @@ class DistributionReport(_message.Message):
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     needed: _containers.RepeatedScalarFieldContainer[str]
     free_bytes: int
-    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., region: _Optional[str] = ..., rack: _Optional[str] = ..., peer_address: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., is_full: _Optional[bool] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., needed: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    declined: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., region: _Optional[str] = ..., rack: _Optional[str] = ..., peer_address: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., is_full: _Optional[bool] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., needed: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[int] = ..., declined: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("digest", "chunks", "is_complete")

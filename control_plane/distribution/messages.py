@@ -1,0 +1,166 @@
+"""Reports of agents, checked, and answers to them; pure.
+
+An agent is not trusted further than its own node: what it says is bounded here, and whoever lies
+about chunks is found out by those who fetch them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from control_plane.distribution.model import (
+    STORE,
+    Answer,
+    Failure,
+    Order,
+    Place,
+    Priority,
+    Report,
+    Trouble,
+)
+from control_plane.fields import is_address, is_digest, is_id
+from sluice.manifests import CHUNKS_MAX
+from sluice.wire.distribution.v1 import distribution_pb2 as wire
+
+HELD_MAX = 16_384  # artifacts in one report
+_DIGESTS_MAX = 4096
+_FAILURES_MAX = 4096
+_BITMAP_BYTES_MAX = CHUNKS_MAX // 8
+_PLACE_CHARACTERS_MAX = 128
+_TROUBLES = {
+    wire.TROUBLE_CORRUPT: Trouble.CORRUPT,
+    wire.TROUBLE_TIMEOUT: Trouble.TIMEOUT,
+    wire.TROUBLE_REFUSED: Trouble.REFUSED,
+}
+_PRIORITIES = {
+    Priority.NEEDED: wire.PRIORITY_NEEDED,
+    Priority.WARMING: wire.PRIORITY_WARMING,
+    Priority.PREFETCH: wire.PRIORITY_PREFETCH,
+}
+
+
+class BadReportError(ValueError):
+    """A report that no agent of ours sends; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A report that was checked.
+
+    Attributes:
+        report: For the planner.
+        peer_address: Where the node serves chunks, host:port.
+        complete: By digest, of what the report names: whether all of it lies on the node.
+        needed: Digests that requests wait for.
+        declined: Digests for which the node has no room.
+    """
+
+    report: Report
+    peer_address: str
+    complete: Mapping[str, bool]
+    needed: frozenset[str]
+    declined: frozenset[str]
+
+
+def read_report(message: wire.DistributionReport) -> Said:
+    """Return what a report says; BadReportError when it says what cannot be."""
+    _check(is_id(message.node_id) and message.node_id != STORE, "node_id")
+    _check(is_id(message.boot_id), "boot_id")
+    _check(0 < len(message.region) <= _PLACE_CHARACTERS_MAX, "region")
+    _check(0 < len(message.rack) <= _PLACE_CHARACTERS_MAX, "rack")
+    _check(is_address(message.peer_address), "peer_address")
+    _check(len(message.held) <= HELD_MAX, "held")
+    _check(len(message.failures) <= _FAILURES_MAX, "failures")
+    held: dict[str, int] = {}
+    complete: dict[str, bool] = {}
+    for item in message.held:
+        _check(is_digest(item.digest) and len(item.chunks) <= _BITMAP_BYTES_MAX, "held")
+        held[item.digest] = int.from_bytes(item.chunks, "little")
+        complete[item.digest] = item.is_complete
+    report = Report(
+        node_id=message.node_id,
+        place=Place(message.region, message.rack),
+        boot_id=message.boot_id,
+        held=held,
+        failures=tuple(_read_failure(failure) for failure in message.failures),
+        is_full=message.is_full,
+    )
+    return Said(
+        report,
+        message.peer_address,
+        complete,
+        _read_digests(message.needed, "needed"),
+        _read_digests(message.declined, "declined"),
+    )
+
+
+def write_answer(
+    answer: Answer, wanted: Mapping[str, Priority], addresses: Mapping[str, str]
+) -> wire.DistributionAnswer:
+    """Return an answer as a message.
+
+    Args:
+        answer: The planner's. Orders whose source has no address are left out: it is gone.
+        wanted: What the node should have.
+        addresses: Where nodes serve chunks, by node id.
+    """
+    ordered = sorted(wanted, key=lambda digest: (wanted[digest], digest))
+    return wire.DistributionAnswer(
+        wanted=[wire.Wanted(digest=d, priority=_PRIORITIES[wanted[d]]) for d in ordered],
+        orders=[
+            _write_order(order, addresses.get(order.source, ""))
+            for order in answer.orders
+            if order.source == STORE or order.source in addresses
+        ],
+        wants_full=answer.wants_full,
+    )
+
+
+def merge(earlier: Report, later: Report) -> Report:
+    """Return one report that says what two of the same node say, one after the other."""
+    if earlier.boot_id != later.boot_id or later.is_full:
+        return later
+    return Report(
+        node_id=later.node_id,
+        place=later.place,
+        boot_id=later.boot_id,
+        held={**earlier.held, **later.held},
+        failures=(*earlier.failures, *later.failures),
+        is_full=earlier.is_full,
+    )
+
+
+def new_orders(before: Sequence[Order], after: Sequence[Order]) -> tuple[int, int]:
+    """Return how many orders are new: of peers, of the store."""
+    fresh = set(after) - set(before)
+    of_store = sum(order.source == STORE for order in fresh)
+    return len(fresh) - of_store, of_store
+
+
+def _write_order(order: Order, address: str) -> wire.Order:
+    return wire.Order(
+        digest=order.digest,
+        start=order.start,
+        stop=order.stop,
+        source_node_id="" if order.source == STORE else order.source,
+        source_address=address,
+        priority=_PRIORITIES[order.priority],
+    )
+
+
+def _read_failure(failure: wire.Failure) -> Failure:
+    _check(is_digest(failure.digest) and failure.chunk < CHUNKS_MAX, "failures")
+    _check(not failure.source_node_id or is_id(failure.source_node_id), "failures")
+    # A kind of trouble that only a newer agent knows is a refusal.
+    trouble = _TROUBLES.get(failure.trouble, Trouble.REFUSED)
+    return Failure(failure.digest, failure.chunk, failure.source_node_id or STORE, trouble)
+
+
+def _read_digests(digests: Iterable[str], name: str) -> frozenset[str]:
+    found = frozenset(digests)
+    _check(len(found) <= _DIGESTS_MAX and all(is_digest(digest) for digest in found), name)
+    return found
+
+
+def _check(holds: bool, name: str) -> None:
+    if not holds:
+        raise BadReportError(f"{name} of the report is not what an agent sends")

@@ -1,0 +1,299 @@
+"""Distribution over gRPC: agents say what they hold, and are told whom to ask for the rest.
+
+Each control plane plans for the agents that are connected to it. With several, each does so for its
+own: nothing is wrong then, but nodes of different ones do not ask one another.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+
+import grpc.aio
+import structlog
+from sqlalchemy.exc import DBAPIError
+
+from control_plane.database import Database, DatabaseDownError
+from control_plane.distribution import repository
+from control_plane.distribution.coordinator import Coordinator, Turn
+from control_plane.distribution.messages import (
+    BadReportError,
+    Said,
+    merge,
+    new_orders,
+    read_report,
+    write_answer,
+)
+from control_plane.distribution.model import STORE, Answer, Limits, Priority, Report
+from control_plane.distribution.recorder import Recorder
+from control_plane.distribution.wanted import WantedIndex
+from control_plane.fields import is_digest
+from control_plane.metrics import Metrics
+from control_plane.watch.feed import Feed
+from sluice.manifests import parse_manifest
+from sluice.wire.distribution.v1 import distribution_pb2 as wire
+from sluice.wire.distribution.v1.distribution_pb2_grpc import DistributionServiceServicer
+
+log = structlog.get_logger(__name__)
+
+# An idle agent reports every 2 s; one on a busy machine may be late.
+LIMITS = Limits(lost_after_s=8.0)
+_ROUND_S = 0.1
+_LOOK_S = 0.25  # between two looks at a state that keeps changing
+_SILENCE_S = 15.0
+_WRITE_S = 10.0
+_ASK_AGAIN_S = 2.0  # for artifacts that the database does not know
+_DATABASE_S = 2.0
+_PIECE_BYTES = 1 << 20
+_NOTHING: Mapping[str, Priority] = MappingProxyType({})
+
+Context = grpc.aio.ServicerContext[wire.DistributionReport, wire.DistributionAnswer]
+ManifestContext = grpc.aio.ServicerContext[wire.ManifestRequest, wire.ManifestPiece]
+
+
+@dataclass(eq=False)
+class _Session:
+    """A connected agent.
+
+    Attributes:
+        said: Its last report.
+        pending: What it said since the last round; None: nothing.
+        shared: What the state wants of the node; the same object while that is the same.
+        wanted: That, and what the agent needs itself.
+        answer: To be sent; a newer one takes its place.
+        is_due: It gets an answer though it said nothing.
+    """
+
+    said: Said
+    pending: Report | None
+    shared: Mapping[str, Priority] = _NOTHING
+    wanted: Mapping[str, Priority] = _NOTHING
+    last: Answer = field(default_factory=Answer)
+    answer: wire.DistributionAnswer | None = None
+    has_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    is_due: bool = False
+
+    @property
+    def node_id(self) -> str:
+        return self.said.report.node_id
+
+    def take(self, said: Said) -> None:
+        """Add a report to what has not been planned yet."""
+        self.said = said
+        self.pending = said.report if self.pending is None else merge(self.pending, said.report)
+
+    def want(self, shared: Mapping[str, Priority]) -> None:
+        """Note what the node should have."""
+        self.shared = shared
+        kept = {d: p for d, p in shared.items() if d not in self.said.declined}
+        self.wanted = kept | dict.fromkeys(self.said.needed, Priority.NEEDED)
+
+    def turn(self) -> Turn:
+        """Return what the next round needs."""
+        report, self.pending, self.is_due = self.pending, None, False
+        if report is None:
+            report = replace(self.said.report, held={}, failures=(), is_full=False)
+        return Turn(report, self.wanted)
+
+
+class DistributionService(DistributionServiceServicer):
+    """Serves `DistributionService`, and plans."""
+
+    def __init__(
+        self, database: Database, feed: Feed, metrics: Metrics, limits: Limits = LIMITS
+    ) -> None:
+        """Take the parts; `run` it.
+
+        Args:
+            database: Knows the artifacts, and is told what lies where.
+            feed: Has the state from which follows what nodes should have.
+            metrics: Told what happens.
+            limits: Of the planner.
+        """
+        self._database = database
+        self._feed = feed
+        self._metrics = metrics
+        self._wanted = WantedIndex(feed.state)
+        self._coordinator = Coordinator(limits)
+        self._recorder = Recorder(database)
+        self._sessions: dict[str, _Session] = {}
+        self._left: set[str] = set()
+        self._asked: dict[str, float] = {}  # unknown artifacts: when they were asked for last
+        self._has_work = asyncio.Event()
+
+    async def Exchange(  # noqa: N802 - gRPC's name
+        self,
+        request_iterator: object,  # noqa: ARG002 - read through the context, with a deadline
+        context: Context,
+    ) -> None:
+        """Serve one agent until it leaves."""
+        session: _Session | None = None
+        refused = ""
+        try:
+            first = await self._read(context)
+            if not isinstance(first, Said):
+                refused = first
+            else:
+                session = _Session(first, first.report)
+                self._join(session)
+                async with asyncio.TaskGroup() as tasks:
+                    writing = tasks.create_task(self._tell(session, context))
+                    refused = await self._listen(session, context)
+                    writing.cancel()
+        except* (TimeoutError, grpc.aio.UsageError):
+            log.warning("distribution_cut", node=session.node_id if session else "")
+        finally:
+            if session is not None:
+                self._leave(session)
+        if refused:
+            log.warning("report_refused", error=refused)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refused)
+
+    async def Manifest(  # noqa: N802 - gRPC's name
+        self, request: wire.ManifestRequest, context: ManifestContext
+    ) -> None:
+        """Send a manifest."""
+        if not is_digest(request.digest):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "digest is no SHA-256 in hex")
+        try:
+            document = await self._database.run(
+                lambda connection: repository.manifest(connection, request.digest)
+            )
+        except (DatabaseDownError, DBAPIError):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the database cannot be reached")
+        if document is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no artifact {request.digest}")
+        content = await asyncio.to_thread(lambda: parse_manifest(document).canonical_json())
+        for begin in range(0, len(content), _PIECE_BYTES):
+            async with asyncio.timeout(_WRITE_S):
+                await context.write(wire.ManifestPiece(json=content[begin : begin + _PIECE_BYTES]))
+
+    async def run(self) -> None:
+        """Plan until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._recorder.run())
+            tasks.create_task(self._follow())
+            while True:
+                await self._has_work.wait()
+                self._has_work.clear()
+                begin_s = time.monotonic()
+                await self._round()
+                took_s = time.monotonic() - begin_s
+                self._metrics.count_round(took_s)
+                await asyncio.sleep(max(_ROUND_S, took_s))  # at most half of the time is planned
+
+    # --- agents
+
+    async def _listen(self, session: _Session, context: Context) -> str:
+        """Take reports until the agent leaves or another stream is its own; return a complaint."""
+        while self._sessions.get(session.node_id) is session:
+            said = await self._read(context)
+            if not isinstance(said, Said):
+                return said
+            if said.report.node_id != session.node_id:
+                return "a stream is of one node"
+            session.take(said)
+            self._take_over(session)
+        return ""
+
+    async def _read(self, context: Context) -> Said | str:
+        """Return a report, or why there is none; nothing at the end of the stream."""
+        async with asyncio.timeout(_SILENCE_S):
+            message = await context.read()
+        if not isinstance(message, wire.DistributionReport):  # pyright: ignore[reportUnnecessaryIsInstance] - it may be EOF
+            return ""
+        try:
+            return read_report(message)
+        except BadReportError as error:
+            return str(error)
+
+    def _join(self, session: _Session) -> None:
+        self._sessions[session.node_id] = session
+        self._left.discard(session.node_id)
+        self._metrics.set_distribution_nodes(len(self._sessions))
+        self._take_over(session)
+
+    def _leave(self, session: _Session) -> None:
+        if self._sessions.get(session.node_id) is session:
+            del self._sessions[session.node_id]
+            self._left.add(session.node_id)
+            self._recorder.forget(session.node_id)
+            self._metrics.set_distribution_nodes(len(self._sessions))
+            self._has_work.set()
+
+    def _take_over(self, session: _Session) -> None:
+        said = session.said
+        session.want(self._wanted.of(session.node_id))
+        is_full = said.report.is_full
+        self._recorder.note(session.node_id, dict(said.complete), is_full=is_full)
+        for failure in said.report.failures:
+            source = STORE if failure.source == STORE else "peer"
+            self._metrics.count_chunk_failure(source, failure.trouble)
+        self._has_work.set()
+
+    async def _tell(self, session: _Session, context: Context) -> None:
+        while True:
+            await session.has_answer.wait()
+            session.has_answer.clear()
+            answer, session.answer = session.answer, None
+            if answer is not None:
+                async with asyncio.timeout(_WRITE_S):
+                    await context.write(answer)
+
+    # --- rounds
+
+    async def _follow(self) -> None:
+        """Give a turn to nodes that should have something else since the state changed."""
+        while True:
+            changed = self._feed.changed()
+            for session in self._sessions.values():
+                wanted = self._wanted.of(session.node_id)
+                if wanted is session.shared:
+                    continue
+                if wanted != session.shared:
+                    session.is_due = True
+                    self._has_work.set()
+                session.want(wanted)
+            await changed.wait()
+            await asyncio.sleep(_LOOK_S)
+
+    async def _round(self) -> None:
+        sessions = [s for s in self._sessions.values() if s.pending is not None or s.is_due]
+        left, self._left = self._left, set()
+        await self._learn(sessions)
+        turns = {session.node_id: (session, session.turn()) for session in sessions}
+        answers = await asyncio.to_thread(
+            self._coordinator.round,
+            [turn for _, turn in turns.values()],
+            left,
+            time.monotonic(),
+        )
+        addresses = {s.node_id: s.said.peer_address for s in self._sessions.values()}
+        for node_id, answer in answers.items():
+            session = self._sessions.get(node_id)
+            if session is None:
+                continue
+            self._metrics.count_orders(*new_orders(session.last.orders, answer.orders))
+            session.last = answer
+            session.answer = write_answer(answer, session.wanted, addresses)
+            session.has_answer.set()
+
+    async def _learn(self, sessions: list[_Session]) -> None:
+        """Find out about artifacts that somebody should have, and that are not known yet."""
+        unknown = self._coordinator.unknown(d for s in sessions for d in s.wanted)
+        now_s = time.monotonic()
+        self._asked = {d: at for d, at in self._asked.items() if now_s - at < _ASK_AGAIN_S}
+        asked = sorted(unknown - self._asked.keys())
+        if not asked:
+            return
+        try:
+            found = await self._database.run(
+                partial(repository.known, digests=asked), deadline_s=_DATABASE_S
+            )
+        except (DatabaseDownError, DBAPIError) as error:
+            log.warning("artifacts_not_read", error=str(getattr(error, "reason", error)))
+            return
+        self._asked |= dict.fromkeys(asked, now_s)
+        self._coordinator.know(found)

@@ -1,0 +1,15 @@
+"""Which artifacts lie complete on which node, as agents said last."""
+
+from sqlalchemy import Column, DateTime, Table, Text, func
+
+from control_plane.tables import metadata
+
+# No foreign keys: an agent may speak of its artifacts before its node is known, and of artifacts
+# that were put there by hand.
+node_artifacts = Table(
+    "node_artifacts",
+    metadata,
+    Column("node_id", Text, primary_key=True),
+    Column("digest", Text, primary_key=True, index=True),
+    Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
