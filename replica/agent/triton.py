@@ -20,6 +20,7 @@ from types import MappingProxyType
 import structlog
 
 import replica
+from replica.agent.artifacts.local_api import SOCKET
 from replica.agent.installation import SHM, STUB, Installation, inspect_installation, problems_of
 from replica.agent.model_kinds import KINDS, LLM
 from replica.agent.replica_state import EngineSpec
@@ -284,6 +285,7 @@ class TritonLauncher:
             "LANG": "C.UTF-8",
             "SLUICE_ARTIFACT_DIR": artifact,
             "SLUICE_ARTIFACTS_DIR": str(self._artifacts_dir),  # adapters, loaded by digest
+            "SLUICE_AGENT_SOCKET": str(self._state_dir / SOCKET),  # for those that are not there
             **self._marks(replica_id, spec),
         }
         if found.libpython_dir:

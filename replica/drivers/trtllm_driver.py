@@ -97,6 +97,7 @@ class TrtllmDriver:
             adapter_slots=options.adapter_slots,
             adapter_rank_max=options.adapter_rank if options.adapter_slots else 0,
             logprobs_max=_LOGPROBS_MAX,
+            rereads_adapters=True,
             has_grammars=bool(options.grammars)
             and (check_grammar is not None or options.grammars_unchecked),
         )

@@ -144,6 +144,7 @@ class Capabilities:
         has_grammars: Constrained answers.
         has_drafts: Speculative decoding by prompt lookup.
         has_kv_transfer: Export and import of blocks.
+        rereads_adapters: The files of adapters in host memory are read again and must stay.
     """
 
     adapter_slots: int = 0
@@ -154,6 +155,7 @@ class Capabilities:
     has_grammars: bool = False
     has_drafts: bool = False
     has_kv_transfer: bool = False
+    rereads_adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True)

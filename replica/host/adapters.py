@@ -1,7 +1,8 @@
 """Adapters on their way into the engine, and who waits for them; owned by the step loop.
 
 Files are read by background threads, one read per digest however many wait; what was read is put
-into the driver by the step loop, and then those who wait are told, in their order.
+into the driver by the step loop, and then those who wait are told, in their order. An adapter that
+is not on the disk is asked for at the shelf, which takes no thread of those that read.
 """
 
 import re
@@ -16,7 +17,9 @@ from replica.host.counters import HostCounters
 from sluice.artifacts import artifact_path
 from sluice.errors import ErrorCode
 
-READS_MAX = 64  # adapters on their way at once
+READS_MAX = 64  # adapters on their way at once, without those that the node does not have yet
+WAITERS_MAX = 8192  # requests, for all adapters together
+_FETCHES_MAX = 3  # in a row, of one adapter that is gone again when it is to be read
 _REFUSALS_MAX = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -35,8 +38,29 @@ class Background(Protocol):
         ...
 
 
+class Shelf(Protocol):
+    """Gets adapters onto the node's disk."""
+
+    def want(self, digest: str, done: Callable[[RefusedError | None], None]) -> bool:
+        """Call `done` in the step loop when an adapter lies there, or with why it cannot be had.
+
+        Nobody asks again before. Returns False when too many are wanted already.
+        """
+        ...
+
+    def note_use(self, digest: str) -> None:
+        """Count a request that uses an adapter; quick."""
+        ...
+
+
 class _Refusal(NamedTuple):
     mark: tuple[int, int]
+    error: RefusedError
+
+
+class _Missing(NamedTuple):
+    """The adapter is not on the disk."""
+
     error: RefusedError
 
 
@@ -49,13 +73,25 @@ class AdapterDesk:
         directory: Path | None,
         background: Background,
         counters: HostCounters,
+        shelf: Shelf | None = None,
     ) -> None:
-        """Make an idle desk; `directory` holds artifacts by digest, None: there are none."""
+        """Make an idle desk.
+
+        Args:
+            driver: Of the engine.
+            directory: Holds artifacts by digest; None: there are none.
+            background: Reads files.
+            counters: Of the host.
+            shelf: Gets what is not in the directory; None: nobody does.
+        """
         self._driver = driver
         self._directory = directory
         self._background = background
         self._counters = counters
+        self._shelf = shelf
         self._waiting: dict[str, list[Done]] = {}
+        self._waiters = 0
+        self._fetching: dict[str, int] = {}  # digest -> how often it was asked for at the shelf
         # What is wrong with an artifact stays wrong, unless its directory is put there anew: one
         # that was being removed, or that a broken disk had bitten, may be whole the next time.
         self._refused: dict[str, _Refusal] = {}
@@ -69,17 +105,25 @@ class AdapterDesk:
         if not _DIGEST.fullmatch(digest):
             message = f"{digest[:80]!r} is no digest of an adapter: 64 hexadecimal digits"
             done(RefusedError(ErrorCode.INVALID_REQUEST, message))
-        elif self._driver.has_adapter(digest):
+            return
+        if self._shelf is not None:
+            self._shelf.note_use(digest)
+        if self._driver.has_adapter(digest):
             done(None)
+        elif self._waiters >= WAITERS_MAX:
+            done(_busy(f"{self._waiters} requests wait for adapters"))
         elif (waiting := self._waiting.get(digest)) is not None:
             waiting.append(done)
-        elif len(self._waiting) >= READS_MAX or not self._background.run(
-            partial(self._read, digest), partial(self._was_read, digest)
-        ):
-            message = f"{len(self._waiting)} adapters are being read; try again"
-            done(RefusedError(ErrorCode.ENGINE_BUSY, message))
+            self._waiters += 1
+        elif len(self._waiting) - len(self._fetching) >= READS_MAX or not self._run(digest):
+            done(_busy(f"{len(self._waiting)} adapters are being read"))
         else:
             self._waiting[digest] = [done]
+            self._waiters += 1
+
+    def _run(self, digest: str) -> bool:
+        """Read an adapter soon; False when there is too much to do."""
+        return self._background.run(partial(self._read, digest), partial(self._was_read, digest))
 
     def _read(self, digest: str) -> Any:
         """Read an adapter, in a background thread."""
@@ -92,20 +136,53 @@ class AdapterDesk:
             path = artifact_path(self._directory, digest)
             mark = _mark(path)
         except FileNotFoundError as error:
-            raise RefusedError(ErrorCode.ADAPTER_NOT_FOUND, f"adapter: {error}") from None
+            return _Missing(RefusedError(ErrorCode.ADAPTER_NOT_FOUND, f"adapter: {error}"))
         known = self._refused.get(digest)
         if known is not None and known.mark == mark:
             raise known.error
         try:
             return self._driver.read_adapter(digest, path)
-        except RefusedError as error:
-            return _Refusal(mark, error)
+        except (RefusedError, OSError) as error:
+            if not path.is_dir():  # it made way for another one while it was being read
+                text = f"adapter {digest} was removed while it was read; try again"
+                return _Missing(RefusedError(ErrorCode.ADAPTER_NOT_FOUND, text))
+            if isinstance(error, RefusedError):
+                return _Refusal(mark, error)
+            raise
 
     def _was_read(self, digest: str, outcome: Any) -> None:
-        error = self._put(digest, outcome)
+        if isinstance(outcome, _Missing):
+            if self._shelf is None:
+                outcome = outcome.error
+            elif self._is_asked(digest, self._shelf):
+                return
+            else:
+                outcome = _busy(f"{len(self._fetching)} adapters are being fetched")
+        self._end(digest, self._put(digest, outcome))
+
+    def _is_asked(self, digest: str, shelf: Shelf) -> bool:
+        """Ask for an adapter that is not on the disk; False when that would be too much."""
+        asked = self._fetching.get(digest, 0)
+        if asked >= _FETCHES_MAX or not shelf.want(digest, partial(self._was_fetched, digest)):
+            return False
+        self._fetching[digest] = asked + 1
+        return True
+
+    def _was_fetched(self, digest: str, error: RefusedError | None) -> None:
+        """Read what is on the disk now."""
+        if error is None and not self._run(digest):
+            error = _busy("too many files are to be read")
+        if error is not None:
+            self._end(digest, error)
+
+    def _end(self, digest: str, error: RefusedError | None) -> None:
+        """Tell those who wait, in their order."""
+        self._fetching.pop(digest, None)
         if error is not None:
             self._counters.adapter_failures += 1
-        for done in self._waiting.pop(digest):
+        waiting = self._waiting.pop(digest)
+        self._waiters -= len(waiting)
+        for done in waiting:
             # One of them may have needed the room for something else; the next then starts over.
             if error is None and not self._driver.has_adapter(digest):
                 self.fetch(digest, done)
@@ -129,6 +206,10 @@ class AdapterDesk:
         except RefusedError as error:
             return error
         return None
+
+
+def _busy(reason: str) -> RefusedError:
+    return RefusedError(ErrorCode.ENGINE_BUSY, f"{reason}; try again")
 
 
 def _mark(directory: Path) -> tuple[int, int]:

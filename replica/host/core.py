@@ -11,7 +11,7 @@ import structlog
 
 from replica.engine.driver import Driver
 from replica.engine.types import AdapterState, EngineLoad, RefusedError, StepEvents
-from replica.host.adapters import AdapterDesk, Background
+from replica.host.adapters import AdapterDesk, Background, Shelf
 from replica.host.attachments import Attachment, finished_message, refusal
 from replica.host.control import ControlDesk
 from replica.host.counters import HostCounters
@@ -47,6 +47,7 @@ class HostCore:
         background: Background,
         compilers: Background,
         artifacts_dir: Path | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
         """Make an idle host.
 
@@ -58,6 +59,7 @@ class HostCore:
             background: Reads files and checks bytes.
             compilers: Compile grammars, which strangers write: no file waits for them.
             artifacts_dir: Where adapters lie, by digest.
+            shelf: Gets those that do not lie there; None: nobody does.
         """
         self._driver = driver
         self._base_digest = base_digest
@@ -66,7 +68,7 @@ class HostCore:
         self._step = 0
         self._published_at_s = float("-inf")
         self.counters = HostCounters()
-        adapters = AdapterDesk(driver, artifacts_dir, background, self.counters)
+        adapters = AdapterDesk(driver, artifacts_dir, background, self.counters, shelf)
         self.control = ControlDesk(driver, base_digest, adapters, background, self.counters)
         self.sequences = SequenceBook(
             driver,

@@ -2,9 +2,10 @@
 
 Threads, each with one thing to own: the *step loop* owns driver and state, one *sender* per
 attachment owns its responder, one *replier* owns the responders of short answers. Beside them a few
-*workers* read adapters, check bytes and compile grammars, and a *watchdog* looks at the step loop,
-from which alone signs of life come. A responder is never touched after `finish`: in Triton that
-would end the whole server.
+*workers* read adapters, check bytes and compile grammars, one thread asks the node's agent for
+adapters that are not on the disk, and a *watchdog* looks at the step loop, from which alone signs
+of life come. A responder is never touched after `finish`: in Triton that would end the whole
+server.
 """
 
 import logging
@@ -25,6 +26,7 @@ from replica.host.attachments import Attachment, refused_frame
 from replica.host.core import HostCore
 from replica.host.counters import HostCounters
 from replica.host.frames import FrameEncoder
+from replica.host.node_artifacts import NodeArtifacts
 from replica.host.watchdog import StepWatch, Watchdog
 from replica.host.workers import Workers
 from sluice.errors import ErrorCode
@@ -91,6 +93,7 @@ class EngineHost:
         base_digest: str,
         *,
         artifacts_dir: Path | None = None,
+        agent_socket: Path | None = None,
         waiting_max: int = WAITING_MAX,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -100,11 +103,13 @@ class EngineHost:
             driver: Used by nobody else from now on.
             base_digest: What it serves.
             artifacts_dir: Where adapters lie by digest; None: there are none.
+            agent_socket: Of the node's agent, who gets adapters; None: there is no agent.
             waiting_max: Sequences beyond the running ones that are taken; more are BUSY.
             clock: Monotonic seconds, the driver's own clock.
         """
         self._workers = Workers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
         self._compilers = Workers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
+        self._artifacts = agent_socket and NodeArtifacts(agent_socket, self._deliver)
         self._core = HostCore(
             driver,
             base_digest,
@@ -113,7 +118,9 @@ class EngineHost:
             background=self._workers,
             compilers=self._compilers,
             artifacts_dir=artifacts_dir,
+            shelf=self._artifacts,
         )
+        self._rereads_adapters = driver.capabilities.rereads_adapters
         self._clock = clock
         self._kv_blocks = driver.limits.kv_blocks
         self._load = driver.load()
@@ -157,6 +164,8 @@ class EngineHost:
         """Start the step loop."""
         self._workers.start()
         self._compilers.start()
+        if self._artifacts is not None:
+            self._artifacts.start()
         self._replier.start()
         self._loop.start()
         self._watchdog.start()
@@ -197,6 +206,8 @@ class EngineHost:
         self._watchdog.close(JOIN_S)
         self._workers.close(JOIN_S)
         self._compilers.close(JOIN_S)
+        if self._artifacts is not None:
+            self._artifacts.close(JOIN_S)
         self._replies.put(None)
         self._replier.join(JOIN_S)
 
@@ -265,7 +276,7 @@ class EngineHost:
                 now_s = self._clock()
                 core.publish(events, now_s)
                 if now_s - self._adapters_at_s >= ADAPTERS_LOOK_S:
-                    self._adapters, self._adapters_at_s = tuple(core.adapters()), now_s
+                    self._look_at_adapters(now_s)
                 self._watch.end()
             self._failure = "the engine host has stopped"
             core.drain_all()
@@ -277,6 +288,17 @@ class EngineHost:
             core.fail_all(self._failure)
         self._watch.end()
         self._turn_rest_away()
+
+    def _look_at_adapters(self, now_s: float) -> None:
+        self._adapters, self._adapters_at_s = tuple(self._core.adapters()), now_s
+        if self._artifacts is not None:
+            self._artifacts.hold(
+                frozenset(
+                    adapter.digest
+                    for adapter in self._adapters
+                    if adapter.sequences or self._rereads_adapters
+                )
+            )
 
     def _turn_rest_away(self) -> None:
         """Answer what is still open; nothing can arrive once `_failure` is set."""

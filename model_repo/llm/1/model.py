@@ -2,7 +2,8 @@
 
 Only what needs Triton's own module is here. Environment: SLUICE_ENGINE (a name of
 replica.drivers.registry), SLUICE_ARTIFACT_DIR (of the base), SLUICE_ARTIFACTS_DIR (of adapters, by
-digest), SLUICE_BASE_DIGEST, SLUICE_ENGINE_OPTIONS (JSON).
+digest), SLUICE_AGENT_SOCKET (where to ask for adapters that are not there), SLUICE_BASE_DIGEST,
+SLUICE_ENGINE_OPTIONS (JSON).
 """
 
 import json
@@ -106,9 +107,12 @@ class TritonPythonModel:
         engine = os.environ["SLUICE_ENGINE"]
         digest = os.environ["SLUICE_BASE_DIGEST"]
         options = json.loads(os.environ.get("SLUICE_ENGINE_OPTIONS") or "{}")
-        self._driver = load_driver(engine, _directory("SLUICE_ARTIFACT_DIR"), digest, options)
+        self._driver = load_driver(engine, _path("SLUICE_ARTIFACT_DIR"), digest, options)
         self._host = EngineHost(
-            self._driver, digest, artifacts_dir=_directory("SLUICE_ARTIFACTS_DIR")
+            self._driver,
+            digest,
+            artifacts_dir=_path("SLUICE_ARTIFACTS_DIR"),
+            agent_socket=_path("SLUICE_AGENT_SOCKET"),
         )
         self._metrics = TritonMetrics(
             {"model": args["model_name"], "version": str(args["model_version"])}
@@ -148,7 +152,7 @@ class TritonPythonModel:
             self._metrics.write(metrics.values(look))
 
 
-def _directory(variable: str) -> Path | None:
+def _path(variable: str) -> Path | None:
     path = os.environ.get(variable)
     return Path(path) if path else None
 

@@ -419,7 +419,13 @@ class ManualBackground:
 class Bench:
     """A host's core without threads, and one attached router that reads everything."""
 
-    def __init__(self, directory: Path | None, waiting_max: int = 1024, **options: Any) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        waiting_max: int = 1024,
+        shelf: Any = None,
+        **options: Any,
+    ) -> None:
         self.driver = FakeDriver(**options)
         self.background, self.compilers = ManualBackground(), ManualBackground()
         self.seeds = iter(range(1000, 10**9))
@@ -431,6 +437,7 @@ class Bench:
             background=self.background,
             compilers=self.compilers,
             artifacts_dir=directory,
+            shelf=shelf,
         )
         self.now_s = 0.0
         self.attachment, self.attached = self.attach("r1", 1)

@@ -1,4 +1,9 @@
+from pathlib import Path
+from typing import Any
+
+from replica.engine.types import RefusedError
 from replica.host import adapters as adapters_module
+from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 A, B = "a" * 64, "b" * 64
@@ -228,3 +233,115 @@ def test_a_request_loads_unloads_and_lists(make_bench, make_adapter) -> None:
     assert answers[1].adapters == wire.AdapterList()
     control.adapters(wire.Adapters(load=["x"] * 300), answers.append)
     assert answers[2].refused.code == "invalid_request"
+
+
+class ManualShelf:
+    """A node's agent whose answers the test gives."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, Any] = {}
+        self.uses: list[str] = []
+        self.is_full = False
+
+    def want(self, digest: str, done: Any) -> bool:
+        assert digest not in self.wanted
+        if not self.is_full:
+            self.wanted[digest] = done
+        return not self.is_full
+
+    def note_use(self, digest: str) -> None:
+        self.uses.append(digest)
+
+
+def test_requests_wait_for_an_adapter_that_the_node_gets(make_bench, make_adapter) -> None:
+    shelf = ManualShelf()
+    bench = make_bench(shelf=shelf)
+    bench.submit(sequence(1), sequence(2))
+    bench.background.finish()
+    bench.submit(sequence(3))
+    assert bench.background.jobs == []  # no thread waits
+    bench.run()
+    assert bench.finished == {}
+    make_adapter("a")
+    shelf.wanted.pop(A)(None)
+    bench.background.finish()
+    bench.run()
+    assert set(bench.finished) == {1, 2, 3}
+    assert {f.reason for f in bench.finished.values()} == {wire.FINISH_REASON_LENGTH}
+    assert shelf.uses == [A, A, A]
+    assert bench.driver.reads == [A]
+
+
+def test_what_the_node_cannot_get_is_told_to_all_who_wait(make_bench) -> None:
+    shelf = ManualShelf()
+    bench = make_bench(shelf=shelf)
+    bench.submit(sequence(1), sequence(2))
+    bench.background.finish()
+    shelf.wanted.pop(A)(RefusedError(ErrorCode.ADAPTER_NOT_FOUND, "nobody has it"))
+    bench.step()
+    assert [bench.finished[n].code for n in (1, 2)] == ["adapter_not_found"] * 2
+    bench.submit(sequence(3))  # it may have come meanwhile
+    bench.background.finish()
+    assert list(shelf.wanted) == [A]
+
+
+def test_an_adapter_that_is_gone_again_is_asked_for_a_few_times(make_bench) -> None:
+    shelf = ManualShelf()
+    bench = make_bench(shelf=shelf)
+    bench.submit(sequence(1))
+    bench.background.finish()
+    for _ in range(3):
+        assert bench.finished == {}
+        shelf.wanted.pop(A)(None)
+        bench.background.finish()
+        bench.step()
+    assert bench.finished[1].code == "engine_busy"
+    assert shelf.wanted == {}
+
+
+def test_an_adapter_that_makes_way_while_it_is_read_is_fetched_again(
+    make_bench, make_adapter, tmp_path
+) -> None:
+    shelf = ManualShelf()
+    bench = make_bench(shelf=shelf)
+    make_adapter("a")
+    read = bench.driver.read_adapter
+
+    def read_too_late(digest: str, directory: Path) -> object:
+        (tmp_path / A).rename(tmp_path / "away")
+        return read(digest, directory)
+
+    bench.driver.read_adapter = read_too_late
+    bench.submit(sequence(1))
+    bench.background.finish()
+    bench.driver.read_adapter = read
+    make_adapter("a")
+    shelf.wanted.pop(A)(None)
+    bench.background.finish()
+    bench.run()
+    assert bench.finished[1].reason == wire.FINISH_REASON_LENGTH
+
+
+def test_waiting_for_the_node_is_bounded_and_hinders_no_reads(
+    make_bench, make_adapter, monkeypatch
+) -> None:
+    monkeypatch.setattr(adapters_module, "READS_MAX", 1)
+    shelf = ManualShelf()
+    bench = make_bench(shelf=shelf)
+    bench.submit(sequence(1, A))
+    bench.background.finish()
+    make_adapter("b")
+    bench.submit(sequence(2, B))
+    bench.background.finish()
+    bench.run()
+    assert set(bench.finished) == {2}
+    monkeypatch.setattr(adapters_module, "WAITERS_MAX", 1)
+    bench.submit(sequence(3, A))
+    bench.step()
+    assert bench.finished[3].code == "engine_busy"
+    shelf.is_full = True
+    bench = make_bench(shelf=shelf)
+    bench.submit(sequence(1, "c" * 64))
+    bench.background.finish()
+    bench.step()
+    assert bench.finished[1].code == "engine_busy"

@@ -1,0 +1,189 @@
+"""Where the engines of a node say which artifacts they need: a socket in the agent's directory.
+
+A socket of the file system, because only engines of this agent may make the node fetch something.
+However many engines and requests wait for an artifact, it is fetched once.
+"""
+
+import asyncio
+import itertools
+import os
+import socket
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from replica.agent.artifacts.library import Library
+from replica.artifact_lines import LINE_BYTES_MAX, Ask, Told, decode_ask, encode_told
+from sluice.errors import ErrorCode, PlatformError
+
+log = structlog.get_logger(__name__)
+
+SOCKET = "artifacts.sock"
+FETCHES_MAX = 256  # artifacts that somebody waits for
+FETCH_S_MAX = 120.0  # nobody waits longer; the requests' own deadlines come before
+_ENGINES_MAX = 256
+_UNSENT_BYTES_MAX = 1 << 20
+
+
+class Fetcher(Protocol):
+    """Gets artifacts from peers or the store into the library."""
+
+    async def ensure(self, digest: str, *, needed: bool) -> None:
+        """Return when the artifact lies there complete.
+
+        Raises:
+            PlatformError: ADAPTER_NOT_FOUND when nobody knows it, ENGINE_BUSY when there is no
+                room for it.
+        """
+        ...
+
+
+class LocalApi:
+    """Answers the engines of a node while `serve` lasts."""
+
+    def __init__(self, state_dir: Path, library: Library, fetcher: Fetcher) -> None:
+        """Take the agent's directory, and who knows and gets artifacts."""
+        self._state_dir = state_dir
+        self._library = library
+        self._fetcher = fetcher
+        self._group: asyncio.TaskGroup | None = None
+        self._fetches: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[str, set[asyncio.StreamWriter]] = {}
+        self._numbers = itertools.count(1)
+        self._engines: set[asyncio.StreamWriter] = set()
+
+    @property
+    def fetches(self) -> int:
+        """Artifacts that are on their way because somebody waits."""
+        return len(self._fetches)
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncGenerator[None]:
+        """Listen while the context lasts.
+
+        Raises:
+            OSError: The socket cannot be made.
+        """
+        listening = _listen(self._state_dir)
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            server = await asyncio.start_unix_server(
+                self._talk, sock=listening, limit=LINE_BYTES_MAX
+            )
+            try:
+                async with server:
+                    try:
+                        yield
+                    finally:  # a server waits for its last connection
+                        for writer in self._engines:
+                            writer.transport.abort()
+            finally:
+                self._group = None
+                for task in self._fetches.values():
+                    task.cancel()
+                with suppress(FileNotFoundError):
+                    (self._state_dir / SOCKET).unlink()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name = f"engine {next(self._numbers)}"
+        self._engines.add(writer)
+        try:
+            while len(self._engines) <= _ENGINES_MAX and (line := await reader.readline()):
+                self._hear(name, writer, decode_ask(line))
+        except (OSError, ValueError) as error:
+            log.warning("engine_not_understood", error=repr(error))
+        finally:
+            self._engines.discard(writer)
+            self._library.use(name, ())
+            self._forget(writer, frozenset())
+            writer.close()
+
+    def _hear(self, name: str, writer: asyncio.StreamWriter, ask: Ask) -> None:
+        self._library.use(name, ask.reads | ask.waits)
+        for digest, count in ask.uses.items():
+            self._library.used(digest, count)
+        self._forget(writer, ask.waits)
+        for digest in sorted(ask.waits):
+            if writer in self._waiting.get(digest, ()):
+                continue
+            if self._library.has(digest):
+                _send(writer, Told(digest))
+            elif self._fetch(digest):
+                self._waiting.setdefault(digest, set()).add(writer)
+            else:
+                text = f"{len(self._fetches)} artifacts are being fetched already; try again"
+                _send(writer, Told(digest, ErrorCode.ENGINE_BUSY, text))
+
+    def _forget(self, writer: asyncio.StreamWriter, waits: Collection[str]) -> None:
+        """Tell an engine only what it still waits for; what is on its way comes all the same."""
+        for digest, writers in self._waiting.items():
+            if digest not in waits:
+                writers.discard(writer)
+
+    def _fetch(self, digest: str) -> bool:
+        if digest in self._fetches:
+            return True
+        if self._group is None or len(self._fetches) >= FETCHES_MAX:
+            return False
+        self._fetches[digest] = self._group.create_task(self._get(digest))
+        return True
+
+    async def _get(self, digest: str) -> None:
+        told = Told(digest)
+        try:
+            async with asyncio.timeout(FETCH_S_MAX):
+                await self._fetcher.ensure(digest, needed=True)
+            if not self._library.has(digest):  # evicted in the same moment
+                told = Told(digest, ErrorCode.ENGINE_BUSY, "the artifact made way for another one")
+        except PlatformError as error:
+            told = Told(digest, _code_of(error), error.message)
+        except TimeoutError:
+            told = Told(digest, ErrorCode.ENGINE_BUSY, f"not fetched within {FETCH_S_MAX:.0f} s")
+        except OSError as error:
+            told = Told(digest, ErrorCode.ENGINE_BUSY, f"the node could not keep it: {error}")
+        finally:
+            del self._fetches[digest]
+            waiting = self._waiting.pop(digest, set())
+        if told.code:
+            log.warning("artifact_not_fetched", digest=digest, code=told.code, error=told.message)
+        for writer in waiting:
+            _send(writer, told)
+
+
+def _code_of(error: PlatformError) -> ErrorCode:
+    """Return what the request is told; what says nothing about the artifact may work elsewhere."""
+    lasting = (ErrorCode.ADAPTER_NOT_FOUND, ErrorCode.ADAPTER_INVALID)
+    return error.code if error.code in lasting else ErrorCode.ENGINE_BUSY
+
+
+def _send(writer: asyncio.StreamWriter, told: Told) -> None:
+    if writer.is_closing():
+        return
+    writer.write(encode_told(told))
+    if writer.transport.get_write_buffer_size() > _UNSENT_BYTES_MAX:
+        writer.transport.abort()  # an engine that does not read; it connects again
+
+
+def _listen(state_dir: Path) -> socket.socket:
+    """Return the listening socket, open to our own user alone.
+
+    Its path may be longer than the 107 bytes of a socket's address, so it is bound by way of the
+    open directory.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        (state_dir / SOCKET).unlink(missing_ok=True)
+        listening.bind(f"/proc/self/fd/{directory}/{SOCKET}")
+        (state_dir / SOCKET).chmod(0o600)
+        listening.listen()
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    finally:
+        os.close(directory)
+    return listening

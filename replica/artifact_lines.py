@@ -1,0 +1,95 @@
+"""What an engine and its node's agent say to each other about artifacts: lines of JSON.
+
+The engine says all that it waits for and reads, again and whole with every change, so that an agent
+that starts anew knows as much as the one before; the agent says what became of what is waited for.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+LINE_BYTES_MAX = 1 << 20
+_DIGESTS_MAX = 8192  # in one line
+
+
+class LineError(ValueError):
+    """A line that is none of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """From the engine.
+
+    Attributes:
+        waits: Digests of all artifacts that requests wait for.
+        reads: Digests of all artifacts whose files must stay.
+        uses: Digest -> requests since the last line.
+    """
+
+    waits: frozenset[str] = frozenset()
+    reads: frozenset[str] = frozenset()
+    uses: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """From the agent: what became of an artifact; without a code it lies there now."""
+
+    digest: str
+    code: str = ""
+    message: str = ""
+
+
+def encode_ask(ask: Ask) -> bytes:
+    """Return the line."""
+    return _line(
+        {
+            "waits": sorted(ask.waits),
+            "reads": sorted(ask.reads),
+            "uses": dict(ask.uses),
+        }
+    )
+
+
+def decode_ask(line: bytes) -> Ask:
+    """Return what a line says; LineError if it is none."""
+    fields = _fields(line, {"waits": list, "reads": list, "uses": dict})
+    waits, reads, uses = fields["waits"], fields["reads"], fields["uses"]
+    if max(len(waits), len(reads), len(uses)) > _DIGESTS_MAX:
+        raise LineError(f"more than {_DIGESTS_MAX} digests")
+    if not all(type(count) is int and count >= 0 for count in uses.values()):
+        raise LineError("uses are no counts")
+    if not all(isinstance(digest, str) for digest in (*waits, *reads)):
+        raise LineError("digests are no texts")
+    return Ask(frozenset(waits), frozenset(reads), uses)
+
+
+def encode_told(told: Told) -> bytes:
+    """Return the line."""
+    return _line({"digest": told.digest, "code": told.code, "message": told.message})
+
+
+def decode_told(line: bytes) -> Told:
+    """Return what a line says; LineError if it is none."""
+    return Told(**_fields(line, {"digest": str, "code": str, "message": str}))
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+def _fields(line: bytes, kinds: Mapping[str, type]) -> dict[str, Any]:
+    try:
+        decoded: object = json.loads(line)
+    except ValueError as error:
+        raise LineError(str(error)) from None
+    if not isinstance(decoded, dict):
+        raise LineError("not an object")
+    fields = cast("dict[str, Any]", decoded)
+    if fields.keys() != kinds.keys():
+        raise LineError(f"fields are {sorted(fields)}, not {sorted(kinds)}")
+    for name, kind in kinds.items():
+        if not isinstance(fields[name], kind):
+            raise LineError(f"{name} is no {kind.__name__}")
+    return fields

@@ -1,0 +1,218 @@
+"""The engine's line to its node's agent, which gets artifacts that are not there.
+
+One thread, however many artifacts are waited for; what it hears is handed to the step loop. The
+agent may be replaced meanwhile: the next one is told all again.
+"""
+
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from replica.artifact_lines import LINE_BYTES_MAX, Ask, LineError, Told, decode_told, encode_ask
+from replica.engine.types import RefusedError
+from sluice.errors import ErrorCode
+
+log = logging.getLogger(__name__)
+
+Fetched = Callable[[RefusedError | None], None]
+
+WAITS_MAX = 256  # artifacts
+WAIT_S_MAX = 130.0  # longer than the agent's own patience
+_AWAY_S = 5.0  # so long an agent may be away while somebody waits: it may be replaced
+_CONNECT_PAUSE_S = 0.2
+_IDLE_PAUSE_S = 2.0
+_USES_EVERY_S = 2.0
+_SEND_S = 2.0
+_CODES = {str(code): code for code in ErrorCode}
+
+
+class NodeArtifacts:
+    """Asks the agent. Any thread may call; ends are delivered to the step loop."""
+
+    def __init__(
+        self,
+        path: Path,
+        deliver: Callable[[Callable[[], None]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make an idle line; `start` it.
+
+        Args:
+            path: The agent's socket.
+            deliver: Makes the step loop call what it is given.
+            clock: Monotonic seconds.
+        """
+        self._path = path
+        self._deliver = deliver
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waits: dict[str, tuple[Fetched, float]] = {}
+        self._reads: frozenset[str] = frozenset()
+        self._uses: Counter[str] = Counter()
+        self._is_news = False  # what the agent must know at once
+        self._is_closing = False
+        self._away_since_s: float | None = None
+        self._awake, self._waker = socket.socketpair()
+        self._awake.setblocking(False)
+        self._waker.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread; whoever waits is not told."""
+        self._is_closing = True
+        self._wake()
+        self._thread.join(timeout_s)
+
+    def want(self, digest: str, done: Fetched) -> bool:
+        """Ask for an artifact, which nobody else asks for; False when too many are waited for.
+
+        `done` is called in the step loop: without an error the artifact lies on the disk.
+        """
+        with self._lock:
+            if len(self._waits) >= WAITS_MAX:
+                return False
+            self._waits[digest] = (done, self._clock() + WAIT_S_MAX)
+            self._is_news = True
+        self._wake()
+        return True
+
+    def note_use(self, digest: str) -> None:
+        """Count a request that uses an artifact; told now and then."""
+        with self._lock:
+            self._uses[digest] += 1
+
+    def hold(self, digests: frozenset[str]) -> None:
+        """Say of which artifacts the files must stay: all of them."""
+        with self._lock:
+            if digests == self._reads:
+                return
+            self._reads = digests
+            self._is_news = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # it is awake already
+            self._waker.send(b"x")
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            connection = self._connect()
+            if connection is not None:
+                self._away_since_s = None
+                with connection:
+                    self._talk(connection)
+            elif self._away_since_s is None:
+                self._away_since_s = self._clock()
+            self._end_late()
+            if not self._is_closing:
+                self._wait(_CONNECT_PAUSE_S if self._waits else _IDLE_PAUSE_S)
+        self._awake.close()
+        self._waker.close()
+
+    def _connect(self) -> socket.socket | None:
+        """Return a connection; None while nobody listens.
+
+        By way of the open directory, as the path may be longer than an address can be.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(_SEND_S)
+        try:
+            directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                connection.connect(f"/proc/self/fd/{directory}/{self._path.name}")
+            finally:
+                os.close(directory)
+        except OSError:
+            connection.close()
+            return None
+        return connection
+
+    def _talk(self, connection: socket.socket) -> None:
+        """Say and hear until the connection ends."""
+        with self._lock:
+            self._is_news = True  # whoever is there now knows nothing of us
+        heard = b""
+        said_s = self._clock()
+        try:
+            while not self._is_closing:
+                if self._is_news or self._clock() - said_s >= _USES_EVERY_S:
+                    said_s = self._clock()
+                    self._say(connection)
+                if self._wait(_USES_EVERY_S, connection):
+                    received = connection.recv(65536)
+                    if not received or len(heard) > LINE_BYTES_MAX:
+                        return
+                    *lines, heard = (heard + received).split(b"\n")
+                    for line in lines:
+                        self._hear(decode_told(line))
+                self._end_late()
+        except (OSError, LineError) as error:
+            log.warning("agent_lost: %r", error)
+
+    def _say(self, connection: socket.socket) -> None:
+        with self._lock:
+            if not self._is_news and not self._uses:
+                return
+            ask = Ask(frozenset(self._waits), self._reads, dict(self._uses))
+            self._uses.clear()
+            self._is_news = False
+        connection.sendall(encode_ask(ask))
+
+    def _hear(self, told: Told) -> None:
+        error = None
+        if told.code:
+            error = RefusedError(
+                _CODES.get(told.code, ErrorCode.ENGINE_BUSY),
+                f"adapter {told.digest[:12]}: {told.message}",
+            )
+        self._end(told.digest, error)
+
+    def _end(self, digest: str, error: RefusedError | None) -> None:
+        with self._lock:
+            done, _ = self._waits.pop(digest, (None, 0.0))
+            self._is_news = True
+        if done is not None:
+            self._deliver(lambda: done(error))
+
+    def _end_late(self) -> None:
+        """End what was waited for too long, and all while there is no agent."""
+        now_s = self._clock()
+        with self._lock:
+            waits = [(digest, until_s) for digest, (_, until_s) in self._waits.items()]
+        is_away = self._away_since_s is not None and now_s - self._away_since_s >= _AWAY_S
+        for digest, until_s in waits:
+            if is_away:
+                text = (
+                    f"adapter {digest} is not on this node, and the agent that would fetch it"
+                    f" does not answer at {self._path}; start it, or import the adapter"
+                )
+                self._end(digest, RefusedError(ErrorCode.ADAPTER_NOT_FOUND, text))
+            elif now_s >= until_s:
+                text = f"adapter {digest[:12]} was not fetched within {WAIT_S_MAX:.0f} s"
+                self._end(digest, RefusedError(ErrorCode.ENGINE_BUSY, text))
+
+    def _wait(self, seconds: float, connection: socket.socket | None = None) -> bool:
+        """Wait until the agent says something, somebody wants something, or time is over.
+
+        Returns:
+            Whether the agent said something.
+        """
+        poll = select.poll()
+        poll.register(self._awake, select.POLLIN)
+        if connection is not None:
+            poll.register(connection, select.POLLIN)
+        ready = {file for file, _ in poll.poll(seconds * 1000)}
+        if self._awake.fileno() in ready:
+            self._awake.recv(4096)
+        return connection is not None and connection.fileno() in ready
