@@ -102,7 +102,7 @@ class NodeArtifacts:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # it is awake already
+        with suppress(OSError):  # it is awake already, or closed
             self._waker.send(b"x")
 
     def _run(self) -> None:
