@@ -100,9 +100,9 @@ class TelemetryFeed:
             return ()
         answer = await self._ask(rollout_id, first_ms, last_ms)
         settled_ms = settling.settled(answer.ingested_until_unix_ms)
-        windows = [window for window in answer.windows() if window.end_ms <= settled_ms]
+        windows = tuple(answer.windows())
         self._check(windows, first_ms, last_ms)
-        return tuple(windows)
+        return tuple(window for window in windows if window.end_ms <= settled_ms)
 
     async def _ask(self, rollout_id: str, first_ms: int, last_ms: int) -> "_Answer":
         url = f"{self._url}/v1/rollouts/{quote(rollout_id, safe='')}/windows"

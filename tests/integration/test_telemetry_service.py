@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -16,9 +17,11 @@ import pytest
 import pytest_asyncio
 from confluent_kafka import Producer
 
+from control_plane.rollouts.feed import FeedDownError, open_feed
+from sluice.buckets import bucket_of
 from sluice.events import REQUESTS_TOPIC, EventProducer
 from sluice.process import ChildProcess, ProcessSpec, free_port
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, RequestEvent
 
 pytestmark = pytest.mark.real
 
@@ -238,6 +241,7 @@ async def test_nothing_is_forgotten_before_it_is_written(
     telemetry = lone_telemetry
     await until(telemetry.is_ready)
     await tracestore.kill()
+    emitted_at = time.time()
     for number in range(500):
         producer.emit(event(number))
     await flush(producer)
@@ -247,6 +251,7 @@ async def test_nothing_is_forgotten_before_it_is_written(
 
     await until(failed)
     assert not await telemetry.is_ready()
+    assert await telemetry.metric("telemetry_ingested_until_seconds") < emitted_at
     answer = await telemetry.http.get("/v1/requests")
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
     assert answer.headers["Retry-After"] == "2"
@@ -260,6 +265,39 @@ async def test_nothing_is_forgotten_before_it_is_written(
 
     await until(written)
     assert await telemetry.ids() == [f"{number:06}" for number in range(500)]
+
+    async def ingested() -> bool:
+        return await telemetry.metric("telemetry_ingested_until_seconds") > emitted_at
+
+    await until(ingested)
+
+
+async def test_rollouts_get_windows_of_what_is_ingested(
+    telemetry: Telemetry, producer: EventProducer
+) -> None:
+    begin_ms = RECEIVED_MS // 10_000 * 10_000
+    arms = {ARM_CONTROL: 30, ARM_CANARY: 7}
+    fields = {"rollout_id": "r1", "outcome": "stop", "ttft_us": 100_000, "total_us": 100_000}
+    number = 0
+    for arm, requests in arms.items():
+        for _ in range(requests):
+            producer.emit(event(number, arm=arm, **fields))
+            number += 1
+    await flush(producer)
+    assert (await telemetry.http.get("/v1/rollouts/r1/windows")).status_code == 400
+    async with open_feed(str(telemetry.http.base_url), ADMIN_KEY) as feed:
+        windows = ()
+        async with asyncio.timeout(WAIT_S):
+            while not windows:
+                windows = await feed.windows("r1", begin_ms, begin_ms + 20_000)
+                await asyncio.sleep(0.2)
+        assert [(it.control.requests, it.canary.requests) for it in windows] == [(30, 7), (0, 0)]
+        assert windows[0].canary.ttft_ms.counts[bucket_of(100)] == 7
+        now_ms = int(time.time() * 1000)
+        assert await feed.windows("r1", now_ms, now_ms + 60_000) == ()
+    async with open_feed(str(telemetry.http.base_url), "wrong") as feed:
+        with pytest.raises(FeedDownError, match="401"):
+            await feed.windows("r1", begin_ms, begin_ms + 20_000)
 
 
 async def test_stopping_writes_what_the_broker_still_has(
