@@ -6,3 +6,9 @@ import os
 # abort such a child before it becomes the server; without them nothing of gRPC runs in it.
 # Has to be set before gRPC is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+from sluice import process
+from tests.ports import free_port
+
+# Before anybody imports it by name.
+process.free_port = free_port

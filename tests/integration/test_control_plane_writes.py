@@ -125,7 +125,10 @@ async def test_who_comes_while_the_first_still_runs_is_sent_away(plane, sql, eve
             waiting = tasks.create_task(plane.admin.put(path, json={}, headers=keyed("slow")))
 
             async def is_waiting() -> bool:
-                query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                query = (
+                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                    " AND wait_event IN ('transactionid', 'tuple')"
+                )
                 return bool(await sql.fetchval(query))
 
             await eventually(is_waiting, "the first request waits for the row")

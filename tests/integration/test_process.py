@@ -215,7 +215,8 @@ async def test_starting_leaks_no_file_handles(make_spec) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         await once()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    # Fewer: something of an earlier test was collected meanwhile.
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 async def test_children_hold_none_of_our_file_handles(make_spec) -> None:

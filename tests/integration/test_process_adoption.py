@@ -128,7 +128,7 @@ async def test_only_the_process_that_is_meant_is_adopted(spec, leave) -> None:
     assert AdoptedProcess.adopt(spec, pid, yes_but_it_ends) is None
     await until(lambda: start_ticks(pid) == 0)
     assert AdoptedProcess.adopt(spec, pid, yes) is None
-    assert len(list(Path("/proc/self/fd").iterdir())) == handles
+    assert len(list(Path("/proc/self/fd").iterdir())) <= handles
 
 
 async def test_a_released_child_goes_on_and_can_be_adopted(spec, cleaned) -> None:

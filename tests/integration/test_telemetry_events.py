@@ -80,7 +80,7 @@ async def test_clients_learn_only_the_fixed_port(broker: Any) -> None:
 
 
 async def test_events_arrive_once(broker: Any, tmp_path: Path) -> None:
-    with producing(broker.address, tmp_path) as producer:
+    with producing(broker.address, tmp_path, broker_wait_s=WAIT_S) as producer:
         for number in range(5000):
             producer.emit(event(number))
         assert await asyncio.to_thread(producer.flush, WAIT_S)
