@@ -21,6 +21,7 @@ class Settings(ServiceSettings):
         telemetry_url: http(s)://host:port of a telemetry service, which rollouts are judged by;
             empty: there is no evidence.
         telemetry_key: The admin key that it takes.
+        rollout_window_s: Of the windows of time in which both releases of a rollout are compared.
         artifact_store_url: Where artifacts lie: file:///directory or s3://bucket/prefix (with AWS_*
             of the environment); empty: uploads are refused.
         artifact_rank_max: Of adapters.
@@ -45,6 +46,7 @@ class Settings(ServiceSettings):
     admin_key_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     telemetry_url: Annotated[str, Field(pattern=r"^$|^https?://[^/]+/?$")] = ""
     telemetry_key: SecretStr = SecretStr("")
+    rollout_window_s: Annotated[float, Field(ge=1, le=300)] = 10
     artifact_store_url: Annotated[str, Field(pattern=r"^$|^file:///|^s3://[^/]")] = ""
     artifact_rank_max: Annotated[int, Field(ge=1, le=1024)] = 64
     artifact_adapter_bytes_max: Annotated[int, Field(ge=1)] = 2 << 30
@@ -69,6 +71,7 @@ class MigrateSettings(ServiceSettings):
     admin_key_sha256: str = ""
     telemetry_url: str = ""
     telemetry_key: str = ""
+    rollout_window_s: str = ""
     artifact_store_url: str = ""
     artifact_rank_max: str = ""
     artifact_adapter_bytes_max: str = ""

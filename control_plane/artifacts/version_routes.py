@@ -1,7 +1,7 @@
 """REST of versions: an artifact becomes a release of a model, imported first if need be.
 
-A promotion points the model at the release at once and for everybody; requests that run end on what
-they began with.
+A promotion points the model at the release at once and for everybody, or in stages, by a rollout;
+requests that run end on what they began with.
 """
 
 from typing import Annotated, Any, Literal
@@ -24,7 +24,8 @@ from control_plane.http.resources import first, lock_id
 from control_plane.http.routes import ACTOR, Route
 from control_plane.http.writes import RECORDED, Answer, Write, Writes
 from control_plane.models.model import release_id
-from control_plane.models.routes import MODELS
+from control_plane.models.routes import MODELS, check_model
+from control_plane.rollouts.beginning import begin
 from control_plane.tables import models, releases
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
@@ -32,7 +33,11 @@ Values = dict[str, Any]
 _KIND = "versions"
 _DIGEST = "sha256:"
 _FIELDS = ("base_digest", "pool_id", "adapter_digest", "release", "owner_tenant_id")
-SHOWN = ("id", "model_id", "version", "adapter_digest", "base_digest", "is_promoted")
+_STAGED = "staged"
+SHOWN = (
+    *("id", "model_id", "version", "adapter_digest", "base_digest", "is_promoted"),
+    "rollout_id",
+)
 
 
 class VersionBody(Body):
@@ -40,13 +45,14 @@ class VersionBody(Body):
 
     `artifact_uri` is `sha256:` and the digest of an artifact, or what imports take. `base_model` is
     a model without an adapter, whose base and pool serve this one. Without `promote_to` the version
-    can be asked for as `model@version`, and the model stays what it is.
+    can be asked for as `model@version`, and the model stays what it is; `staged` begins a rollout,
+    whose id is in the answer.
     """
 
     artifact_uri: Annotated[str, Field(min_length=1, max_length=2048)]
     base_model: Id
     adapter_type: Literal["lora"] = "lora"
-    promote_to: Literal["", "100%", "production"] = ""
+    promote_to: Literal["", "100%", "production", "staged"] = ""
 
 
 class VersionRoutes:
@@ -92,7 +98,7 @@ class VersionRoutes:
                 "adapter_digest": digest,
                 "release": version,
             }
-            return await _publish(write, model_id, values, is_promoted=bool(body.promote_to))
+            return await _publish(write, model_id, values, body.promote_to)
 
         return await self._writes.run(request, work)
 
@@ -114,9 +120,10 @@ def _without_key(request: web.Request) -> web.Request:
     return request.clone(headers=headers)
 
 
-async def _publish(write: Write, model_id: str, values: Values, *, is_promoted: bool) -> Answer:
+async def _publish(write: Write, model_id: str, values: Values, promote_to: str) -> Answer:
     """Make a release of a model, which is made too if it is not there."""
     connection, tenant_id = write.connection, write.actor.tenant_id
+    is_promoted = promote_to not in {"", _STAGED}
     await connection.execute(lock_id(MODELS.path, model_id))
     query = select(models).where(models.c.id == model_id).with_for_update(key_share=True)
     before = await first(connection, query)
@@ -132,12 +139,16 @@ async def _publish(write: Write, model_id: str, values: Values, *, is_promoted: 
     await _check_artifact(write, owner, values)
     name = release_id(model_id, values["release"])
     known = await connection.scalar(select(releases.c.id).where(releases.c.id == name))
-    await MODELS.before_write(connection, model_id, values)
+    check = MODELS.before_write if is_promoted else check_model
+    await check(connection, model_id, values)
     if is_promoted:
         row = {"id": model_id} | MODELS.on_create() | values
         made = insert(models).values(row)
         await connection.execute(made.on_conflict_do_update(index_elements=["id"], set_=values))
     await MODELS.after_write(connection, model_id, values)
+    rollout_id = ""
+    if promote_to == _STAGED:
+        rollout_id = (await begin(write, model_id, values["release"], None)).id
     after = {
         "id": name,
         "model_id": model_id,
@@ -145,6 +156,7 @@ async def _publish(write: Write, model_id: str, values: Values, *, is_promoted: 
         "adapter_digest": values["adapter_digest"],
         "base_digest": values["base_digest"],
         "is_promoted": is_promoted,
+        "rollout_id": rollout_id,
     }
     stood_for = None if before is None else {field: before[field] for field in _FIELDS}
     write.record("promote" if is_promoted else "publish", name, stood_for, after, owners=[owner])

@@ -12,6 +12,7 @@ from control_plane.fields import checked_digest, is_id
 from control_plane.http.resources import Resource, ResourceRoutes, Values
 from control_plane.http.routes import Route
 from control_plane.models.model import (
+    RELEASE_MARK,
     AliasBody,
     BaseBody,
     ModelBody,
@@ -19,11 +20,11 @@ from control_plane.models.model import (
     release_of_digests,
 )
 from control_plane.models.names import take_name
-from control_plane.tables import aliases, bases, models, pools, releases
+from control_plane.tables import aliases, bases, models, pools, releases, splits
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 
-async def _check_model(connection: AsyncConnection, key: str, values: Values) -> None:
+async def check_model(connection: AsyncConnection, key: str, values: Values) -> None:
     """Refuse a name that is taken, and a pool that serves another base; name the release.
 
     A missing pool is found by the database.
@@ -39,6 +40,23 @@ async def _check_model(connection: AsyncConnection, key: str, values: Values) ->
     if not is_id(release_id(key, values["release"])):
         message = "release: the names of model and release are too long together; shorten one"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="release")
+
+
+async def _check_replaced_model(connection: AsyncConnection, key: str, values: Values) -> None:
+    """Refuse what `check_model` does, and any change while the model is in rollout."""
+    await _check_is_steady(connection, key)
+    await check_model(connection, key, values)
+
+
+async def _check_is_steady(connection: AsyncConnection, key: str) -> None:
+    """Refuse to change a model while a rollout shares its requests out."""
+    query = select(splits.c.rollout_id).where(splits.c.id == key)
+    if rollout := await connection.scalar(query):
+        message = (
+            f"model {key} is in rollout ({rollout}): wait for its end, or abort it, before the "
+            "model is changed"
+        )
+        raise PlatformError(ErrorCode.CONFLICT, message)
 
 
 async def _record_release(connection: AsyncConnection, key: str, values: Values) -> None:
@@ -98,6 +116,10 @@ async def _check_release_is_past(connection: AsyncConnection, key: str) -> None:
     if model is not None and release_id(model.id, model.release) == key:
         message = f"model {model.id} stands for this release: give the model another one first"
         raise PlatformError(ErrorCode.CONFLICT, message)
+    query = select(splits.c.rollout_id).where(splits.c.id + RELEASE_MARK + splits.c.canary == key)
+    if rollout := await connection.scalar(query):
+        message = f"{rollout} rolls this release out: abort it first"
+        raise PlatformError(ErrorCode.CONFLICT, message)
 
 
 _RELEASE_OWNER = (
@@ -125,8 +147,9 @@ MODELS = Resource(
     owner=models.c.owner_tenant_id,
     body=ModelBody,
     on_create=lambda: {"created_at_unix_s": int(time.time())},
-    before_write=_check_model,
+    before_write=_check_replaced_model,
     after_write=_record_release,
+    before_delete=_check_is_steady,
     id_pattern=".+",
 )
 RELEASES = Resource(

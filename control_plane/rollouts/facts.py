@@ -70,9 +70,7 @@ def live(gateways: Sequence[Gateway], now_ms: int) -> list[Gateway]:
     return [one for one in gateways if now_ms - one.seen_ms <= GATEWAY_LIVE_S * 1000]
 
 
-def is_confirmed(
-    gateways: Sequence[Gateway], version: int, changed_ms: int, now_ms: int
-) -> bool:
+def is_confirmed(gateways: Sequence[Gateway], version: int, changed_ms: int, now_ms: int) -> bool:
     """Return whether nobody is sent where an older split sent them.
 
     Args:

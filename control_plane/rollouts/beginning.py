@@ -1,0 +1,81 @@
+"""How a rollout begins: in the transaction of an admin's write."""
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import select
+
+from control_plane.http.resources import first, lock_id
+from control_plane.http.writes import Write
+from control_plane.models.routes import MODELS
+from control_plane.rollouts import effects, repository
+from control_plane.rollouts.plan import Plan
+from control_plane.rollouts.repository import Kept
+from control_plane.rollouts.state import Start
+from control_plane.tables import models
+from sluice.errors import BadRequestError, ErrorCode, PlatformError
+
+Values = dict[str, Any]
+
+
+async def begin(
+    write: Write, model_id: str, release: str, plan: Plan | None, *, is_started: bool = True
+) -> Kept:
+    """Make a rollout of a release of a model, and start it.
+
+    Args:
+        write: That asks for it; the caller records it.
+        model_id: A model that the caller may write.
+        release: Name of one of its releases.
+        plan: None: the model's, else the default one.
+        is_started: Whether it starts at once.
+
+    Raises:
+        PlatformError: There is no such model or release, or the model has a rollout already.
+    """
+    connection = write.connection
+    model = await locked_model(write, model_id)
+    canary = await repository.release_of(connection, model_id, release)
+    if canary is None:
+        message = f"release: model {model_id} has no release {release}; publish it first"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="release")
+    if release == model["release"]:
+        message = f"release: model {model_id} stands for {release} already"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="release")
+    control = await repository.release_of(connection, model_id, model["release"])
+    if control is None or not canary.pool_id:
+        message = f"release: {model_id}@{release} has no pool that serves it; publish it again"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="release")
+    await _refuse_second(write, model_id)
+    if plan is None:
+        plan, _ = await repository.plan_of(connection, model_id)
+    kept = await repository.create(connection, control, canary, model["owner_tenant_id"], plan)
+    await repository.record(connection, kept.id, "create", kept.state, write.actor.id)
+    if is_started:
+        now_ms = await repository.clock_ms(connection)
+        kept, _ = await effects.tell(connection, kept, (Start(),), now_ms, write.actor.id)
+    else:
+        await effects.write(connection, kept)
+    return replace(kept, version=kept.version + 1)
+
+
+async def locked_model(write: Write, model_id: str) -> Values:
+    """Return a model that the caller may write, held until the transaction ends.
+
+    Raises:
+        PlatformError: 404 or 403.
+    """
+    await write.connection.execute(lock_id(MODELS.path, model_id))
+    query = select(models).where(models.c.id == model_id).with_for_update(key_share=True)
+    model = await first(write.connection, query)
+    if model is None or not write.actor.may(MODELS.read, model["owner_tenant_id"]):
+        raise PlatformError(ErrorCode.NOT_FOUND, f"there is no models/{model_id}")
+    write.require(model["owner_tenant_id"])
+    return model
+
+
+async def _refuse_second(write: Write, model_id: str) -> None:
+    found = await repository.live_of(write.connection, model_id)
+    if found is not None:
+        message = f"model {model_id} has a rollout that is not over: {found}; abort it, or wait"
+        raise PlatformError(ErrorCode.CONFLICT, message, param="model_id")

@@ -1,0 +1,134 @@
+"""What a step changes, in its transaction: the rollout, its event, the split, the model.
+
+The loop and the admin REST step a rollout here and nowhere else, under the lock on its row.
+"""
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.fleet.preparation import Release
+from control_plane.models.routes import MODELS
+from control_plane.rollouts import facts, repository
+from control_plane.rollouts.machine import step
+from control_plane.rollouts.repository import Kept
+from control_plane.rollouts.state import Event, Phase
+from control_plane.tables import models
+from sluice.errors import ErrorCode, PlatformError
+
+
+class Preparation(Protocol):
+    """What rollouts ask of the fleet; `control_plane.fleet.preparation` is it."""
+
+    def prepare(
+        self, connection: AsyncConnection, control: Release, canary: Release, share: int
+    ) -> Awaitable[None]:
+        """Ask it to get ready for a share (basis points)."""
+        ...
+
+    def is_ready(
+        self, connection: AsyncConnection, control: Release, canary: Release, share: int
+    ) -> Awaitable[bool]:
+        """Return whether it can serve the share."""
+        ...
+
+    def settle(
+        self, connection: AsyncConnection, kept: Release, dropped: Release
+    ) -> Awaitable[None]:
+        """End what was asked for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A step that changed where the rollout stands.
+
+    Attributes:
+        event: What led to it.
+        kept: The rollout after it.
+        was: The phase before it.
+    """
+
+    event: str
+    kept: Kept
+    was: Phase
+
+    @property
+    def is_incident(self) -> bool:
+        """Whether everybody is sent back, by the platform itself."""
+        return self.kept.state.phase is Phase.HALTED and self.was is not Phase.HALTED
+
+
+async def tell(
+    connection: AsyncConnection, kept: Kept, told: tuple[Event, ...], now_ms: int, actor: str = ""
+) -> tuple[Kept, list[News]]:
+    """Step a rollout that is locked, and write down all that follows from it.
+
+    Args:
+        connection: In the transaction of the step.
+        kept: The rollout as it is stored.
+        told: What happened, in order.
+        now_ms: Unix time.
+        actor: Id of the admin key of who asked for it; empty: nobody did.
+
+    Raises:
+        PlatformError: `CONFLICT`: a person asked for what cannot be done in this phase.
+    """
+    before, news = kept, list[News]()
+    for event in told:
+        was = kept.state.phase
+        result = step(kept.state, event, now_ms)
+        kept = replace(kept, state=result.rollout)
+        if result.actions:
+            news.append(News(event.kind, kept, was))
+            await repository.record(connection, kept.id, event.kind, kept.state, actor)
+    if news or facts.must_store(before.state, kept.state):
+        await write(connection, kept)
+    return kept, news
+
+
+async def write(connection: AsyncConnection, kept: Kept) -> None:
+    """Store a rollout, and let model and split be as it says."""
+    if kept.is_live and kept.state.phase is Phase.DONE:
+        await _finish(connection, kept)
+    wanted = facts.wanted_split(kept.state, is_live=kept.is_live)
+    is_news = await repository.write_split(connection, kept, wanted)
+    await repository.save(connection, kept, is_split_new=is_news)
+
+
+async def settle(connection: AsyncConnection, fleet: Preparation, kept: Kept) -> Kept:
+    """Put away what an ended rollout needed; it is not live any more."""
+    control, canary = await both_releases(connection, kept)
+    is_done = kept.state.phase is Phase.DONE
+    stays, goes = (canary, control) if is_done else (control, canary)
+    await fleet.settle(connection, stays, goes)
+    ended = replace(kept, is_live=False)
+    await write(connection, ended)
+    await repository.record(connection, kept.id, "settled", kept.state)
+    return ended
+
+
+async def both_releases(connection: AsyncConnection, kept: Kept) -> tuple[Release, Release]:
+    """Return control and canary; they cannot be forgotten while the rollout is live."""
+    control = await repository.release_of(connection, kept.model_id, kept.control)
+    canary = await repository.release_of(connection, kept.model_id, kept.canary)
+    if control is None or canary is None:
+        message = f"{kept.id}: a release of {kept.model_id} is not there any more"
+        raise PlatformError(ErrorCode.NOT_FOUND, message)
+    return control, canary
+
+
+async def _finish(connection: AsyncConnection, kept: Kept) -> None:
+    """Let the model stand for canary, as a promotion does."""
+    _, canary = await both_releases(connection, kept)
+    values = {
+        "base_digest": canary.base_digest,
+        "adapter_digest": canary.adapter_digest,
+        "pool_id": canary.pool_id,
+        "release": canary.name,
+    }
+    await connection.execute(update(models).where(models.c.id == kept.model_id).values(**values))
+    await MODELS.after_write(connection, kept.model_id, values)

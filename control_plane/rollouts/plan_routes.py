@@ -1,0 +1,108 @@
+"""REST of the plan that a model's rollouts follow, unless they bring their own."""
+
+from typing import Any
+
+from aiohttp import web
+from sqlalchemy import delete, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.access.roles import Action
+from control_plane.database import Database
+from control_plane.http import describe
+from control_plane.http.bodies import path_id, read_body
+from control_plane.http.resources import first, shown
+from control_plane.http.routes import ACTOR, Route
+from control_plane.http.writes import Answer, Write, Writes
+from control_plane.rollouts import repository
+from control_plane.rollouts.beginning import locked_model
+from control_plane.rollouts.plan import Plan
+from control_plane.rollouts.tables import rollout_plans
+from control_plane.tables import models
+from sluice.errors import ErrorCode, PlatformError
+
+Values = dict[str, Any]
+_KIND = "rollout-plans"
+
+
+class PlanRoutes:
+    """Handlers of plans; they come before those of models, whose names may hold slashes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._writes = Writes(database)
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        path, write = "/v1/models/{model_id:.+}/rollout-plan", Action.WRITE_ROLLOUTS
+        row = describe.shown(("model_id", "plan", "is_default"))
+        row["properties"] |= {"plan": {"type": "object"}, "is_default": {"type": "boolean"}}
+        get = describe.operation("Show the plan of a model's rollouts", answer=row)
+        put = describe.operation("Give a model's rollouts a plan", answer=row, body=Plan)
+        remove = describe.operation("Let the default plan hold for a model again")
+        return [
+            Route("GET", path, self.get, Action.READ_TENANT, _KIND, get),
+            Route("PUT", path, self.put, write, _KIND, put),
+            Route("DELETE", path, self.delete, write, _KIND, remove),
+        ]
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return the plan that holds."""
+        model_id = path_id(request, "model_id")
+        actor = request[ACTOR]
+
+        async def work(connection: AsyncConnection) -> Values:
+            query = select(models.c.owner_tenant_id).where(models.c.id == model_id)
+            model = await first(connection, query)
+            if model is None or not actor.may(Action.READ_TENANT, model["owner_tenant_id"]):
+                raise PlatformError(ErrorCode.NOT_FOUND, f"there is no models/{model_id}")
+            return await _shown(connection, model_id)
+
+        return shown(request, await self._database.run(work))
+
+    async def put(self, request: web.Request) -> web.Response:
+        """Set the plan of rollouts that begin from now on."""
+        model_id = path_id(request, "model_id")
+        plan = await read_body(request, Plan)
+
+        async def work(write: Write) -> Answer:
+            model = await locked_model(write, model_id)
+            before = await _shown(write.connection, model_id)
+            write.check(before)
+            values = {"plan": plan.model_dump(mode="json")}
+            made = insert(rollout_plans).values(id=model_id, **values)
+            await write.connection.execute(
+                made.on_conflict_do_update(index_elements=["id"], set_=values)
+            )
+            after = await _shown(write.connection, model_id)
+            write.record("replace", model_id, before, after, owners=[model["owner_tenant_id"]])
+            return Answer(after, model_id)
+
+        return await self._writes.run(request, work)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Go back to the default plan (204)."""
+        model_id = path_id(request, "model_id")
+
+        async def work(write: Write) -> Answer:
+            model = await locked_model(write, model_id)
+            before = await _shown(write.connection, model_id)
+            if before["is_default"]:
+                message = f"model {model_id} has no plan of its own"
+                raise PlatformError(ErrorCode.NOT_FOUND, message)
+            write.check(before)
+            query = delete(rollout_plans).where(rollout_plans.c.id == model_id)
+            await write.connection.execute(query)
+            write.record("delete", model_id, before, None, owners=[model["owner_tenant_id"]])
+            return Answer(None, model_id, 204)
+
+        return await self._writes.run(request, work)
+
+
+async def _shown(connection: AsyncConnection, model_id: str) -> Values:
+    plan, is_own = await repository.plan_of(connection, model_id)
+    return {
+        "model_id": model_id,
+        "plan": plan.model_dump(mode="json"),
+        "is_default": not is_own,
+    }

@@ -1,0 +1,310 @@
+"""Rollouts in PostgreSQL, in the transactions they are given."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import BigInteger, cast, delete, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.fleet.preparation import Release
+from control_plane.models.model import release_id
+from control_plane.rollouts.facts import Gateway
+from control_plane.rollouts.plan import Plan
+from control_plane.rollouts.state import ENDED, STATE, Phase, Rollout, Verdict, explain
+from control_plane.rollouts.tables import (
+    gateway_confirmations,
+    rollout_events,
+    rollout_plans,
+    rollouts,
+)
+from control_plane.tables import changes, releases, splits
+from sluice.ids import new_id
+
+_LEASE = timedelta(seconds=5)  # who was silent for so long does not step any more
+_RENEW = timedelta(seconds=1)
+_EVENTS_MAX = 1_000  # of a rollout; the oldest go
+_GATEWAYS_KEPT = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A rollout as it is stored.
+
+    Attributes:
+        id: Of the rollout.
+        model_id: Whose release it rolls out.
+        control: Name of the release that the model stands for.
+        canary: Name of the new one.
+        owner: Tenant; None: nobody's.
+        salt: Of its split.
+        state: All else.
+        version: One more with every step that is stored.
+        is_live: Whether gateways or fleet still have something of it.
+        created_ms: Unix time in milliseconds.
+        split_ms: When its split became what it is.
+    """
+
+    id: str
+    model_id: str
+    control: str
+    canary: str
+    owner: str | None
+    salt: str
+    state: Rollout
+    version: int
+    is_live: bool
+    created_ms: int
+    split_ms: int
+
+
+def kept_of(row: Any) -> Kept:
+    """Return a rollout of its row."""
+    return Kept(
+        id=row["id"],
+        model_id=row["model_id"],
+        control=row["control"],
+        canary=row["canary"],
+        owner=row["owner_tenant_id"],
+        salt=row["salt"],
+        state=STATE.validate_json(json.dumps(row["state"])),
+        version=row["version"],
+        is_live=row["is_live"],
+        created_ms=_ms(row["created_at"]),
+        split_ms=_ms(row["split_at"]),
+    )
+
+
+async def clock_ms(connection: AsyncConnection) -> int:
+    """Return what time it is (Unix ms); there is one clock for all control planes."""
+    now = cast(func.extract("epoch", func.clock_timestamp()) * 1000, BigInteger)
+    return int(await connection.scalar(select(now)) or 0)
+
+
+async def take(connection: AsyncConnection, process: str) -> tuple[list[Kept], set[str]]:
+    """Take the live rollouts that nobody steps, and keep those that this process does.
+
+    Returns:
+        All that are its own now, and the ids of those that another process stepped before.
+    """
+    t = rollouts.c
+    is_free = or_(t.taken_at.is_(None), t.taken_at < func.now() - _LEASE)
+    found = await connection.execute(
+        select(t.id, t.taken_by).where(t.is_live, t.taken_by != process, is_free)
+    )
+    others = {key for key, before in found.tuples() if before}
+    is_due = or_(is_free, (t.taken_by == process) & (t.taken_at < func.now() - _RENEW))
+    values = {"taken_by": process, "taken_at": func.now()}
+    await connection.execute(update(rollouts).where(t.is_live, is_due).values(**values))
+    own = select(rollouts).where(t.is_live, t.taken_by == process).order_by(t.id)
+    rows = (await connection.execute(own)).mappings().all()
+    return [kept_of(row) for row in rows], others
+
+
+async def lock(
+    connection: AsyncConnection, rollout_id: str, process: str | None = None
+) -> Kept | None:
+    """Return a rollout, held until the transaction ends; None if it is not there.
+
+    Args:
+        connection: In the transaction of the step.
+        rollout_id: Of the rollout.
+        process: Only if this process steps it, and it is live.
+    """
+    query = select(rollouts).where(rollouts.c.id == rollout_id)
+    if process is not None:
+        query = query.where(rollouts.c.taken_by == process, rollouts.c.is_live)
+    row = (await connection.execute(query.with_for_update(key_share=True))).mappings().first()
+    return None if row is None else kept_of(row)
+
+
+async def live_of(connection: AsyncConnection, model_id: str) -> str | None:
+    """Return the id of a model's live rollout; None if it has none."""
+    t = rollouts.c
+    return await connection.scalar(select(t.id).where(t.is_live, t.model_id == model_id))
+
+
+async def create(
+    connection: AsyncConnection, control: Release, canary: Release, owner: str | None, plan: Plan
+) -> Kept:
+    """Add a planned rollout; IntegrityError when the model has a live one."""
+    rollout_id = new_id("rollout")
+    state = Rollout(plan, stepped_ms=await clock_ms(connection))
+    made = insert(rollouts).values(
+        id=rollout_id,
+        model_id=canary.model_id,
+        control=control.name,
+        canary=canary.name,
+        owner_tenant_id=owner,
+        salt=rollout_id,
+        state=_document(state),
+        phase=state.phase,
+        is_live=True,
+    )
+    row = (await connection.execute(made.returning(rollouts))).mappings().one()
+    return kept_of(row)
+
+
+async def save(connection: AsyncConnection, kept: Kept, *, is_split_new: bool) -> None:
+    """Write down a rollout that `lock` holds, one version later."""
+    state = kept.state
+    has_started, has_ended = state.phase is not Phase.PLANNED, state.phase in ENDED
+    t = rollouts.c
+    values: dict[str, Any] = {
+        "state": _document(state),
+        "phase": state.phase,
+        "is_live": kept.is_live,
+        "version": t.version + 1,
+    }
+    if has_started:
+        values["started_at"] = func.coalesce(t.started_at, func.clock_timestamp())
+    if has_ended:
+        values["ended_at"] = func.coalesce(t.ended_at, func.clock_timestamp())
+    if is_split_new:
+        values["split_at"] = func.clock_timestamp()
+    await connection.execute(update(rollouts).where(t.id == kept.id).values(**values))
+
+
+async def record(
+    connection: AsyncConnection, rollout_id: str, event: str, state: Rollout, actor_id: str = ""
+) -> None:
+    """Add a step that was news, and forget the oldest ones if there are too many."""
+    verdict = state.verdict
+    row = {
+        "id": new_id("revent"),
+        "rollout_id": rollout_id,
+        "at": func.clock_timestamp(),
+        "event": event,
+        "actor_id": actor_id,
+        "phase": state.phase,
+        "reason": state.reason or "",
+        "stage": state.stage,
+        "wanted": state.wanted,
+        "share": state.share,
+        "mirrored": state.mirrored,
+        "detail": "" if verdict is None else explain(verdict),
+        "verdict": None if verdict is None else verdict_document(verdict),
+    }
+    await connection.execute(insert(rollout_events).values(**row))
+    t = rollout_events.c
+    last = select(t.id).where(t.rollout_id == rollout_id).order_by(t.id.desc())
+    oldest = last.offset(_EVENTS_MAX).limit(1).scalar_subquery()
+    old = delete(rollout_events).where(t.rollout_id == rollout_id, t.id <= oldest)
+    await connection.execute(old)
+
+
+async def write_split(
+    connection: AsyncConnection, kept: Kept, wanted: tuple[int, int] | None
+) -> bool:
+    """Let a model have this split, share and mirrored share, or none; return whether it is news."""
+    t = splits.c
+    query = select(t.rollout_id, t.share, t.mirrored).where(t.id == kept.model_id)
+    there = (await connection.execute(query)).tuples().first()
+    if wanted is None:
+        if there is None or there[0] != kept.id:
+            return False
+        await connection.execute(delete(splits).where(t.id == kept.model_id))
+        return True
+    if there == (kept.id, *wanted):
+        return False
+    share, mirrored = wanted
+    values = {
+        "rollout_id": kept.id,
+        "control": kept.control,
+        "canary": kept.canary,
+        "share": share,
+        "mirrored": mirrored,
+        "salt": kept.salt,
+    }
+    made = insert(splits).values(id=kept.model_id, **values)
+    await connection.execute(made.on_conflict_do_update(index_elements=["id"], set_=values))
+    return True
+
+
+async def split_version(connection: AsyncConnection, model_id: str) -> int:
+    """Return the version of the state with the model's split as it is; 0: it is long ago."""
+    t = changes.c
+    newest = select(func.max(t.version)).where(t.kind == "splits", t.object_id == model_id)
+    return int(await connection.scalar(newest) or 0)
+
+
+async def confirm(
+    connection: AsyncConnection, gateway_id: str, version: int, oldest_open_ms: int
+) -> None:
+    """Write down what a gateway's worker process decides by."""
+    values = {
+        "version": version,
+        "oldest_open_unix_ms": oldest_open_ms,
+        "seen_at": func.clock_timestamp(),
+    }
+    made = insert(gateway_confirmations).values(id=gateway_id, **values)
+    await connection.execute(made.on_conflict_do_update(index_elements=["id"], set_=values))
+
+
+async def gateways(connection: AsyncConnection) -> list[Gateway]:
+    """Return what the gateways have confirmed lately."""
+    t = gateway_confirmations.c
+    lately = t.seen_at > func.now() - timedelta(minutes=1)
+    rows = await connection.execute(
+        select(t.version, t.oldest_open_unix_ms, t.seen_at).where(lately)
+    )
+    return [Gateway(version, oldest, _ms(seen_at)) for version, oldest, seen_at in rows.tuples()]
+
+
+async def prune_gateways(connection: AsyncConnection) -> None:
+    """Forget gateways that have long gone."""
+    gone = gateway_confirmations.c.seen_at < func.now() - _GATEWAYS_KEPT
+    await connection.execute(delete(gateway_confirmations).where(gone))
+
+
+async def release_of(connection: AsyncConnection, model_id: str, name: str) -> Release | None:
+    """Return a release of a model; None if there is none."""
+    t = releases.c
+    query = select(t.base_digest, t.adapter_digest, t.pool_id)
+    row = (await connection.execute(query.where(t.id == release_id(model_id, name)))).first()
+    return None if row is None else Release(model_id, name, row[0], row[1], row[2] or "")
+
+
+async def plan_of(connection: AsyncConnection, model_id: str) -> tuple[Plan, bool]:
+    """Return the plan of a model's rollouts, and whether it is the model's own."""
+    query = select(rollout_plans.c.plan).where(rollout_plans.c.id == model_id)
+    found = await connection.scalar(query)
+    return (Plan(), False) if found is None else (plan_from(found), True)
+
+
+def plan_from(document: Any) -> Plan:
+    """Return the plan of a stored document."""
+    return Plan.model_validate_json(json.dumps(document))
+
+
+async def live_phases(connection: AsyncConnection) -> dict[str, int]:
+    """Return how many rollouts are in which phase, of those that are live."""
+    query = select(rollouts.c.phase, func.count()).where(rollouts.c.is_live)
+    found = await connection.execute(query.group_by(rollouts.c.phase))
+    return dict(found.tuples().all())
+
+
+def verdict_document(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as JSON, for records and people."""
+    counts = {"suspect": verdict.suspect, "reference": verdict.reference}
+    return {
+        "metric": verdict.metric.value,
+        "stage": verdict.stage,
+        **{name: {"bad": count.bad, "total": count.total} for name, count in counts.items()},
+        "tolerated": verdict.tolerated,
+        "log_e": verdict.log_e,
+        "log_needed": verdict.log_needed,
+        "window_end_unix_ms": verdict.window_end_ms,
+        "at_unix_ms": verdict.at_ms,
+        "explanation": explain(verdict),
+    }
+
+
+def _document(state: Rollout) -> Any:
+    return STATE.dump_python(state, mode="json")
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

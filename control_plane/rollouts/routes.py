@@ -1,0 +1,212 @@
+"""REST of rollouts: begin, look, and what people may do; plans have a module of their own."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.access.roles import Action
+from control_plane.database import Database
+from control_plane.http import describe
+from control_plane.http.bodies import path_id, read_body
+from control_plane.http.resources import fetch, first, page, shown, visible
+from control_plane.http.routes import ACTOR, Route
+from control_plane.http.writes import Answer, Write, Writes
+from control_plane.rollouts import effects, repository
+from control_plane.rollouts.beginning import begin
+from control_plane.rollouts.bodies import PromoteBody, RolloutBody
+from control_plane.rollouts.repository import kept_of
+from control_plane.rollouts.shown import DETAILS, EVENT, SUMMARY, details, progress
+from control_plane.rollouts.state import Abort, Event, Pause, Promote, Resume, Start
+from control_plane.rollouts.tables import rollout_events, rollouts
+from sluice.errors import ErrorCode, PlatformError
+
+Values = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+_KIND = "rollouts"
+_TIMES = ("created_at", "started_at", "ended_at")
+
+
+class RolloutRoutes:
+    """Handlers of rollouts."""
+
+    def __init__(self, database: Database, wake: Callable[[], None]) -> None:
+        """Prepare; `wake` lets the loop look at once."""
+        self._database = database
+        self._writes = Writes(database)
+        self._wake = wake
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        every, one = "/v1/rollouts", "/v1/rollouts/{id}"
+        read, write, control = (
+            Action.READ_TENANT,
+            Action.WRITE_ROLLOUTS,
+            Action.CONTROL_ROLLOUTS,
+        )
+        row = _described((*SUMMARY, *DETAILS))
+        listing = describe.listing("List rollouts", _described(SUMMARY), ("model_id", "phase"))
+        create = describe.operation(
+            "Roll a release of a model out", answer=row, status=201, body=RolloutBody
+        )
+        get = describe.operation("Show a rollout, with what was counted", answer=row)
+        history = describe.listing("List what happened to a rollout", _described(EVENT))
+        promote = describe.operation(
+            "End a stage early; no stage is left out", answer=row, body=PromoteBody
+        )
+        found = [
+            Route("POST", every, self.create, write, _KIND, create),
+            Route("GET", every, self.list, read, _KIND, listing),
+            Route("GET", one, self.get, read, _KIND, get),
+            Route("GET", f"{one}/events", self.events, read, _KIND, history),
+            Route("POST", f"{one}/promote", self.promote, write, _KIND, promote),
+        ]
+        for command, action, summary in (
+            (Start(), write, "Start a rollout that is planned"),
+            (Pause(), control, "Hold a rollout: the share stays"),
+            (Resume(), control, "Let a paused rollout go on"),
+            (Abort(), control, "End a rollout: everybody goes back"),
+        ):
+            told = describe.operation(summary, answer=row)
+            path = f"{one}/{command.kind}"
+            found.append(Route("POST", path, self._command(command), action, _KIND, told))
+        return found
+
+    async def create(self, request: web.Request) -> web.Response:
+        """Make a rollout (201), and start it unless that is left for later."""
+        body = await read_body(request, RolloutBody)
+
+        async def work(write: Write) -> Answer:
+            kept = await begin(
+                write, body.model_id, body.release, body.plan, is_started=body.is_started
+            )
+            after = _show(await _row(write.connection, kept.id))
+            write.record("create", kept.id, None, _short(after), owners=[kept.owner])
+            return Answer(after, kept.id, 201)
+
+        answer = await self._writes.run(request, work)
+        self._wake()
+        return answer
+
+    async def list(self, request: web.Request) -> web.Response:
+        """Return a page, newest first."""
+        query = visible(request, select(rollouts), rollouts.c.owner_tenant_id)
+        for name in ("model_id", "phase"):
+            if (wanted := request.query.get(name)) is not None:
+                query = query.where(rollouts.c[name] == wanted.replace("\0", ""))
+        key = rollouts.c.id
+        return await page(self._database, query, key, request, _summary, newest_first=True)
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return one."""
+        return shown(request, _show(await self._readable(request)))
+
+    async def events(self, request: web.Request) -> web.Response:
+        """Return a page of what happened to one, oldest first."""
+        found = await self._readable(request)
+        query = select(rollout_events).where(rollout_events.c.rollout_id == found["id"])
+        return await page(self._database, query, rollout_events.c.id, request, _event)
+
+    async def promote(self, request: web.Request) -> web.Response:
+        """End a stage early."""
+        body = await read_body(request, PromoteBody)
+        return await self._tell(request, Promote(body.stage))
+
+    def _command(self, command: Event) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            return await self._tell(request, command)
+
+        return handle
+
+    async def _tell(self, request: web.Request, command: Event) -> web.Response:
+        """Step a rollout as somebody asks."""
+        rollout_id = path_id(request)
+
+        async def work(write: Write) -> Answer:
+            connection = write.connection
+            kept = await repository.lock(connection, rollout_id)
+            if kept is None or not write.actor.may(Action.READ_TENANT, kept.owner):
+                raise _no_rollout(rollout_id)
+            write.require(kept.owner)
+            before = _show(await _row(connection, rollout_id))
+            write.check(before)
+            now_ms = await repository.clock_ms(connection)
+            await effects.tell(connection, kept, (command,), now_ms, write.actor.id)
+            after = _show(await _row(connection, rollout_id))
+            write.record(
+                command.kind, rollout_id, _short(before), _short(after), owners=[kept.owner]
+            )
+            return Answer(after, rollout_id)
+
+        answer = await self._writes.run(request, work)
+        self._wake()
+        return answer
+
+    async def _readable(self, request: web.Request) -> Values:
+        """Return the row of the rollout that is asked for, if the caller may read it."""
+        rollout_id = path_id(request)
+        rows = await fetch(self._database, select(rollouts).where(rollouts.c.id == rollout_id))
+        may = request[ACTOR].may
+        if not (rows and may(Action.READ_TENANT, rows[0]["owner_tenant_id"])):
+            raise _no_rollout(rollout_id)
+        return rows[0]
+
+
+async def _row(connection: AsyncConnection, rollout_id: str) -> Values:
+    row = await first(connection, select(rollouts).where(rollouts.c.id == rollout_id))
+    assert row is not None, "it is locked"
+    return row
+
+
+def _summary(row: Values) -> Values:
+    """Return what lists show of a row."""
+    times = {name: row[name].isoformat() if row[name] else "" for name in _TIMES}
+    owner = row["owner_tenant_id"] or ""
+    found = row | times | {"owner_tenant_id": owner} | progress(kept_of(row).state)
+    return {name: found[name] for name in SUMMARY}
+
+
+def _show(row: Values) -> Values:
+    """Return all there is of a row."""
+    state = kept_of(row).state
+    verdict = None if state.verdict is None else repository.verdict_document(state.verdict)
+    return _summary(row) | details(state) | {"verdict": verdict, "version": row["version"]}
+
+
+def _short(found: Values) -> Values:
+    """Return what the audit log keeps; all else is among the rollout's events."""
+    return {name: found[name] for name in SUMMARY}
+
+
+def _event(row: Values) -> Values:
+    found = row | {"at": row["at"].isoformat()}
+    return {name: found[name] for name in EVENT}
+
+
+def _no_rollout(rollout_id: str) -> PlatformError:
+    return PlatformError(ErrorCode.NOT_FOUND, f"there is no rollout {rollout_id}")
+
+
+_TYPES: dict[str, tuple[str, ...]] = {
+    "integer": (
+        *("stage", "stages", "share", "mirrored", "wanted_stage", "wanted", "sample"),
+        *("control_sample", "sample_needed", "evidence_until_unix_ms", "version"),
+    ),
+    "boolean": ("is_live", "is_ready"),
+    "number": ("watched_s", "watched_needed_s"),
+    "object": ("plan",),
+}
+_SCHEMAS: Values = {
+    **{name: {"type": kind} for kind, names in _TYPES.items() for name in names},
+    "gates": {"type": "array", "items": {"type": "object"}},
+    "verdict": {"type": ["object", "null"]},
+}
+
+
+def _described(fields: tuple[str, ...]) -> Values:
+    """Return the schema of what is shown."""
+    found = describe.shown(fields)
+    found["properties"] |= {name: _SCHEMAS[name] for name in fields if name in _SCHEMAS}
+    return found

@@ -1,0 +1,91 @@
+"""Rollouts as JSON, for people and programs; pure."""
+
+from math import log, log10
+from typing import Any
+
+from control_plane.rollouts.evidence import Metric
+from control_plane.rollouts.plan import Gate
+from control_plane.rollouts.state import NO_STAGE, Phase, Reason, Rollout, explain
+
+Json = dict[str, Any]
+
+SUMMARY = (
+    *("id", "model_id", "control", "canary", "owner_tenant_id", "phase", "reason", "stage"),
+    *("stages", "share", "mirrored", "is_live", "explanation"),
+    *("created_at", "started_at", "ended_at"),
+)
+DETAILS = (
+    *("wanted_stage", "is_ready", "watched_s", "watched_needed_s", "sample", "control_sample"),
+    *("sample_needed", "gates", "verdict", "evidence_until_unix_ms", "plan", "version"),
+)
+EVENT = (
+    *("id", "rollout_id", "at", "event", "actor_id", "phase", "reason", "stage", "wanted"),
+    *("share", "mirrored", "detail", "verdict"),
+)
+
+_WHY = {
+    Reason.WORSE: "canary is worse",
+    Reason.BY_HAND: "somebody holds it; resume or abort it",
+    Reason.NO_EVIDENCE: "nobody can say how its requests fare; it goes on when that is known again",
+    Reason.NOT_READY: "the fleet does not get ready for it; it goes on when that is so",
+    Reason.PAUSED_TOO_LONG: "it was paused for too long",
+    Reason.TOO_LITTLE_TRAFFIC: "there was too little traffic to compare; promote or abort it",
+}
+
+
+def explanation(state: Rollout) -> str:
+    """Return why a rollout is where it is, in one line; empty when there is nothing to say."""
+    if state.verdict is not None:
+        return explain(state.verdict)
+    if state.reason is not None:
+        return _WHY[state.reason]
+    if state.is_waiting and state.phase is not Phase.PLANNED:
+        return f"waits until the fleet can serve stage {state.wanted}"
+    return ""
+
+
+def progress(state: Rollout) -> Json:
+    """Return where a rollout is, as part of lists."""
+    return {
+        "phase": state.phase.value,
+        "reason": state.reason.value if state.reason is not None else "",
+        "stage": state.stage,
+        "stages": len(state.plan.stages),
+        "share": state.share,
+        "mirrored": state.mirrored,
+        "explanation": explanation(state),
+    }
+
+
+def details(state: Rollout) -> Json:
+    """Return what is known of the stage, and what it takes to end it."""
+    stage = None if state.stage == NO_STAGE else state.current
+    return {
+        "wanted_stage": state.wanted,
+        "is_ready": state.is_ready,
+        "watched_s": state.watched_ms / 1000,
+        "watched_needed_s": 0.0 if stage is None else stage.duration_min_s,
+        "sample": state.sample,
+        "control_sample": state.control_sample,
+        "sample_needed": 0 if stage is None else stage.sample_min,
+        "gates": [_gate(state, gate) for gate in state.plan.gates if gate.metric in state.tests],
+        "evidence_until_unix_ms": state.window_end_ms,
+        "plan": state.plan.model_dump(mode="json"),
+    }
+
+
+def _gate(state: Rollout, gate: Gate) -> Json:
+    """Return what a gate has seen in the stage, and how near it is to a verdict."""
+    test = state.tests[gate.metric]
+    sides = [test.canary, test.control]
+    if gate.metric is Metric.FEWER_REFUSALS:  # there the suspect is control
+        sides.reverse()
+    canary, control = ({"bad": side.bad, "total": side.total} for side in sides)
+    return {
+        "metric": gate.metric.value,
+        "tolerated": gate.tolerated,
+        "canary": canary,
+        "control": control,
+        "e_value_log10": round(test.log_e / log(10), 3),
+        "e_value_needed_log10": round(-log10(state.plan.alpha_of_test), 3),
+    }
