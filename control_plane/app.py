@@ -32,6 +32,7 @@ from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import Metrics
 from control_plane.models import routes as models
 from control_plane.rollouts.confirmations import Confirmations
+from control_plane.rollouts.feed import open_feed
 from control_plane.rollouts.plan_routes import PlanRoutes
 from control_plane.rollouts.routes import RolloutRoutes
 from control_plane.rollouts.service import Rollouts
@@ -76,11 +77,11 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         feed = Feed(database)
         fleet = Fleet(database, feed, prune=prune_answers)
         metrics = Metrics()
+        rollouts = await _rollouts(stack, database, settings, metrics)
         background = await stack.enter_async_context(asyncio.TaskGroup())
         artifacts = _artifacts(database, settings)
         stack.callback(artifacts.close)
         distribution = DistributionService(database, feed, metrics, _links(settings))
-        rollouts = _rollouts(database, metrics)
         for work in (feed, fleet, artifacts, distribution, rollouts):
             stack.callback(background.create_task(work.run()).cancel)
         presence = fleet.presence
@@ -123,9 +124,14 @@ def admin_routes(
     ]
 
 
-def _rollouts(database: Database, metrics: Metrics) -> Rollouts:
+async def _rollouts(
+    stack: AsyncExitStack, database: Database, settings: Settings, metrics: Metrics
+) -> Rollouts:
+    url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
+    window_ms = round(settings.rollout_window_s * 1000)
+    evidence = await stack.enter_async_context(open_feed(url, key, window_ms=window_ms))
     show, count = metrics.show_rollouts, metrics.count_rollback
-    return Rollouts(database, None, preparation, None, show, count)
+    return Rollouts(database, evidence, preparation, None, show, count)
 
 
 def _links(settings: Settings) -> Limits:

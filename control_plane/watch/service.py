@@ -5,12 +5,13 @@ new snapshot; one that does not read at all is cut after a while, and comes back
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import grpc.aio
 import structlog
 
+from control_plane.database import DatabaseDownError
 from control_plane.fields import is_address, is_id
 from control_plane.watch.feed import Feed, Snapshot
 from control_plane.watch.history import joined
@@ -41,6 +42,7 @@ class WatchService:
         present: Callable[[str, str], AbstractContextManager[None]],
         leave: Callable[[str], None],
         count: Callable[[str, int], None],
+        confirm: Callable[[str, int, int], Awaitable[None]],
     ) -> None:
         """Prepare.
 
@@ -49,11 +51,14 @@ class WatchService:
             present: (router id, address) -> the router lives while this context is open.
             leave: Takes the id of a router that says goodbye.
             count: (role, +1 or -1) -> keeps the number of watchers.
+            confirm: Keeps what a gateway decides by: its id, the version, and when (Unix ms) the
+                oldest open request was received, 0 if none is.
         """
         self._feed = feed
         self._present = present
         self._leave = leave
         self._count = count
+        self._confirm = confirm
 
     def handler(self) -> "grpc.GenericRpcHandler[wire.WatchRequest, bytes]":
         """Return what `grpc.aio.Server.add_generic_rpc_handlers` takes."""
@@ -69,6 +74,11 @@ class WatchService:
                     request_deserializer=wire.LeaveRequest.FromString,
                     response_serializer=wire.LeaveResponse.SerializeToString,
                 ),
+                "Confirm": grpc.unary_unary_rpc_method_handler(
+                    self.confirm,  # pyright: ignore[reportArgumentType]
+                    request_deserializer=wire.ConfirmRequest.FromString,
+                    response_serializer=wire.ConfirmResponse.SerializeToString,
+                ),
             },
         )
 
@@ -82,6 +92,21 @@ class WatchService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a router needs an id")
         self._leave(request.instance_id)
         return wire.LeaveResponse()
+
+    async def confirm(
+        self,
+        request: wire.ConfirmRequest,
+        context: "grpc.aio.ServicerContext[wire.ConfirmRequest, wire.ConfirmResponse]",
+    ) -> wire.ConfirmResponse:
+        """Write down by which version a gateway decides; rollouts wait for it."""
+        is_stored = max(request.version, request.oldest_open_unix_ms) < 1 << 63
+        if not (is_id(request.gateway_id) and is_stored):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a gateway needs an id")
+        try:
+            await self._confirm(request.gateway_id, request.version, request.oldest_open_unix_ms)
+        except DatabaseDownError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+        return wire.ConfirmResponse()
 
     async def watch(self, request: wire.WatchRequest, context: Context) -> None:
         """Serve one watcher until it leaves, or stops reading."""

@@ -58,10 +58,14 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
+async def _confirm(gateway_id: str, version: int, oldest_open_ms: int) -> None:
+    pass
+
+
 def _service(feed: Feed) -> tuple[WatchService, Metrics, Presence]:
     metrics, presence = Metrics(), Presence(lambda: None)
     return (
-        WatchService(feed, presence.present, presence.leave, metrics.count_watcher),
+        WatchService(feed, presence.present, presence.leave, metrics.count_watcher, _confirm),
         metrics,
         presence,
     )
