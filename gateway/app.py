@@ -17,6 +17,7 @@ from gateway.embedding.embedders import Embedders
 from gateway.endpoints.chat import ChatCompletions
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.completions import Completions
+from gateway.endpoints.copies import Copies
 from gateway.endpoints.embeddings import Embeddings
 from gateway.endpoints.models import Models
 from gateway.endpoints.openapi import describe
@@ -26,6 +27,9 @@ from gateway.limits.limiter import Limiter
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
 from gateway.pool_board import PoolBoard
+from gateway.rollouts.confirm import Confirmations
+from gateway.rollouts.decided import Decided
+from gateway.rollouts.open_requests import OpenRequests
 from gateway.server.loop_lag import LoopLag
 from gateway.server.middleware import Envelope
 from gateway.server.probes import Probes
@@ -76,6 +80,23 @@ class Gateway:
         )
         self.dispatcher = Dispatcher(self.links)
         self.events = events
+        self.decided = Decided(self.metrics)
+        self.open_requests = OpenRequests()
+        self.confirmations = Confirmations(
+            settings.control_address,
+            settings.instance_id,
+            self.watcher.state,
+            self.open_requests,
+        )
+        self.copies = Copies(
+            assets=self.assets,
+            dispatcher=Dispatcher(self.links),
+            open_requests=self.open_requests,
+            metrics=self.metrics,
+            emit=events.emit,
+            gateway_id=settings.instance_id,
+            copies_max=settings.copies_max,
+        )
         self.is_draining = False
         self._is_stopped = False
         self.http = self._make_http()
@@ -105,6 +126,9 @@ class Gateway:
             metrics=self.metrics,
             emit=self.events.emit,
             gateway_id=self.settings.instance_id,
+            open_requests=self.open_requests,
+            decided=self.decided,
+            copies=self.copies,
         )
         chat = ChatCompletions(self.directory, completer)
         completions = Completions(self.directory, completer)
@@ -116,6 +140,7 @@ class Gateway:
             metrics=self.metrics,
             emit=self.events.emit,
             gateway_id=self.settings.instance_id,
+            decided=self.decided,
         )
         tokenizing = Tokenizing(
             directory=self.directory,
@@ -206,6 +231,7 @@ class Gateway:
             return
         self._is_stopped = True
         self.http.say_goodbye()
+        self.copies.stop()
         if not is_replaced:
             self.is_draining = True
             await asyncio.sleep(self.settings.unready_s)
@@ -231,6 +257,7 @@ class Gateway:
     def _follow(self, response: control.WatchResponse) -> None:
         self.directory.update(response)
         self.links.update()
+        self.confirmations.follow(response)
         if response.is_snapshot or response.upserts.replicas or response.removals.replicas:
             self.embedders.update()
         if response.is_snapshot or response.removals.bases:
@@ -254,6 +281,7 @@ class Gateway:
         self.metrics.follow(
             {
                 "gateway_open_generations": lambda: self.dispatcher.open,
+                "gateway_open_copies": lambda: self.copies.open,
                 "gateway_open_connections": lambda: self.http.server.open_connections,
                 "gateway_body_buffer_bytes": lambda: self.http.server.body_bytes,
                 "gateway_retries_refused": lambda: self.dispatcher.retries_refused,
@@ -300,6 +328,8 @@ async def running_gateway(
             background = [
                 tasks.create_task(gateway.watcher.run()),
                 tasks.create_task(gateway.links.run()),
+                tasks.create_task(gateway.confirmations.run()),
+                tasks.create_task(gateway.copies.run()),
                 tasks.create_task(gateway.embedders.run()),
                 tasks.create_task(gateway.valkey.run()),
                 tasks.create_task(gateway.preload()),

@@ -20,6 +20,7 @@ _FOLLOWED = (
     ("gateway_open_connections", "gauge", "Connections of clients"),
     ("gateway_body_buffer_bytes", "gauge", "Bytes of request bodies that have not all come"),
     ("gateway_retries_refused", "counter", "Lost answers not tried again: too many were already"),
+    ("gateway_open_copies", "gauge", "Copies of requests for a shadow stage under way"),
     ("gateway_routers_up", "gauge", "Connected routers"),
     ("gateway_embedders_trusted", "gauge", "Replicas of embedding pools that get texts"),
     ("gateway_open_embeddings", "gauge", "Texts that accepted requests may have under way"),
@@ -107,6 +108,20 @@ class GatewayMetrics:
         self.fallbacks = Counter(
             "gateway_fallbacks_total",
             "Requests passed to the model that stands in for a saturated one",
+            registry=self.registry,
+        )
+        self.decided = Counter(
+            "gateway_rollout_requests_total",
+            "Accepted requests whose release a rollout (control, canary) or a pin (pinned) chose,"
+            " or would have, were it served (unserved)",
+            ("arm",),
+            registry=self.registry,
+        )
+        self.copies = Counter(
+            "gateway_copies_total",
+            "Copies of requests for a shadow stage: sent, or dropped because too many were under"
+            " way",
+            ("fate",),
             registry=self.registry,
         )
 

@@ -49,6 +49,8 @@ class GatewaySettings(ServiceSettings):
         flush_s: At the end, how long events may take to reach the broker; the rest is spooled.
         limit_deadline_s: How long Valkey may take before the local allowance decides.
         limit_local_share: Of each limit, what this process may grant while Valkey is away.
+        copies_max: Copies of requests for shadow stages of rollouts that one worker has under way
+            at most; further ones are not made.
         log_every: One in so many successful requests is logged.
     """
 
@@ -77,6 +79,7 @@ class GatewaySettings(ServiceSettings):
     flush_s: Annotated[float, Field(ge=0, le=60)] = 5.0
     limit_deadline_s: Annotated[float, Field(gt=0, le=5)] = 0.05
     limit_local_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    copies_max: Annotated[int, Field(ge=0, le=10_000)] = 64
     log_every: Annotated[int, Field(ge=1)] = 100
 
     @property

@@ -172,11 +172,18 @@ def add_logprobs(
 
 
 class ControlFeed(control_pb2_grpc.ControlServiceServicer):
-    """A ControlService with one snapshot, which tests may replace."""
+    """A ControlService with one snapshot, which tests may replace.
+
+    Attributes:
+        confirmed: What gateways have confirmed, in order.
+        is_deaf: Takes no confirmations.
+    """
 
     def __init__(self, objects: control.Objects) -> None:
         """Prepare; `serve` starts it."""
         self.objects = objects
+        self.confirmed: list[control.ConfirmRequest] = []
+        self.is_deaf = False
         self._version = 1
         self._changed = asyncio.Event()
 
@@ -186,6 +193,22 @@ class ControlFeed(control_pb2_grpc.ControlServiceServicer):
         self._version += 1
         self._changed.set()
         self._changed = asyncio.Event()
+
+    @property
+    def version(self) -> int:
+        """Of the newest snapshot."""
+        return self._version
+
+    async def Confirm(  # noqa: N802 - gRPC's name
+        self,
+        request: control.ConfirmRequest,
+        context: "grpc.aio.ServicerContext[control.ConfirmRequest, control.ConfirmResponse]",
+    ) -> control.ConfirmResponse:
+        """Remember what a gateway says."""
+        if self.is_deaf:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "deaf")
+        self.confirmed.append(request)
+        return control.ConfirmResponse()
 
     async def Watch(  # noqa: N802 - gRPC's name
         self,

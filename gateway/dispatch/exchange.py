@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gateway.directory import Principal
 from gateway.dispatch.generation import Generation
 from gateway.limits.limiter import Reservation
+from gateway.rollouts.decision import Decision
 from sluice.errors import ErrorCode, PlatformError
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -73,6 +74,10 @@ class Exchange:
         received_at_unix_ms: Wall-clock time.
         model: That answers.
         requested_model: The name in the request.
+        decision: Why it is that release of the model; None: the name stands for it.
+        choices: How many answers were asked for.
+        is_copy: Made for a shadow stage; nobody waits for it, and nobody pays.
+        is_refusal: The model declined to answer; looked at in rollouts only.
         submitted_at_s: Monotonic time of the first submission; 0 before.
         first_sent_at_s: Monotonic time when the first token left; 0 before.
         outcome: The finish reason or the error code.
@@ -90,6 +95,10 @@ class Exchange:
     requested_model: str
     reservation: Reservation | None
     is_stream: bool
+    decision: Decision | None = None
+    choices: int = 0
+    is_copy: bool = False
+    is_refusal: bool = False
     submitted_at_s: float = 0.0
     first_sent_at_s: float = 0.0
     cell_id: str = ""
@@ -151,7 +160,14 @@ class Exchange:
             outcome=self.outcome,
             status=self.status,
             resumes=tally.resumes,
+            choices=self.choices,
         )
+        if (decision := self.decision) is not None:
+            event.rollout_id = decision.rollout_id
+            event.arm = decision.arm
+            event.is_pinned = decision.is_pinned
+            event.is_copy = self.is_copy
+            event.is_refusal = self.is_refusal
         if (placed := tally.placed) is not None:
             event.replica_id = placed.replica_id
             event.queue_us = placed.queue_us

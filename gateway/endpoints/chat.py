@@ -65,6 +65,10 @@ class _ChatTask:
     def forget_text(self) -> None:
         self.fields.messages.clear()
 
+    def copied(self) -> "_ChatTask":
+        messages = list(self.fields.messages)
+        return _ChatTask(self.fields.model_copy(update={"messages": messages}))
+
     def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
         chat, dialect = self.fields, assets.dialect
         if chat.guide is not None:

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from aiohttp import web
 
 from gateway.bases.assets import AssetCache
-from gateway.directory import Directory, Principal
+from gateway.directory import Directory, Principal, ResolvedModel
 from gateway.dispatch.exchange import Exchange, Tally
-from gateway.dispatch.generation import GenerationSpec
+from gateway.endpoints.copies import Copies
 from gateway.endpoints.run import Means, Run, now_s
-from gateway.endpoints.submission import generation_specs
-from gateway.endpoints.task import Plan, Task
+from gateway.endpoints.task import Plan, Task, plan_of
 from gateway.limits.limiter import Limiter, Reservation
 from gateway.metrics import GatewayMetrics
+from gateway.rollouts.decided import Decided
+from gateway.rollouts.decision import Decision
+from gateway.rollouts.open_requests import OpenRequests
+from gateway.rollouts.refusals import is_refusal
 from gateway.server.identity import Identity, identity_of
 from gateway.server.middleware import note_outcome
 from sluice.errors import ErrorCode, PlatformError, RejectedError
@@ -46,8 +49,24 @@ class Completer:
         metrics: GatewayMetrics,
         emit: Callable[[RequestEvent], None],
         gateway_id: str,
+        open_requests: OpenRequests,
+        decided: Decided,
+        copies: Copies,
     ) -> None:
-        """Compose; `emit` takes one event per accepted request and never blocks."""
+        """Compose.
+
+        Args:
+            directory: Knows names.
+            assets: Of the bases.
+            limiter: Of all callers.
+            means: What answering takes.
+            metrics: Of this worker.
+            emit: Takes one event per accepted request and never blocks.
+            gateway_id: Of this worker.
+            open_requests: Where those are noted that a split decided about.
+            decided: Counts what pins and splits decided.
+            copies: Makes copies for shadow stages.
+        """
         self._directory = directory
         self._assets = assets
         self._limiter = limiter
@@ -55,6 +74,9 @@ class Completer:
         self._metrics = metrics
         self._emit = emit
         self._gateway_id = gateway_id
+        self._open = open_requests
+        self._decided = decided
+        self._copies = copies
 
     async def answer(
         self, request: web.Request, principal: Principal, task: Task
@@ -62,47 +84,59 @@ class Completer:
         """Answer one task, by the model that it names or by one that stands in for it."""
         received_at_s, received_at_unix_ms = now_s(), time.time_ns() // 1_000_000
         identity = identity_of(request)
-        plan = await self._plan(task, identity, principal, task.fields.model)
-        exchange = Exchange(
-            uid=identity.uid,
-            request_id=identity.request_id,
-            trace_id=identity.trace_id,
-            endpoint=task.endpoint,
-            received_at_s=received_at_s,
-            received_at_unix_ms=received_at_unix_ms,
-            principal=principal,
-            model=plan.resolved.model,
-            requested_model=plan.resolved.name,
-            reservation=await self._reserve(principal, task, plan),
-            is_stream=bool(task.fields.stream),
-        )
-        run = Run(self._close, request, task, exchange, plan)
-        with run:
-            try:
-                return await run.answer(self._means)
-            except PlatformError as refusal:
-                if not await self._stands_in(run, refusal):
-                    raise
-            return await run.answer(self._means)
-
-    async def _plan(self, task: Task, identity: Identity, principal: Principal, name: str) -> Plan:
-        resolved = self._directory.resolve(principal, name)
-        assets = await self._assets.get(resolved.model.base_digest)
-        task.fields.check_vocabulary(len(assets.table.fragments))
-        prompts = await task.prompts(assets, resolved)
-        specs = list[GenerationSpec]()
-        for prompt in prompts:
-            specs += generation_specs(
-                task.fields,
-                identity=identity,
+        resolved = self._resolve(task, identity, principal, task.fields.model, received_at_unix_ms)
+        try:
+            plan = await self._plan(task, identity, principal, resolved)
+            exchange = Exchange(
+                uid=identity.uid,
+                request_id=identity.request_id,
+                trace_id=identity.trace_id,
+                endpoint=task.endpoint,
+                received_at_s=received_at_s,
+                received_at_unix_ms=received_at_unix_ms,
                 principal=principal,
-                resolved=resolved,
-                assets=assets,
-                prompt=prompt,
-                first_index=len(specs),
-                grammar=task.grammar(assets, prompt),
+                model=resolved.model,
+                requested_model=resolved.name,
+                reservation=await self._reserve(principal, task, plan),
+                is_stream=bool(task.fields.stream),
+                decision=resolved.decision,
+                choices=len(plan.specs),
             )
-        return Plan(resolved, assets, prompts, specs)
+            if resolved.shadow is not None:
+                self._copies.make(task, identity, exchange, resolved.shadow)
+            run = Run(self._close, request, task, exchange, plan)
+            with run:
+                try:
+                    return await run.answer(self._means)
+                except PlatformError as refusal:
+                    if not await self._stands_in(run, refusal):
+                        raise
+                return await run.answer(self._means)
+        finally:
+            self._open.discard(identity.uid)
+
+    def _resolve(
+        self,
+        task: Task,
+        identity: Identity,
+        principal: Principal,
+        name: str,
+        received_at_unix_ms: int,
+    ) -> ResolvedModel:
+        """Return what answers; that holds for all of the request's life."""
+        resolved = self._directory.resolve(
+            principal, name, task.fields.session, identity.request_id
+        )
+        if resolved.decision is not None and resolved.decision.rollout_id:
+            self._open.add(identity.uid, received_at_unix_ms)
+        return resolved
+
+    async def _plan(
+        self, task: Task, identity: Identity, principal: Principal, resolved: ResolvedModel
+    ) -> Plan:
+        return await plan_of(
+            task, identity=identity, principal=principal, resolved=resolved, cache=self._assets
+        )
 
     async def _reserve(self, principal: Principal, task: Task, plan: Plan) -> Reservation:
         return await self._limiter.reserve(
@@ -124,7 +158,9 @@ class Completer:
         if name is None:
             return False
         try:
-            plan = await self._plan(task, identity_of(run.request), principal, name)
+            identity, received_at_unix_ms = identity_of(run.request), exchange.received_at_unix_ms
+            resolved = self._resolve(task, identity, principal, name, received_at_unix_ms)
+            plan = await self._plan(task, identity, principal, resolved)
             plan = _with_time_left(plan, task, now_s() - exchange.received_at_s)
             tally = run.tally
             self._settle(exchange, tally, was_served=tally.output_tokens > 0)
@@ -132,7 +168,7 @@ class Completer:
         except PlatformError:
             return False
         self._metrics.fallbacks.inc()
-        exchange.model = plan.resolved.model
+        exchange.model, exchange.decision = resolved.model, resolved.decision
         run.start_over(plan)
         return True
 
@@ -168,7 +204,16 @@ class Completer:
         metrics.total.observe(ended_at_s - exchange.received_at_s)
         if tally.resumes:
             metrics.resumes.inc(tally.resumes)
+        if exchange.decision is not None:
+            self._note(run, exchange.decision)
         self._emit(exchange.event(tally, self._gateway_id, ended_at_s))
+
+    def _note(self, run: Run, decision: Decision) -> None:
+        """Count a request whose release was not just what its name stands for."""
+        exchange = run.exchange
+        self._decided.note(exchange.principal.tenant.id, exchange.model.id, decision)
+        if decision.rollout_id and not exchange.has_failed:
+            exchange.is_refusal = is_refusal(run.opening)
 
 
 def _with_time_left(plan: Plan, task: Task, spent_s: float) -> Plan:

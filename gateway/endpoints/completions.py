@@ -63,6 +63,9 @@ class _CompletionTask:
     def forget_text(self) -> None:
         """Nothing: an echo repeats it at the end."""
 
+    def copied(self) -> "_CompletionTask":
+        return self  # nothing of it is ever forgotten
+
     def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:  # noqa: ARG002 - text has no tools
         return None
 

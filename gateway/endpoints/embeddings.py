@@ -23,6 +23,7 @@ from gateway.embedding.vectors import rendered, shortened
 from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter
 from gateway.metrics import GatewayMetrics
+from gateway.rollouts.decided import Decided
 from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate, note_outcome
 from sluice.errors import BadRequestError, ErrorCode
@@ -50,6 +51,7 @@ class Embeddings:
         metrics: GatewayMetrics,
         emit: Callable[[RequestEvent], None],
         gateway_id: str,
+        decided: Decided,
     ) -> None:
         """Compose; `emit` takes one event per accepted request and never blocks."""
         self._directory = directory
@@ -59,6 +61,7 @@ class Embeddings:
         self._metrics = metrics
         self._emit = emit
         self._gateway_id = gateway_id
+        self._decided = decided
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
@@ -90,6 +93,7 @@ class Embeddings:
                 is_bounded=True,
             ),
             is_stream=False,
+            decision=resolved.decision,
         )
         with _Run(self, request, exchange, texts) as run:
             await run.embed(
@@ -120,6 +124,9 @@ class Embeddings:
         note_outcome(run.request, exchange.outcome)
         self._metrics.total.observe(now_s - exchange.received_at_s)
         self._metrics.prompt_tokens.inc(run.computed_tokens)
+        if exchange.decision is not None:
+            tenant_id = exchange.principal.tenant.id
+            self._decided.note(tenant_id, exchange.model.id, exchange.decision)
         tally = Tally(prompt_tokens=run.computed_tokens)
         self._emit(exchange.event(tally, self._gateway_id, now_s))
 
@@ -179,6 +186,8 @@ class _Run:
         exchange.first_sent_at_s = time.monotonic()
         assert exchange.reservation is not None, "it was accepted"
         headers = {"x-sluice-model": exchange.model.id, **exchange.reservation.headers}
+        if (decision := exchange.decision) is not None and decision.has_decided:
+            headers["x-sluice-release"] = exchange.model.release
         count = self.computed_tokens
         end = {"model": model, "usage": {"prompt_tokens": count, "total_tokens": count}}
         head, tail = b'{"object":"list","data":[', b"]," + orjson.dumps(end)[1:]

@@ -23,9 +23,9 @@ from gateway.endpoints.event_stream import EventStream
 from gateway.endpoints.keep_alive import KeepAlive
 from gateway.endpoints.task import Plan, Task
 from gateway.metrics import FastHistogram
+from gateway.rollouts.refusals import opening
 from gateway.server.identity import identity_of
 from gateway.text.logprobs import LogprobLine
-from gateway.text.pipe import TextPipe
 from gateway.text.sse import StreamHead
 from sluice.errors import ErrorCode, PlatformError
 
@@ -109,6 +109,13 @@ class Run:
         """What the plan has come to so far."""
         return tally_of(self.generations, self.plan.answers_per_prompt)
 
+    @property
+    def opening(self) -> str:
+        """How the first answer begins, as far as it has come."""
+        if not self.generations:
+            return ""
+        return opening(self.plan.pipe(self.task, 0), self.generations[0].emitted)
+
     def _submitted(self, cell_id: str, router_id: str) -> None:
         self.exchange.submitted(cell_id, router_id, now_s())
 
@@ -117,7 +124,7 @@ class Run:
     async def _whole(self, dispatcher: Dispatcher) -> web.Response:
         task, plan, exchange = self.task, self.plan, self.exchange
         generations = [
-            Generation(spec, self._pipe(index), self._line())
+            Generation(spec, plan.pipe(task, index), self._line())
             for index, spec in enumerate(plan.specs)
         ]
         self.generations = generations
@@ -125,7 +132,7 @@ class Run:
 
         def ended(generation: Generation, ending: Ending) -> None:
             generation.finish()
-            reasons[generation] = _finish_reason(ending, generation)
+            reasons[generation] = finish_reason(ending, generation)
 
         refusal = await dispatcher.run_all(
             generations, plan.answers_per_prompt, self._submitted, _nothing, ended
@@ -162,7 +169,7 @@ class Run:
             streams.append(
                 StreamedGeneration(
                     spec,
-                    self._pipe(index),
+                    plan.pipe(task, index),
                     task.chunks(head, index),
                     means.itl,
                     means.pace,
@@ -187,7 +194,7 @@ class Run:
                 exchange.first_sent_at_s = events.first_sent_at_s
 
         def ended(generation: Generation, ending: Ending) -> None:
-            reason, index = _finish_reason(ending, generation), generation.spec.choice
+            reason, index = finish_reason(ending, generation), generation.spec.choice
             if not index:
                 exchange.outcome = reason
             events.end_choice(index, reason)
@@ -222,10 +229,6 @@ class Run:
 
     # --- both -------------------------------------------------------------------------------
 
-    def _pipe(self, index: int) -> TextPipe:
-        plan = self.plan
-        return self.task.pipe(plan.assets, plan.prompts[index // plan.answers_per_prompt])
-
     def _line(self) -> LogprobLine | None:
         plan = self.plan
         if not plan.specs[0].sampling.HasField("logprobs"):
@@ -235,6 +238,8 @@ class Run:
     def _headers(self) -> dict[str, str]:
         exchange = self.exchange
         headers = {**identity_of(self.request).headers, "x-sluice-model": exchange.model.id}
+        if (decision := exchange.decision) is not None and decision.has_decided:
+            headers["x-sluice-release"] = exchange.model.release
         return headers if exchange.reservation is None else headers | exchange.reservation.headers
 
     def _usage(self) -> dict[str, object]:
@@ -255,7 +260,8 @@ class Run:
         return PlatformError(refusal.code, message, retry_after_s=refusal.retry_after_s)
 
 
-def _finish_reason(ending: Ending, generation: Generation) -> str:
+def finish_reason(ending: Ending, generation: Generation) -> str:
+    """Return why an answer ended, in OpenAI's words."""
     if ending.kind is EndKind.LENGTH:
         return "length"
     return "tool_calls" if generation.pipe.has_calls else "stop"

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from gateway.bases.assets import BaseAssets, EncodedPrompt
+from gateway.bases.assets import AssetCache, BaseAssets, EncodedPrompt
 from gateway.bodies.generation import GenerationFields
-from gateway.directory import ResolvedModel
+from gateway.directory import Principal, ResolvedModel
 from gateway.dispatch.generation import Generation, GenerationSpec
 from gateway.dispatch.streamed import LogprobFormat
+from gateway.endpoints.submission import generation_specs
+from gateway.server.identity import Identity
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import ChunkWriter, StreamHead
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -40,6 +42,10 @@ class Task(Protocol):
 
     def forget_text(self) -> None:
         """Let go of what no answer needs once it has begun: prompts may be long, and so may it."""
+        ...
+
+    def copied(self) -> "Task":
+        """Return the same task with texts of its own, which are not forgotten with these."""
         ...
 
     def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
@@ -88,11 +94,50 @@ class Plan(NamedTuple):
         """Of all answers."""
         return sum([spec.output_tokens_max for spec in self.specs])
 
+    def pipe(self, task: Task, index: int) -> TextPipe:
+        """Return what turns the tokens of an answer into text."""
+        return task.pipe(self.assets, self.prompts[index // self.answers_per_prompt])
+
     @property
     def fingerprint(self) -> str:
         """Names the weights that answer, as far as clients need to tell them apart."""
         model = self.resolved.model
         return _fingerprint(model.base_digest, model.adapter_digest)
+
+
+async def plan_of(
+    task: Task,
+    *,
+    identity: Identity,
+    principal: Principal,
+    resolved: ResolvedModel,
+    cache: AssetCache,
+) -> Plan:
+    """Return what a task comes to for a model; PlatformError when that cannot be.
+
+    Args:
+        task: The request.
+        identity: Of the request.
+        principal: The caller.
+        resolved: The model.
+        cache: Has, or reads, what belongs to the model's base.
+    """
+    assets = await cache.get(resolved.model.base_digest)
+    task.fields.check_vocabulary(len(assets.table.fragments))
+    prompts = await task.prompts(assets, resolved)
+    specs = list[GenerationSpec]()
+    for prompt in prompts:
+        specs += generation_specs(
+            task.fields,
+            identity=identity,
+            principal=principal,
+            resolved=resolved,
+            assets=assets,
+            prompt=prompt,
+            first_index=len(specs),
+            grammar=task.grammar(assets, prompt),
+        )
+    return Plan(resolved, assets, prompts, specs)
 
 
 @lru_cache(maxsize=1024)

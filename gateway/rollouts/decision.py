@@ -25,6 +25,11 @@ class Decision:
     missed: str = ""
 
     @property
+    def has_decided(self) -> bool:
+        """Whether a pin or a split chose the release."""
+        return not self.missed
+
+    @property
     def kind(self) -> str:
         """`control`, `canary`, `pinned` or `unserved`: a label of metrics."""
         if self.missed:

@@ -1,0 +1,94 @@
+"""Tells the control plane by which state new requests are decided, and how old the open ones are.
+
+A rollout counts on it: only when all gateways have said that they know of a change, nobody is sent
+where an older split sent them; and what is still open is not counted yet.
+"""
+
+import asyncio
+from contextlib import suppress
+
+import grpc.aio
+import structlog
+
+from gateway.rollouts.open_requests import OpenRequests
+from sluice.lifecycle import backoff_s
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as wire
+from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
+
+log = structlog.get_logger(__name__)
+
+_EVERY_S = 5.0  # while there are splits; who is silent for 15 s is taken for gone
+_DEADLINE_S = 2.0
+_CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class Confirmations:
+    """Of one worker; `run` belongs into a TaskGroup, `follow` is called after each change."""
+
+    def __init__(
+        self, address: str, gateway_id: str, state: ControlState, open_requests: OpenRequests
+    ) -> None:
+        """Prepare.
+
+        Args:
+            address: `host:port` of the control plane.
+            gateway_id: Of this worker.
+            state: As it is known here.
+            open_requests: Those that a split decided about.
+        """
+        self._address = address
+        self._gateway_id = gateway_id
+        self._state = state
+        self._open = open_requests
+        self._has_splits = False
+        self._changed = asyncio.Event()
+
+    def follow(self, response: wire.WatchResponse) -> None:
+        """Confirm the state soon, if the change may have been one of splits."""
+        if response.is_snapshot or response.upserts.splits or response.removals.splits:
+            had_splits, self._has_splits = self._has_splits, bool(self._state.splits)
+            if had_splits or self._has_splits:
+                self._changed.set()
+
+    async def run(self) -> None:
+        """Confirm each change, again until it is heard, and every 5 s while there are splits."""
+        attempt = 0
+        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+            stub = ControlServiceStub(channel)
+            while True:
+                if attempt:
+                    await self._pause(backoff_s(attempt - 1, first_s=0.1, max_s=2.0))
+                else:
+                    await self._pause(_EVERY_S if self._has_splits else None)
+                self._changed.clear()
+                try:
+                    await stub.Confirm(self._request(), timeout=_DEADLINE_S)
+                    attempt = 0
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # it counts on nobody
+                        attempt = 0
+                        continue
+                    if not attempt:
+                        reason = error.details() or error.code().name
+                        log.warning("confirmation_failed", address=self._address, reason=reason)
+                    attempt += 1
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Wait for a change, but not longer than that; None: as long as it takes."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    def _request(self) -> wire.ConfirmRequest:
+        return wire.ConfirmRequest(
+            gateway_id=self._gateway_id,
+            version=self._state.version,
+            oldest_open_unix_ms=self._open.oldest_unix_ms,
+        )

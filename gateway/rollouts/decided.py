@@ -1,0 +1,34 @@
+"""Counts what pins and splits decided, and tells operators of those that could not."""
+
+import structlog
+
+from gateway.metrics import GatewayMetrics
+from gateway.rollouts.decision import KINDS, Decision
+
+log = structlog.get_logger(__name__)
+
+_TOLD_MAX = 1024
+
+
+class Decided:
+    """Of one worker."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        """Prepare."""
+        self._count = {kind: metrics.decided.labels(kind).inc for kind in KINDS}
+        self._told: set[tuple[str, str, str]] = set()
+
+    def note(self, tenant_id: str, model_id: str, decision: Decision) -> None:
+        """Count one accepted request; what is amiss is logged once."""
+        self._count[decision.kind]()
+        if not decision.missed:
+            return
+        case = (tenant_id, model_id, decision.missed)
+        if case in self._told:
+            return
+        if len(self._told) >= _TOLD_MAX:
+            self._told.clear()
+        self._told.add(case)
+        log.warning(
+            "release_unserved", tenant_id=tenant_id, model=model_id, release=decision.missed
+        )
