@@ -43,6 +43,7 @@ def desired(state: ControlState, node_id: str) -> wire.SyncResponse:
                 engine=pool.engine,
                 is_draining=replica.state == control.REPLICA_STATE_DRAINING,
                 engine_options=pool.engine_options,
+                accelerators=replica.accelerators,
             )
     return response
 
@@ -55,6 +56,8 @@ class AgentService(AgentServiceServicer):
         self._feed = feed
         self._fleet = fleet
         self._streams: dict[str, object] = {}
+        # Of each node that is here, the cordons that operators have lifted and it still reports.
+        self._lifted: dict[str, list[str]] = {}
 
     async def Sync(  # noqa: N802 - gRPC's name
         self,
@@ -84,6 +87,7 @@ class AgentService(AgentServiceServicer):
         finally:
             if self._streams.get(first.node_id) is stream:
                 del self._streams[first.node_id]
+                self._lifted.pop(first.node_id, None)
 
     async def _read(self, context: Context) -> wire.SyncRequest | None:
         async with asyncio.timeout(model.NODE_LOST_AFTER_S):
@@ -96,6 +100,7 @@ class AgentService(AgentServiceServicer):
         while True:
             changed = self._feed.changed()
             response = desired(self._feed.state, node_id)
+            response.lifted_cordons.extend(self._lifted.get(node_id, ()))
             if last is None or list(response.replicas) != list(last.replicas):
                 await self._write(context, response)
                 last = response
@@ -113,17 +118,17 @@ class AgentService(AgentServiceServicer):
     async def _record(self, message: wire.SyncRequest) -> None:
         report = {seen.replica_id: seen for seen in message.replicas}
 
-        async def work(connection: AsyncConnection) -> list[model.Replica]:
-            await repository.write_node(connection, message)
+        async def work(connection: AsyncConnection) -> tuple[list[str], list[model.Replica]]:
+            lifted = await repository.write_node(connection, message)
             known = await repository.replicas(connection, message.node_id)
             changed = model.observe(known, _observed(report))
             await repository.write_observed(
                 connection, changed, {r.id: report[r.id] for r in known if r.id in report}
             )
-            return changed
+            return lifted, changed
 
         try:
-            changed = await self._database.run(work)
+            self._lifted[message.node_id], changed = await self._database.run(work)
         except (DatabaseDownError, DBAPIError) as error:
             reason = str(getattr(error, "reason", error))
             log.warning("report_not_recorded", node=message.node_id, error=reason)

@@ -1,16 +1,14 @@
 """What the fleet should look like; pure decisions over records.
 
-Which replicas to create, drain and forget, what each is for, and what an agent's report changes;
-cells are decided about in `control_plane.fleet.cells`. Each function is idempotent: applied to its
-own result it changes nothing more.
+What replicas are for, and what an agent's report changes; which to create, drain and forget is
+decided in `control_plane.fleet.planner`, cells in `control_plane.fleet.cells`. Each function is
+idempotent: applied to its own result it changes nothing more.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from heapq import heapify, heapreplace
 
 # An agent's heartbeat comes every 5 s; three missed ones mean the node is lost.
 NODE_LOST_AFTER_S = 15.0
@@ -61,10 +59,28 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """What one replica needs of its node; nothing: it is placed without regard to room.
+
+    Attributes:
+        memory_bytes: Of the machine.
+        accelerators: How many.
+        accelerator_memory_bytes: On each of them; 0: any.
+        is_dedicated: Whether nobody else may use them.
+    """
+
+    memory_bytes: int = 0
+    accelerators: int = 0
+    accelerator_memory_bytes: int = 0
+    is_dedicated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """What decides about a pool's replicas.
 
     Attributes:
+        replicas_wanted: By operators, or by a rollout if that is more.
         cell_replicas_max: Of each of its cells; 0 is one cell for all.
         prefill: How many replicas only prefill.
         decode: How many only decode; the others do both.
@@ -76,21 +92,55 @@ class Pool:
     cell_replicas_max: int = 64
     prefill: int = 0
     decode: int = 0
+    needs: Needs = Needs()
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One of a node's accelerators; a cordoned one is given to nobody."""
+
+    index: int
+    memory_bytes: int
+    is_cordoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine with an agent; `is_cordoned` when its agent found an accelerator broken."""
+    """A machine with an agent.
+
+    Attributes:
+        is_cordoned: Its agent found an accelerator broken.
+        is_unschedulable: Operators want nothing new there.
+        is_draining: They want it empty.
+        memory_bytes: Of the machine; None: not known.
+        accelerators: All of them; None: not known.
+        rack: Where it stands; empty: not known.
+    """
 
     id: str
     engines: frozenset[str]
     is_lost: bool
     is_cordoned: bool = False
+    is_unschedulable: bool = False
+    is_draining: bool = False
+    memory_bytes: int | None = None
+    accelerators: tuple[Accelerator, ...] | None = None
+    rack: str = ""
+
+    @property
+    def is_schedulable(self) -> bool:
+        """Whether new replicas may go there."""
+        return not (self.is_lost or self.is_cordoned or self.is_unschedulable or self.is_draining)
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica: what is wanted of it, and what its agent last said."""
+    """A replica: what is wanted of it, and what its agent last said.
+
+    Attributes:
+        accelerators: That its node gave to it, by index; none: it may use all.
+        reserved: What its pool needed when it was made.
+    """
 
     id: str
     pool_id: str
@@ -100,6 +150,8 @@ class Replica:
     state: ReplicaState = ReplicaState.STARTING
     grpc_address: str = ""
     role: str = ""
+    accelerators: tuple[int, ...] = ()
+    reserved: Needs = Needs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,98 +160,6 @@ class Observed:
 
     state: ReplicaState
     grpc_address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Changes that bring the replicas to what is wanted."""
-
-    create: tuple[Replica, ...] = ()
-    drain: tuple[str, ...] = ()
-    forget: tuple[str, ...] = ()
-
-    def applied(self, replicas: Iterable[Replica]) -> list[Replica]:
-        """Return the replicas as they are after these changes."""
-        drain, forget = set(self.drain), set(self.forget)
-        kept = (replica for replica in replicas if replica.id not in forget)
-        return [
-            *(replace(r, is_draining=True) if r.id in drain else r for r in kept),
-            *self.create,
-        ]
-
-
-def plan_replicas(
-    pools: Iterable[Pool],
-    cells: Mapping[str, Sequence[str]],
-    nodes: Iterable[Node],
-    replicas: Sequence[Replica],
-    new_id: Callable[[], str],
-) -> Plan:
-    """Return what to create, drain and forget so that every pool has the replicas it wants.
-
-    A replica counts while it is neither draining, nor lost with its node, nor ended on a node that
-    is cordoned. Such a one is forgotten once enough others are ready, so that a node that returns
-    soon finds its work still wanted. A cordoned node gets nothing new.
-
-    Args:
-        pools: All pools.
-        cells: Of each pool that has any, the cells for new replicas; the smallest gets the next.
-        nodes: All nodes.
-        replicas: All replicas.
-        new_id: Source of ids; sorted by time.
-    """
-    known = list(nodes)
-    cordoned = {node.id for node in known if node.is_cordoned}
-    live = [node for node in known if not node.is_lost and not node.is_cordoned]
-    load = Counter(replica.node_id for replica in replicas if not replica.is_draining)
-    create: list[Replica] = []
-    drain: list[str] = []
-    forget = [replica.id for replica in replicas if replica.is_draining and _has_ended(replica)]
-    for pool in sorted(pools, key=lambda pool: pool.id):
-        wanted_ones = [r for r in replicas if r.pool_id == pool.id and not r.is_draining]
-        stranded = {r.id for r in wanted_ones if _is_stranded(r, cordoned)}
-        counted = [r for r in wanted_ones if r.id not in stranded]
-        homes = cells.get(pool.id, ())
-        surplus = _most_useful_first(counted, homes)[pool.replicas_wanted :]
-        drain += [replica.id for replica in surplus if not _has_ended(replica)]
-        forget += [replica.id for replica in surplus if _has_ended(replica)]
-        ready = sum(replica.state is ReplicaState.READY for replica in counted)
-        if ready >= pool.replicas_wanted:
-            forget += sorted(stranded)
-        hosts = [node.id for node in live if pool.engine in node.engines]
-        missing = pool.replicas_wanted - len(counted) if hosts and homes else 0
-        sizes = Counter(replica.cell_id for replica in counted)
-        least_loaded = [(load[node_id], node_id) for node_id in hosts]
-        heapify(least_loaded)
-        for _ in range(missing):
-            host = least_loaded[0][1]
-            load[host] += 1
-            heapreplace(least_loaded, (load[host], host))
-            home = min(homes, key=lambda cell_id: sizes[cell_id])
-            sizes[home] += 1
-            create.append(Replica(new_id(), pool.id, home, host))
-    return Plan(tuple(create), tuple(drain), tuple(forget))
-
-
-def _is_stranded(replica: Replica, cordoned: AbstractSet[str]) -> bool:
-    """Whether nothing will come of a replica where it is."""
-    is_lost = replica.state is ReplicaState.LOST
-    return is_lost or (replica.node_id in cordoned and _has_ended(replica))
-
-
-def _most_useful_first(replicas: Iterable[Replica], homes: Sequence[str]) -> list[Replica]:
-    """Order a pool's replicas by which are kept: those that serve, in cells that stay, oldest.
-
-    Cells take turns, so that they shrink evenly.
-    """
-    ordered = sorted(replicas, key=lambda r: (-worth(r), r.id))
-    seen: Counter[str] = Counter()
-    graded: list[tuple[int, bool, int, str, Replica]] = []
-    for replica in ordered:
-        turn = seen[replica.cell_id]
-        seen[replica.cell_id] += 1
-        graded.append((-worth(replica), replica.cell_id not in homes, turn, replica.id, replica))
-    return [grade[-1] for grade in sorted(graded, key=lambda grade: grade[:-1])]
 
 
 def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str, str]:
@@ -259,7 +219,8 @@ def worth(replica: Replica) -> int:
     return grades.get(replica.state, 0)
 
 
-def _has_ended(replica: Replica) -> bool:
+def has_ended(replica: Replica) -> bool:
+    """Return whether nothing of a replica runs."""
     return replica.state in {ReplicaState.STOPPED, ReplicaState.FAILED, ReplicaState.LOST}
 
 

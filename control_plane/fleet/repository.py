@@ -1,6 +1,8 @@
 """Rows of the fleet: read as records, written as the changes that were decided."""
 
+import typing
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +12,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
 from control_plane.fleet.cells import Spread
-from control_plane.fleet.model import Cell, Node, Pool, Replica, ReplicaState, Router
+from control_plane.fleet.model import (
+    Accelerator,
+    Cell,
+    Needs,
+    Node,
+    Pool,
+    Replica,
+    ReplicaState,
+    Router,
+)
+from control_plane.fleet.planner import Condition
 from sluice.profiles import Profile
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
@@ -149,27 +161,52 @@ async def pools(connection: AsyncConnection) -> list[Pool]:
 
 async def nodes(connection: AsyncConnection) -> list[Node]:
     """Return all nodes."""
-    t = tables.nodes.c
-    rows = await connection.execute(select(t.id, t.engines, t.is_lost, t.is_cordoned))
-    return [
-        Node(key, frozenset(engines), is_lost, is_cordoned)
-        for key, engines, is_lost, is_cordoned in rows.tuples()
+    rows = await connection.execute(select(tables.nodes))
+    return [_node(typing.cast("Mapping[str, Any]", row)) for row in rows.mappings()]
+
+
+def _node(row: Mapping[str, Any]) -> Node:
+    """Return a node; one that does not tell what it has may have anything."""
+    facts, has_some = row["accelerator_facts"], bool(row["accelerators"])
+    memory_bytes = row["memory_bytes"] or None
+    accelerators = [
+        Accelerator(fact["index"], fact["memory_bytes"], is_cordoned="cordon" in fact)
+        for fact in facts
     ]
+    is_known = bool(accelerators) or (memory_bytes is not None and not has_some)
+    return Node(
+        row["id"],
+        frozenset(row["engines"]),
+        is_lost=row["is_lost"],
+        is_cordoned=row["is_cordoned"],
+        is_unschedulable=row["is_unschedulable"],
+        is_draining=row["is_draining"],
+        memory_bytes=memory_bytes,
+        accelerators=tuple(accelerators) if is_known else None,
+        rack=f"{row['region']}/{row['rack']}" if row["rack"] else "",
+    )
 
 
 async def replicas(connection: AsyncConnection, node_id: str | None = None) -> list[Replica]:
     """Return the replicas, all or those of one node."""
     t = tables.replicas.c
     query = select(
-        t.id, t.pool_id, t.cell_id, t.node_id, t.is_draining, t.state, t.grpc_address, t.role
+        *(t.id, t.pool_id, t.cell_id, t.node_id, t.is_draining, t.state, t.grpc_address, t.role),
+        *(t.accelerators, t.reservation),
     ).order_by(t.id)
     if node_id is not None:
         query = query.where(t.node_id == node_id).with_for_update()
     return [
-        Replica(key, pool, cell, node, is_draining, ReplicaState(state), address, role)
-        for key, pool, cell, node, is_draining, state, address, role in (
-            await connection.execute(query)
-        ).tuples()
+        Replica(
+            *(key, pool, cell, node, is_draining, ReplicaState(state), address, role),
+            accelerators=tuple(accelerators),
+            reserved=Needs(**reservation),
+        )
+        for (
+            *(key, pool, cell, node, is_draining, state, address, role),
+            accelerators,
+            reservation,
+        ) in (await connection.execute(query)).tuples()
     ]
 
 
@@ -209,6 +246,10 @@ async def create_replicas(
                         "state": int(replica.state),
                         "triton_model": profiles[replica.pool_id].triton_model,
                         "profile": profiles[replica.pool_id].name,
+                        "accelerators": list(replica.accelerators),
+                        "reservation": {}
+                        if replica.reserved == Needs()
+                        else asdict(replica.reserved),
                     }
                     for replica in created
                 ]
@@ -229,6 +270,33 @@ async def forget_replicas(connection: AsyncConnection, ids: Sequence[str]) -> No
         await connection.execute(delete(tables.replicas).where(tables.replicas.c.id.in_(ids)))
 
 
+async def write_conditions(
+    connection: AsyncConnection, conditions: Mapping[str, Condition]
+) -> None:
+    """Keep why pools have not what they want; what is said already is not written again."""
+    table = tables.pool_conditions
+    rows = await connection.execute(select(table.c.pool_id, table.c.text, table.c.unplaced))
+    known = {key: Condition(text, unplaced) for key, text, unplaced in rows.tuples()}
+    if over := sorted(known.keys() - conditions.keys()):
+        await connection.execute(delete(table).where(table.c.pool_id.in_(over)))
+    for pool_id, condition in sorted(conditions.items()):
+        if known.get(pool_id) != condition:
+            values = {"text": condition.text, "unplaced": condition.unplaced}
+            query = insert(table).values(pool_id=pool_id, **values)
+            changed = query.on_conflict_do_update(index_elements=["pool_id"], set_=values)
+            await connection.execute(changed)
+
+
+async def write_notes(connection: AsyncConnection, notes: Mapping[str, str]) -> None:
+    """Keep how far draining nodes are; those that are not say nothing."""
+    t = tables.nodes.c
+    over = update(tables.nodes).where(t.drain_note != "", t.id.not_in(sorted(notes)))
+    await connection.execute(over.values(drain_note=""))
+    for node_id, note in sorted(notes.items()):
+        query = update(tables.nodes).where(t.id == node_id, t.drain_note != note)
+        await connection.execute(query.values(drain_note=note))
+
+
 async def write_roles(connection: AsyncConnection, roles: Mapping[str, str]) -> None:
     """Set what replicas are for."""
     await _set_replicas(connection, "role", roles)
@@ -247,8 +315,11 @@ async def _set_replicas(
         await connection.execute(query)
 
 
-async def write_node(connection: AsyncConnection, message: wire.SyncRequest) -> None:
-    """Write down a node's sign of life, its facts and whether it is cordoned."""
+async def write_node(connection: AsyncConnection, message: wire.SyncRequest) -> list[str]:
+    """Write down a node's sign of life, its facts and whether it is cordoned.
+
+    Returns the ids of the cordons that operators have lifted and the agent has not, yet.
+    """
     facts = message.facts
     values = {
         "cpu_count": facts.cpu_count,
@@ -258,10 +329,49 @@ async def write_node(connection: AsyncConnection, message: wire.SyncRequest) -> 
         "seen_at": func.now(),
         "is_lost": False,
         "is_cordoned": message.is_cordoned,
-        "cordon_reason": message.cordon_reason[:2000].replace("\0", ""),
+        "cordon_reason": _storable(message.cordon_reason),
+        "accelerator_facts": [_accelerator(fact) for fact in facts.accelerator_facts],
+        "region": _storable(facts.region),
+        "rack": _storable(facts.rack),
     }
+    reported = [fact.cordon.id for fact in facts.accelerator_facts if fact.HasField("cordon")]
     query = insert(tables.nodes).values(id=message.node_id, **values)
-    await connection.execute(query.on_conflict_do_update(index_elements=["id"], set_=values))
+    row = await connection.execute(
+        query.on_conflict_do_update(index_elements=["id"], set_=values).returning(
+            tables.nodes.c.lifted_cordons
+        )
+    )
+    lifted: list[str] = row.scalar_one()
+    waiting = [cordon_id for cordon_id in lifted if cordon_id in reported]
+    if waiting != lifted:
+        await connection.execute(
+            update(tables.nodes)
+            .where(tables.nodes.c.id == message.node_id)
+            .values(lifted_cordons=waiting)
+        )
+    return waiting
+
+
+def _accelerator(fact: wire.Accelerator) -> dict[str, Any]:
+    """Return what is kept of an accelerator: what seldom changes."""
+    kept: dict[str, Any] = {
+        "index": fact.index,
+        "uuid": _storable(fact.uuid),
+        "name": _storable(fact.name),
+        "memory_bytes": fact.memory_bytes,
+    }
+    if fact.HasField("cordon"):
+        cordon = fact.cordon
+        kept["cordon"] = {
+            "id": _storable(cordon.id),
+            "reason": _storable(cordon.reason),
+            "since_unix_ms": cordon.since_unix_ms,
+        }
+    return kept
+
+
+def _storable(text: str) -> str:
+    return text[:2000].replace("\0", "")
 
 
 async def write_observed(
@@ -283,7 +393,7 @@ async def write_observed(
             "pid": max(0, seen.pid),
             "memory_bytes": seen.memory_bytes,
             "restarts": seen.restarts,
-            "message": seen.message[:2000].replace("\0", ""),
+            "message": _storable(seen.message),
         }
         await connection.execute(update(table).where(table.c.id == replica_id).values(**values))
 

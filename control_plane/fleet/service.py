@@ -17,6 +17,7 @@ from control_plane.database import Database, DatabaseDownError
 from control_plane.fleet import cells as cell_model
 from control_plane.fleet import model, preparation, repository
 from control_plane.fleet.liveness import Liveness
+from control_plane.fleet.planner import plan_replicas
 from control_plane.fleet.presence import Presence
 from control_plane.fleet.probe import refuses
 from control_plane.watch.feed import Feed
@@ -180,11 +181,13 @@ class Fleet:
     ) -> None:
         """Give the pools their replicas, and these their roles."""
         nodes = await repository.nodes(connection)
-        plan = model.plan_replicas(pools, homes, nodes, replicas, lambda: new_id("replica"))
+        plan = plan_replicas(pools, homes, nodes, replicas, lambda: new_id("replica"))
         profiles = {pool.id: profile_of(pool.engine) for pool in pools}
         await repository.create_replicas(connection, plan.create, profiles)
         await repository.drain_replicas(connection, plan.drain)
         await repository.forget_replicas(connection, plan.forget)
+        await repository.write_conditions(connection, plan.conditions)
+        await repository.write_notes(connection, plan.notes)
         roles = model.assign_roles(pools, plan.applied(replicas))
         await repository.write_roles(connection, roles)
         for replica in plan.create:

@@ -56,18 +56,22 @@ class GoldenPrompt(_message.Message):
     def __init__(self, id: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., every_s: _Optional[int] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
-    __slots__ = ("cpu_count", "memory_bytes", "accelerators", "engines", "accelerator_facts")
+    __slots__ = ("cpu_count", "memory_bytes", "accelerators", "engines", "accelerator_facts", "region", "rack")
     CPU_COUNT_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ACCELERATORS_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     ACCELERATOR_FACTS_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
     cpu_count: int
     memory_bytes: int
     accelerators: _containers.RepeatedScalarFieldContainer[str]
     engines: _containers.RepeatedScalarFieldContainer[str]
     accelerator_facts: _containers.RepeatedCompositeFieldContainer[Accelerator]
-    def __init__(self, cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., accelerators: _Optional[_Iterable[str]] = ..., engines: _Optional[_Iterable[str]] = ..., accelerator_facts: _Optional[_Iterable[_Union[Accelerator, _Mapping]]] = ...) -> None: ...
+    region: str
+    rack: str
+    def __init__(self, cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., accelerators: _Optional[_Iterable[str]] = ..., engines: _Optional[_Iterable[str]] = ..., accelerator_facts: _Optional[_Iterable[_Union[Accelerator, _Mapping]]] = ..., region: _Optional[str] = ..., rack: _Optional[str] = ...) -> None: ...
 
 class Accelerator(_message.Message):
     __slots__ = ("index", "uuid", "name", "memory_bytes", "memory_used_bytes", "temperature_c", "power_w", "cordon")

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from control_plane.fleet.model import (
     Node,
     Observed,
-    Plan,
     Pool,
     Replica,
     ReplicaState,
     observe,
-    plan_replicas,
 )
+from control_plane.fleet.planner import Plan, plan_replicas
 
 _ENGINES = ["openvino", "sim", "trtllm"]
 _POOLS = st.lists(

@@ -1,0 +1,184 @@
+"""Which node and which accelerators a replica gets; pure.
+
+Pools say what a replica needs, nodes what they have. A pool's replicas are spread first, over racks
+and then over nodes, so that one failure takes few of them; among equals the fullest node that has
+room is taken (best fit), so that large ones find whole accelerators elsewhere. What was given is
+kept with the replica: nothing is ever given twice, and nothing moves while it lives. A pool that
+needs nothing goes to the least loaded node, and what a node does not tell is not asked for.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from control_plane.fleet.model import Needs, Node, Pool, Replica
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a replica goes; no accelerators: it may use all of the node's."""
+
+    node_id: str
+    accelerators: tuple[int, ...] = ()
+
+
+class Room:
+    """What a node has left.
+
+    Attributes:
+        load: How many replicas it has that are not draining.
+    """
+
+    def __init__(self, node: Node) -> None:
+        """Begin with an empty node."""
+        self.node = node
+        self.load = 0
+        self._memory_bytes = node.memory_bytes
+        self._free: dict[int, int] | None = None  # bytes left, by index
+        if node.accelerators is not None:
+            self._free = {a.index: a.memory_bytes for a in node.accelerators if not a.is_cordoned}
+        self._used: set[int] = set()  # by anybody
+        self._taken: set[int] = set()  # by one alone
+
+    def take(self, needs: Needs, accelerators: Sequence[int]) -> None:
+        """Give away what a replica needs."""
+        if self._memory_bytes is not None:
+            self._memory_bytes -= needs.memory_bytes
+        # One that was made before its node told what it has may use all.
+        all_of_them = tuple(self._free or ()) if needs.accelerators else ()
+        for index in accelerators or all_of_them:
+            self._used.add(index)
+            if needs.is_dedicated:
+                self._taken.add(index)
+            if self._free is not None and index in self._free:
+                self._free[index] -= needs.accelerator_memory_bytes
+
+    def has_memory(self, needs: Needs) -> bool:
+        """Return whether there is so much memory; true where it is not known."""
+        return self._memory_bytes is None or needs.memory_bytes <= self._memory_bytes
+
+    def accelerators_for(self, needs: Needs) -> tuple[int, ...] | None:
+        """Return the accelerators that a replica gets, the fullest that do; None: there are none.
+
+        Where they are not known, the replica may use all.
+        """
+        if self._free is None or not needs.accelerators:
+            return ()
+        barred = self._used if needs.is_dedicated else self._taken
+        fitting = sorted(
+            (free, index)
+            for index, free in self._free.items()
+            if index not in barred and free >= needs.accelerator_memory_bytes
+        )
+        if len(fitting) < needs.accelerators:
+            return None
+        return tuple(sorted(index for _, index in fitting[: needs.accelerators]))
+
+    def left_after(self, needs: Needs, accelerators: Sequence[int]) -> tuple[int, int]:
+        """Return what is left: bytes on these accelerators, and of memory; 0 if not known."""
+        free = self._free or {}
+        on_them = sum(free.get(index, 0) - needs.accelerator_memory_bytes for index in accelerators)
+        memory_bytes = self._memory_bytes
+        return on_them, 0 if memory_bytes is None else memory_bytes - needs.memory_bytes
+
+
+class Placement:
+    """Finds places, one after the other; each takes its part of the room that is left."""
+
+    def __init__(self, nodes: Iterable[Node], replicas: Iterable[Replica]) -> None:
+        """Take what is there; replicas that are draining hold their place until they are gone."""
+        self._rooms = {node.id: Room(node) for node in nodes}
+        self._open: dict[str, list[Room]] = {}  # by engine
+        self._in_rack: Counter[tuple[str, str]] = Counter()  # pool, rack
+        self._on_node: Counter[tuple[str, str]] = Counter()  # pool, node
+        for replica in replicas:
+            if replica.node_id in self._rooms:
+                self._add(replica)
+
+    def place(self, pool: Pool) -> Place | str:
+        """Return where the pool's next replica goes, or why it cannot go anywhere."""
+        open_ = self._open_to(pool.engine)
+        if not open_:
+            if not any(pool.engine in room.node.engines for room in self._rooms.values()):
+                return f"no node runs engine {pool.engine}"
+            return f"all nodes with engine {pool.engine} are lost, cordoned or draining"
+        if pool.needs == Needs():
+            chosen = min(open_, key=lambda room: (room.load, room.node.id))
+            return self._given(pool, chosen, ())
+        options = [
+            (room, accelerators)
+            for room in open_
+            if room.has_memory(pool.needs)
+            and (accelerators := room.accelerators_for(pool.needs)) is not None
+        ]
+        if not options:
+            return _why_nowhere(pool.needs, open_)
+        chosen, accelerators = min(options, key=lambda option: self._order(pool, *option))
+        return self._given(pool, chosen, accelerators)
+
+    def _open_to(self, engine: str) -> list[Room]:
+        """Return the nodes that run an engine and may get more."""
+        if engine not in self._open:
+            self._open[engine] = [
+                room
+                for room in self._rooms.values()
+                if room.node.is_schedulable and engine in room.node.engines
+            ]
+        return self._open[engine]
+
+    def _order(
+        self, pool: Pool, room: Room, accelerators: tuple[int, ...]
+    ) -> tuple[int, int, tuple[int, int], int, str]:
+        node = room.node
+        return (
+            self._in_rack[pool.id, node.rack],
+            self._on_node[pool.id, node.id],
+            room.left_after(pool.needs, accelerators),
+            room.load,
+            node.id,
+        )
+
+    def _given(self, pool: Pool, room: Room, accelerators: tuple[int, ...]) -> Place:
+        made = Replica("", pool.id, "", room.node.id)
+        self._add(replace(made, accelerators=accelerators, reserved=pool.needs))
+        return Place(room.node.id, accelerators)
+
+    def _add(self, replica: Replica) -> None:
+        room = self._rooms[replica.node_id]
+        room.take(replica.reserved, replica.accelerators)
+        if not replica.is_draining:
+            room.load += 1
+            self._in_rack[replica.pool_id, room.node.rack] += 1
+            self._on_node[replica.pool_id, room.node.id] += 1
+
+
+def in_order(pools: Iterable[Pool]) -> list[Pool]:
+    """Return the pools in the order in which they are placed: the hardest to place first."""
+
+    def size(needs: Needs) -> tuple[bool, int, int, int]:
+        on_each = needs.accelerator_memory_bytes
+        return needs.is_dedicated, needs.accelerators, on_each, needs.memory_bytes
+
+    by_id = sorted(pools, key=lambda pool: pool.id)
+    return sorted(by_id, key=lambda pool: size(pool.needs), reverse=True)
+
+
+def _why_nowhere(needs: Needs, rooms: Sequence[Room]) -> str:
+    """Return in words what no node has."""
+    memory = f"{_size(needs.memory_bytes)} of memory free"
+    count = needs.accelerators
+    each = f" of {_size(needs.accelerator_memory_bytes)}" if needs.accelerator_memory_bytes else ""
+    whole = f"{count} accelerator{'s' if count > 1 else ''}{each}"
+    accelerators = f"{whole} unused" if needs.is_dedicated else f"{whole} free"
+    with_memory = [room for room in rooms if room.has_memory(needs)]
+    if not with_memory:
+        return f"no node has {memory}"
+    if all(room.accelerators_for(needs) is None for room in rooms):
+        return f"no node has {accelerators}"
+    return f"no node has {accelerators} and {memory}"
+
+
+def _size(count_bytes: int) -> str:
+    return f"{count_bytes / _GIB:.4g} GiB"

@@ -1,0 +1,241 @@
+"""Which replicas to create, drain and forget, and what is said where that cannot be done; pure.
+
+Applied to its own result a plan changes nothing more, unless it was bounded: then it goes on.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from control_plane.fleet.model import Node, Pool, Replica, ReplicaState, has_ended, worth
+from control_plane.fleet.placement import Placement, in_order
+
+CREATED_MAX = 100  # replicas of a pool in one step
+DRAINING_MAX = 4  # replicas of a pool that leave draining nodes at once
+DRAINED = "empty"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Why a pool has not what it wants.
+
+    Attributes:
+        text: In words.
+        unplaced: How many replicas there is no place for.
+    """
+
+    text: str
+    unplaced: int
+
+
+def _no_conditions() -> dict[str, Condition]:
+    return {}
+
+
+def _no_notes() -> dict[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Changes that bring the replicas to what is wanted.
+
+    Attributes:
+        conditions: Of the pools for whose replicas there is no place. Said, not done: two plans
+            that do the same are equal.
+        notes: Of each draining node, how far it is.
+    """
+
+    create: tuple[Replica, ...] = ()
+    drain: tuple[str, ...] = ()
+    forget: tuple[str, ...] = ()
+    conditions: Mapping[str, Condition] = field(default_factory=_no_conditions, compare=False)
+    notes: Mapping[str, str] = field(default_factory=_no_notes, compare=False)
+
+    def applied(self, replicas: Iterable[Replica]) -> list[Replica]:
+        """Return the replicas as they are after these changes."""
+        drain, forget = set(self.drain), set(self.forget)
+        kept = (replica for replica in replicas if replica.id not in forget)
+        return [
+            *(replace(r, is_draining=True) if r.id in drain else r for r in kept),
+            *self.create,
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """A pool's replicas.
+
+    Attributes:
+        going: Those that are draining on draining nodes.
+        stranded: Nothing will come of them where they are.
+        staying: The others that count, on nodes that stay.
+        leaving: Those that count, on draining nodes.
+    """
+
+    going: int
+    stranded: list[Replica]
+    staying: list[Replica]
+    leaving: list[Replica]
+
+
+def plan_replicas(
+    pools: Iterable[Pool],
+    cells: Mapping[str, Sequence[str]],
+    nodes: Iterable[Node],
+    replicas: Sequence[Replica],
+    new_id: Callable[[], str],
+) -> Plan:
+    """Return what to create, drain and forget so that every pool has the replicas it wants.
+
+    A replica counts while it is neither draining, nor lost with its node, nor ended on a node that
+    is cordoned. Such a one is forgotten once enough others are ready, so that a node that returns
+    soon finds its work still wanted. A node that is cordoned, unschedulable or draining gets
+    nothing new. What a draining node has is made elsewhere first, and drains as far as that is
+    ready; where there is no room for it, one replica less than wanted is put up with.
+
+    Args:
+        pools: All pools.
+        cells: Of each pool that has any, the cells for new replicas; the smallest gets the next.
+        nodes: All nodes.
+        replicas: All replicas.
+        new_id: Source of ids; sorted by time.
+    """
+    known = list(nodes)
+    of_pool: defaultdict[str, list[Replica]] = defaultdict(list)
+    for replica in replicas:
+        of_pool[replica.pool_id].append(replica)
+    cordoned = {node.id for node in known if node.is_cordoned}
+    draining = {node.id for node in known if node.is_draining}
+    placement = Placement(known, replicas)
+    create: list[Replica] = []
+    drain: list[str] = []
+    forget = [replica.id for replica in replicas if replica.is_draining and has_ended(replica)]
+    conditions: dict[str, Condition] = {}
+    for pool in in_order(pools):
+        members = _members(of_pool[pool.id], cordoned, draining)
+        homes = cells.get(pool.id, ())
+        made, condition = _made(pool, homes, members.staying, placement, new_id)
+        create += made
+        if condition is not None:
+            conditions[pool.id] = condition
+        surplus = _most_useful_first(members.staying, homes)[pool.replicas_wanted :]
+        for replica in (*surplus, *_may_leave(pool, members, has_room=condition is None)):
+            (forget if has_ended(replica) else drain).append(replica.id)
+        ready = sum(map(_is_ready, (*members.staying, *members.leaving)))
+        if ready >= pool.replicas_wanted:
+            forget += sorted(replica.id for replica in members.stranded)
+    plan = Plan(tuple(create), tuple(drain), tuple(forget), conditions)
+    return replace(plan, notes=_notes(draining, plan.applied(replicas), conditions))
+
+
+def _members(
+    replicas: Iterable[Replica], cordoned: AbstractSet[str], draining: AbstractSet[str]
+) -> _Members:
+    wanted = [r for r in replicas if not r.is_draining]
+    going = [r for r in replicas if r.is_draining and r.node_id in draining and not has_ended(r)]
+    stranded = [r for r in wanted if _is_stranded(r, cordoned)]
+    counted = [r for r in wanted if not _is_stranded(r, cordoned)]
+    return _Members(
+        len(going),
+        stranded,
+        [r for r in counted if r.node_id not in draining],
+        [r for r in counted if r.node_id in draining],
+    )
+
+
+def _is_stranded(replica: Replica, cordoned: AbstractSet[str]) -> bool:
+    """Whether nothing will come of a replica where it is."""
+    is_lost = replica.state is ReplicaState.LOST
+    return is_lost or (replica.node_id in cordoned and has_ended(replica))
+
+
+def _is_ready(replica: Replica) -> bool:
+    return replica.state is ReplicaState.READY
+
+
+def _made(
+    pool: Pool,
+    homes: Sequence[str],
+    staying: Sequence[Replica],
+    placement: Placement,
+    new_id: Callable[[], str],
+) -> tuple[list[Replica], Condition | None]:
+    """Return the pool's new replicas, and why there are no more if more are wanted."""
+    missing = pool.replicas_wanted - len(staying) if homes else 0
+    sizes = Counter(replica.cell_id for replica in staying)
+    made: list[Replica] = []
+    while len(made) < min(missing, CREATED_MAX):
+        place = placement.place(pool)
+        if isinstance(place, str):
+            placed = len(staying) + len(made)
+            text = f"{placed} of {pool.replicas_wanted} placed: {place}"
+            return made, Condition(text, missing - len(made))
+        home = min(homes, key=lambda cell_id: sizes[cell_id])
+        sizes[home] += 1
+        replica = Replica(new_id(), pool.id, home, place.node_id)
+        made.append(replace(replica, accelerators=place.accelerators, reserved=pool.needs))
+    return made, None
+
+
+def _may_leave(pool: Pool, members: _Members, *, has_room: bool) -> list[Replica]:
+    """Return the replicas that may leave draining nodes now.
+
+    Those that serve leave when enough others are ready; while there is no room for others, so many
+    that one is missing, but never the last one. Those that do not serve yet just begin elsewhere.
+    """
+    wanted = pool.replicas_wanted
+    floor = wanted if has_room else max(1, wanted - 1)
+    kept = _most_useful_first(members.staying, ())[:wanted]
+    ready = sum(map(_is_ready, (*kept, *members.leaving)))
+    left = DRAINING_MAX - members.going
+    found: list[Replica] = []
+    for replica in sorted(members.leaving, key=lambda r: (worth(r), r.id)):
+        if has_ended(replica):
+            found.append(replica)
+        elif left > 0 and (ready - 1 >= floor if _is_ready(replica) else has_room):
+            found.append(replica)
+            left -= 1
+            ready -= _is_ready(replica)
+    return found
+
+
+def _notes(
+    draining: AbstractSet[str],
+    replicas: Iterable[Replica],
+    conditions: Mapping[str, Condition],
+) -> dict[str, str]:
+    """Return of each draining node how far it is, and what it waits for."""
+    on_node: dict[str, list[Replica]] = {node_id: [] for node_id in draining}
+    for replica in replicas:
+        if replica.node_id in on_node:
+            on_node[replica.node_id].append(replica)
+    notes: dict[str, str] = {}
+    for node_id, held in on_node.items():
+        going = sum(replica.is_draining for replica in held)
+        waiting = Counter(replica.pool_id for replica in held if not replica.is_draining)
+        said = [f"{going} finish what they run"] if going else []
+        for pool_id, count in sorted(waiting.items()):
+            condition = conditions.get(pool_id)
+            reason = (
+                f"room elsewhere: {condition.text}" if condition else "others to be ready instead"
+            )
+            said.append(f"{count} of pool {pool_id} wait for {reason}")
+        notes[node_id] = "; ".join(said) or DRAINED
+    return notes
+
+
+def _most_useful_first(replicas: Iterable[Replica], homes: Sequence[str]) -> list[Replica]:
+    """Order a pool's replicas by which are kept: those that serve, in cells that stay, oldest.
+
+    Cells take turns, so that they shrink evenly.
+    """
+    ordered = sorted(replicas, key=lambda r: (-worth(r), r.id))
+    seen: Counter[str] = Counter()
+    graded: list[tuple[int, bool, int, str, Replica]] = []
+    for replica in ordered:
+        turn = seen[replica.cell_id]
+        seen[replica.cell_id] += 1
+        graded.append((-worth(replica), replica.cell_id not in homes, turn, replica.id, replica))
+    return [grade[-1] for grade in sorted(graded, key=lambda grade: grade[:-1])]
