@@ -68,8 +68,8 @@ class _Session:
 
     said: Said
     pending: Report | None
-    shared: Mapping[str, Priority] = _NOTHING
-    wanted: Mapping[str, Priority] = _NOTHING
+    shared: Mapping[str, Priority] = field(default_factory=lambda: _NOTHING)
+    wanted: Mapping[str, Priority] = field(default_factory=lambda: _NOTHING)
     last: Answer = field(default_factory=Answer)
     answer: wire.DistributionAnswer | None = None
     has_answer: asyncio.Event = field(default_factory=asyncio.Event)
