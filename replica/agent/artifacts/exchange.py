@@ -1,0 +1,211 @@
+"""The agent's stream of distribution: what the node holds up, what it shall fetch down."""
+
+import asyncio
+import json
+import random
+import shutil
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import structlog
+
+from replica.agent.artifacts.fetcher import Fetcher, UnknownArtifactError
+from sluice.ids import new_id
+from sluice.lifecycle import backoff_s
+from sluice.manifests import MANIFEST_BYTES_MAX, Manifest, parse_manifest
+from sluice.wire.distribution.v1 import distribution_pb2 as wire
+from sluice.wire.distribution.v1 import distribution_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+_CALL_S = 5.0
+_MANIFEST_S = 20.0
+_SILENCE_S = 15.0  # the control plane answers each report
+_FETCHING_S = 0.5
+_IDLE_S = 2.0
+_SETTLE_S = 0.05  # news of one moment go up as one message
+_BACKOFF_MAX_S = 3.0
+_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_Call = grpc.aio.StreamStreamCall[wire.DistributionReport, wire.DistributionAnswer]
+_Errors = (
+    grpc.aio.AioRpcError,
+    grpc.aio.UsageError,
+    asyncio.InvalidStateError,
+    ConnectionError,
+    TimeoutError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a node says of itself in each report."""
+
+    node_id: str
+    region: str
+    rack: str
+    peer_address: str
+
+
+class News:
+    """Told by anybody that the control plane should hear something at once."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def note(self) -> None:
+        """Have a report sent soon."""
+        self._event.set()
+
+    async def wait(self, at_most_s: float) -> None:
+        """Wait for news, but no longer than that."""
+        try:
+            async with asyncio.timeout(at_most_s):
+                await self._event.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(_SETTLE_S)
+        self._event.clear()
+
+
+class Exchange:
+    """Keeps one `Exchange` stream open, for ever."""
+
+    def __init__(
+        self, address: str, identity: Identity, fetcher: Fetcher, news: News, directory: Path
+    ) -> None:
+        """Take the control plane's address, who we are, and both directions.
+
+        Args:
+            address: Of the control plane, host:port.
+            identity: Of the node.
+            fetcher: Says what is new, and does what is answered.
+            news: When to report at once.
+            directory: Of artifacts; its disk's free space is reported.
+        """
+        self._address = address
+        self._identity = identity
+        self._fetcher = fetcher
+        self._news = news
+        self._directory = directory
+        self._boot_id = new_id("boot")
+        self._is_full_due = True
+        self.is_connected = False
+
+    async def run(self) -> None:
+        """Connect, and again after every end, until cancelled."""
+        attempt = 0
+        while True:
+            begin_s = time.monotonic()
+            try:
+                await self._session()
+            except _Errors as cause:
+                text = cause.details() if isinstance(cause, grpc.aio.AioRpcError) else repr(cause)
+                if self.is_connected or attempt == 0:
+                    log.warning("distribution_lost", address=self._address, error=text)
+            attempt = 0 if self.is_connected and time.monotonic() - begin_s > 1 else attempt + 1
+            self.is_connected = False
+            self._fetcher.connected(is_connected=False)
+            pause_s = backoff_s(attempt, first_s=0.1, max_s=_BACKOFF_MAX_S)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
+
+    async def _session(self) -> None:
+        async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
+            async with asyncio.timeout(_CALL_S):
+                await channel.channel_ready()
+            stub = distribution_pb2_grpc.DistributionServiceStub(channel)
+            call: _Call = stub.Exchange()  # pyright: ignore[reportAssignmentType] - sync stub's types
+            self._is_full_due = True
+            # The halves return their errors: raised, they would make the group swallow a
+            # cancellation of ours that comes at the same time.
+            async with asyncio.TaskGroup() as group:
+                halves = [
+                    group.create_task(_outcome(half))
+                    for half in (self._send(call), self._receive(call))
+                ]
+                await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+                ended = [half for half in halves if half.done()]
+                for half in halves:
+                    half.cancel()
+            raise ended[0].result()
+
+    async def _send(self, call: _Call) -> None:
+        while True:
+            report = self._fetcher.report(is_full=self._is_full_due)
+            self._is_full_due = False
+            identity = self._identity
+            report.node_id, report.boot_id = identity.node_id, self._boot_id
+            report.region, report.rack = identity.region, identity.rack
+            report.peer_address = identity.peer_address
+            report.free_bytes = shutil.disk_usage(self._directory).free
+            async with asyncio.timeout(_CALL_S):
+                await call.write(report)
+            await self._news.wait(_FETCHING_S if self._fetcher.is_fetching else _IDLE_S)
+
+    async def _receive(self, call: _Call) -> None:
+        while True:
+            async with asyncio.timeout(_SILENCE_S):
+                answer = await call.read()
+            if not isinstance(answer, wire.DistributionAnswer):
+                raise ConnectionError("the control plane ended the stream")
+            if not self.is_connected:
+                log.info("distribution_connected", address=self._address)
+            self.is_connected = True
+            self._fetcher.connected(is_connected=True)
+            self._fetcher.take(answer)
+            if answer.wants_full:
+                self._is_full_due = True
+                self._news.note()
+
+
+async def ask_manifest(address: str, digest: str) -> Manifest:
+    """Return a manifest that the control plane has.
+
+    Raises:
+        UnknownArtifactError: It has none.
+        ConnectionError: It does not answer, or not with a manifest.
+    """
+    content = bytearray()
+    try:
+        async with (
+            asyncio.timeout(_MANIFEST_S),
+            grpc.aio.insecure_channel(address, options=_OPTIONS) as channel,
+        ):
+            stub = distribution_pb2_grpc.DistributionServiceStub(channel)
+            call = stub.Manifest(wire.ManifestRequest(digest=digest))
+            async for piece in call:  # pyright: ignore[reportGeneralTypeIssues] - sync stub's types
+                content += piece.json
+                if len(content) > MANIFEST_BYTES_MAX:
+                    raise ConnectionError("the control plane sends more than a manifest")
+        manifest = await asyncio.to_thread(_parse, bytes(content))
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            raise UnknownArtifactError(f"nobody knows artifact {digest}") from None
+        raise ConnectionError(f"the control plane cannot be asked: {error.details()}") from None
+    except (TimeoutError, ValueError) as error:
+        raise ConnectionError(f"the control plane sent no manifest: {error!r}") from None
+    if manifest.digest != digest:
+        raise ConnectionError("the control plane sent another manifest")
+    return manifest
+
+
+def _parse(content: bytes) -> Manifest:
+    return parse_manifest(json.loads(content))
+
+
+async def _outcome(half: Coroutine[object, object, None]) -> Exception:
+    """Return the expected error that ends one direction of the stream."""
+    try:
+        await half
+    except _Errors as error:
+        return error
+    raise AssertionError("a direction of the stream ended without an error")

@@ -1,0 +1,405 @@
+"""Gets artifacts chunk by chunk, as the control plane orders; from the store while it is away.
+
+Orders are replaced as a whole by every answer. A few downloads run at once; every chunk is verified
+before it is written, noted once it is on the disk, and from then on served to others.
+"""
+
+import asyncio
+import errno
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from replica.agent.artifacts.holdings import Holdings
+from replica.agent.artifacts.partial import CorruptChunkError, Partial, Piece, members
+from replica.agent.artifacts.sources import STORE, RefusedError
+from sluice.errors import ErrorCode, PlatformError
+from sluice.manifests import Manifest
+from sluice.wire.distribution.v1 import distribution_pb2 as wire
+
+log = structlog.get_logger(__name__)
+
+_CHUNK_S = 25.0  # for one chunk, standing in line included; less than the planner's patience
+_AWAY_S = 2.0  # without a control plane, or without an order: then the store is asked directly
+_UNORDERED_S = 6.0
+_FAILED_S = 1.0  # a source is not asked again for a chunk until the planner has heard of it
+_DISK_PAUSE_S = 5.0
+_DECLINED_S = 20.0
+_LOOK_S = 1.0
+_FAILURES_MAX = 1024
+
+
+class UnknownArtifactError(Exception):
+    """Nobody knows the artifact."""
+
+
+class ChunkSource(Protocol):
+    """Peers and the store."""
+
+    async def get(self, address: str, digest: str, number: int, piece: Piece) -> bytes:
+        """Return what is said to be a chunk; RefusedError or TimeoutError when nothing comes."""
+        ...
+
+
+# Returns a manifest; UnknownArtifactError if there is none, ConnectionError if nobody can be asked.
+AskManifest = Callable[[str], Awaitable[Manifest]]
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Somebody waits for an artifact."""
+
+    since_s: float
+    count: int = 0
+    needed: int = 0
+
+
+@dataclass(slots=True)
+class _Download:
+    source: str
+    scope: asyncio.Timeout
+    is_over: bool = False  # it came; it is being written
+    is_given_up: bool = False
+
+
+@dataclass(slots=True)
+class _State:
+    """What is remembered from one moment to the next; all by digest."""
+
+    waits: dict[str, _Wait] = field(default_factory=dict[str, _Wait])
+    problems: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
+    declined: dict[str, float] = field(default_factory=dict[str, float])
+    preparing: set[str] = field(default_factory=set[str])
+    running: dict[tuple[str, int], _Download] = field(
+        default_factory=dict[tuple[str, int], _Download]
+    )
+    failed: dict[tuple[str, int, str], float] = field(
+        default_factory=dict[tuple[str, int, str], float]
+    )
+
+
+class Fetcher:
+    """Executes orders; `run` it."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        source: ChunkSource,
+        ask_manifest: AskManifest,
+        *,
+        downloads_max: int,
+        on_news: Callable[[], None],
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            holdings: What the node has.
+            source: Where chunks come from.
+            ask_manifest: Asks the control plane what an artifact consists of.
+            downloads_max: At once.
+            on_news: Told when the control plane should hear something at once.
+        """
+        self._holdings = holdings
+        self._library = holdings.library
+        self._source = source
+        self._ask_manifest = ask_manifest
+        self._downloads_max = downloads_max
+        self._on_news = on_news
+        self._orders: tuple[wire.Order, ...] = ()
+        self._wanted: Mapping[str, int] = {}
+        self._state = _State()
+        self._failures: list[wire.Failure] = []
+        self._changed = asyncio.Event()
+        self._away_since_s: float | None = time.monotonic()
+
+    # --- towards the control plane
+
+    def connected(self, *, is_connected: bool) -> None:
+        """Note whether the control plane answers."""
+        if is_connected:
+            self._away_since_s = None
+        elif self._away_since_s is None:
+            self._away_since_s = time.monotonic()
+
+    def take(self, answer: wire.DistributionAnswer) -> None:
+        """Take over what is to be fetched from now on."""
+        self._orders = tuple(answer.orders)
+        self._wanted = {item.digest: max(0, item.priority - 1) for item in answer.wanted}
+        self._library.want(self._wanted)
+        sources = {(order.digest, order.source_node_id) for order in self._orders}
+        for (digest, _), download in self._state.running.items():
+            is_ordered = download.source == STORE or (digest, download.source) in sources
+            if not is_ordered and not download.is_over:
+                download.is_given_up = True
+                download.scope.reschedule(asyncio.get_running_loop().time())
+        self._note_change()
+
+    def report(self, *, is_full: bool) -> wire.DistributionReport:
+        """Return what is new; the rest of the report is the sender's."""
+        failures, self._failures = self._failures, []
+        now_s = time.monotonic()
+        state = self._state
+        state.declined = {d: until_s for d, until_s in state.declined.items() if until_s > now_s}
+        return wire.DistributionReport(
+            held=self._holdings.held(is_full=is_full),
+            is_full=is_full,
+            failures=failures,
+            needed=[digest for digest, wait in state.waits.items() if wait.needed],
+            declined=list(state.declined),
+        )
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether chunks are on their way, or should be."""
+        return bool(self._state.running or self._orders or self._state.waits)
+
+    # --- towards the node
+
+    async def ensure(self, digest: str, *, needed: bool) -> None:
+        """Return when the artifact lies complete in the library.
+
+        Args:
+            digest: Of the artifact.
+            needed: A request waits for it; else it is waited for in any case.
+
+        Raises:
+            PlatformError: ADAPTER_NOT_FOUND when nobody knows it. If it is needed, also
+                ENGINE_BUSY when there is no room for it, and UNAVAILABLE when nobody can be asked.
+        """
+        if self._library.has(digest):
+            return
+        wait = self._state.waits.setdefault(digest, _Wait(time.monotonic()))
+        wait.count += 1
+        wait.needed += needed
+        try:
+            await self._manifest(digest, is_patient=not needed)
+            self._on_news()
+            self._note_change()
+            while not self._library.has(digest):
+                if needed and (problem := self._problem(digest)):
+                    raise PlatformError(ErrorCode.ENGINE_BUSY, problem, retry_after_s=2.0)
+                await self._change(_LOOK_S)
+        finally:
+            wait.count -= 1
+            wait.needed -= needed
+            if not wait.count:
+                del self._state.waits[digest]
+
+    def progress(self, digest: str) -> str:
+        """Return how far an artifact is, in words; empty when it is complete."""
+        if self._library.has(digest):
+            return ""
+        have, count = self._holdings.progress(digest)
+        problem = self._problem(digest)
+        text = f"{have} of {count} chunks" if count else "not begun"
+        return f"{text}: {problem}" if problem else text
+
+    async def run(self) -> None:
+        """Fetch until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self._downloads_max):
+                tasks.create_task(self._work())
+            tasks.create_task(self._adopt())
+
+    # --- what to do next
+
+    def _next(self) -> tuple[wire.Order, int] | None:
+        """Return a chunk to fetch, or an order whose artifact is to be begun (chunk -1)."""
+        now_s, state = time.monotonic(), self._state
+        state.failed = {key: until_s for key, until_s in state.failed.items() if until_s > now_s}
+        for order in self._all_orders(now_s):
+            digest = order.digest
+            if digest in state.preparing or self._is_held_up(digest, now_s):
+                continue
+            if self._library.has(digest):
+                continue
+            partial = self._holdings.partials.get(digest)
+            if partial is None or not partial.missing:
+                return order, -1
+            stop = min(order.stop, len(partial.pieces))
+            span = (1 << stop) - (1 << min(order.start, stop))
+            for number in members(partial.missing & span):
+                key = (digest, number)
+                if key not in state.running and (*key, order.source_node_id) not in state.failed:
+                    return order, number
+        return None
+
+    def _all_orders(self, now_s: float) -> Iterator[wire.Order]:
+        """Yield the control plane's orders, and ours for what it does not see to."""
+        ordered = {order.digest for order in self._orders}
+        is_away = self._away_since_s is not None and now_s - self._away_since_s > _AWAY_S
+        for digest, wait in self._state.waits.items():
+            is_late = digest not in ordered and now_s - wait.since_s > _UNORDERED_S
+            if is_away or is_late:
+                yield wire.Order(digest=digest, stop=1 << 16)
+        yield from self._orders
+
+    def _is_held_up(self, digest: str, now_s: float) -> bool:
+        until_s, _ = self._state.problems.get(digest, (0.0, ""))
+        is_declined = self._state.declined.get(digest, 0.0) > now_s
+        return until_s > now_s or (is_declined and not self._is_needed(digest))
+
+    def _is_needed(self, digest: str) -> bool:
+        wait = self._state.waits.get(digest)
+        return wait is not None and wait.needed > 0
+
+    def _problem(self, digest: str) -> str:
+        until_s, text = self._state.problems.get(digest, (0.0, ""))
+        return text if until_s > time.monotonic() else ""
+
+    # --- doing it
+
+    async def _work(self) -> None:
+        while True:
+            found = self._next()
+            if found is None:
+                await self._change(_LOOK_S)
+            elif found[1] < 0:
+                await self._prepare(found[0].digest)
+            else:
+                await self._fetch(*found)
+
+    async def _prepare(self, digest: str) -> None:
+        """Begin an artifact, or end it when all chunks are there."""
+        self._state.preparing.add(digest)
+        try:
+            partial = self._holdings.partials.get(digest)
+            if partial is None:
+                partial = await self._begin(digest)
+            if partial is not None and not partial.missing:
+                await self._complete(partial)
+        except (UnknownArtifactError, ConnectionError) as error:
+            self._hold_up(digest, _LOOK_S, str(error))
+        except OSError as error:
+            self._disk_failed(digest, error)
+        finally:
+            self._state.preparing.discard(digest)
+            self._note_change()
+
+    async def _begin(self, digest: str) -> Partial | None:
+        manifest = await self._manifest_once(digest)
+        needed = self._is_needed(digest)
+        size_bytes = manifest.size_bytes
+        if not await self._library.make_room(size_bytes, needed=needed, digest=digest):
+            text = f"the node has no room for an artifact of {size_bytes} bytes"
+            self._state.declined[digest] = time.monotonic() + _DECLINED_S
+            self._hold_up(digest, _DISK_PAUSE_S, text)
+            self._on_news()
+            return None
+        log.info("artifact_begun", digest=digest, size_bytes=size_bytes)
+        return await self._holdings.begin(manifest)
+
+    async def _complete(self, partial: Partial) -> None:
+        try:
+            await self._holdings.complete(partial)
+        except CorruptChunkError as error:
+            log.warning("artifact_spoiled", digest=partial.digest, error=str(error))
+            self._hold_up(partial.digest, _DISK_PAUSE_S, str(error))
+        else:
+            log.info("artifact_complete", digest=partial.digest)
+        self._on_news()
+
+    async def _fetch(self, order: wire.Order, number: int) -> None:
+        digest, source = order.digest, order.source_node_id
+        partial = self._holdings.partials[digest]
+        scope = asyncio.timeout(_CHUNK_S)
+        download = self._state.running[digest, number] = _Download(source, scope)
+        try:
+            async with scope:
+                piece, address = partial.pieces[number], order.source_address
+                content = await self._source.get(address, digest, number, piece)
+            download.is_over = True
+            await asyncio.to_thread(partial.write, number, content)
+        except TimeoutError:
+            if not download.is_given_up:
+                self._failed(order, number, wire.TROUBLE_TIMEOUT)
+        except RefusedError as error:
+            log.info("chunk_refused", digest=digest, chunk=number, error=str(error))
+            self._failed(order, number, wire.TROUBLE_REFUSED)
+        except CorruptChunkError:
+            log.warning("chunk_corrupt", digest=digest, chunk=number, source=source or "store")
+            self._failed(order, number, wire.TROUBLE_CORRUPT)
+        except OSError as error:
+            self._disk_failed(digest, error)
+        finally:
+            del self._state.running[digest, number]
+        if not partial.missing and digest not in self._state.preparing:
+            if digest in self._holdings.partials:
+                await self._prepare(digest)
+        elif not self._state.running:
+            self._on_news()  # nothing is left to do: the next answer has more
+
+    def _failed(self, order: wire.Order, number: int, trouble: wire.Trouble) -> None:
+        key = (order.digest, number, order.source_node_id)
+        self._state.failed[key] = time.monotonic() + _FAILED_S
+        if len(self._failures) < _FAILURES_MAX:
+            self._failures.append(
+                wire.Failure(
+                    digest=order.digest,
+                    chunk=number,
+                    source_node_id=order.source_node_id,
+                    trouble=trouble,
+                )
+            )
+        self._on_news()
+
+    def _disk_failed(self, digest: str, error: OSError) -> None:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        text = "the node's disk is full" if is_full else f"the node's disk: {error}"
+        log.warning("artifact_not_written", digest=digest, error=str(error))
+        self._hold_up(digest, _DISK_PAUSE_S, text)
+
+    def _hold_up(self, digest: str, pause_s: float, text: str) -> None:
+        self._state.problems[digest] = (time.monotonic() + pause_s, text)
+
+    # --- manifests
+
+    async def _manifest(self, digest: str, *, is_patient: bool) -> Manifest:
+        while True:
+            try:
+                return await self._manifest_once(digest)
+            except UnknownArtifactError:
+                text = f"nobody knows artifact {digest}"
+                raise PlatformError(ErrorCode.ADAPTER_NOT_FOUND, text) from None
+            except (ConnectionError, OSError) as error:
+                if not is_patient:
+                    raise PlatformError(
+                        ErrorCode.UNAVAILABLE, str(error), retry_after_s=2.0
+                    ) from None
+                self._hold_up(digest, _LOOK_S, str(error))
+            await asyncio.sleep(_LOOK_S)
+
+    async def _manifest_once(self, digest: str) -> Manifest:
+        manifest = await self._holdings.manifest(digest)
+        if manifest is None:
+            manifest = await self._ask_manifest(digest)
+            await self._holdings.keep(manifest)
+        return manifest
+
+    async def _adopt(self) -> None:
+        """Look at what others put into the folder, if it should be here."""
+        while True:
+            try:
+                await self._library.scan()
+                whole = self._library.complete()
+                for digest in sorted(self._wanted.keys() & whole.keys()):
+                    await self._holdings.adopt(digest)
+            except OSError as error:
+                log.warning("artifacts_not_read", error=str(error))
+            await asyncio.sleep(_LOOK_S)
+
+    # --- waking
+
+    def _note_change(self) -> None:
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
+
+    async def _change(self, at_most_s: float) -> None:
+        try:
+            async with asyncio.timeout(at_most_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass

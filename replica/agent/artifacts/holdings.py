@@ -1,0 +1,182 @@
+"""What a node has of artifacts: whole ones, parts, and the manifests that say what belongs to them.
+
+Manifests stay on the disk under `.manifests/`, also of artifacts that made way: with one, an
+artifact can be fetched from the store while no control plane answers.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from replica.agent.artifacts.library import PARTIAL, Library
+from replica.agent.artifacts.partial import (
+    Partial,
+    Piece,
+    bitmap,
+    pieces_of,
+    read_piece,
+    write_synced,
+)
+from sluice.manifests import Manifest, ManifestError, manifest_of_directory, parse_manifest
+from sluice.wire.distribution.v1 import distribution_pb2 as wire
+
+log = structlog.get_logger(__name__)
+
+_MANIFESTS = ".manifests"
+
+
+class Holdings:
+    """Belongs to one event loop; what takes long is done in threads."""
+
+    def __init__(self, directory: Path, library: Library) -> None:
+        self.library = library
+        self.partials: dict[str, Partial] = {}
+        self._directory = directory
+        self._pieces: dict[str, tuple[Piece, ...]] = {}  # of whole artifacts
+        self._told: dict[str, tuple[int, bool]] = {}
+        self._spoiled: set[str] = set()  # not what their names say
+
+    async def start(self) -> None:
+        """Look at what is there; OSError when the folder cannot be used."""
+        await self.library.scan()
+        found = await asyncio.to_thread(self._find_partials)
+        self.partials = {partial.digest: partial for partial in found}
+        for digest in self.library.complete():
+            manifest = await asyncio.to_thread(self._load, digest)
+            if manifest is not None:
+                self._pieces[digest] = pieces_of(manifest)
+
+    def close(self) -> None:
+        """Close what is on its way; it goes on with the next agent."""
+        for partial in self.partials.values():
+            partial.close()
+
+    async def manifest(self, digest: str) -> Manifest | None:
+        """Return a manifest that is known here."""
+        partial = self.partials.get(digest)
+        return partial.manifest if partial else await asyncio.to_thread(self._load, digest)
+
+    async def keep(self, manifest: Manifest) -> None:
+        """Remember a manifest; OSError when the disk is full."""
+        path = self._manifest_path(manifest.digest)
+        await asyncio.to_thread(write_synced, path, manifest.canonical_json())
+
+    async def begin(self, manifest: Manifest) -> Partial:
+        """Begin to collect an artifact; OSError when the disk does not allow it."""
+        root = self._directory / PARTIAL / manifest.digest
+        partial = await asyncio.to_thread(Partial, root, manifest)
+        return self.partials.setdefault(partial.digest, partial)
+
+    async def complete(self, partial: Partial) -> None:
+        """Make a whole artifact out of all its chunks.
+
+        Raises:
+            CorruptChunkError: The disk spoiled it; it is begun anew.
+            OSError: It cannot be read or renamed.
+        """
+        try:
+            files = await asyncio.to_thread(partial.seal)
+            self.library.admit(partial.digest, files)
+            self._pieces[partial.digest] = partial.pieces
+        finally:
+            if self.library.has(partial.digest) or not partial.root.exists():
+                self.partials.pop(partial.digest, None)
+        await asyncio.to_thread(partial.remove)
+
+    async def adopt(self, digest: str) -> None:
+        """Learn what a whole artifact consists of that others put there; reads all of it, once."""
+        if digest in self._pieces or digest in self._spoiled or not self.library.has(digest):
+            return
+        manifest = await asyncio.to_thread(self._load, digest)
+        if manifest is None:
+            try:
+                manifest = await asyncio.to_thread(manifest_of_directory, self._directory / digest)
+            except (OSError, ManifestError) as error:
+                log.warning("artifact_not_understood", digest=digest, error=str(error))
+                self._spoiled.add(digest)
+                return
+            if manifest.digest != digest:
+                log.error("artifact_spoiled", digest=digest, found=manifest.digest)
+                self._spoiled.add(digest)
+                return
+            await self.keep(manifest)
+        self._pieces[digest] = pieces_of(manifest)
+
+    def progress(self, digest: str) -> tuple[int, int]:
+        """Return how many of the chunks of an artifact on its way are here, and how many it has."""
+        partial = self.partials.get(digest)
+        return (partial.held.bit_count(), len(partial.pieces)) if partial else (0, 0)
+
+    def read(self, digest: str, number: int) -> bytes | None:
+        """Return a verified chunk; None when it is not here. Blocks."""
+        partial, pieces = self.partials.get(digest), self._pieces.get(digest, ())
+        try:
+            if partial is not None and partial.held >> number & 1:
+                return partial.read(number)
+            if number < len(pieces):
+                return read_piece(self._directory / digest, pieces[number])
+        except OSError:
+            # It was renamed or removed in this moment.
+            return self._read_renamed(digest, number, partial)
+        return None
+
+    def held(self, *, is_full: bool) -> list[wire.Held]:
+        """Return what there is, or what changed since the last call."""
+        now = self._now()
+        if is_full:
+            self._told = {}
+        changed = {d: has for d, has in now.items() if self._told.get(d) != has}
+        changed |= dict.fromkeys(self._told.keys() - now.keys(), (0, False))
+        self._told = dict(now)
+        return [
+            wire.Held(digest=digest, chunks=bitmap(chunks), is_complete=is_complete)
+            for digest, (chunks, is_complete) in changed.items()
+        ]
+
+    def _now(self) -> Mapping[str, tuple[int, bool]]:
+        now = {digest: (partial.held, False) for digest, partial in self.partials.items()}
+        whole = self.library.complete()
+        for digest in self._pieces.keys() - whole.keys():
+            del self._pieces[digest]
+        for digest, pieces in self._pieces.items():
+            # One without chunks is planned with one, which is there when the artifact is.
+            now[digest] = ((1 << max(1, len(pieces))) - 1, True)
+        return now
+
+    def _read_renamed(self, digest: str, number: int, partial: Partial | None) -> bytes | None:
+        if partial is None:
+            return None
+        try:
+            return read_piece(self._directory / digest, partial.pieces[number])
+        except OSError:
+            return None
+
+    def _manifest_path(self, digest: str) -> Path:
+        return self._directory / _MANIFESTS / f"{digest}.json"
+
+    def _load(self, digest: str) -> Manifest | None:
+        try:
+            manifest = parse_manifest(json.loads(self._manifest_path(digest).read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("manifest_unreadable", digest=digest, error=str(error))
+            return None
+        return manifest if manifest.digest == digest else None
+
+    def _find_partials(self) -> list[Partial]:
+        found: list[Partial] = []
+        root = self._directory / PARTIAL
+        for path in sorted(root.iterdir()) if root.is_dir() else ():
+            manifest = self._load(path.name)
+            if manifest is None:
+                continue  # taken up when its manifest is there again
+            partial = Partial(path, manifest)
+            if (self._directory / path.name).is_dir():  # killed just after it was renamed
+                partial.remove()
+            else:
+                found.append(partial)
+        return found

@@ -1,0 +1,94 @@
+"""Which chunks of an artifact that is on its way are verified and on the disk.
+
+A file that only grows: a header with the artifact's digest, then a record for each chunk. It is
+read up to the first byte that is not as it was written, and goes on from there. So whatever kills
+us while we write costs the last records, and no chunk is believed that was not there.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from struct import Struct
+from typing import Self
+from zlib import crc32
+
+_RECORD = Struct("<II")  # chunk, checksum of it and of the artifact's digest
+_HEADER_BYTES = 32
+
+
+class Journal:
+    """Blocks: call it in a thread."""
+
+    def __init__(self, file: int, seed: int, held: int) -> None:
+        self._file = file
+        self._seed = seed
+        self.held = held
+
+    @classmethod
+    def open(cls, path: Path, digest: str, count: int) -> Self:
+        """Open the journal, or make it.
+
+        Args:
+            path: Of the file.
+            digest: Of the artifact; a journal of another one is begun anew.
+            count: Chunks of the artifact.
+
+        Returns:
+            The journal; bit i of its `held` says that chunk i is there.
+
+        Raises:
+            OSError: The file cannot be read or written.
+        """
+        header = bytes.fromhex(digest)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            content = os.pread(file, os.fstat(file).st_size, 0)
+            seed = crc32(header)
+            held, length = _read(content, header, seed, count)
+            os.ftruncate(file, length)
+            os.lseek(file, length, os.SEEK_SET)
+            if not length:
+                os.write(file, header)
+                os.fsync(file)
+        except BaseException:
+            os.close(file)
+            raise
+        return cls(file, seed, held)
+
+    def add(self, chunks: Iterable[int]) -> None:
+        """Note chunks whose bytes have been synced before; OSError when that cannot be written."""
+        numbers = list(chunks)
+        records = b"".join(_RECORD.pack(i, _checksum(i, self._seed)) for i in numbers)
+        begin = os.lseek(self._file, 0, os.SEEK_CUR)
+        try:
+            while records:
+                records = records[os.write(self._file, records) :]
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, begin)
+            os.lseek(self._file, begin, os.SEEK_SET)
+            raise
+        for number in numbers:
+            self.held |= 1 << number
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def _read(content: bytes, header: bytes, seed: int, count: int) -> tuple[int, int]:
+    """Return the chunks that a journal names, and how many of its bytes are as written."""
+    if content[:_HEADER_BYTES] != header:
+        return 0, 0
+    held, length = 0, _HEADER_BYTES
+    while length + _RECORD.size <= len(content):
+        number, checksum = _RECORD.unpack_from(content, length)
+        if number >= count or checksum != _checksum(number, seed):
+            break
+        held |= 1 << number
+        length += _RECORD.size
+    return held, length
+
+
+def _checksum(number: int, seed: int) -> int:
+    return crc32(number.to_bytes(4, "little"), seed)

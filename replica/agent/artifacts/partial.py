@@ -1,0 +1,202 @@
+"""An artifact that is on its way: sparse files, and a journal of what in them is verified.
+
+Everything lies in `<artifacts>/.partial/<digest>/`: `files/` grows into the artifact, chunk by
+chunk in any order, and is renamed when it is whole. All methods block: call them in threads.
+"""
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from replica.agent.artifacts.journal import Journal
+from sluice.artifacts import digest_directory
+from sluice.manifests import CHUNK_BYTES, Manifest
+
+
+class CorruptChunkError(ValueError):
+    """Bytes that are not the chunk they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk, and where it belongs: in which files (by name), at which offsets."""
+
+    sha256: str
+    size_bytes: int
+    places: tuple[tuple[str, int], ...]
+
+
+def pieces_of(manifest: Manifest) -> tuple[Piece, ...]:
+    """Return the different chunks of an artifact, in the order in which they are counted."""
+    places: dict[str, list[tuple[str, int]]] = {}
+    for file in manifest.files:
+        for number, chunk in enumerate(file.chunks()):
+            places.setdefault(chunk.sha256, []).append((file.name, number * CHUNK_BYTES))
+    sizes = manifest.chunks()
+    return tuple(Piece(sha, size, tuple(places[sha])) for sha, size in sizes.items())
+
+
+def read_piece(directory: Path, piece: Piece) -> bytes:
+    """Return a chunk's bytes from a directory that has it; OSError when it has not."""
+    name, offset = piece.places[0]
+    file = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = os.pread(file, piece.size_bytes, offset)
+    finally:
+        os.close(file)
+    if len(content) != piece.size_bytes:
+        raise OSError(f"{directory / name} is too short")
+    return content
+
+
+class Partial:
+    """One artifact; chunks may come from any number of threads."""
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        """Take up what is there already, or begin.
+
+        Args:
+            root: The artifact's own directory, made if need be.
+            manifest: Of the artifact.
+
+        Raises:
+            OSError: Disk full, no permission.
+        """
+        self.root = root
+        self.manifest = manifest
+        self.digest = manifest.digest
+        self.pieces = pieces_of(manifest)
+        self.files = root / "files"
+        for file in manifest.files:
+            path = self.files / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        self._journal = Journal.open(root / "journal", self.digest, len(self.pieces))
+        self._lock = threading.Lock()
+        self._written: set[int] = set()
+        self._commit_lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def held(self) -> int:
+        """The chunks that are verified and synced, one bit each."""
+        return self._journal.held
+
+    @property
+    def missing(self) -> int:
+        """The chunks that are not, one bit each."""
+        return ((1 << len(self.pieces)) - 1) & ~self._journal.held
+
+    def write(self, number: int, content: bytes) -> None:
+        """Put a chunk where it belongs, and return when it will outlast any crash.
+
+        Threads that write at once share the syncs.
+
+        Raises:
+            CorruptChunkError: These are other bytes.
+            OSError: Disk full, no permission, a disk that fails.
+        """
+        piece = self.pieces[number]
+        if hashlib.sha256(content).hexdigest() != piece.sha256:
+            raise CorruptChunkError(f"chunk {piece.sha256} is not what came")
+        for name, offset in piece.places:
+            _write_at(self.files / name, content, offset)
+        with self._lock:
+            self._written.add(number)
+        with self._commit_lock:
+            if self._is_closed:
+                raise OSError(f"{self.root} is closed")
+            with self._lock:
+                written, self._written = sorted(self._written), set()
+            if not written:
+                return  # another thread's sync was ours, too
+            try:
+                for name in {name for i in written for name, _ in self.pieces[i].places}:
+                    _sync(self.files / name)
+                self._journal.add(written)
+            except OSError:
+                with self._lock:
+                    self._written.update(written)
+                raise
+
+    def read(self, number: int) -> bytes:
+        """Return a chunk that is held; OSError when it cannot be read."""
+        return read_piece(self.files, self.pieces[number])
+
+    def seal(self) -> Path:
+        """Return the directory of the whole artifact, verified once more, synced, to be renamed.
+
+        Raises:
+            CorruptChunkError: The disk does not hold what was written; nothing is left of it.
+            OSError: It cannot be read.
+        """
+        assert not self.missing
+        if digest_directory(self.files) != self.digest:
+            self.remove()
+            raise CorruptChunkError(f"the disk spoiled artifact {self.digest}")
+        for directory in {self.files, *(path.parent for path in self._paths())}:
+            _sync(directory)
+        return self.files
+
+    def remove(self) -> None:
+        """Remove all that there is, the journal first."""
+        self.close()
+        (self.root / "journal").unlink(missing_ok=True)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def close(self) -> None:
+        """Close the journal; nothing is written from then on."""
+        with self._commit_lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._journal.close()
+
+    def _paths(self) -> Iterator[Path]:
+        for file in self.manifest.files:
+            yield self.files / file.name
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a small file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = path.with_suffix(".new")
+    _write_at(staging, content, 0, flags=os.O_CREAT | os.O_TRUNC)
+    _sync(staging)
+    staging.replace(path)
+    _sync(path.parent)
+
+
+def _write_at(path: Path, content: bytes, offset: int, *, flags: int = 0) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+    try:
+        view = memoryview(content)
+        while view:
+            written = os.pwrite(file, view, offset)
+            view, offset = view[written:], offset + written
+    finally:
+        os.close(file)
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def bitmap(chunks: int) -> bytes:
+    """Return a set of chunks as the wire has it."""
+    return chunks.to_bytes((chunks.bit_length() + 7) // 8, "little")
+
+
+def members(mask: int) -> Iterable[int]:
+    """Return the numbers of the bits that are set, rising."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

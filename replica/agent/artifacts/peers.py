@@ -1,0 +1,90 @@
+"""Serves verified chunks to other nodes: `GET /v1/artifacts/{digest}/chunks/{number}`.
+
+Artifacts are no secrets within a fleet, but models are: listen where only nodes can reach.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from aiohttp import web
+
+from replica.agent.artifacts.holdings import Holdings
+from replica.agent.artifacts.sources import Pace
+
+_LINE_MAX = 256  # requests that wait for their turn; who comes later is told to come again
+_SEND_S = 30.0
+_SHUTDOWN_S = 1.0
+_KEEPALIVE_S = 15.0
+
+
+@asynccontextmanager
+async def serve_peers(
+    address: str,
+    holdings: Holdings,
+    *,
+    uploads_max: int,
+    bytes_per_s: float,
+    count: Callable[[int], None],
+) -> AsyncGenerator[str]:
+    """Serve while the context lasts.
+
+    Args:
+        address: host:port to listen on; port 0 picks one.
+        holdings: What there is.
+        uploads_max: At once; some more wait in line.
+        bytes_per_s: Of all uploads together; 0: any.
+        count: Told the bytes of each chunk that was sent.
+
+    Yields:
+        The address, with its port.
+
+    Raises:
+        OSError: The address is taken.
+    """
+    turns = asyncio.Semaphore(uploads_max)
+    pace = Pace(bytes_per_s)
+    here = 0
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        nonlocal here
+        if here >= uploads_max + _LINE_MAX:
+            return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text="busy\n")
+        here += 1
+        try:
+            async with turns:
+                digest, number = request.match_info["digest"], int(request.match_info["number"])
+                content = await asyncio.to_thread(holdings.read, digest, number)
+                if content is None:
+                    return web.Response(status=HTTPStatus.NOT_FOUND, text="not here\n")
+                await pace.take(len(content))
+                response = web.StreamResponse(headers={"Content-Length": str(len(content))})
+                async with asyncio.timeout(_SEND_S):
+                    await response.prepare(request)
+                    await response.write(content)
+                    await response.write_eof()
+                count(len(content))
+                return response
+        finally:
+            here -= 1
+
+    application = web.Application()
+    application.router.add_get(
+        r"/v1/artifacts/{digest:[0-9a-f]{64}}/chunks/{number:\d{1,5}}", serve
+    )
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=_SHUTDOWN_S,
+        keepalive_timeout=_KEEPALIVE_S,
+    )
+    await runner.setup()
+    try:
+        host, _, port = address.rpartition(":")
+        site = web.TCPSite(runner, host.strip("[]"), int(port))
+        await site.start()
+        yield f"{host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,126 @@
+"""Where chunks come from: peers over HTTP, and the store."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Self
+
+import aiohttp
+
+from replica.agent.artifacts.partial import Piece
+from sluice.chunk_store import ChunkStore, LostChunkError, StoreDownError, open_backend
+
+STORE = ""  # stands where the id of a node would
+_CONNECT_S = 3.0
+_BUSY_PAUSE_S = 0.2  # before a peer that serves too many is asked again
+
+
+class RefusedError(Exception):
+    """The source cannot be reached, or does not have the chunk."""
+
+
+class Pace:
+    """Keeps a flow of bytes below a rate, over any second."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        """Take the rate; 0: any."""
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+
+    async def take(self, size_bytes: int) -> None:
+        """Wait until so many bytes may flow."""
+        if not self._bytes_per_s:
+            return
+        now_s = time.monotonic()
+        begin_s = max(self._free_at_s, now_s)
+        self._free_at_s = begin_s + size_bytes / self._bytes_per_s
+        await asyncio.sleep(begin_s - now_s)
+
+
+class Sources:
+    """Gets chunks; what comes is not verified yet. Made by `open_sources`."""
+
+    def __init__(self, session: aiohttp.ClientSession, store: ChunkStore, pace: Pace) -> None:
+        self._session = session
+        self._store = store
+        self._pace = pace
+        self.bytes_from = {"peer": 0, "store": 0}
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, store_url: str, bytes_per_s: float) -> AsyncGenerator[Self]:
+        """Yield the sources of a node.
+
+        Args:
+            store_url: As `open_backend` takes it.
+            bytes_per_s: Of all downloads together; 0: any.
+
+        Raises:
+            ValueError: The URL names no store.
+        """
+        store = ChunkStore(open_backend(store_url))
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        connector = aiohttp.TCPConnector(limit=0)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+                yield cls(session, store, Pace(bytes_per_s))
+        finally:
+            store.close()
+
+    async def get(self, address: str, digest: str, number: int, piece: Piece) -> bytes:
+        """Return the bytes that are said to be a chunk.
+
+        Args:
+            address: host:port of a peer; empty: the store.
+            digest: Of the artifact.
+            number: Of the chunk.
+            piece: The chunk.
+
+        Raises:
+            RefusedError: There is no such source, or it has no such chunk.
+            TimeoutError: It does not answer; a caller's deadline ends what takes too long.
+        """
+        await self._pace.take(piece.size_bytes)
+        if address:
+            content = await self._from_peer(address, digest, number, piece.size_bytes)
+        else:
+            content = await self._from_store(piece.sha256)
+        self.bytes_from["peer" if address else "store"] += len(content)
+        return content
+
+    async def _from_store(self, sha256: str) -> bytes:
+        try:
+            return await self._store.get(sha256)
+        except LostChunkError as error:
+            raise RefusedError(error.message) from None
+        except StoreDownError as error:
+            raise TimeoutError(error.reason) from None
+
+    async def _from_peer(self, address: str, digest: str, number: int, size_bytes: int) -> bytes:
+        url = f"http://{address}/v1/artifacts/{digest}/chunks/{number}"
+        try:
+            while True:
+                async with self._session.get(url, allow_redirects=False) as answer:
+                    if answer.status == HTTPStatus.OK:
+                        return await _body(answer, size_bytes)
+                    if answer.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                        raise RefusedError(f"{address} answered {answer.status}")
+                await asyncio.sleep(_BUSY_PAUSE_S)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise RefusedError(f"{address}: {error!r}") from None
+
+
+async def _body(answer: aiohttp.ClientResponse, size_bytes: int) -> bytes:
+    """Return what was sent, up to one byte more than it should be."""
+    parts: list[bytes] = []
+    have = 0
+    async for part in answer.content.iter_any():
+        parts.append(part)
+        have += len(part)
+        if have > size_bytes:
+            break
+    return b"".join(parts)
