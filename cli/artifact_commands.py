@@ -16,7 +16,7 @@ from sluice.manifests import CHUNK_BYTES, Manifest, ManifestError, manifest_of_d
 artifacts = typer.Typer(help="Bases and adapters, by digest.", no_args_is_help=True)
 
 _SHOWN = ("digest", "kind", "size_bytes", "file_count", "base_digests", "is_pinned")
-_VERSION = ("id", "adapter_digest", "base_digest", "is_promoted")
+_VERSION = ("id", "adapter_digest", "base_digest", "is_promoted", "rollout_id")
 _JOBS = 4
 _ENDED = ("ready", "refused")
 _POLL_S = 0.5
@@ -114,9 +114,14 @@ def publish(
     *,
     base_model: Annotated[str, typer.Option(help="A model without adapter, as it is served.")],
     promote: Annotated[bool, typer.Option(help="Let the model stand for it, at once.")] = False,
+    staged: Annotated[
+        bool, typer.Option("--staged", help="Roll it out; see: sluice rollouts watch.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make an adapter a version of a model; the first version of a new model is promoted."""
+    if promote and staged:
+        raise typer.BadParameter("is one or the other", param_hint="--promote, --staged")
     directory = Path(adapter) if ":" not in adapter else None
     manifest = None if directory is None else _manifest(directory)
 
@@ -127,7 +132,7 @@ def publish(
             body = _subject(base, "", None) | {"manifest": manifest.document()}
             ready = await _upload(api, directory, manifest, body, _JOBS)
             uri = f"sha256:{ready['digest']}"
-        promote_to = "100%" if promote else ""
+        promote_to = "100%" if promote else "staged" if staged else ""
         body = {"artifact_uri": uri, "base_model": base_model, "promote_to": promote_to}
         while True:
             made = await api.call("PUT", f"/v1/models/{model}/versions/{version}", body)

@@ -1,0 +1,244 @@
+"""`sluice rollouts`: a release takes over a model's traffic in stages, and is watched."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn
+
+from cli.admin import AsJson, ask, given
+from cli.api import Api, Json
+from cli.render import console, show_fields, show_json, show_objects, table
+from cli.stack_commands import fail
+
+rollouts = typer.Typer(help="Releases on their way to all requests.", no_args_is_help=True)
+
+_SHOWN = ("id", "model_id", "canary", "phase", "reason", "stage", "share", "explanation")
+_EVENTS = ("at", "event", "actor_id", "phase", "reason", "stage", "share", "detail")
+_STAGES = ("share", "duration_min_s", "sample_min", "duration_max_s", "is_shadow")
+_POLL_S = 0.5
+
+Id = Annotated[str, typer.Argument(metavar="ROLLOUT", help="Its id; see: sluice rollouts list.")]
+Model = Annotated[str, typer.Argument(help="Public name of a model.")]
+File = Annotated[
+    Path | None,
+    typer.Option("--plan", exists=True, dir_okay=False, help="JSON; default: the model's plan."),
+]
+
+
+@rollouts.command("start")
+def start_rollout(
+    model: Model,
+    release: Annotated[str, typer.Argument(help="Name of one of its releases.")],
+    *,
+    plan: File = None,
+    later: Annotated[bool, typer.Option("--later", help="Only plan it; see: launch.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Roll a release of a model out, in stages."""
+    body = {"model_id": model, "release": release, "is_started": not later}
+    body |= given(plan=None if plan is None else _read(plan))
+    _show(ask(lambda api: api.call("POST", "/v1/rollouts", body)), as_json=as_json)
+
+
+@rollouts.command("list")
+def list_rollouts(
+    *,
+    model: Annotated[str | None, typer.Option(help="Only this model's.")] = None,
+    phase: Annotated[
+        str | None, typer.Option(help="planned, shadow, running, paused, halted, done, ...")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the rollouts, newest first."""
+    only = given(model_id=model, phase=phase)
+    show_objects(ask(lambda api: api.list("/v1/rollouts", **only)), _SHOWN, as_json=as_json)
+
+
+@rollouts.command("show")
+def show_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
+    """Show a rollout: where it is, and what each gate has counted in its stage."""
+    _show(ask(lambda api: api.call("GET", f"/v1/rollouts/{rollout}")), as_json=as_json)
+
+
+@rollouts.command("events")
+def list_events(rollout: Id, *, as_json: AsJson = False) -> None:
+    """List what happened to a rollout."""
+    found = ask(lambda api: api.list(f"/v1/rollouts/{rollout}/events"))
+    show_objects(found, _EVENTS, as_json=as_json)
+
+
+@rollouts.command("watch")
+def watch_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
+    """Follow a rollout to its end; exit status 1 unless it took over."""
+    found = ask(lambda api: _follow(api, rollout, as_json=as_json))
+    if found["phase"] != "done":
+        raise typer.Exit(1)
+
+
+@rollouts.command("launch")
+def launch_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
+    """Start a rollout that is planned."""
+    _command(rollout, "start", as_json=as_json)
+
+
+@rollouts.command("pause")
+def pause_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
+    """Hold a rollout: the share stays, and is watched."""
+    _command(rollout, "pause", as_json=as_json)
+
+
+@rollouts.command("resume")
+def resume_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
+    """Let a paused rollout go on."""
+    _command(rollout, "resume", as_json=as_json)
+
+
+@rollouts.command("abort")
+def abort_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
+    """End a rollout: everybody goes back to what the model stands for."""
+    _command(rollout, "abort", as_json=as_json)
+
+
+@rollouts.command("promote")
+def promote_rollout(
+    rollout: Id,
+    *,
+    stage: Annotated[
+        int | None, typer.Option(min=0, help="Which one is meant; default: the one it is in.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """End the stage of a rollout early; no stage is left out."""
+
+    async def work(api: Api) -> Json:
+        path = f"/v1/rollouts/{rollout}"
+        seen = stage if stage is not None else max(0, (await api.call("GET", path))["stage"])
+        return await api.call("POST", f"{path}/promote", {"stage": seen})
+
+    _show(ask(work), as_json=as_json)
+
+
+@rollouts.command("plan")
+def plan_rollouts(
+    model: Model,
+    *,
+    file: Annotated[
+        Path | None,
+        typer.Option("--set", exists=True, dir_okay=False, help="JSON that it becomes."),
+    ] = None,
+    default: Annotated[bool, typer.Option("--default", help="Back to the default.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show or set the plan of a model's rollouts; those under way keep theirs."""
+    path = f"/v1/models/{model}/rollout-plan"
+    if file is not None and default:
+        raise typer.BadParameter("is one or the other", param_hint="--set, --default")
+    body = None if file is None else _read(file)
+
+    async def work(api: Api) -> Json:
+        if body is not None:
+            return await api.call("PUT", path, body)
+        if default:
+            await api.call("DELETE", path)
+        return await api.call("GET", path)
+
+    found = ask(work)
+    if as_json:
+        show_json(found)
+        return
+    plan = found["plan"]
+    show_objects(plan["stages"], _STAGES, as_json=False)
+    show_objects(plan["gates"], ("metric", "tolerated", "sample_min"), as_json=False)
+    rest = {name: plan[name] for name in plan if name not in ("stages", "gates")}
+    show_fields({"model_id": model, "is_default": found["is_default"]} | rest)
+
+
+def _read(path: Path) -> Json:
+    """Return a plan of a file; the control plane says what is wrong with it."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise fail(f"{path}: {error}") from None
+
+
+def _command(rollout: str, command: str, *, as_json: bool) -> None:
+    _show(ask(lambda api: api.call("POST", f"/v1/rollouts/{rollout}/{command}")), as_json=as_json)
+
+
+def _show(found: Json, *, as_json: bool) -> None:
+    if as_json:
+        show_json(found)
+        return
+    told = ("id", "model_id", "control", "canary", "phase", "reason", "explanation")
+    fields = {name: found[name] for name in told}
+    show_fields(fields | {"stage": _stage(found), "share": _percent(found), "seen": _seen(found)})
+    rows = [
+        (
+            gate["metric"],
+            *(
+                f"{gate[side]['bad']:,} of {gate[side]['total']:,}"
+                for side in ("canary", "control")
+            ),
+            f"{gate['tolerated']:.2%}",
+            f"10^{gate['e_value_log10']:.1f} of 10^{gate['e_value_needed_log10']:.1f}",
+        )
+        for gate in found["gates"]
+    ]
+    if rows:
+        columns = ("gate", "canary", "control", "tolerated", "evidence")
+        console().print(table(columns, rows, right="canary control tolerated"))
+
+
+def _stage(found: Json) -> str:
+    if found["stage"] < 0:
+        return f"none of {found['stages']} yet"
+    return f"{found['stage'] + 1} of {found['stages']}"
+
+
+def _percent(found: Json) -> str:
+    copies = f", copies of {found['mirrored'] / 100:g} %" if found["mirrored"] else ""
+    return f"{found['share'] / 100:g} %{copies}"
+
+
+def _seen(found: Json) -> str:
+    return (
+        f"{found['watched_s']:.0f} s of {found['watched_needed_s']:.0f} s,"
+        f" {found['sample']:,} and {found['control_sample']:,} requests"
+        f" of {found['sample_needed']:,}"
+    )
+
+
+async def _follow(api: Api, rollout: str, *, as_json: bool) -> Json:
+    """Print a line whenever a rollout stands elsewhere, until it is over; return it then."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[seen]}"))
+    err = console(stderr=True)
+    told: tuple[object, ...] = ()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        bar = progress.add_task("", seen="")
+        while True:
+            found = await api.call("GET", f"/v1/rollouts/{rollout}")
+            total = found["watched_needed_s"] or 1
+            progress.update(
+                bar,
+                description=f"stage {_stage(found)}",
+                total=total,
+                completed=min(found["watched_s"], total),
+                seen=_seen(found),
+            )
+            stands = tuple(found[name] for name in ("phase", "reason", "stage", "explanation"))
+            if stands != told:
+                told = stands
+                sys.stdout.write((json.dumps(found) if as_json else _line(found)) + "\n")
+                sys.stdout.flush()
+            if found["ended_at"]:
+                return found
+            await asyncio.sleep(_POLL_S)
+
+
+def _line(found: Json) -> str:
+    why = f": {found['explanation']}" if found["explanation"] else ""
+    return f"{found['phase']}, stage {_stage(found)}, share {_percent(found)}{why}"
