@@ -72,10 +72,12 @@ class Answer:
     Attributes:
         number: Of all answers; later ones have greater ones.
         text: None: it did not answer. That is for others to judge, and counts as an asking.
+        is_new: It was not judged before.
     """
 
     number: int
     text: Text | None
+    is_new: bool = True
 
 
 @dataclass(frozen=True, slots=True)

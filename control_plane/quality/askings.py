@@ -1,0 +1,139 @@
+"""Which questions are put to which replicas; pure.
+
+An asking is a prompt that is put to a base with an adapter, and the unit in which answers are
+compared. Which adapter that is follows from what the prompt's model stands for at the moment, and
+while a release is rolled out, from both releases.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sluice.profiles import FRAMES, profile_of
+from sluice.watch import ControlState
+from sluice.wire.agent.v1 import agent_pb2 as wire
+
+DEFAULT = "default"  # first word of the askings that every base has
+# Ids that every vocabulary has and that are ordinary tokens in most. What they mean is no matter:
+# an engine that computes wrong continues them otherwise.
+DEFAULT_TOKENS = (35, 120, 77, 210, 64, 99, 143, 58, 201, 46, 88, 175, 51, 132, 67, 240)
+DEFAULT_OUTPUT_TOKENS = 16
+DEFAULT_EVERY_S = 60
+ROLLOUT_EVERY_S = 5  # of what is expected of a release that is being rolled out
+NODE_ASKINGS_MAX = 512
+_DIGEST_CHARACTERS = 16  # of a digest, in the id of an asking
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What people ask of a model's releases; see the columns of `golden_prompts`."""
+
+    id: str
+    model_id: str
+    token_ids: tuple[int, ...]
+    output_tokens_max: int
+    every_s: int
+    expected: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A prompt, put to a base with an adapter.
+
+    Attributes:
+        id: `prompt/base` or `prompt/base/adapter`, digests cut short.
+        prompt_id: `default` for what every base is asked.
+        model_id: Whose prompt it is; empty for the default.
+        base_digest: Of the replicas that are asked.
+        adapter_digest: Empty: the base alone.
+        token_ids: The prompt.
+        output_tokens_max: Of an answer.
+        every_s: Between two askings of a replica.
+        expected: What an answer has to begin with; empty: anything.
+    """
+
+    id: str
+    prompt_id: str
+    model_id: str
+    base_digest: str
+    adapter_digest: str
+    token_ids: tuple[int, ...]
+    output_tokens_max: int
+    every_s: int
+    expected: tuple[int, ...] = ()
+
+    def wire(self) -> wire.GoldenPrompt:
+        """Return it as agents are told."""
+        return wire.GoldenPrompt(
+            id=self.id,
+            base_digest=self.base_digest,
+            adapter_digest=self.adapter_digest,
+            token_ids=self.token_ids,
+            output_tokens_max=self.output_tokens_max,
+            every_s=self.every_s,
+        )
+
+
+def asking_id(prompt_id: str, base_digest: str, adapter_digest: str) -> str:
+    """Return the id of an asking."""
+    parts = (prompt_id, base_digest[:_DIGEST_CHARACTERS], adapter_digest[:_DIGEST_CHARACTERS])
+    return "/".join(part for part in parts if part)
+
+
+def current(state: ControlState, prompts: Iterable[Prompt]) -> dict[str, Asking]:
+    """Return all askings by id: the default of every base that generates text, and the prompts'."""
+    found: dict[str, Asking] = {}
+    for pool in state.pools.values():
+        if profile_of(pool.engine) is FRAMES:
+            one = asking_id(DEFAULT, pool.base_digest, "")
+            found[one] = Asking(
+                one,
+                DEFAULT,
+                "",
+                pool.base_digest,
+                "",
+                DEFAULT_TOKENS,
+                DEFAULT_OUTPUT_TOKENS,
+                DEFAULT_EVERY_S,
+            )
+    for prompt in prompts:
+        is_rollout = prompt.model_id in state.splits and bool(prompt.expected)
+        every_s = min(prompt.every_s, ROLLOUT_EVERY_S) if is_rollout else prompt.every_s
+        for base_digest, adapter_digest in _served(state, prompt.model_id):
+            one = asking_id(prompt.id, base_digest, adapter_digest)
+            found[one] = Asking(
+                one,
+                prompt.id,
+                prompt.model_id,
+                base_digest,
+                adapter_digest,
+                prompt.token_ids,
+                prompt.output_tokens_max,
+                every_s,
+                prompt.expected,
+            )
+    return found
+
+
+def _served(state: ControlState, model_id: str) -> list[tuple[str, str]]:
+    """Return (base, adapter) of what a model stands for, and of what is rolled out beside it."""
+    model = state.models.get(model_id)
+    if model is None:
+        return []
+    found = [(model.base_digest, model.adapter_digest)]
+    split = state.splits.get(model_id)
+    for name in (split.control, split.canary) if split is not None else ():
+        release = state.releases.get(f"{model_id}@{name}")
+        if release is not None:
+            found.append((release.base_digest, release.adapter_digest))
+    return list(dict.fromkeys(found))
+
+
+def by_base(askings: Mapping[str, Asking]) -> dict[str, list[wire.GoldenPrompt]]:
+    """Return what replicas of each base are asked: the default first, then in order of ids."""
+    ordered = sorted(askings.values(), key=lambda one: (one.prompt_id != DEFAULT, one.id))
+    found: dict[str, list[wire.GoldenPrompt]] = {}
+    for asking in ordered:
+        of_base = found.setdefault(asking.base_digest, [])
+        if len(of_base) < NODE_ASKINGS_MAX:
+            of_base.append(asking.wire())
+    return found

@@ -1,0 +1,44 @@
+"""What the REST of golden prompts takes."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from control_plane.fields import Body
+
+PROMPT_TOKENS_MAX = 2048
+OUTPUT_TOKENS_MAX = 64
+
+
+def _without_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("the character NUL is not allowed")
+    return value
+
+
+_Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Words = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
+
+
+class GoldenPromptBody(Body):
+    """A prompt whose answer is known, or shall stay what it is.
+
+    `token_ids` is the whole prompt, chat template included, as `/v1/tokenize` of the gateway
+    returns it. With `expected_token_ids` an answer has to begin with these. The texts are for
+    people.
+    """
+
+    token_ids: Annotated[list[_Token], Field(min_length=1, max_length=PROMPT_TOKENS_MAX)]
+    output_tokens_max: Annotated[int, Field(ge=1, le=OUTPUT_TOKENS_MAX)] = 16
+    every_s: Annotated[int, Field(ge=5, le=86_400)] = 60
+    expected_token_ids: Annotated[list[_Token], Field(max_length=OUTPUT_TOKENS_MAX)] = Field(
+        default_factory=list[int]
+    )
+    prompt_text: _Words = ""
+    expected_text: _Words = ""
+
+
+class ReleaseBody(Body):
+    """Why a quarantine is lifted."""
+
+    reason: _Words = ""

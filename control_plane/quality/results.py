@@ -1,0 +1,60 @@
+"""What replicas answered last, beside what is right, for people; pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from control_plane.quality.consensus import Truth, judge
+from control_plane.quality.verdicts import Group, Kept, shown
+
+RESULT_FIELDS = (
+    "id",
+    "pool_id",
+    "asking_id",
+    "replica_id",
+    "asked_at_unix_ms",
+    "token_ids",
+    "logprobs",
+    "error",
+    "differs_in",
+    "deviations",
+    "right",
+    "source",
+)
+
+
+def results(
+    kept: Mapping[Group, Sequence[Kept]], truths: Mapping[Group, Truth], errors: Mapping[int, str]
+) -> list[dict[str, Any]]:
+    """Return one object for each asking and replica: the newest answer, and what it is worth.
+
+    Args:
+        kept: Answers by pool and asking, the newest first.
+        truths: What is known to be right.
+        errors: Why there is no answer, by its number.
+    """
+    found: list[dict[str, Any]] = []
+    for group, all_ in sorted(kept.items()):
+        own: dict[str, list[Kept]] = {}
+        for one in all_:
+            own.setdefault(one.replica_id, []).append(one)
+        answers = {name: [one.answer for one in mine] for name, mine in own.items()}
+        judgement = judge(answers, truths.get(group))
+        deviating, truth = judgement.deviating or {}, judgement.truth
+        for name, mine in sorted(own.items()):
+            newest = mine[0].answer
+            found.append(
+                {
+                    "id": f"{group[0]}/{group[1]}/{name}",
+                    "pool_id": group[0],
+                    "asking_id": group[1],
+                    "replica_id": name,
+                    "asked_at_unix_ms": mine[0].asked_at_unix_ms,
+                    **shown(newest.text),
+                    "error": errors.get(newest.number, ""),
+                    "differs_in": deviating.get(newest.number),
+                    "deviations": sum(one.answer.number in deviating for one in mine),
+                    "right": None if truth is None else list(truth.text.token_ids),
+                    "source": None if truth is None else str(truth.source),
+                }
+            )
+    return found
