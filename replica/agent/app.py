@@ -11,6 +11,9 @@ import structlog
 from prometheus_client import generate_latest
 
 from replica.agent.adoption import find_leftovers
+from replica.agent.artifacts.library import Library
+from replica.agent.artifacts.local_api import LocalApi, OnlyHere
+from replica.agent.artifacts.node import NodeArtifacts, NodeOptions
 from replica.agent.control import ControlLink, DesiredFile
 from replica.agent.fleet import Fleet
 from replica.agent.golden import GoldenAsker, askable
@@ -31,6 +34,8 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 log = structlog.get_logger(__name__)
 
 _MEASURE_EVERY_S = 5.0
+_LIBRARY_EVERY_S = 30.0
+_BASES_EVERY_S = 0.5
 
 
 class StateDirectoryInUseError(RuntimeError):
@@ -74,6 +79,14 @@ class Agent:
         self._golden = GoldenAsker(
             lambda: askable(self._fleet.runners.values()) if self._fleet else [], self._metrics
         )
+        self._library = Library(
+            settings.artifacts_dir,
+            max_bytes=settings.artifacts_max_bytes,
+            reserve_bytes=settings.artifacts_reserve_bytes,
+        )
+        self._artifacts = _artifacts(settings, self._library)
+        fetcher = self._artifacts or OnlyHere()
+        self._local = LocalApi(settings.state_dir, self._library, fetcher)
         self._fleet: Fleet | None = None
         self._knows_desired = False
         self._is_stopping = False
@@ -103,7 +116,8 @@ class Agent:
                         await self._launcher.remove_leftovers()
 
     async def _serve(self, stop: asyncio.Event, leftovers: Mapping[str, Leftover]) -> None:
-        async with asyncio.TaskGroup() as group:
+        await self._library.scan()
+        async with self._local.serve(), asyncio.TaskGroup() as group:
             fleet = self._fleet = Fleet(
                 group,
                 self._launcher,
@@ -112,15 +126,18 @@ class Agent:
                 on_change=self._note_change,
                 observer=self._metrics,
                 why_cordoned=self._watch.why_cordoned,
+                why_waiting=self._why_waiting,
             )
             fleet.adopt(leftovers)
             if (desired := self._desired_file.load()) is not None:
                 log.info("desired_state_loaded", replicas=len(desired.replicas))
                 self._knows_desired = True
-                fleet.apply(desired)
+                self._apply(fleet, desired)
             tasks = [
                 group.create_task(self._report()),
                 group.create_task(self._measure()),
+                group.create_task(self._keep_library()),
+                group.create_task(self._fetch()),
                 group.create_task(self._watch.run(self._open_hardware)),
                 group.create_task(self._golden.run()),
             ]
@@ -131,6 +148,7 @@ class Agent:
             await (fleet.stop() if on_stop == "stop" else fleet.leave())
             for task in tasks:
                 task.cancel()
+        await self._library.save_heat()
 
     async def _report(self) -> None:
         """Talk to the control plane once it is known which engines are healthy.
@@ -157,8 +175,47 @@ class Agent:
         self._knows_desired = True
         self._watch.lift(desired.lifted_cordons)
         self._desired_file.save(desired)
-        self._fleet.apply(desired)
+        self._apply(self._fleet, desired)
         self._golden.want(desired.golden_prompts)
+
+    def _apply(self, fleet: Fleet, desired: agent.SyncResponse) -> None:
+        bases = [replica.base_digest for replica in desired.replicas]
+        self._library.desire(bases)
+        if self._artifacts is not None:
+            self._artifacts.desire(bases)
+        fleet.apply(desired)
+
+    async def _keep_library(self) -> None:
+        """Find what others put into the artifact folder, and write down what is used."""
+
+        async def step() -> None:
+            await self._library.scan()
+            await self._library.save_heat()
+            self._metrics.artifacts.show(self._library)
+
+        await run_every(
+            _LIBRARY_EVERY_S, step, name="library", expected=(OSError,), step_timeout_s=60.0
+        )
+
+    async def _fetch(self) -> None:
+        """Get artifacts, serve them to others, and start replicas whose base has come."""
+        if self._artifacts is None:
+            return
+
+        async def look() -> None:
+            assert self._fleet is not None
+            assert self._artifacts is not None
+            self._fleet.look_again()
+            self._metrics.artifacts.moved(
+                self._artifacts.downloaded_bytes, self._artifacts.uploaded_bytes
+            )
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._artifacts.run())
+            await run_every(_BASES_EVERY_S, look, name="bases", expected=(), step_timeout_s=5.0)
+
+    def _why_waiting(self, base_digest: str) -> str:
+        return self._artifacts.why_waiting(base_digest) if self._artifacts is not None else ""
 
     def _observe(self) -> agent.SyncRequest:
         replicas = self._fleet.observed() if self._fleet is not None else []
@@ -203,6 +260,7 @@ class Agent:
                 for runner in self._fleet.runners.values()
                 if not runner.is_ready
             ]
+            waiting += [f"{name}: {why}" for name, why in self._fleet.waiting.items()]
             return "; ".join(waiting)
         return ""
 
@@ -219,6 +277,26 @@ def limits_of(settings: AgentSettings) -> Limits:
         backoff_max_s=settings.backoff_max_s,
         drain_s=settings.drain_timeout_s,
     )
+
+
+def _artifacts(settings: AgentSettings, library: Library) -> NodeArtifacts | None:
+    """Return what fetches and serves artifacts; None without a store."""
+    if not settings.artifact_store_url:
+        return None
+    options = NodeOptions(
+        node_id=settings.node_id,
+        region=settings.region,
+        rack=settings.rack,
+        control_address=settings.control_address,
+        directory=settings.artifacts_dir,
+        store_url=settings.artifact_store_url,
+        peer_address=settings.peer_address,
+        downloads_max=settings.downloads_max,
+        uploads_max=settings.uploads_max,
+        download_bytes_per_s=settings.download_bytes_per_second,
+        upload_bytes_per_s=settings.upload_bytes_per_second,
+    )
+    return NodeArtifacts(options, library)
 
 
 def build_agent(settings: AgentSettings) -> Agent:

@@ -1,9 +1,10 @@
 """Metrics of the agent. Replica ids are no labels: they come and go."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from replica.agent.artifacts.library import Library
 from replica.agent.hardware import HardwareState, Xid
 from sluice.wire.control.v1 import control_pb2 as control
 
@@ -20,11 +21,49 @@ _GPU_GAUGES = {
 _STATES = ("starting", "ready", "draining", "failed", "stopped")
 
 
+class ArtifactMetrics:
+    """Of a node's artifact folder."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register."""
+        self._count = Gauge(
+            "agent_artifacts", "Artifacts that lie on this node as a whole", registry=registry
+        )
+        self._bytes = Gauge("agent_artifact_bytes", "Their size on the disk", registry=registry)
+        self._evictions = Counter(
+            "agent_artifact_evictions_total",
+            "Artifacts that made way for others",
+            registry=registry,
+        )
+        self._evictions_shown = 0
+        self._moved = Counter(
+            "agent_chunk_bytes_total",
+            "Bytes of chunks fetched from peers (peer) and the store, or served to others (served)",
+            ["way"],
+            registry=registry,
+        )
+        self._moved_shown: dict[str, int] = {}
+
+    def moved(self, downloaded: Mapping[str, int], uploaded: int) -> None:
+        """Show how many bytes of chunks came and went since the agent started."""
+        for way, total in {**downloaded, "served": uploaded}.items():
+            self._moved.labels(way).inc(total - self._moved_shown.get(way, 0))
+            self._moved_shown[way] = total
+
+    def show(self, library: Library) -> None:
+        """Show what is there."""
+        self._count.set(len(library.complete()))
+        self._bytes.set(library.used_bytes)
+        self._evictions.inc(library.evictions - self._evictions_shown)
+        self._evictions_shown = library.evictions
+
+
 class AgentMetrics:
     """All metrics, on a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.artifacts = ArtifactMetrics(self.registry)
         self._replicas = Gauge(
             "agent_replicas", "Replicas on this node", ["state"], registry=self.registry
         )
@@ -67,6 +106,14 @@ class AgentMetrics:
             "Memory of all engine processes, shared pages counted once",
             registry=self.registry,
         )
+        self._connected = Gauge(
+            "agent_control_connected",
+            "Whether the control plane has answered on the open stream",
+            registry=self.registry,
+        )
+        self._register_hardware()
+
+    def _register_hardware(self) -> None:
         self._cordons = Gauge(
             "agent_accelerators_cordoned", "Accelerators out of service", registry=self.registry
         )
@@ -80,11 +127,6 @@ class AgentMetrics:
             field: Gauge(f"agent_accelerator_{name}", text, ["index"], registry=self.registry)
             for field, (name, text) in _GPU_GAUGES.items()
         }
-        self._connected = Gauge(
-            "agent_control_connected",
-            "Whether the control plane has answered on the open stream",
-            registry=self.registry,
-        )
 
     def probed(self, took_s: float, *, is_good: bool) -> None:
         """Count a probe of a ready engine."""

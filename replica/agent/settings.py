@@ -19,6 +19,20 @@ class AgentSettings(ServiceSettings):
         control_address: host:port of the control plane's gRPC.
         state_dir: The agent's own directory: desired state, replicas, logs.
         artifacts_dir: Holds one directory per artifact digest.
+        artifacts_max_bytes: Of all artifacts together; 0: what their disk has left, without
+            `artifacts_reserve_bytes`. What is used least makes way.
+        artifacts_reserve_bytes: Of that disk, left free for others.
+        artifact_store_url: Where the chunks of artifacts lie, as the control plane has it; with S3,
+            AWS_* of the environment. Empty: the node fetches nothing, and artifacts are put there
+            by hand.
+        peer_address: host:port on which other nodes are served chunks, and which they reach; port
+            0 picks one.
+        region: In which the node stands: nodes ask those of their own region first.
+        rack: In which it stands there: nodes ask those of their own rack before.
+        downloads_max: Chunks that are fetched at once.
+        uploads_max: Chunks that are served at once; some more requests wait.
+        download_bytes_per_second: Of all downloads together; 0: any.
+        upload_bytes_per_second: Of all uploads together; 0: any.
         http_address: host:port for /healthz, /readyz and /metrics.
         engines: Drivers that this node offers, separated by commas.
         engine_host: Address that Triton listens on; routers must reach it.
@@ -41,6 +55,16 @@ class AgentSettings(ServiceSettings):
     control_address: Address
     state_dir: Path
     artifacts_dir: Path
+    artifacts_max_bytes: int = Field(default=0, ge=0)
+    artifacts_reserve_bytes: int = Field(default=1 << 30, ge=0)
+    artifact_store_url: Annotated[str, StringConstraints(pattern=r"^$|^file:///|^s3://[^/]")] = ""
+    peer_address: Address = "127.0.0.1:0"
+    region: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "default"
+    rack: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "default"
+    downloads_max: int = Field(default=8, ge=1, le=64)
+    uploads_max: int = Field(default=8, ge=1, le=256)
+    download_bytes_per_second: float = Field(default=0.0, ge=0)
+    upload_bytes_per_second: float = Field(default=0.0, ge=0)
     http_address: Address
     engines: str = "openvino,sim,embed"
     engine_host: str = "127.0.0.1"

@@ -41,6 +41,15 @@ class Fetcher(Protocol):
         ...
 
 
+class OnlyHere:
+    """Knows no artifacts but those that lie in the library: of an agent that fetches nothing."""
+
+    async def ensure(self, digest: str, *, needed: bool) -> None:  # noqa: ARG002 - of the protocol
+        """Refuse."""
+        text = f"artifact {digest} is not on this node, which fetches none; import it there"
+        raise PlatformError(ErrorCode.ADAPTER_NOT_FOUND, text)
+
+
 class LocalApi:
     """Answers the engines of a node while `serve` lasts."""
 
