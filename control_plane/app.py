@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version as package_version
 from typing import Any
 
@@ -17,7 +18,7 @@ from control_plane.artifacts.model import Bounds
 from control_plane.artifacts.routes import ArtifactRoutes
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.sources import Allowed
-from control_plane.audit.repository import prune_answers
+from control_plane.audit.repository import prune_answers, prune_audit
 from control_plane.database import Database
 from control_plane.distribution.model import Limits
 from control_plane.distribution.service import LIMITS, DistributionService
@@ -31,6 +32,9 @@ from control_plane.http.routes import Route
 from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import Metrics
 from control_plane.models import routes as models
+from control_plane.quality.repository import golden_counts
+from control_plane.quality.routes import QualityRoutes
+from control_plane.quality.service import Quality
 from control_plane.rollouts.confirmations import Confirmations
 from control_plane.rollouts.feed import open_feed
 from control_plane.rollouts.plan_routes import PlanRoutes
@@ -75,14 +79,16 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         database = Database(settings.database_url.get_secret_value())
         stack.push_async_callback(database.close)
         feed = Feed(database)
-        fleet = Fleet(database, feed, prune=prune_answers)
         metrics = Metrics()
+        prune = partial(prune_audit, kept_days=settings.audit_days)
+        fleet = Fleet(database, feed, prune=(prune_answers, prune), show=metrics.show_unplaced)
         rollouts = await _rollouts(stack, database, settings, metrics)
         background = await stack.enter_async_context(asyncio.TaskGroup())
         artifacts = _artifacts(database, settings)
         stack.callback(artifacts.close)
         distribution = DistributionService(database, feed, metrics, _links(settings))
-        for work in (feed, fleet, artifacts, distribution, rollouts):
+        quality = Quality(database, feed, metrics)
+        for work in (feed, fleet, artifacts, distribution, rollouts, quality):
             stack.callback(background.create_task(work.run()).cancel)
         presence = fleet.presence
         watch = WatchService(
@@ -92,7 +98,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             metrics.count_watcher,
             Confirmations(database).confirm,
         )
-        agents = AgentService(database, feed, fleet)
+        agents = AgentService(database, feed, fleet, quality)
         await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution)
         routes = [
             *ArtifactRoutes(database, artifacts).routes(),
@@ -116,6 +122,7 @@ def admin_routes(
     return [
         *RolloutRoutes(database, wake_rollouts).routes(),
         *PlanRoutes(database).routes(),
+        *QualityRoutes(database).routes(),
         *tenants.routes(database),
         *models.routes(database),
         *FleetRoutes(database).routes(),
@@ -131,7 +138,7 @@ async def _rollouts(
     window_ms = round(settings.rollout_window_s * 1000)
     evidence = await stack.enter_async_context(open_feed(url, key, window_ms=window_ms))
     show, count = metrics.show_rollouts, metrics.count_rollback
-    return Rollouts(database, evidence, preparation, None, show, count)
+    return Rollouts(database, evidence, preparation, golden_counts, show, count)
 
 
 def _links(settings: Settings) -> Limits:

@@ -42,6 +42,11 @@ class Metrics:
             "How long the last reading of changes took",
             registry=self.registry,
         )
+        self._unplaced = Gauge(
+            "control_plane_replicas_unplaced_count",
+            "Replicas that are wanted and find no place on any node; told by who leads the fleet",
+            registry=self.registry,
+        )
 
         self._rounds = Histogram(
             "control_plane_distribution_round_seconds",
@@ -85,6 +90,34 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._quarantined = Gauge(
+            "control_plane_replicas_quarantined",
+            "Replicas that are being taken out because they answer golden prompts otherwise",
+            registry=self.registry,
+        )
+        self._quality_alerts = Gauge(
+            "control_plane_quality_alerts_count",
+            "Pools and prompts whose answers need somebody to look, by why",
+            ["alert"],
+            registry=self.registry,
+        )
+        self._deviations = Counter(
+            "control_plane_quality_deviations_total",
+            "Answers to golden prompts that are not what they should be, by what they differ in",
+            ["difference"],
+            registry=self.registry,
+        )
+
+    def count_deviations(self, difference: str, count: int) -> None:
+        """Count answers that deviate."""
+        self._deviations.labels(difference).inc(count)
+
+    def show_quality(self, quarantined: int, alerts: Mapping[str, int]) -> None:
+        """Set how many replicas are in quarantine, and how many alerts of each kind there are."""
+        self._quarantined.set(quarantined)
+        for alert, count in alerts.items():
+            self._quality_alerts.labels(alert).set(count)
+
     def show_rollouts(self, phases: Mapping[str, int], evidence_age_s: float) -> None:
         """Set how many live rollouts are in which phase, and how old the oldest evidence is."""
         for phase in Phase:
@@ -119,6 +152,10 @@ class Metrics:
     def count_request(self, route: str, status: int) -> None:
         """Count an answered admin request; `route` is the pattern, not the path."""
         self._requests.labels(route, str(status)).inc()
+
+    def show_unplaced(self, count: int) -> None:
+        """Show how many replicas find no place; 0 from those that do not lead."""
+        self._unplaced.set(count)
 
     def render(self, feed: Feed) -> bytes:
         """Return everything in Prometheus' text format; the gauges say what the feed holds now."""

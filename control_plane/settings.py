@@ -36,6 +36,7 @@ class Settings(ServiceSettings):
             import takes.
         distribution_node_bytes_per_second: What a node can send to others, and receive.
         distribution_store_bytes_per_second: What the nodes of one region may read from the store.
+        audit_days: For which rows of the audit log are kept.
     """
 
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")
@@ -58,6 +59,7 @@ class Settings(ServiceSettings):
     artifact_grace_s: Annotated[float, Field(ge=1)] = 86_400
     distribution_node_bytes_per_second: Annotated[float, Field(ge=1)] = 1.25e9
     distribution_store_bytes_per_second: Annotated[float, Field(ge=1)] = 6.25e9
+    audit_days: Annotated[int, Field(ge=1, le=36_500)] = 400
 
 
 class MigrateSettings(ServiceSettings):
@@ -83,3 +85,4 @@ class MigrateSettings(ServiceSettings):
     artifact_grace_s: str = ""
     distribution_node_bytes_per_second: str = ""
     distribution_store_bytes_per_second: str = ""
+    audit_days: str = ""

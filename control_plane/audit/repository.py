@@ -12,6 +12,7 @@ from control_plane.audit.model import KEPT_H, KeptAnswer, in_progress, lock_numb
 from control_plane.audit.tables import answers, audit
 
 _KEPT = timedelta(hours=KEPT_H)
+_PRUNED_MAX = 10_000  # rows at once: some 100 ms
 
 
 class AuditRow(NamedTuple):
@@ -105,3 +106,11 @@ async def keep_answer(
 async def prune_answers(connection: AsyncConnection) -> None:
     """Delete the answers that are not given again."""
     await connection.execute(delete(answers).where(answers.c.created_at < func.now() - _KEPT))
+
+
+async def prune_audit(connection: AsyncConnection, *, kept_days: int) -> None:
+    """Delete the oldest rows that are older than so many days, a bounded number."""
+    t = audit.c
+    is_old = t.at < func.now() - timedelta(days=kept_days)
+    oldest = select(t.id).where(is_old).order_by(t.at).limit(_PRUNED_MAX)
+    await connection.execute(delete(audit).where(t.id.in_(oldest)))

@@ -5,7 +5,8 @@ is away; their reports then wait for the next heartbeat, which repeats everythin
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import grpc.aio
 import structlog
@@ -48,13 +49,26 @@ def desired(state: ControlState, node_id: str) -> wire.SyncResponse:
     return response
 
 
+class Golden(Protocol):
+    """Who knows what replicas are asked, and wants to know what they answer."""
+
+    def prompts_for(self, bases: Iterable[str]) -> Iterable[wire.GoldenPrompt]:
+        """Return what replicas of these bases are to be asked."""
+        ...
+
+    def take(self, message: wire.SyncRequest) -> None:
+        """Take the answers that an agent reports; nothing waits."""
+        ...
+
+
 class AgentService(AgentServiceServicer):
     """Serves `AgentService`; one stream per node."""
 
-    def __init__(self, database: Database, feed: Feed, fleet: Fleet) -> None:
+    def __init__(self, database: Database, feed: Feed, fleet: Fleet, golden: Golden) -> None:
         self._database = database
         self._feed = feed
         self._fleet = fleet
+        self._golden = golden
         self._streams: dict[str, object] = {}
         # Of each node that is here, the cordons that operators have lifted and it still reports.
         self._lifted: dict[str, list[str]] = {}
@@ -101,7 +115,9 @@ class AgentService(AgentServiceServicer):
             changed = self._feed.changed()
             response = desired(self._feed.state, node_id)
             response.lifted_cordons.extend(self._lifted.get(node_id, ()))
-            if last is None or list(response.replicas) != list(last.replicas):
+            bases = {replica.base_digest for replica in response.replicas}
+            response.golden_prompts.extend(self._golden.prompts_for(bases))
+            if last is None or _told(response) != _told(last):
                 await self._write(context, response)
                 last = response
             try:
@@ -116,6 +132,7 @@ class AgentService(AgentServiceServicer):
             await context.write(response)
 
     async def _record(self, message: wire.SyncRequest) -> None:
+        self._golden.take(message)
         report = {seen.replica_id: seen for seen in message.replicas}
 
         async def work(connection: AsyncConnection) -> tuple[list[str], list[model.Replica]]:
@@ -137,6 +154,11 @@ class AgentService(AgentServiceServicer):
             log.info("replica_changed", replica=replica.id, state=replica.state.name.lower())
         if changed:
             self._fleet.wake()
+
+
+def _told(response: wire.SyncResponse) -> tuple[object, ...]:
+    """Return what an agent must hear of at once when it changes."""
+    return list(response.replicas), list(response.golden_prompts)
 
 
 def _observed(report: Mapping[str, wire.ObservedReplica]) -> dict[str, model.Observed]:

@@ -1,8 +1,8 @@
 """What the admin REST takes about the fleet."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_serializer, model_validator
 
 from control_plane.fields import Body, Digest, Id, Text
 
@@ -18,12 +18,36 @@ def _no_roles() -> dict[Role, Share]:
     return {}
 
 
+class NeedsBody(Body):
+    """What one replica needs of its node; 0: nothing, or any.
+
+    A dedicated replica shares its accelerators with nobody; the others share their memory.
+    """
+
+    memory_bytes: Annotated[int, Field(ge=0, le=2**53)] = 0
+    accelerators: Annotated[int, Field(ge=0, le=1024)] = 0
+    accelerator_memory_bytes: Annotated[int, Field(ge=0, le=2**53)] = 0
+    is_dedicated: bool = False
+
+    @model_validator(mode="after")
+    def _names_accelerators(self) -> Self:
+        if not self.accelerators and (self.accelerator_memory_bytes or self.is_dedicated):
+            raise ValueError("say how many accelerators a replica needs")
+        return self
+
+    @model_serializer
+    def _set_ones(self) -> dict[str, int]:
+        """Return what is needed."""
+        return {name: value for name, value in self if value}
+
+
 class PoolBody(Body):
     """Replicas with one base, hardware and configuration.
 
     The pool is split into cells of at most `cell_replicas_max` replicas, each with a router of its
     own; 0 is one cell for all. `roles` says how many replicas only prefill and how many only
-    decode; the others do both.
+    decode; the others do both. `needs` are those of one replica: it goes where there is room for
+    them, and keeps what it was given; without them, to the least loaded node.
     """
 
     base_digest: Digest
@@ -32,3 +56,16 @@ class PoolBody(Body):
     engine_options: Annotated[dict[Id, Text], Field(max_length=64, default_factory=_no_options)]
     cell_replicas_max: Annotated[int, Field(ge=0, le=10_000)] = 64
     roles: Annotated[dict[Role, Share], Field(default_factory=_no_roles)]
+    needs: Annotated[NeedsBody, Field(default_factory=NeedsBody)]
+
+
+class NodeOrders(Body):
+    """What operators want of a node.
+
+    Nothing new goes to one that is unschedulable; one that is draining is emptied as well, and is
+    unschedulable whatever is said.
+    """
+
+    is_unschedulable: bool = False
+    is_draining: bool = False
+    reason: Text = ""

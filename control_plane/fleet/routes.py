@@ -1,4 +1,4 @@
-"""REST of pools, and the view of cells, replicas, nodes and routers."""
+"""REST of pools, and the view of cells, replicas and routers; nodes are `node_routes`."""
 
 from aiohttp import web
 from sqlalchemy import func, select
@@ -8,10 +8,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane import tables
 from control_plane.access.roles import Action
 from control_plane.database import Database
+from control_plane.fleet import preparation
 from control_plane.fleet.bodies import PoolBody
 from control_plane.fleet.model import ReplicaState
+from control_plane.fleet.node_routes import NodeRoutes, shown_times
 from control_plane.http import describe
-from control_plane.http.resources import Resource, ResourceRoutes, Values, page
+from control_plane.http.bodies import path_id
+from control_plane.http.resources import Resource, ResourceRoutes, Values, page, shown
 from control_plane.http.routes import Route
 from sluice.errors import ErrorCode, PlatformError
 
@@ -40,6 +43,10 @@ async def _make_cell(connection: AsyncConnection, key: str, _: Values) -> None:
     await connection.execute(query.on_conflict_do_nothing())
 
 
+_STATUS = (
+    *("id", "replicas_wanted", "rollout_replicas", "placed", "ready", "draining", "lost"),
+    *("unplaced", "condition", "since"),
+)
 POOLS = Resource(
     path="pools",
     table=tables.pools,
@@ -63,44 +70,87 @@ class FleetRoutes:
         views = (
             (tables.cells, self.cells),
             (tables.replicas, self.replicas),
-            (tables.nodes, self.nodes),
             (tables.routers, self.routers),
         )
         found = ResourceRoutes(self._database, POOLS).routes()
+        found.append(
+            Route(
+                "GET",
+                "/v1/pools/{id:[^/]+}/status",
+                self.pool_status,
+                Action.READ_PLATFORM,
+                "pools",
+                describe.operation(
+                    "Show how far a pool is from what is wanted", answer=describe.shown(_STATUS)
+                ),
+            )
+        )
         for table, handler in views:
             name = str(table.name)
             told = describe.listing(f"List {name}", describe.shown(table.c.keys()))
             path, action = f"/v1/{name}", Action.READ_PLATFORM
             found.append(Route("GET", path, handler, action, name, told))
-        return found
+        return [*found, *NodeRoutes(self._database).routes()]
 
     async def cells(self, request: web.Request) -> web.Response:
         """Return cells and their owners."""
         t = tables.cells
-        return await page(self._database, select(t), t.c.id, request, _times)
+        return await page(self._database, select(t), t.c.id, request, shown_times)
 
     async def replicas(self, request: web.Request) -> web.Response:
         """Return replicas, with what their agents last said."""
         t = tables.replicas
         return await page(self._database, select(t), t.c.id, request, _replica)
 
-    async def nodes(self, request: web.Request) -> web.Response:
-        """Return nodes and their facts."""
-        t = tables.nodes
-        return await page(self._database, select(t), t.c.id, request, _times)
+    async def pool_status(self, request: web.Request) -> web.Response:
+        """Return how many replicas a pool has, and why not more."""
+        key = path_id(request)
+
+        async def work(connection: AsyncConnection) -> Values | None:
+            return await _pool_status(connection, key)
+
+        found = await self._database.run(work)
+        if found is None:
+            raise PlatformError(ErrorCode.NOT_FOUND, f"there is no pools/{key}")
+        return shown(request, found)
 
     async def routers(self, request: web.Request) -> web.Response:
         """Return routers and when they were last here."""
         t = tables.routers
-        return await page(self._database, select(t), t.c.id, request, _times)
+        return await page(self._database, select(t), t.c.id, request, shown_times)
 
 
 def _replica(row: Values) -> Values:
     return row | {"state": ReplicaState(row["state"]).name.lower()}
 
 
-def _times(row: Values) -> Values:
-    return {
-        name: value.isoformat() if hasattr(value, "isoformat") else value
-        for name, value in row.items()
-    }
+async def _pool_status(connection: AsyncConnection, key: str) -> Values | None:
+    pool, said, t = tables.pools, tables.pool_conditions, tables.replicas.c
+    query = (
+        select(pool, said.c.text, said.c.unplaced, said.c.since)
+        .outerjoin(said, said.c.pool_id == pool.c.id)
+        .where(pool.c.id == key)
+    )
+    row = (await connection.execute(query)).first()
+    if row is None:
+        return None
+    is_lost = t.state == int(ReplicaState.LOST)
+    counts = await connection.execute(
+        select(
+            func.count().filter(~t.is_draining, ~is_lost),
+            func.count().filter(~t.is_draining, t.state == int(ReplicaState.READY)),
+            func.count().filter(t.is_draining),
+            func.count().filter(is_lost),
+        ).where(t.pool_id == key)
+    )
+    placed, ready, draining, lost = counts.one()
+    condition = row.text or ""
+    if row.retire_at is not None:
+        users = await preparation.users(connection, key)
+        left = f", which waits for: {', '.join(users)}" if users else ""
+        condition = f"its release was rolled out or back: goes to 0 replicas{left}"
+    values = (
+        *(key, row.replicas_wanted, row.rollout_replicas, placed, ready, draining, lost),
+        *(row.unplaced or 0, condition, "" if row.since is None else row.since.isoformat()),
+    )
+    return dict(zip(_STATUS, values, strict=True))

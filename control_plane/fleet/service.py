@@ -39,11 +39,21 @@ Prune = Callable[[AsyncConnection], Awaitable[None]]
 class Fleet:
     """Owns the presence of routers, and the loop."""
 
-    def __init__(self, database: Database, feed: Feed, prune: Prune) -> None:
-        """Prepare; `prune` deletes old rows of others, now and then, in the leader's step."""
+    def __init__(
+        self, database: Database, feed: Feed, prune: Sequence[Prune], show: Callable[[int], None]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            database: Where everything is.
+            feed: Says that something has changed.
+            prune: Delete old rows of others, now and then, in the leader's step.
+            show: Told how many replicas find no place; 0 while another control plane leads.
+        """
         self._database = database
         self._feed = feed
         self._prune = prune
+        self._show = show
         self._wake = asyncio.Event()
         self.presence = Presence(self._wake.set)
         self._liveness = Liveness(self.presence)
@@ -127,11 +137,14 @@ class Fleet:
                 replicas = await repository.replicas(connection)
             fleet = (pools, cells, replicas)
             await self._assign(connection, *fleet, may_take=heard_s > _ROUTERS_RETURN_S)
-            await self._reconcile(connection, pools, spread.open, replicas)
+            self._show(await self._reconcile(connection, pools, spread.open, replicas))
             if time.monotonic() - self._pruned_at > _PRUNE_INTERVAL_S:
                 await repository.prune_changes(connection)
-                await self._prune(connection)
+                for prune in self._prune:
+                    await prune(connection)
                 self._pruned_at = time.monotonic()
+        else:
+            self._show(0)
         return departed, gone
 
     @staticmethod
@@ -178,8 +191,8 @@ class Fleet:
         pools: Sequence[model.Pool],
         homes: Mapping[str, Sequence[str]],
         replicas: Sequence[model.Replica],
-    ) -> None:
-        """Give the pools their replicas, and these their roles."""
+    ) -> int:
+        """Give the pools their replicas, and these their roles; return how many find no place."""
         nodes = await repository.nodes(connection)
         plan = plan_replicas(pools, homes, nodes, replicas, lambda: new_id("replica"))
         profiles = {pool.id: profile_of(pool.engine) for pool in pools}
@@ -197,3 +210,4 @@ class Fleet:
                 log.info(event, replica=replica_id)
         for replica_id, role in roles.items():
             log.info("replica_role", replica=replica_id, role=role or "both")
+        return sum(condition.unplaced for condition in plan.conditions.values())

@@ -1,0 +1,170 @@
+"""REST of nodes: what their agents say, what operators want of them, and which cordons are lifted.
+
+What is wanted is a resource of its own, `/v1/nodes/{id}/desired`, so that its tag does not change
+with every heartbeat.
+"""
+
+from typing import Any
+
+from aiohttp import web
+from sqlalchemy import delete, exists, func, select, update
+
+from control_plane.access.roles import Action
+from control_plane.database import Database
+from control_plane.fleet.bodies import NodeOrders
+from control_plane.http import describe
+from control_plane.http.bodies import path_id, read_body
+from control_plane.http.resources import Values, fetch, first, page, shown
+from control_plane.http.routes import Route
+from control_plane.http.writes import Answer, Write, Writes
+from control_plane.tables import nodes, replicas
+from sluice.errors import ErrorCode, PlatformError
+
+_EVERY = "/v1/nodes"
+_ONE = "/v1/nodes/{id:[^/]+}"
+_ORDERS = ("id", *NodeOrders.model_fields)
+_READ, _WRITE = Action.READ_PLATFORM, Action.WRITE_FLEET
+_HELD = (
+    select(func.count()).where(replicas.c.node_id == nodes.c.id).scalar_subquery().label("replicas")
+)
+
+
+class NodeRoutes:
+    """Handlers of nodes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._writes = Writes(database)
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        told = describe.shown((*nodes.c.keys(), "replicas"))
+        orders = describe.shown(_ORDERS, NodeOrders)
+        operation = describe.operation
+        return [
+            Route("GET", _EVERY, self.list, _READ, "nodes", describe.listing("List nodes", told)),
+            Route(
+                *("GET", _ONE, self.get, _READ, "nodes"),
+                operation("Show a node", answer=told),
+            ),
+            Route(
+                *("DELETE", _ONE, self.forget, _WRITE, "nodes"),
+                operation("Forget a node that is lost and has no replicas"),
+            ),
+            Route(
+                *("GET", f"{_ONE}/desired", self.get_orders, _READ, "nodes"),
+                operation("Show what is wanted of a node", answer=orders),
+            ),
+            Route(
+                *("PUT", f"{_ONE}/desired", self.put_orders, _WRITE, "nodes"),
+                operation("Cordon, drain or release a node", answer=orders, body=NodeOrders),
+            ),
+            Route(
+                *("DELETE", f"{_ONE}/cordons/{{cordon:.+}}", self.lift, _WRITE, "cordons"),
+                operation("Lift a cordon that the node's agent has set on an accelerator"),
+            ),
+        ]
+
+    async def list(self, request: web.Request) -> web.Response:
+        """Return nodes and their facts."""
+        query = select(nodes, _HELD)
+        return await page(self._database, query, nodes.c.id, request, shown_times)
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return one."""
+        return shown(request, shown_times(await self._row(path_id(request))))
+
+    async def get_orders(self, request: web.Request) -> web.Response:
+        """Return what is wanted of one."""
+        return shown(request, _orders(await self._row(path_id(request))))
+
+    async def put_orders(self, request: web.Request) -> web.Response:
+        """Say what is wanted; the fleet's leader does it."""
+        key = path_id(request)
+        body = await read_body(request, NodeOrders)
+        values = {
+            "is_unschedulable": body.is_unschedulable or body.is_draining,
+            "is_draining": body.is_draining,
+            "order_reason": body.reason,
+        }
+
+        async def work(write: Write) -> Answer:
+            row = await _locked(write, key)
+            before = _orders(row)
+            write.check(before)
+            after = _orders(row | values)
+            write.record("change", key, before, after, owners=[None])
+            await write.connection.execute(update(nodes).where(nodes.c.id == key).values(**values))
+            return Answer(after, key)
+
+        return await self._writes.run(request, work)
+
+    async def lift(self, request: web.Request) -> web.Response:
+        """Tell the node's agent to put an accelerator back into service (204)."""
+        key, cordon_id = path_id(request), request.match_info["cordon"]
+
+        async def work(write: Write) -> Answer:
+            row = await _locked(write, key)
+            cordons = [fact["cordon"] for fact in row["accelerator_facts"] if "cordon" in fact]
+            found = next((cordon for cordon in cordons if cordon["id"] == cordon_id), None)
+            if found is None:
+                raise PlatformError(ErrorCode.NOT_FOUND, f"node {key} has no such cordon")
+            write.record("lift", cordon_id, found, None, owners=[None])
+            lifted = sorted({*row["lifted_cordons"], cordon_id})
+            await write.connection.execute(
+                update(nodes).where(nodes.c.id == key).values(lifted_cordons=lifted)
+            )
+            return Answer(None, cordon_id, 204)
+
+        return await self._writes.run(request, work)
+
+    async def forget(self, request: web.Request) -> web.Response:
+        """Forget a node that is gone for good (204); 409 while it lives or has replicas."""
+        key = path_id(request)
+
+        async def work(write: Write) -> Answer:
+            row = await _locked(write, key)
+            held = exists().where(replicas.c.node_id == key)
+            if not row["is_lost"] or await write.connection.scalar(select(held)):
+                message = f"node {key} is not lost, or has replicas: drain it, and stop its agent"
+                raise PlatformError(ErrorCode.CONFLICT, message)
+            write.record("delete", key, _orders(row), None, owners=[None])
+            await write.connection.execute(delete(nodes).where(nodes.c.id == key))
+            return Answer(None, key, 204)
+
+        return await self._writes.run(request, work)
+
+    async def _row(self, key: str) -> Values:
+        found = await fetch(self._database, select(nodes, _HELD).where(nodes.c.id == key))
+        if not found:
+            raise _unknown(key)
+        return found[0]
+
+
+def shown_times(row: Values) -> Values:
+    """Return a row with its times as text."""
+    return {
+        name: value.isoformat() if hasattr(value, "isoformat") else value
+        for name, value in row.items()
+    }
+
+
+async def _locked(write: Write, key: str) -> dict[str, Any]:
+    query = select(nodes).where(nodes.c.id == key).with_for_update()
+    row = await first(write.connection, query)
+    if row is None:
+        raise _unknown(key)
+    return row
+
+
+def _orders(row: Values) -> Values:
+    return {
+        "id": row["id"],
+        "is_unschedulable": row["is_unschedulable"],
+        "is_draining": row["is_draining"],
+        "reason": row["order_reason"],
+    }
+
+
+def _unknown(key: str) -> PlatformError:
+    return PlatformError(ErrorCode.NOT_FOUND, f"there is no nodes/{key}")
