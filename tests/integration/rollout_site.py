@@ -1,0 +1,167 @@
+"""What the tests of rollouts share: a model with two releases, a gateway, a telemetry service.
+
+The telemetry service is a script: it tells windows in which canary is as good as control, or not.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import grpc.aio
+from aiohttp import web
+from sqlalchemy import make_url
+
+from sluice.process import free_port
+from sluice.watch import ControlWatcher
+from sluice.wire.control.v1 import control_pb2 as wire
+from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
+
+BASE = "d1" * 32
+NEW, OLD = "d2" * 32, "d3" * 32  # adapters
+KEY = "sk-sluice-admin-for-telemetry"
+SHORT = {
+    "stages": [
+        {"share": 1000, "duration_min_s": 1, "sample_min": 100},
+        {"share": 10000, "duration_min_s": 1, "sample_min": 0},
+    ]
+}
+LONG = {"stages": [{"share": 1000, "duration_min_s": 600}, {"share": 10000}]}
+_REQUESTS = 200  # of each arm in a window
+_CONFIRM_S = 0.2
+
+
+def _arm(errors: int) -> dict[str, Any]:
+    return {
+        "requests": _REQUESTS,
+        "errors": {"engine_failed": errors} if errors else {},
+        "refusals": 0,
+        **{name: {"20": _REQUESTS - errors} for name in ("ttft_ms", "tpot_us", "output_tokens")},
+    }
+
+
+@dataclass
+class Telemetry:
+    """Says of every window what the test wants it to say."""
+
+    port: int = field(default_factory=free_port)
+    is_bad: bool = False
+    asked: int = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "CONTROL_PLANE__TELEMETRY_URL": f"http://127.0.0.1:{self.port}",
+            "CONTROL_PLANE__TELEMETRY_KEY": KEY,
+            "CONTROL_PLANE__ROLLOUT_WINDOW_S": "1",
+        }
+
+    async def windows(self, request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == f"Bearer {KEY}"
+        self.asked += 1
+        after, until, length = (
+            int(request.query[name]) for name in ("after_ms", "until_ms", "window_ms")
+        )
+        data = [
+            {
+                "start_ms": start,
+                "end_ms": start + length,
+                "control": _arm(2),
+                "canary": _arm(100 if self.is_bad else 2),
+            }
+            for start in range(after, until - length + 1, length)
+        ]
+        now_ms = int(time.time() * 1000)
+        return web.json_response({"ingested_until_unix_ms": now_ms, "data": data})
+
+
+@asynccontextmanager
+async def running_telemetry() -> AsyncIterator[Telemetry]:
+    telemetry = Telemetry()
+    application = web.Application()
+    application.router.add_get("/v1/rollouts/{id}/windows", telemetry.windows)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", telemetry.port).start()
+        yield telemetry
+    finally:
+        await runner.cleanup()
+
+
+@dataclass
+class Gateway:
+    """Watches splits, and confirms what it has seen."""
+
+    watcher: ControlWatcher
+    address: str
+    shares: list[int] = field(default_factory=list)
+
+    def take(self, response: wire.WatchResponse) -> None:
+        self.shares += [split.share for split in response.upserts.splits]
+
+    @property
+    def splits(self) -> dict[str, wire.Split]:
+        return dict(self.watcher.state.splits)
+
+    async def run(self) -> None:
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            stub = ControlServiceStub(channel)
+            while True:
+                version = self.watcher.state.version
+                told = wire.ConfirmRequest(gateway_id="gateway-1", version=version)
+                with suppress(grpc.aio.AioRpcError):  # it says it again anyway
+                    await stub.Confirm(told, timeout=5)
+                await asyncio.sleep(_CONFIRM_S)
+
+
+@asynccontextmanager
+async def running_gateway(address: str) -> AsyncIterator[Gateway]:
+    watcher = ControlWatcher(address, wire.ROLE_GATEWAY, "gateway-1", "", None)
+    gateway = Gateway(watcher, address)
+    watcher.on_change(gateway.take)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(work) for work in (watcher.run(), gateway.run())]
+        try:
+            assert await watcher.wait_synced(30)
+            yield gateway
+        finally:
+            for task in running:
+                task.cancel()
+
+
+async def make_model(plane: Any, model: str) -> None:
+    """A model that stands for `old`, with a release `new` beside it."""
+    for release, digest in (("new", NEW), ("old", OLD)):
+        await plane.put(
+            f"models/{model}",
+            base_digest=BASE,
+            pool_id="main",
+            adapter_digest=digest,
+            release=release,
+        )
+
+
+async def make_fleet(plane: Any) -> None:
+    """A pool with a replica that is ready, on a node that is not lost for a day."""
+    await plane.put(f"bases/{BASE}", context_tokens_max=64)
+    await plane.put("pools/main", base_digest=BASE, engine="embed", replicas_wanted=1)
+    url = make_url(plane.spec.env["CONTROL_PLANE__DATABASE_URL"])
+    connection = await asyncpg.connect(
+        url.set(drivername="postgresql").render_as_string(hide_password=False), timeout=20
+    )
+    try:
+        await connection.execute(
+            "INSERT INTO nodes (id, engines, cpu_count, seen_at)"
+            " VALUES ('node', '{embed}', 8, now() + interval '1 day')"
+        )
+        await connection.execute(
+            "INSERT INTO replicas (id, pool_id, cell_id, node_id, state, profile, triton_model)"
+            f" VALUES ('replica', 'main', 'main-0', 'node', {wire.REPLICA_STATE_READY}, 'embed',"
+            " 'embed') ON CONFLICT DO NOTHING"
+        )
+    finally:
+        await connection.close()

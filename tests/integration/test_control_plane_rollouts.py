@@ -1,0 +1,186 @@
+"""Rollouts on real control planes: promoted, sent back, killed, two at once, and by hand."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.app import app
+from tests.integration.conftest import ADMIN_KEY
+from tests.integration.rollout_site import (
+    LONG,
+    SHORT,
+    Telemetry,
+    make_fleet,
+    make_model,
+    running_gateway,
+    running_telemetry,
+)
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+DEADLINE_S = 90.0
+
+
+@asynccontextmanager
+async def site(start_control_plane, url, directory) -> AsyncIterator[tuple[Any, Telemetry]]:
+    async with (
+        running_telemetry() as telemetry,
+        start_control_plane(url, directory, **telemetry.environment) as plane,
+    ):
+        await make_fleet(plane)
+        yield plane, telemetry
+
+
+async def begin(plane, model: str, **more: Any) -> str:
+    body = {"model_id": model, "release": "new"} | more
+    made = await plane.admin.post("/v1/rollouts", json=body)
+    assert made.status_code == 201, made.text
+    return made.json()["id"]
+
+
+async def shown(plane, rollout: str) -> dict[str, Any]:
+    answer = await plane.admin.get(f"/v1/rollouts/{rollout}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def reaches(plane, rollout: str, **wanted: Any):
+    async def check() -> bool:
+        found = await shown(plane, rollout)
+        return all(found[name] == value for name, value in wanted.items())
+
+    return check
+
+
+async def test_a_good_release_takes_over(
+    database_url, tmp_path, start_control_plane, eventually
+) -> None:
+    async with (
+        site(start_control_plane, database_url, tmp_path) as (plane, _),
+        running_gateway(plane.grpc_address) as gateway,
+    ):
+        await make_model(plane, "m")
+        plan = await plane.put("models/m/rollout-plan", **SHORT)
+        assert (plan["is_default"], len(plan["plan"]["gates"])) == (False, 8)
+        rollout = await begin(plane, "m")
+        old = {"base_digest": "d1" * 32, "pool_id": "main", "adapter_digest": "d3" * 32}
+        for refused in (
+            await plane.admin.put("/v1/models/m", json=old),
+            await plane.admin.delete("/v1/models/m"),
+            await plane.admin.delete("/v1/releases/m@new"),
+            await plane.admin.post("/v1/rollouts", json={"model_id": "m", "release": "new"}),
+        ):
+            assert refused.status_code == 409, refused.text
+            assert rollout in refused.json()["detail"]
+        over = reaches(plane, rollout, phase="done", is_live=False)
+        await eventually(over, "it takes over", timeout_s=DEADLINE_S)
+        assert [share for share in gateway.shares if share] == [1000, 10000]
+        await eventually(lambda: not gateway.splits, "the split goes")
+        assert gateway.watcher.state.models["m"].release == "new"
+        assert gateway.watcher.state.models["m"].adapter_digest == "d2" * 32
+        path = f"/v1/rollouts/{rollout}/events"
+        events = (await plane.admin.get(path)).json()["data"]
+        stages = [event["stage"] for event in events if event["phase"] == "running"]
+        assert sorted(set(stages)) == [-1, 0, 1], "none is left out"
+        assert (events[-1]["event"], events[-1]["phase"]) == ("settled", "done")
+        assert (await plane.admin.put("/v1/models/m", json=old)).status_code == 200
+
+
+async def test_it_goes_on_where_another_was_killed_and_is_sent_back(
+    database_url, tmp_path, start_control_plane, eventually
+) -> None:
+    async with (
+        site(start_control_plane, database_url, tmp_path) as (plane, telemetry),
+        start_control_plane(database_url, tmp_path, **telemetry.environment) as other,
+        running_gateway(other.grpc_address) as gateway,
+    ):
+        await make_model(plane, "m")
+        rollout = await begin(plane, "m", plan=LONG)
+        await eventually(reaches(other, rollout, share=1000), "the first stage opens")
+        before = await shown(other, rollout)
+        os.kill(plane.child.pid, signal.SIGKILL)
+
+        async def is_watched() -> bool:
+            found = await shown(other, rollout)
+            return found["watched_s"] >= before["watched_s"] + 3
+
+        await eventually(is_watched, "the other one goes on", timeout_s=DEADLINE_S)
+        found = await shown(other, rollout)
+        assert (found["phase"], found["stage"], found["share"]) == ("running", 0, 1000)
+        assert found["sample"] > 0
+        telemetry.is_bad = True
+        back = reaches(other, rollout, phase="rolled_back", is_live=False)
+        await eventually(back, "it is sent back", timeout_s=DEADLINE_S)
+        found = await shown(other, rollout)
+        assert (found["reason"], found["verdict"]["metric"]) == ("worse", "errors")
+        assert found["verdict"]["suspect"]["bad"] >= 100
+        assert found["explanation"].startswith("errors in stage 0: ")
+        await eventually(lambda: not gateway.splits, "the split goes")
+        assert gateway.shares[-1] == 0, "everybody was sent back before"
+        assert gateway.watcher.state.models["m"].release == "old"
+        events = (await other.admin.get(f"/v1/rollouts/{rollout}/events")).json()["data"]
+        halted = next(event for event in events if event["phase"] == "halted")
+        assert halted["verdict"] == found["verdict"]
+        metrics = (await other.admin.get("/metrics")).text
+        assert 'control_plane_rollbacks_total{cause="errors"} 1.0' in metrics
+
+
+async def test_people_hold_it_and_end_it(
+    database_url, tmp_path, start_control_plane, eventually, monkeypatch
+) -> None:
+    async with (
+        site(start_control_plane, database_url, tmp_path) as (plane, _),
+        running_gateway(plane.grpc_address),
+    ):
+        await make_model(plane, "m")
+        monkeypatch.setenv("SLUICE_ADMIN_URL", str(plane.admin.base_url))
+        monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
+
+        async def sluice(*words: str, status: int = 0) -> str:
+            done = await asyncio.to_thread(CliRunner().invoke, app, ["rollouts", *words])
+            assert done.exit_code == status, (words, done.output)
+            return done.output
+
+        (tmp_path / "plan.json").write_text(json.dumps(LONG))
+        words = ("start", "m", "new", "--plan", str(tmp_path / "plan.json"), "--later", "--json")
+        rollout = json.loads(await sluice(*words))["id"]
+        assert "planned" in await sluice("show", rollout)
+        await sluice("launch", rollout)
+        await eventually(reaches(plane, rollout, share=1000), "the first stage opens")
+        operator = await plane.admin.post("/v1/admin-keys", json={"role": "operator"})
+        as_operator = {"Authorization": f"Bearer {operator.json()['key']}"}
+        path = f"/v1/rollouts/{rollout}"
+        held = await plane.admin.post(f"{path}/pause", headers=as_operator)
+        assert (held.status_code, held.json()["phase"]) == (200, "paused")
+        assert held.json()["reason"] == "by_hand"
+        promoted = await plane.admin.post(f"{path}/promote", json={"stage": 0}, headers=as_operator)
+        assert promoted.status_code == 403
+        stale = await plane.admin.post(f"{path}/resume", headers={"If-Match": '"0"'})
+        assert stale.status_code == 412
+        assert "running" in await sluice("resume", rollout)
+        assert "cannot do this: resume" in await sluice("resume", rollout, status=1)
+        assert "is not the one" in await sluice("promote", rollout, "--stage", "1", status=1)
+        await sluice("promote", rollout)
+        await eventually(reaches(plane, rollout, share=10000), "the last stage opens")
+        assert rollout in await sluice("list", "--model", "m", "--phase", "running")
+        assert "aborted" in await sluice("abort", rollout)
+        assert "aborted" in await sluice("watch", rollout, status=1)
+        over = reaches(plane, rollout, is_live=False, share=0)
+        await eventually(over, "nothing is left of it")
+        assert (await plane.admin.get("/v1/models/m")).json()["release"] == "old"
+        assert "bootstrap" in await sluice("events", rollout)
+        audit = (await plane.admin.get(f"/v1/audit?object_id={rollout}")).json()["data"]
+        assert {"create", "start", "pause", "resume", "promote", "abort"} <= {
+            row["action"] for row in audit if row["outcome"] == "done"
+        }
+        assert "10000" in await sluice("plan", "m")
+        (tmp_path / "plan.json").write_text('{"stages": [{"share": 5}]}')
+        words = ("plan", "m", "--set", str(tmp_path / "plan.json"))
+        assert "must have all of the traffic" in await sluice(*words, status=1)
