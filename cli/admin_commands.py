@@ -1,5 +1,6 @@
 """`sluice tenants, requests`, and where the other commands on the admin REST are added."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -11,15 +12,17 @@ from cli import (
     fleet_commands,
     key_commands,
     model_commands,
+    rollout_commands,
     tier_commands,
 )
 from cli.admin import WHERE, AsJson, Tenant, ask, delete_one, given, show_one
 from cli.api import Json
 from cli.render import show_objects
+from cli.stack_commands import fail
 
 tenants = typer.Typer(help="Who may use the platform.", no_args_is_help=True)
 
-_SHOWN = ("id", "name", "tier_id", "weight", "is_disabled", "limits", "fallbacks")
+_SHOWN = ("id", "name", "tier_id", "weight", "is_disabled", "limits", "fallbacks", "pins")
 
 Tier = Annotated[str | None, typer.Option(help="Id of its tier.")]
 Name = Annotated[str | None, typer.Option(help="For people.")]
@@ -32,6 +35,8 @@ Fallback = Annotated[
         help="OTHER answers while MODEL is saturated or down; '*' is any, 'MODEL=' ends it.",
     ),
 ]
+PinnedModel = Annotated[str, typer.Argument(metavar="MODEL", help="Its own name, no alias.")]
+Release = Annotated[str, typer.Argument(help="Name of one of its releases.")]
 Disabled = Annotated[
     bool | None, typer.Option("--disable/--enable", help="Refuse, or take again, all its keys.")
 ]
@@ -45,6 +50,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(model_commands.models, name="models", epilog=WHERE)
     model_commands.models.command("publish")(artifact_commands.publish)
     app.add_typer(artifact_commands.artifacts, name="artifacts", epilog=WHERE)
+    app.add_typer(rollout_commands.rollouts, name="rollouts", epilog=WHERE)
     app.add_typer(fleet_commands.fleet, name="fleet", epilog=WHERE)
     app.add_typer(admin_key_commands.admin_keys, name="admin-keys", epilog=WHERE)
     app.command(epilog=WHERE)(audit_commands.audit)
@@ -114,6 +120,25 @@ def delete_tenant(tenant: Tenant) -> None:
     delete_one(f"/v1/tenants/{tenant}", f"tenant {tenant}")
 
 
+@tenants.command("pin")
+def pin(tenant: Tenant, model: PinnedModel, release: Release, *, as_json: AsJson = False) -> None:
+    """Give a tenant one release of a model, whatever the model stands for, also in rollouts."""
+    name = release.removeprefix(f"{model}@")
+    _put_pins(tenant, lambda pins: pins | {model: name}, as_json=as_json)
+
+
+@tenants.command("unpin")
+def unpin(tenant: Tenant, model: PinnedModel, *, as_json: AsJson = False) -> None:
+    """Give a tenant again what the model stands for, or its rollout decides."""
+
+    def without(pins: dict[str, str]) -> dict[str, str]:
+        if model not in pins:
+            raise fail(f"tenant {tenant} has no pin of {model}")
+        return {name: release for name, release in pins.items() if name != model}
+
+    _put_pins(tenant, without, as_json=as_json)
+
+
 def requests(
     *,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 20,
@@ -170,4 +195,15 @@ def _put(
         return known | {"limits": known.get("limits", {}) | limits, "fallbacks": kept} | changes
 
     made = ask(lambda api: api.edit(f"/v1/tenants/{tenant}", change, new))
+    show_objects([made], _SHOWN, as_json=as_json)
+
+
+def _put_pins(
+    tenant: str, pins_of: Callable[[dict[str, str]], dict[str, str]], *, as_json: bool
+) -> None:
+    def change(known: Json) -> Json:
+        known.pop("id", None)
+        return known | {"pins": pins_of(known.get("pins", {}))}
+
+    made = ask(lambda api: api.edit(f"/v1/tenants/{tenant}", change))
     show_objects([made], _SHOWN, as_json=as_json)

@@ -26,6 +26,12 @@ def _checked_wanted(value: str) -> str:
     return value
 
 
+def _checked_release(value: str) -> str:
+    if not is_id(value) or "@" in value:
+        raise ValueError("the name of a release is expected, without the model's and the @")
+    return value
+
+
 def _once(values: list[str]) -> list[str]:
     return list(dict.fromkeys(values))
 
@@ -34,7 +40,7 @@ def _no_limits() -> dict[str, "LimitsBody"]:
     return {}
 
 
-def _no_fallbacks() -> dict[str, str]:
+def _no_names() -> dict[str, str]:
     return {}
 
 
@@ -50,7 +56,11 @@ Patterns = Annotated[
 ]
 Fallbacks = Annotated[
     dict[Annotated[str, AfterValidator(_checked_wanted)], Id],
-    Field(max_length=256, default_factory=_no_fallbacks),
+    Field(max_length=256, default_factory=_no_names),
+]
+Pins = Annotated[
+    dict[Id, Annotated[str, AfterValidator(_checked_release)]],
+    Field(max_length=256, default_factory=_no_names),
 ]
 
 
@@ -96,7 +106,8 @@ class TenantBody(Body):
     """A customer. Its cache salt is made by us, never changes and is never shown.
 
     `limits` replace the tier's where they are not 0. `fallbacks` name the model that answers while
-    another is saturated or down; `*` stands for any other.
+    another is saturated or down; `*` stands for any other. `pins` name, by model, the release that
+    the tenant gets, whatever the model stands for and whatever is rolled out.
     """
 
     name: Text = ""
@@ -105,6 +116,7 @@ class TenantBody(Body):
     weight: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     limits: Annotated[LimitsBody, Field(default_factory=LimitsBody)]
     fallbacks: Fallbacks
+    pins: Pins
 
 
 class KeyBody(Body):

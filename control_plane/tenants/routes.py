@@ -59,7 +59,7 @@ async def _check_limited(connection: AsyncConnection, wanted: set[str]) -> None:
 
 
 async def _check_tenant(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse an id below which others have names, and fallbacks that could never answer."""
+    """Refuse an id below which others have names, and what could never answer."""
     await take_space(connection, key)
     fallbacks: dict[str, str] = values["fallbacks"]
     for model, instead in fallbacks.items():
@@ -72,6 +72,11 @@ async def _check_tenant(connection: AsyncConnection, key: str, values: Values) -
             f"fallbacks: there is no model, release or alias {missing[0]} that tenant {key} may use"
         )
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="fallbacks")
+    pins: dict[str, str] = values["pins"]
+    pinned = {f"{model}@{release}" for model, release in pins.items()}
+    if pinned and (missing := await unknown_names(connection, pinned, key)):
+        message = f"pins: there is no release {missing[0]} that tenant {key} may use"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="pins")
 
 
 TIERS = Resource(

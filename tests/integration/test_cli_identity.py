@@ -63,6 +63,13 @@ async def test_a_tenant_is_created_and_changed_a_little_at_a_time(sluice) -> Non
     assert (changed["limits"], changed["fallbacks"]) == ({"tpm": 50}, {"cli-small": "cli-large"})
     assert (changed["is_disabled"], changed["name"], changed["weight"]) == (False, "CLI", 3)
     assert "cli-small=cli-large" in await sluice("tenants", "list")
+    pinned = await one(sluice, "tenants", "pin", "cli", "cli-small", "cli-small@1")
+    assert pinned == changed | {"pins": {"cli-small": "1"}}
+    assert "no release cli-small@2" in await sluice(
+        "tenants", "pin", "cli", "cli-small", "2", status=1
+    )
+    assert await one(sluice, "tenants", "unpin", "cli", "cli-small") == changed
+    assert "has no pin" in await sluice("tenants", "unpin", "cli", "cli-small", status=1)
     assert "there is no tenants/nobody" in await sluice("tenants", "update", "nobody", status=1)
     refused = await sluice("tenants", "update", "cli", "--fallback", "x=cli-small", status=1)
     assert "no model, release or alias x" in refused

@@ -163,7 +163,7 @@ async def test_one_name_has_one_owner_however_many_ask_at_once(plane) -> None:
 async def test_limits_and_fallbacks_are_of_models_that_are_there(plane) -> None:
     body = {"base_digest": BASE, "pool_id": "one"}
     await plane.put("models/m", **body, release="1")
-    await plane.put("models/acme/own", **body, owner_tenant_id="acme")
+    await plane.put("models/acme/own", **body, owner_tenant_id="acme", release="1")
     await plane.put("aliases/best", target="m")
     tier = await plane.put("tiers/g", requests_max=5, model_limits={"m": {"rpm": 3}})
     assert (tier["requests_max"], tier["model_limits"]) == (5, {"m": {"rpm": 3}})
@@ -185,6 +185,11 @@ async def test_limits_and_fallbacks_are_of_models_that_are_there(plane) -> None:
         )
         assert said in told
     await plane.put("tenants/zoe", tier_id="g", fallbacks={"best": "m@1"})
+    for pins in ({"m": "2"}, {"best": "1"}, {"acme/own": "1"}):
+        told = await refused(plane, "tenants/zoe", 400, "pins", tier_id="g", pins=pins)
+        assert "there is no release" in told
+    shown = await plane.put("tenants/zoe", tier_id="g", pins={"m": "1"})
+    assert shown["pins"] == {"m": "1"}
 
 
 async def test_watchers_are_told_of_names_and_limits(plane, eventually) -> None:
@@ -205,6 +210,7 @@ async def test_watchers_are_told_of_names_and_limits(plane, eventually) -> None:
         await plane.put("aliases/best", target="m@1")
         await plane.put("tiers/t", requests_max=3, model_limits={"m": {"context_tokens_max": 9}})
         await plane.put("tenants/acme", tier_id="t", limits={"rpm": 2}, fallbacks={"m": "best"})
+        await plane.put("tenants/zoe", tier_id="t", pins={"m": "2"})
         await eventually(
             lambda: bool(state.tenants["acme"].fallbacks), "the tenant's fallback arrives"
         )
@@ -213,6 +219,8 @@ async def test_watchers_are_told_of_names_and_limits(plane, eventually) -> None:
         assert state.tiers["t"].requests_max == 3
         assert state.tiers["t"].model_limits["m"] == wire.Limits(context_tokens_max=9)
         assert state.tenants["acme"].limits == wire.Limits(rpm=2)
+        await eventually(lambda: bool(state.tenants["zoe"].pins), "the tenant's pin arrives")
+        assert state.tenants["zoe"].pins == {"m": "2"}
         await plane.put("tenants/acme", tier_id="t")
         await plane.admin.delete("/v1/aliases/best")
         await plane.admin.delete("/v1/models/m")
