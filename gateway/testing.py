@@ -177,6 +177,7 @@ class ControlFeed(control_pb2_grpc.ControlServiceServicer):
     Attributes:
         confirmed: What gateways have confirmed, in order.
         is_deaf: Takes no confirmations.
+        refused: How many it did not take.
     """
 
     def __init__(self, objects: control.Objects) -> None:
@@ -184,6 +185,7 @@ class ControlFeed(control_pb2_grpc.ControlServiceServicer):
         self.objects = objects
         self.confirmed: list[control.ConfirmRequest] = []
         self.is_deaf = False
+        self.refused = 0
         self._version = 1
         self._changed = asyncio.Event()
 
@@ -206,6 +208,7 @@ class ControlFeed(control_pb2_grpc.ControlServiceServicer):
     ) -> control.ConfirmResponse:
         """Remember what a gateway says."""
         if self.is_deaf:
+            self.refused += 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "deaf")
         self.confirmed.append(request)
         return control.ConfirmResponse()
