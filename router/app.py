@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import grpc.aio
 import structlog
@@ -12,14 +13,17 @@ from router.core.router import RouterCore
 from router.fleet import Fleet, Target
 from router.hub import Hub
 from router.metrics import RouterMetrics
+from router.prefetch import Prefetch
 from router.service import SERVER_OPTIONS, RouterService
 from router.settings import Settings
 from router.transfers import Transfers
-from sluice.kserve import HostStream, probe
+from sluice.errors import ErrorCode, FailedError
+from sluice.kserve import HostStream, ask, probe
 from sluice.lifecycle import run_every, stop_signals
 from sluice.status_http import status_server
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
 
@@ -70,10 +74,14 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
             silence_s=settings.silence_s,
         )
         hub.transfer_by(Transfers(tasks, fleet.target, _open_stream, hub.transferred).start)
+        prefetch = Prefetch(
+            tasks, partial(_load, fleet), hub.adapters_held, router_id=settings.instance_id
+        )
         watcher.on_change(lambda _: fleet.follow(watcher.state))
+        watcher.on_change(prefetch.hear)
         watcher.load_from_disk()
         watching = tasks.create_task(watcher.run())
-        following = tasks.create_task(_follow_now_and_then(fleet, watcher))
+        following = tasks.create_task(_follow_now_and_then(fleet, prefetch, watcher))
         log.info("router_started", instance_id=settings.instance_id, address=settings.grpc_address)
         await stop.wait()
         log.info("router_draining", live_requests=core.live_requests)
@@ -84,6 +92,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         service.end()
         await hub.flush(_FLUSH_S)
         following.cancel()
+        prefetch.stop()
         await fleet.stop()
         await server.stop(_FLUSH_S)
     log.info("router_stopped")
@@ -127,9 +136,20 @@ async def _probe(target: Target, timeout_s: float) -> Sequence[int]:
     return reply.tokens
 
 
-async def _follow_now_and_then(fleet: Fleet, watcher: ControlWatcher) -> None:
+async def _load(
+    fleet: Fleet, replica_id: str, digests: list[str], timeout_s: float
+) -> engine.AdapterList:
+    target = fleet.target(replica_id)
+    if target is None:
+        raise FailedError(ErrorCode.UNAVAILABLE, f"{replica_id} is not attached")
+    request = engine.HostRequest(adapters=engine.Adapters(load=digests))
+    return (await ask(target.address, target.model, request, timeout_s=timeout_s)).adapters
+
+
+async def _follow_now_and_then(fleet: Fleet, prefetch: Prefetch, watcher: ControlWatcher) -> None:
     async def follow() -> None:
         fleet.follow(watcher.state)
+        prefetch.follow(watcher.state)
 
     await run_every(_FOLLOW_S, follow, name="follow", expected=(), step_timeout_s=1.0)
 

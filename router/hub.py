@@ -5,7 +5,7 @@ Everything here is synchronous and runs on the event loop; tasks belong to the c
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import structlog
@@ -137,6 +137,12 @@ class Hub:
         """Note that a canary inference brought no answer."""
         self.core.on_probe_failed(replica_id, self._loop.time())
         self._tick_soon()
+
+    def adapters_held(self, replica_id: str, digests: Iterable[str]) -> None:
+        """Note which adapters a replica holds in host memory."""
+        book = self.core.replicas.get(replica_id)
+        if book is not None and book.limits is not None:
+            self.core.cells[book.cell_id].residency.held(replica_id, digests)
 
     def transfer_by(self, start: Callable[[Transfer], None]) -> None:
         """Say who carries KV blocks between replicas; without anybody they are computed again."""

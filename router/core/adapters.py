@@ -72,6 +72,12 @@ class AdapterResidency:
         for digest in sorted(replica.slots):
             replica.keep(digest)
 
+    def held(self, replica_id: str, digests: Iterable[str]) -> None:
+        """Take over which adapters an engine says it holds in host memory."""
+        replica = self._replicas.setdefault(replica_id, _Replica())
+        for digest in digests:
+            replica.keep(digest)
+
     def forget(self, replica_id: str) -> None:
         """Forget a replica: its engine is gone."""
         self._replicas.pop(replica_id, None)

@@ -1,0 +1,169 @@
+"""Adapters that are put into engines' host memory before their first request comes.
+
+Those of rollouts, as long as they last, and of models that stand for something else since a moment
+ago. Everything else is loaded when a request asks for it. What fails here is only logged: such a
+request would load it, too.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from sluice.errors import FailedError
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+log = structlog.get_logger(__name__)
+
+PROMOTED_S = 60.0  # a model that was changed so long ago is like any other
+ADAPTERS_MAX = 64  # of one pool; more would push out of memory what requests use
+AT_ONCE_MAX = 16  # replicas
+_LOAD_S = 60.0
+_AGAIN_S = 10.0  # after a load that failed
+
+# Loads adapters into a replica and returns what it holds then; FailedError.
+Load = Callable[[str, list[str], float], Awaitable[engine.AdapterList]]
+
+
+class Promotions:
+    """Which models were changed a moment ago; pure."""
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[tuple[str, str], float] = OrderedDict()  # pool, adapter
+
+    def hear(self, response: control.WatchResponse, now_s: float) -> None:
+        """Take a change; a snapshot says of nothing when it was changed."""
+        if response.is_snapshot:
+            return
+        for model in response.upserts.models:
+            if model.adapter_digest:
+                key = (model.pool_id, model.adapter_digest)
+                self._until[key] = now_s + PROMOTED_S
+                self._until.move_to_end(key)
+
+    def urgent(self, state: ControlState, now_s: float) -> dict[str, set[str]]:
+        """Return pool -> adapters that its replicas should hold, those of rollouts first."""
+        while self._until and next(iter(self._until.values())) <= now_s:
+            self._until.popitem(last=False)
+        wanted: dict[str, set[str]] = {}
+        for split in sorted(state.splits.values(), key=lambda split: split.id):
+            for name in (split.canary, split.control):
+                release = state.releases.get(f"{split.id}@{name}")
+                if release is not None and release.adapter_digest:
+                    _add(wanted, release.pool_id, release.adapter_digest)
+        for pool_id, digest in reversed(self._until):
+            _add(wanted, pool_id, digest)
+        return wanted
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a replica was told to load, at which address."""
+
+    address: str
+    digests: set[str] = field(default_factory=set[str])
+    not_before_s: float = 0.0
+    is_busy: bool = False
+
+
+class Prefetch:
+    """Tells the replicas of our cells; their tasks belong to the group that is given."""
+
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        load: Load,
+        held: Callable[[str, Iterable[str]], None],
+        *,
+        router_id: str,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            tasks: Loads run in it.
+            load: Loads adapters into the replica of an id, within a deadline.
+            held: Told which adapters a replica holds in memory.
+            router_id: Who we are.
+        """
+        self._tasks = tasks
+        self._load = load
+        self._held = held
+        self._router_id = router_id
+        self._promotions = Promotions()
+        self._told: dict[str, _Told] = {}
+        self._places = asyncio.Semaphore(AT_ONCE_MAX)
+        self._loads: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        """Cancel what is under way; `follow` is not called any more."""
+        for task in self._loads:
+            task.cancel()
+
+    def hear(self, response: control.WatchResponse) -> None:
+        """Note what changed; `follow` comes after it."""
+        self._promotions.hear(response, asyncio.get_running_loop().time())
+
+    def follow(self, state: ControlState) -> None:
+        """Tell replicas what they were not told yet; call now and then."""
+        now_s = asyncio.get_running_loop().time()
+        wanted = self._promotions.urgent(state, now_s)
+        ready = self._ready(state, wanted) if wanted else {}
+        for replica_id in self._told.keys() - ready.keys():
+            if not self._told[replica_id].is_busy:
+                del self._told[replica_id]
+        for replica_id, replica in ready.items():
+            told = self._told.get(replica_id)
+            if told is None or (told.address != replica.grpc_address and not told.is_busy):
+                told = self._told[replica_id] = _Told(replica.grpc_address)
+            if told.is_busy or now_s < told.not_before_s:
+                continue
+            told.digests &= wanted[replica.pool_id]
+            missing = sorted(wanted[replica.pool_id] - told.digests)
+            if missing:
+                told.is_busy = True
+                task = self._tasks.create_task(self._tell(replica_id, told, missing))
+                self._loads.add(task)
+                task.add_done_callback(self._loads.discard)
+
+    def _ready(
+        self, state: ControlState, wanted: Mapping[str, set[str]]
+    ) -> dict[str, control.Replica]:
+        cells = {cell.id for cell in state.cells.values() if cell.router_id == self._router_id}
+        return {
+            replica.id: replica
+            for replica in state.replicas.values()
+            if replica.cell_id in cells
+            and replica.pool_id in wanted
+            and replica.state == control.REPLICA_STATE_READY
+        }
+
+    async def _tell(self, replica_id: str, told: _Told, digests: list[str]) -> None:
+        now = asyncio.get_running_loop().time
+        try:
+            async with self._places:
+                answer = await self._load(replica_id, digests, _LOAD_S)
+        except FailedError as error:
+            log.info("adapters_not_loaded", replica_id=replica_id, reason=str(error))
+            told.not_before_s = now() + _AGAIN_S
+        else:
+            told.digests.update(digests)
+            self._held(replica_id, [adapter.digest for adapter in answer.adapters])
+            for problem in answer.problems:
+                log.info(
+                    "adapter_not_loaded",
+                    replica_id=replica_id,
+                    digest=problem.digest,
+                    reason=problem.message,
+                )
+        finally:
+            told.is_busy = False
+
+
+def _add(wanted: dict[str, set[str]], pool_id: str, digest: str) -> None:
+    digests = wanted.setdefault(pool_id, set())
+    if len(digests) < ADAPTERS_MAX:
+        digests.add(digest)
