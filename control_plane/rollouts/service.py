@@ -47,7 +47,7 @@ class Rollouts:
         database: Database,
         evidence: EvidenceFeed,
         fleet: Preparation,
-        golden: GoldenCounts | None,
+        golden: GoldenCounts,
         show: Callable[[Mapping[str, int], float], None],
         count_rollback: Callable[[str], None],
     ) -> None:
@@ -57,7 +57,7 @@ class Rollouts:
             database: Where the rollouts are.
             evidence: What requests came to; while nobody knows, rollouts pause.
             fleet: Gets ready for stages.
-            golden: What golden prompts came to, per release; None: nobody asks them.
+            golden: What golden prompts came to, per release.
             show: Takes how many live rollouts are in which phase, and how old (seconds) the newest
                 evidence is of the rollout that has the oldest, for metrics.
             count_rollback: Is told of every rollout that is sent back: the gate, else the reason.
@@ -218,14 +218,11 @@ class Rollouts:
         self, connection: AsyncConnection, kept: Kept, windows: Iterable[Window]
     ) -> tuple[Window, ...]:
         """Return windows with what golden prompts came to meanwhile."""
-        golden = self._golden
-        if golden is None:
-            return tuple(windows)
         names = (kept.canary, kept.control)
         found: list[Window] = []
         for window in windows:
             span = (window.start_ms, window.end_ms)
-            counts = await golden(connection, kept.model_id, names, *span)
+            counts = await self._golden(connection, kept.model_id, names, *span)
             arms = [
                 replace(arm, golden_runs=runs, golden_mismatches=mismatches)
                 for arm, (runs, mismatches) in zip(
