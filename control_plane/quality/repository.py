@@ -66,7 +66,7 @@ async def prompts(connection: AsyncConnection) -> tuple[Prompt, ...]:
     )
     return tuple(
         Prompt(one, model, tuple(ids), most, every_s, tuple(expected))
-        for one, model, ids, most, every_s, expected in rows.tuples()
+        for one, model, ids, most, every_s, expected in rows
     )
 
 
@@ -76,7 +76,7 @@ async def add_reports(connection: AsyncConnection, reports: Sequence[Report]) ->
     ids = sorted({report.replica_id for report in reports})
     query = select(t.id, t.node_id, t.pool_id).where(t.id.in_(ids)).order_by(t.id)
     rows = await connection.execute(query.with_for_update(key_share=True, read=True))
-    pool_of = {(one, node): pool for one, node, pool in rows.tuples()}
+    pool_of = {(one, node): pool for one, node, pool in rows}
     known = [r for r in reports if (r.replica_id, r.node_id) in pool_of]
     if not known:
         return
@@ -171,14 +171,14 @@ async def golden_counts(
         .group_by(r.id)
     )
     rows = await connection.execute(query)
-    return {name_of[one]: (int(runs), int(missed)) for one, runs, missed in rows.tuples()}
+    return {name_of[one]: (int(runs), int(missed)) for one, runs, missed in rows}
 
 
 async def new_groups(connection: AsyncConnection) -> list[Group]:
     """Return the pools and askings that have answers which were not judged."""
     a = golden_answers.c
     query = select(a.pool_id, a.asking_id).where(~a.is_judged).distinct().limit(_GROUPS_MAX)
-    return [(pool, asking) for pool, asking in (await connection.execute(query)).tuples()]
+    return [(pool, asking) for pool, asking in await connection.execute(query)]
 
 
 async def serving(connection: AsyncConnection, pools: Iterable[str]) -> list[Serving]:
@@ -189,7 +189,7 @@ async def serving(connection: AsyncConnection, pools: Iterable[str]) -> list[Ser
         ~t.is_draining,
         t.state == int(ReplicaState.READY),
     )
-    return [Serving(*row) for row in (await connection.execute(query)).tuples()]
+    return [Serving(*row) for row in await connection.execute(query)]
 
 
 async def answers(connection: AsyncConnection, groups: Sequence[Group]) -> dict[Group, list[Kept]]:
@@ -231,12 +231,14 @@ def _grouped(rows: Iterable[RowMapping]) -> dict[Group, list[Kept]]:
 
 async def truths(connection: AsyncConnection, groups: Sequence[Group]) -> dict[Group, Truth]:
     """Return what is known to be right."""
+    if not groups:
+        return {}
     t = golden_truths.c
     query = select(t.pool_id, t.asking_id, t.token_ids, t.logprobs, t.source)
     rows = await connection.execute(query.where(tuple_(t.pool_id, t.asking_id).in_(groups)))
     return {
         (pool, asking): Truth(Text(tuple(ids), tuple(logprobs)), Source(source))
-        for pool, asking, ids, logprobs, source in rows.tuples()
+        for pool, asking, ids, logprobs, source in rows
     }
 
 
@@ -265,7 +267,7 @@ async def quarantined(connection: AsyncConnection) -> dict[str, int]:
         .group_by(q.pool_id)
     )
     rows = await connection.execute(query)
-    return dict(rows.tuples().all())
+    return dict(rows.all())
 
 
 async def quarantine(connection: AsyncConnection, cases: Sequence[Quarantine]) -> None:

@@ -1,0 +1,218 @@
+"""Golden prompts over real Sync: a replica that lies is taken out with evidence, and replaced."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from control_plane.database import Database
+from control_plane.quality.repository import golden_counts
+from sluice.ids import new_id
+from sluice.wire.agent.v1 import agent_pb2 as agent
+from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
+from sluice.wire.control.v1 import control_pb2 as control
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+DEADLINE_S = 60.0
+RIGHT, WRONG = [7, 8, 9, 10], [7, 8, 666, 10]
+Answers = Callable[[str, agent.GoldenPrompt], list[int] | None]
+
+
+class Node:
+    """An agent's side of Sync, whose replicas are ready at once and answer what they are asked."""
+
+    def __init__(self, node_id: str, engine: str, answers: Answers) -> None:
+        self.node_id, self.answers = node_id, answers
+        self.facts = agent.NodeFacts(cpu_count=2, memory_bytes=8 << 30, engines=[engine])
+        self.desired = agent.SyncResponse()
+
+    async def run(self, address: str) -> None:
+        async with grpc.aio.insecure_channel(address) as channel, asyncio.TaskGroup() as tasks:
+            call = AgentServiceStub(channel).Sync()
+            tasks.create_task(self._read(call))
+            while True:
+                await call.write(self._report())
+                await asyncio.sleep(0.3)
+
+    async def _read(self, call: Any) -> None:
+        while True:
+            message = await call.read()
+            assert isinstance(message, agent.SyncResponse), "the stream ended"
+            self.desired = message
+
+    def _report(self) -> agent.SyncRequest:
+        report = agent.SyncRequest(node_id=self.node_id, facts=self.facts)
+        for wanted in self.desired.replicas:
+            if wanted.is_draining:
+                continue  # it has ended already
+            report.replicas.add(
+                replica_id=wanted.replica_id,
+                state=control.REPLICA_STATE_READY,
+                grpc_address="127.0.0.1:9",
+            )
+            for prompt in self.desired.golden_prompts:
+                if prompt.base_digest == wanted.base_digest:
+                    report.golden_results.add(
+                        replica_id=wanted.replica_id,
+                        prompt_id=prompt.id,
+                        token_ids=self.answers(wanted.replica_id, prompt) or (),
+                        asked_at_unix_ms=int(time.time() * 1000),
+                    )
+        return report
+
+
+@asynccontextmanager
+async def nodes(plane: Any, engine: str, count: int, answers: Answers) -> AsyncIterator[list[Node]]:
+    found = [Node(new_id("node"), engine, answers) for _ in range(count)]
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(node.run(plane.grpc_address)) for node in found]
+        try:
+            yield found
+        finally:
+            for task in running:
+                task.cancel()
+
+
+async def _pool(plane: Any, engine: str, replicas: int) -> tuple[str, str]:
+    """A pool with a base of its own."""
+    pool_id, digest = new_id("pool"), new_id("d").encode().hex()[:64].rjust(64, "0")
+    await plane.put(f"bases/{digest}", context_tokens_max=2048)
+    await plane.put(f"pools/{pool_id}", base_digest=digest, engine=engine, replicas_wanted=replicas)
+    return pool_id, digest
+
+
+async def _ready(plane: Any, pool_id: str) -> list[str]:
+    found = (await plane.admin.get("/v1/replicas")).json()["data"]
+    return [
+        replica["id"]
+        for replica in found
+        if replica["pool_id"] == pool_id
+        and replica["state"] == "ready"
+        and not replica["is_draining"]
+    ]
+
+
+async def _quarantines(plane: Any, pool_id: str) -> list[dict[str, Any]]:
+    found = (await plane.admin.get("/v1/quarantines")).json()["data"]
+    return [one for one in found if one["pool_id"] == pool_id]
+
+
+async def test_a_liar_is_taken_out_with_evidence_and_replaced(
+    shared_control_plane, eventually
+) -> None:
+    plane, engine = shared_control_plane, new_id("sim")
+    liars: set[str] = set()
+
+    def answers(replica_id: str, _: agent.GoldenPrompt) -> list[int]:
+        return WRONG if replica_id in liars else RIGHT
+
+    async with nodes(plane, engine, 3, answers):
+        pool_id, digest = await _pool(plane, engine, 3)
+
+        async def are_ready() -> bool:
+            return len(await _ready(plane, pool_id)) == 3
+
+        await eventually(are_ready, "three replicas are ready", DEADLINE_S)
+        liar = (await _ready(plane, pool_id))[0]
+        liars.add(liar)
+
+        async def is_out() -> bool:
+            return [q["replica_id"] for q in await _quarantines(plane, pool_id)] == [liar]
+
+        await eventually(is_out, "the liar is in quarantine", DEADLINE_S)
+        (case,) = await _quarantines(plane, pool_id)
+        evidence = case["evidence"]
+        assert (case["reason"], case["prompt_id"], case["base_digest"]) == (
+            "tokens",
+            "default",
+            digest,
+        )
+        assert evidence["right"]["token_ids"] == RIGHT
+        assert evidence["right"]["source"] == "consensus"
+        assert (evidence["agreeing"], evidence["asked"]) == (2, 3)
+        assert evidence["answers"][0]["token_ids"] == WRONG
+        assert evidence["deviations"] >= 2
+
+        async def is_replaced() -> bool:
+            ready = await _ready(plane, pool_id)
+            return len(ready) == 3 and liar not in ready
+
+        await eventually(is_replaced, "another replica serves instead", DEADLINE_S)
+        assert await is_out(), "nobody else"
+        told = (await plane.admin.get("/v1/golden-results", params={"pool_id": pool_id})).json()
+        assert {one["replica_id"] for one in told["data"]} <= {
+            liar,
+            *await _ready(plane, pool_id),
+        }
+        metrics = (await plane.admin.get("/metrics")).text
+        assert 'control_plane_quality_deviations_total{difference="tokens"}' in metrics
+        path = f"/v1/quarantines/{case['id']}"
+        released = await plane.admin.post(f"{path}/release", json={"reason": "a test"})
+        assert released.status_code == 200, released.text
+        assert released.json()["released_by"]
+        assert (await plane.admin.get(path)).json()["released_at"]
+        assert (await plane.admin.post(f"{path}/release", json={})).status_code == 409
+
+
+async def _counts(server: Any, model: str) -> dict[str, tuple[int, int]]:
+    """What the loop of rollouts reads."""
+    database = Database(server.url("shared"))
+    try:
+        until_ms = int(time.time() * 1000) + 5000
+        return await database.run(
+            lambda connection: golden_counts(connection, model, ["v1", "v2", "v3"], 0, until_ms)
+        )
+    finally:
+        await database.close()
+
+
+async def test_prompts_of_a_model_are_asked_of_both_releases_and_counted(
+    shared_control_plane, eventually, postgres_server
+) -> None:
+    plane, engine = shared_control_plane, new_id("sim")
+    asked: set[tuple[str, int]] = set()
+    canary = "ca" * 32
+
+    def answers(_: str, prompt: agent.GoldenPrompt) -> list[int]:
+        if list(prompt.token_ids) == [1, 2, 3]:
+            asked.add((prompt.adapter_digest, prompt.every_s))
+        return WRONG if prompt.adapter_digest == canary else RIGHT
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(nodes(plane, engine, 1, answers))
+        pool_id, digest = await _pool(plane, engine, 1)
+        model = new_id("model")
+        release = {"base_digest": digest, "pool_id": pool_id}
+        await plane.put(f"models/{model}", **release, adapter_digest=canary, release="v2")
+        await plane.put(f"models/{model}", **release, release="v1")
+        body = {"token_ids": [1, 2, 3], "expected_token_ids": RIGHT[:3], "every_s": 30}
+        path = f"/v1/models/{model}/golden-prompts"
+        made = await plane.admin.post(path, json=body)
+        assert made.status_code == 201, made.text
+        prompt = made.json()
+        assert (await plane.admin.get(path)).json()["data"] == [prompt]
+        assert (await plane.admin.post(path, json=body | {"every_s": 1})).status_code == 400
+        await eventually(lambda: ("", 30) in asked, "the control release is asked", DEADLINE_S)
+        columns = "id, rollout_id, control, canary, share, salt"
+        values = f"'{model}', 'rollout-1', 'v1', 'v2', 100, 'salt'"
+        await postgres_server.execute(f"INSERT INTO splits ({columns}) VALUES ({values})", "shared")
+        wanted = {("", 5), (canary, 5)}
+        await eventually(lambda: wanted <= asked, "both are asked, and often", DEADLINE_S)
+
+        async def are_counted() -> bool:
+            found = await _counts(postgres_server, model)
+            return found.keys() == {"v1", "v2"} and all(runs > 1 for runs, _ in found.values())
+
+        await eventually(are_counted, "runs are counted", DEADLINE_S)
+        found = await _counts(postgres_server, model)
+        assert found["v1"][1] == 0
+        assert found["v2"][1] == found["v2"][0]
+        await postgres_server.execute(f"DELETE FROM splits WHERE id = '{model}'", "shared")
+        answer = await plane.admin.delete(f"/v1/golden-prompts/{prompt['id']}")
+        assert answer.status_code == 204, answer.text
+        assert (await plane.admin.get(path)).json()["data"] == []
