@@ -54,6 +54,7 @@ class Fleet:
         on_change: Callable[[], None],
         observer: Observer,
         why_cordoned: Callable[[Collection[int]], str],
+        why_waiting: Callable[[str], str] = lambda base_digest: "",  # noqa: ARG005
     ) -> None:
         """Take what replicas need.
 
@@ -65,6 +66,7 @@ class Fleet:
             on_change: Told when anything changed that the control plane may want to know.
             observer: Told what happens, for metrics.
             why_cordoned: Says why one of some accelerators is out of service; empty: none is.
+            why_waiting: Says why a replica of a base cannot start yet; empty: it can.
         """
         self.runners: dict[str, ReplicaRunner] = {}
         self._group = group
@@ -74,6 +76,8 @@ class Fleet:
         self._on_change = on_change
         self._observer = observer
         self._why_cordoned = why_cordoned
+        self._why_waiting = why_waiting
+        self._waiting: dict[str, str] = {}  # replicas whose base is on its way, and how far it is
         self._desired: agent.SyncResponse | None = None
         self._is_stopping = False
         self._is_empty = asyncio.Event()
@@ -93,11 +97,13 @@ class Fleet:
     def apply(self, desired: agent.SyncResponse) -> None:
         """Make the node have exactly the desired replicas, in the background.
 
-        Those whose accelerators are cordoned drain, whatever is desired.
+        Those whose accelerators are cordoned drain, whatever is desired. Those whose base is on
+        its way wait for it.
         """
         if self._is_stopping:
             return
         self._desired = desired
+        self._waiting = {}
         wanted = {wish.replica_id: wish for wish in desired.replicas}
         for replica_id, runner in self.runners.items():
             if replica_id not in wanted:
@@ -110,7 +116,18 @@ class Fleet:
                 tuple(sorted(wish.accelerators)),
             )
             is_draining = wish.is_draining or bool(self._cordon(spec))
+            if (why := self._waits_for(replica_id, spec)) and not is_draining:
+                self._waiting[replica_id] = why
+                continue
             self._runner(replica_id).want(spec, is_draining=is_draining)
+
+    def look_again(self) -> None:
+        """Start replicas whose base has come, and note how far the others' are."""
+        if self._waiting and self._desired is not None:
+            before = self._waiting
+            self.apply(self._desired)
+            if self._waiting != before:
+                self._on_change()
 
     def apply_cordons(self) -> None:
         """Drain replicas whose accelerators were cordoned, and start those of lifted cordons."""
@@ -140,15 +157,38 @@ class Fleet:
     @property
     def is_ready(self) -> bool:
         """Whether every replica that is to serve is ready; true when there is none."""
-        return all(runner.is_ready for runner in self.runners.values())
+        return not self._waiting and all(runner.is_ready for runner in self.runners.values())
+
+    @property
+    def waiting(self) -> Mapping[str, str]:
+        """Why replicas that are desired have not been begun, by replica id."""
+        return self._waiting
 
     def observed(self) -> list[agent.ObservedReplica]:
         """Return the replicas of the node, sorted by id."""
-        return [
-            _observed(self.runners[replica_id], self._cordon(self.runners[replica_id].wanted))
-            for replica_id in sorted(self.runners)
-            if self.runners[replica_id].is_wanted
+        found = [
+            _observed(runner, self._cordon(runner.wanted))
+            for runner in self.runners.values()
+            if runner.is_wanted and runner.replica_id not in self._waiting
         ]
+        found += [
+            agent.ObservedReplica(
+                replica_id=replica_id, state=control.REPLICA_STATE_STARTING, message=why
+            )
+            for replica_id, why in self._waiting.items()
+        ]
+        return sorted(found, key=lambda replica: replica.replica_id)
+
+    def _waits_for(self, replica_id: str, spec: EngineSpec) -> str:
+        """Return why a replica cannot begin yet; one that has an engine of its base goes on."""
+        runner = self.runners.get(replica_id)
+        wanted = runner.wanted if runner is not None else None
+        if wanted is not None and wanted.base_digest == spec.base_digest:
+            return ""
+        why = self._why_waiting(spec.base_digest)
+        if why and runner is not None:
+            runner.want(None)
+        return why
 
     def _cordon(self, spec: EngineSpec | None) -> str:
         """Return why the spec's accelerators are out of service; empty when nothing is wrong."""

@@ -13,6 +13,7 @@ import structlog
 
 from replica.agent.artifacts.library import PARTIAL, Library
 from replica.agent.artifacts.partial import (
+    STAGING,
     Partial,
     Piece,
     bitmap,
@@ -168,6 +169,8 @@ class Holdings:
         return manifest if manifest.digest == digest else None
 
     def _find_partials(self) -> list[Partial]:
+        for left in (self._directory / _MANIFESTS).glob(f"{STAGING}*"):
+            left.unlink(missing_ok=True)
         found: list[Partial] = []
         root = self._directory / PARTIAL
         for path in sorted(root.iterdir()) if root.is_dir() else ():

@@ -14,7 +14,10 @@ from pathlib import Path
 
 from replica.agent.artifacts.journal import Journal
 from sluice.artifacts import digest_directory
+from sluice.ids import new_id
 from sluice.manifests import CHUNK_BYTES, Manifest
+
+STAGING = ".staging"  # of small files; one that is found was left by somebody who was killed
 
 
 class CorruptChunkError(ValueError):
@@ -161,12 +164,16 @@ class Partial:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a small file, whole or not at all."""
+    """Write a small file, whole or not at all, whoever else writes it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_suffix(".new")
-    _write_at(staging, content, 0, flags=os.O_CREAT | os.O_TRUNC)
-    _sync(staging)
-    staging.replace(path)
+    staging = path.with_name(new_id(STAGING))
+    try:
+        _write_at(staging, content, 0, flags=os.O_CREAT | os.O_EXCL)
+        _sync(staging)
+        staging.replace(path)
+    except OSError:
+        staging.unlink(missing_ok=True)
+        raise
     _sync(path.parent)
 
 
