@@ -26,6 +26,7 @@ _CLASSES = {
     "replicas": wire.Replica,
     "aliases": wire.Alias,
     "releases": wire.Release,
+    "splits": wire.Split,
 }
 _FIELDS = {
     "tiers": "rpm",
@@ -38,6 +39,7 @@ _FIELDS = {
     "replicas": "state",
     "aliases": "target",
     "releases": "pool_id",
+    "splits": "share",
 }
 # A change: (kind, id, new value or None to remove).
 _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))
