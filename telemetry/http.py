@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-import re
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -11,19 +11,23 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
-from telemetry import evidence
+from telemetry import evidence, params
 from telemetry.metrics import Metrics
 from telemetry.progress import Progress
 from telemetry.queries import LIMIT_MAX, recent_requests
 from telemetry.sink import Sink
 from telemetry.store import STORE_ERRORS, Store
+from telemetry.usage import Export, closed_until_ms, exported_usage, usage, usage_query
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_ID_CHARS_MAX = 256
-_UNIX_MS_MAX = 4_102_444_800_000  # 2100
+_CONTENT_TYPES = {
+    Export.CSV: "text/csv",
+    Export.PARQUET: "application/vnd.apache.parquet",
+}
+_EXPORTS = {"csv": Export.CSV, "parquet": Export.PARQUET}
 
 
 class Api:
@@ -48,6 +52,7 @@ class Api:
         app = web.Application(middlewares=[_problems])
         app.router.add_get("/v1/requests", self._requests)
         app.router.add_get("/v1/rollouts/{rollout_id}/windows", self._windows)
+        app.router.add_get("/v1/usage", self._usage)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics_text)
@@ -55,38 +60,56 @@ class Api:
 
     async def _requests(self, request: web.Request) -> web.Response:
         self._check_key(request)
-        limit = _number(request, "limit", 1, LIMIT_MAX, default=20)
-        tenant_id = _id(request, "tenant")
-        are_copies = request.query.get("copies", "false")
-        if are_copies not in {"true", "false"}:
-            raise BadRequestError(
-                ErrorCode.INVALID_REQUEST, "copies must be true or false", param="copies"
-            )
-        rows = await _asked(
-            recent_requests(
-                self._store, limit=limit, tenant_id=tenant_id, are_copies=are_copies == "true"
-            )
+        limit = params.number(request.query, "limit", 1, LIMIT_MAX, default=20)
+        tenant_id = params.ident(request.query, "tenant")
+        copies = params.choice(request.query, "copies", ("false", "true"), default="false")
+        query = recent_requests(
+            self._store, limit=limit, tenant_id=tenant_id, are_copies=copies == "true"
         )
+        rows = await _asked(query)
         return web.json_response({"data": rows})
 
     async def _windows(self, request: web.Request) -> web.Response:
         """Tell the windows of a rollout that are ingested for sure, the first 1,000 of them."""
         self._check_key(request)
-        window_ms = _number(
-            request, "window_ms", evidence.WINDOW_MS_MIN, evidence.WINDOW_MS_MAX, default=10_000
-        )
-        after_ms = _number(request, "after_ms", 0, _UNIX_MS_MAX)
-        until_ms = _number(request, "until_ms", 0, _UNIX_MS_MAX)
+        query = request.query
+        least, most = evidence.WINDOW_MS_MIN, evidence.WINDOW_MS_MAX
+        window_ms = params.number(query, "window_ms", least, most, default=10_000)
+        after_ms = params.number(query, "after_ms", 0, params.UNIX_MS_MAX)
+        until_ms = params.number(query, "until_ms", 0, params.UNIX_MS_MAX)
         # Before the query: what is written while it runs may or may not be counted.
         ingested_ms = self._progress.until_ms
         starts_ms = evidence.complete_windows(after_ms, min(until_ms, ingested_ms), window_ms)
-        rollout_id = _checked_id("rollout_id", request.match_info["rollout_id"])
+        rollout_id = params.ident(request.match_info, "rollout_id")
         windows = await _asked(evidence.rollout_windows(self._store, rollout_id, starts_ms))
         return web.json_response(
             {
                 "window_ms": window_ms,
                 "ingested_until_unix_ms": ingested_ms,
                 "data": [window.as_json() for window in windows],
+            }
+        )
+
+    async def _usage(self, request: web.Request) -> web.Response:
+        """Tell what was used, as JSON or as a file."""
+        self._check_key(request)
+        query = usage_query(request.query, int(time.time() * 1000))
+        names = ("json", *_EXPORTS)
+        name = params.choice(request.query, "format", names, default="json")
+        if name != "json":
+            export = _EXPORTS[name]
+            body = await _asked(exported_usage(self._store, query, export))
+            return web.Response(body=body, content_type=_CONTENT_TYPES[export])
+        closed_ms = closed_until_ms(self._progress.until_ms)
+        rows = await _asked(usage(self._store, query))
+        from_ms, to_ms = query.span_ms
+        return web.json_response(
+            {
+                "from": params.iso(from_ms),
+                "to": params.iso(to_ms),
+                "granularity": query.granularity,
+                "closed_until": params.iso(closed_ms) if closed_ms else None,
+                "data": rows,
             }
         )
 
@@ -123,27 +146,6 @@ async def _asked(query: Coroutine[Any, Any, T]) -> T:
         raise RejectedError(
             ErrorCode.UNAVAILABLE, "the trace store does not answer", retry_after_s=2.0
         ) from error
-
-
-def _number(
-    request: web.Request, name: str, least: int, most: int, *, default: int | None = None
-) -> int:
-    text = request.query.get(name, "" if default is None else str(default))
-    if not re.fullmatch(r"[0-9]{1,15}", text) or not least <= int(text) <= most:
-        message = f"{name} must be {least} to {most}"
-        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
-    return int(text)
-
-
-def _id(request: web.Request, name: str) -> str:
-    """Return an id, empty when none is given."""
-    return _checked_id(name, request.query.get(name, ""))
-
-
-def _checked_id(name: str, text: str) -> str:
-    if len(text) > _ID_CHARS_MAX:
-        raise BadRequestError(ErrorCode.INVALID_REQUEST, f"{name} is no id", param=name)
-    return text
 
 
 @web.middleware

@@ -95,6 +95,16 @@ class Store:
             result = await client.query(sql, parameters=dict(parameters))
         return [dict(zip(result.column_names, row, strict=True)) for row in result.result_rows]
 
+    async def raw(self, sql: str, parameters: Mapping[str, Any], file_format: str) -> bytes:
+        """Run a query and return its rows as a file in one of ClickHouse's formats.
+
+        Raises:
+            STORE_ERRORS: It is away, slow, or refuses.
+        """
+        client = await self.prepare()
+        async with asyncio.timeout(_STATEMENT_S):
+            return await client.raw_query(sql, parameters=dict(parameters), fmt=file_format)
+
     async def _insert(
         self, client: AsyncClient, table: str, columns: Mapping[str, str], data: list[list[Any]]
     ) -> None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
-from itertools import count
 from random import Random
 from typing import Any
 
@@ -16,27 +15,20 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, Requ
 from telemetry.evidence import ArmCounts, WindowCounts, complete_windows, rollout_windows
 from telemetry.queries import recent_requests
 from telemetry.rows import Batch
-from telemetry.settings import StoreSettings
 from telemetry.store import Store
+from tests.integration.trace_site import empty_store
 
 pytestmark = pytest.mark.real
 
 WINDOW_MS = 10_000
 BEGIN_MS = 1_790_000_000_000
 WINDOWS = 6
-_DATABASES = count(1)
 
 
 @pytest_asyncio.fixture
 async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
-    found = Store(
-        StoreSettings(
-            clickhouse_url=f"http://{shared_tracestore.address}",
-            clickhouse_database=f"evidence_{next(_DATABASES)}",
-        )
-    )
-    yield found
-    await found.close()
+    async with empty_store(shared_tracestore.address) as found:
+        yield found
 
 
 def random_event(random: Random, number: int) -> RequestEvent:

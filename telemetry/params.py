@@ -1,0 +1,60 @@
+"""Parameters of queries: read, checked against their bounds, named when they are wrong; pure."""
+
+import re
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+
+from sluice.errors import BadRequestError, ErrorCode
+
+UNIX_MS_MAX = 4_102_444_800_000  # 2100
+_ID_CHARS_MAX = 256
+
+Query = Mapping[str, str]
+
+
+def number(query: Query, name: str, least: int, most: int, *, default: int | None = None) -> int:
+    """Return an integer within bounds; BadRequestError also when it is missing without default."""
+    text = query.get(name, "" if default is None else str(default))
+    if not re.fullmatch(r"[0-9]{1,15}", text) or not least <= int(text) <= most:
+        raise _wrong(name, f"{name} must be {least} to {most}")
+    return int(text)
+
+
+def choice(query: Query, name: str, choices: Collection[str], *, default: str) -> str:
+    """Return one of several words."""
+    text = query.get(name, default)
+    if text not in choices:
+        raise _wrong(name, f"{name} must be one of {', '.join(choices)}")
+    return text
+
+
+def moment_ms(query: Query, name: str, *, default_ms: int) -> int:
+    """Return a moment in Unix milliseconds; given in ISO 8601, in UTC unless it says otherwise."""
+    text = query.get(name)
+    if text is None:
+        return default_ms
+    try:
+        moment = datetime.fromisoformat(text)
+        found = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise _wrong(name, f"{name} must be a moment such as 2030-12-31T12:00:00Z") from None
+    if not 0 <= found * 1000 <= UNIX_MS_MAX:
+        raise _wrong(name, f"{name} must lie between 1970 and 2100")
+    return round(found * 1000)
+
+
+def ident(query: Query, name: str) -> str:
+    """Return an id, empty when none is given."""
+    text = query.get(name, "")
+    if len(text) > _ID_CHARS_MAX:
+        raise _wrong(name, f"{name} is no id")
+    return text
+
+
+def iso(unix_ms: int) -> str:
+    """Return a moment in ISO 8601, to the second."""
+    return datetime.fromtimestamp(unix_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _wrong(name: str, message: str) -> BadRequestError:
+    return BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)

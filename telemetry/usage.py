@@ -1,0 +1,195 @@
+"""The ledger: what each tenant used, by key, model and hour, from the events of requests.
+
+There is one event per accepted request, however it ended, so their sum is what was used. It is
+taken when it is asked for: an event that comes late is in the next answer, which also says so.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from clickhouse_connect.driver.exceptions import DatabaseError
+
+from sluice.errors import BadRequestError, ErrorCode
+from telemetry import params
+from telemetry.store import Store
+
+ROWS_MAX = 100_000
+RANGE_MS_MAX = 400 * 86_400_000
+# An hour is closed this long after its end. What is written later is late: spooled by a gateway
+# while the broker was away, or of a request that ran for that long.
+CLOSED_AFTER_MS = 3_600_000
+_TOO_MANY_ROWS = 396
+_ISO = "formatDateTime({}, '%Y-%m-%dT%H:%i:%SZ')"
+
+# Copies for shadow stages are nobody's use. FINAL: one row per event although duplicates may not be
+# merged yet; they are always in the same partition, because they have the same time.
+#
+# Prompt tokens count when they were computed, as in the gateway's limits and metrics: not those of
+# what was refused, or left the queue, before it had a place. Events of embeddings hold only those.
+_USAGE = """
+SELECT
+    {start} AS start,
+    tenant_id,
+    key_id,
+    model,
+    count() AS requests,
+    countIf(status >= 400) AS failed_requests,
+    sumIf(
+        prompt,
+        status < 400 OR output > 0 OR replica_id != '' OR endpoint = '/v1/embeddings'
+    ) AS prompt_tokens,
+    sum(cached) AS cached_tokens,
+    sum(output) AS output_tokens,
+    countIf(is_late) AS late_requests,
+    if(late_requests > 0, {corrected}, '') AS corrected_at
+FROM (
+    SELECT
+        toStartOfInterval(received_at, toIntervalMillisecond({{bucket_ms:Int64}})) AS bucket,
+        tenant_id, key_id, model, status, endpoint, replica_id,
+        prompt_tokens AS prompt, cached_tokens AS cached, output_tokens AS output, ingested_at,
+        ingested_at >= toStartOfHour(received_at) + toIntervalHour(1)
+            + toIntervalMillisecond({{closed_after_ms:Int64}}) AS is_late
+    FROM requests FINAL
+    WHERE ({{tenant:String}} = '' OR tenant_id = {{tenant:String}})
+        AND ({{key:String}} = '' OR key_id = {{key:String}})
+        AND ({{model:String}} = '' OR model = {{model:String}})
+        AND received_at >= fromUnixTimestamp64Milli({{from_ms:Int64}}, 'UTC')
+        AND received_at < fromUnixTimestamp64Milli({{to_ms:Int64}}, 'UTC')
+        AND NOT is_copy
+)
+GROUP BY bucket, tenant_id, key_id, model
+ORDER BY bucket, tenant_id, key_id, model
+SETTINGS max_execution_time = 25, do_not_merge_across_partitions_select_final = 1,
+    max_result_rows = {rows_max}, result_overflow_mode = 'throw'
+"""
+
+
+class Granularity(StrEnum):
+    """How long a stretch of time one row is about; in UTC."""
+
+    HOUR = "hour"
+    DAY = "day"
+
+    @property
+    def ms(self) -> int:
+        """Its length."""
+        return 3_600_000 if self is Granularity.HOUR else 86_400_000
+
+
+_DEFAULT_MS = {Granularity.HOUR: 86_400_000, Granularity.DAY: 30 * 86_400_000}
+
+
+class Export(StrEnum):
+    """How a file is written, as ClickHouse names it."""
+
+    CSV = "CSVWithNames"
+    PARQUET = "Parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class UsageQuery:
+    """What is asked for; empty ids are all of them.
+
+    Attributes:
+        from_ms: Unix time; requests that were received at or after the begin of its hour or day.
+        to_ms: Before the end of the hour or day that it lies in, if it is not its begin.
+    """
+
+    from_ms: int
+    to_ms: int
+    granularity: Granularity = Granularity.HOUR
+    tenant_id: str = ""
+    key_id: str = ""
+    model: str = ""
+
+    @property
+    def span_ms(self) -> tuple[int, int]:
+        """Whole hours or days, in Unix time."""
+        length = self.granularity.ms
+        return self.from_ms // length * length, -(-self.to_ms // length) * length
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Values for the query's places."""
+        from_ms, to_ms = self.span_ms
+        return {
+            "bucket_ms": self.granularity.ms,
+            "closed_after_ms": CLOSED_AFTER_MS,
+            "tenant": self.tenant_id,
+            "key": self.key_id,
+            "model": self.model,
+            "from_ms": from_ms,
+            "to_ms": to_ms,
+        }
+
+
+def usage_query(query: params.Query, now_ms: int) -> UsageQuery:
+    """Return what the parameters of a request ask for: by default a day of hours, or 30 days.
+
+    Raises:
+        BadRequestError: One of them says nothing, or the time is longer than 400 days.
+    """
+    words = tuple(Granularity)
+    granularity = Granularity(params.choice(query, "granularity", words, default="hour"))
+    to_ms = params.moment_ms(query, "to", default_ms=now_ms)
+    default_ms = max(0, to_ms - _DEFAULT_MS[granularity])
+    from_ms = params.moment_ms(query, "from", default_ms=default_ms)
+    if not 0 < to_ms - from_ms <= RANGE_MS_MAX:
+        raise BadRequestError(
+            ErrorCode.INVALID_REQUEST, "from must be before to, at most 400 days", param="from"
+        )
+    return UsageQuery(
+        from_ms,
+        to_ms,
+        granularity,
+        tenant_id=params.ident(query, "tenant"),
+        key_id=params.ident(query, "key"),
+        model=params.ident(query, "model"),
+    )
+
+
+def closed_until_ms(ingested_until_ms: int) -> int:
+    """Return the end of the last hour that is closed: what comes of it from now on is late.
+
+    0: it is not known how far events are ingested.
+    """
+    hour_ms = Granularity.HOUR.ms
+    return max(0, ingested_until_ms - CLOSED_AFTER_MS) // hour_ms * hour_ms
+
+
+async def usage(store: Store, query: UsageQuery) -> list[dict[str, Any]]:
+    """Return a row per hour or day, tenant, key and model that was used; times in ISO 8601.
+
+    Raises:
+        BadRequestError: More than `ROWS_MAX` rows.
+        STORE_ERRORS: ClickHouse is away.
+    """
+    try:
+        return await store.query(_sql(), query.parameters)
+    except DatabaseError as error:
+        raise _explained(error) from error
+
+
+async def exported_usage(store: Store, query: UsageQuery, export: Export) -> bytes:
+    """Return the same as a file; in Parquet the start is a timestamp. Raises what `usage` does."""
+    try:
+        sql = _sql(is_typed=export is Export.PARQUET)
+        return await store.raw(sql, query.parameters, export)
+    except DatabaseError as error:
+        raise _explained(error) from error
+
+
+def _sql(*, is_typed: bool = False) -> str:
+    return _USAGE.format(
+        start="bucket" if is_typed else _ISO.format("bucket"),
+        corrected=_ISO.format("maxIf(ingested_at, is_late)"),
+        rows_max=ROWS_MAX,
+    )
+
+
+def _explained(error: DatabaseError) -> Exception:
+    if error.code == _TOO_MANY_ROWS:
+        message = f"more than {ROWS_MAX} rows: ask for less time, one tenant, or days"
+        return BadRequestError(ErrorCode.INVALID_REQUEST, message, param="from")
+    return error

@@ -1,0 +1,174 @@
+"""The ledger, from the real trace store over HTTP, against plain sums."""
+
+import csv
+import hashlib
+import io
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from telemetry.http import Api
+from telemetry.metrics import Metrics
+from telemetry.progress import Progress
+from telemetry.rows import Batch
+from telemetry.sink import Sink
+from telemetry.store import Store
+from tests.integration.trace_site import empty_store
+
+pytestmark = pytest.mark.real
+
+ADMIN_KEY = "admin-key-of-the-test"
+HOUR_MS = 3_600_000
+TOTALS = ("requests", "failed_requests", "prompt_tokens", "cached_tokens", "output_tokens")
+
+
+@pytest_asyncio.fixture
+async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
+    async with empty_store(shared_tracestore.address) as found:
+        yield found
+
+
+@pytest_asyncio.fixture
+async def http(store: Store) -> AsyncIterator[httpx.AsyncClient]:
+    """The service's API on that store; its sink does not run."""
+    metrics, progress = Metrics(), Progress()
+    progress.until_ms = int(time.time() * 1000)
+
+    def nothing_to_read() -> Any:
+        raise AssertionError
+
+    sink = Sink(nothing_to_read, store, metrics, batch_max=1)
+    key_sha256 = hashlib.sha256(ADMIN_KEY.encode()).hexdigest()
+    runner = web.AppRunner(Api(store, sink, progress, metrics, key_sha256).application())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{runner.addresses[0][1]}",
+        headers={"Authorization": f"Bearer {ADMIN_KEY}"},
+        timeout=30,
+    ) as client:
+        yield client
+    await runner.cleanup()
+
+
+def random_event(random: Random, number: int, received_ms: int) -> RequestEvent:
+    failed = random.random() < 0.3
+    placed = not failed or random.random() < 0.5
+    return RequestEvent(
+        schema_version=1,
+        event_id=f"e{number}",
+        received_at_unix_ms=received_ms,
+        tenant_id=random.choice(["ten_a", "ten_b"]),
+        key_id=random.choice(["key_1", "key_2"]),
+        model=random.choice(["m", "n"]),
+        endpoint=random.choice(["/v1/chat/completions", "/v1/embeddings"]),
+        replica_id="r1" if placed else "",
+        prompt_tokens=random.randrange(2**32),
+        cached_tokens=random.randrange(2**32) if placed else 0,
+        output_tokens=random.randrange(2**32) if placed else 0,
+        outcome="engine_failed" if failed else "stop",
+        status=502 if failed else 200,
+        is_copy=random.random() < 0.2,
+    )
+
+
+def totals_of(events: Iterable[RequestEvent], length_ms: int) -> dict[tuple[str, ...], Any]:
+    """Return what the ledger must say, by start, tenant, key and model."""
+    found: dict[tuple[str, ...], Counter[str]] = {}
+    for event in events:
+        if event.is_copy:
+            continue
+        start_s = event.received_at_unix_ms // length_ms * length_ms // 1000
+        start = datetime.fromtimestamp(start_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        total = found.setdefault((start, event.tenant_id, event.key_id, event.model), Counter())
+        total["requests"] += 1
+        total["failed_requests"] += event.status >= 400
+        is_computed = event.status < 400 or event.replica_id or "embeddings" in event.endpoint
+        total["prompt_tokens"] += event.prompt_tokens if is_computed else 0
+        total["cached_tokens"] += event.cached_tokens
+        total["output_tokens"] += event.output_tokens
+    return {key: {name: total[name] for name in TOTALS} for key, total in found.items()}
+
+
+def told(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, ...], Any]:
+    ids = ("start", "tenant_id", "key_id", "model")
+    return {
+        tuple(row[name] for name in ids): {name: int(row[name]) for name in TOTALS} for row in rows
+    }
+
+
+async def test_the_ledger_is_the_sum_of_the_events(store: Store, http: httpx.AsyncClient) -> None:
+    random = Random(7)
+    now_ms = int(time.time() * 1000)
+    events = [
+        random_event(random, number, now_ms - random.randrange(72 * HOUR_MS))
+        for number in range(2_000)
+    ]
+    await store.insert(Batch(events))
+    await store.insert(Batch(random.sample(events, 700)))  # again, in a part that is not merged
+    span = {"from": iso(now_ms - 80 * HOUR_MS), "to": iso(now_ms + 1)}
+    for granularity, length_ms in (("hour", HOUR_MS), ("day", 24 * HOUR_MS)):
+        expected = totals_of(events, length_ms)
+        query = span | {"granularity": granularity}
+        answer = (await http.get("/v1/usage", params=query)).json()
+        assert told(answer["data"]) == expected
+        text = (await http.get("/v1/usage", params=query | {"format": "csv"})).text
+        assert told(csv.DictReader(io.StringIO(text))) == expected
+        file = (await http.get("/v1/usage", params=query | {"format": "parquet"})).content
+        assert file[:4] == file[-4:] == b"PAR1"
+        # Whatever is asked for one tenant, key or model is about that alone.
+        for name, one in (("tenant", "ten_b"), ("key", "key_1"), ("model", "n")):
+            answer = (await http.get("/v1/usage", params=query | {name: one})).json()
+            assert told(answer["data"]) == {key: it for key, it in expected.items() if one in key}
+    nobody = await http.get("/v1/usage", params=span | {"tenant": "x' OR 1=1 --"})
+    assert nobody.json()["data"] == []
+
+
+async def test_what_comes_late_corrects_its_hour_and_says_so(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    now_ms = int(time.time() * 1000)
+    random = Random(1)
+    in_time, late = (
+        random_event(random, number, received_ms)
+        for number, received_ms in enumerate((now_ms, now_ms - 30 * HOUR_MS))
+    )
+    in_time.is_copy = late.is_copy = False
+    await store.insert(Batch([in_time, late]))
+    query = {"from": iso(now_ms - 40 * HOUR_MS), "to": iso(now_ms + 1)}
+    answer = (await http.get("/v1/usage", params=query)).json()
+    first, second = answer["data"]
+    assert (first["requests"], first["late_requests"]) == (1, 1)
+    assert first["start"] < answer["closed_until"] <= second["start"]
+    assert abs(datetime.fromisoformat(first["corrected_at"]).timestamp() - now_ms / 1000) < 600
+    assert (second["requests"], second["late_requests"], second["corrected_at"]) == (1, 0, "")
+
+
+async def test_mistakes_are_named(http: httpx.AsyncClient) -> None:
+    for query, param in (
+        ({"from": "yesterday"}, "from"),
+        ({"to": "2200-01-01"}, "to"),
+        ({"from": "2026-02-02T00:00:00Z", "to": "2026-02-01T00:00:00Z"}, "from"),
+        ({"from": "2024-01-01", "to": "2026-01-01"}, "from"),
+        ({"granularity": "minute"}, "granularity"),
+        ({"format": "xml"}, "format"),
+        ({"tenant": "x" * 300}, "tenant"),
+    ):
+        answer = await http.get("/v1/usage", params=query)
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+        assert answer.json()["detail"].startswith(param)
+    anonymous = await http.get("/v1/usage", headers={"Authorization": ""})
+    assert anonymous.status_code == 401
+
+
+def iso(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat()
