@@ -270,7 +270,7 @@ class Gateway:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            models = self.watcher.state.models.values()
+            models = [*self.watcher.state.models.values(), *self.directory.canaries()]
             wanted = {(self.directory.generates_text(m), m.base_digest) for m in models}
             for is_chat, digest in sorted(wanted):
                 bases = self.assets if is_chat else self.embedding_bases

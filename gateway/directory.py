@@ -199,6 +199,14 @@ class Directory:
             )
         return found
 
+    def canaries(self) -> Iterator[wire.Model]:
+        """Yield the models in rollout as they would be if they stood for the new release."""
+        for split in self._state.splits.values():
+            model = self._state.models.get(split.id)
+            canary = None if model is None else self._names.at(model, split.canary)
+            if canary is not None:
+                yield canary
+
     def generates_text(self, model: wire.Model) -> bool:
         """Return whether the model is one to chat with, not one that makes embeddings."""
         pool = self._state.pools.get(model.pool_id)

@@ -153,6 +153,17 @@ def test_clients_see_the_release_that_goes_on() -> None:
     assert {it.model.release for it in made.models(caller)} == {"old", "1"}
 
 
+@pytest.mark.parametrize(
+    ("splits", "bases"),
+    [((), []), ((split(0, canary="far"),), ["e"]), ((split(0, canary="gone"),), [])],
+)
+def test_what_canary_needs_is_known_before_it_is_asked(
+    splits: tuple[wire.Split, ...], bases: list[str]
+) -> None:
+    made, _ = directory(*splits)
+    assert [it.base_digest for it in made.canaries()] == bases
+
+
 def test_vectors_of_two_releases_are_not_mixed() -> None:
     made, caller = directory(split(SHARE_MAX), engine="embed")
     assert made.resolve_any(caller, "m").fork is None
