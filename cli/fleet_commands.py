@@ -4,22 +4,24 @@ from typing import Annotated
 
 import typer
 
-from cli.admin import AsJson, ask, delete_one, given, show_one
-from cli.api import Json
-from cli.render import show_objects
+from cli.admin import AsJson, ask, delete_one, given
+from cli.api import Api, Json
+from cli.node_commands import nodes
+from cli.render import show_fields, show_json, show_objects
 
 fleet = typer.Typer(help="Pools, cells, replicas, nodes and routers.", no_args_is_help=True)
 pool = typer.Typer(help="Replicas with one base and engine.", no_args_is_help=True)
 fleet.add_typer(pool, name="pool")
+fleet.add_typer(nodes, name="nodes")
 
-_POOL = ("id", "engine", "replicas_wanted", "cell_replicas_max", "roles", "base_digest")
+_POOL = ("id", "engine", "replicas_wanted", "cell_replicas_max", "roles", "needs", "base_digest")
+_GIB = 1 << 30
 _VIEWS = {
     "cells": ("id", "pool_id", "router_id", "router_address", "epoch", "is_draining"),
     "replicas": (
         *("id", "pool_id", "cell_id", "node_id", "state", "role", "is_draining", "restarts"),
         "message",
     ),
-    "nodes": ("id", "cpu_count", "engines", "seen_at", "is_lost", "is_cordoned", "cordon_reason"),
     "routers": ("id", "address", "came_at", "seen_at", "left_at", "is_gone"),
 }
 
@@ -30,6 +32,16 @@ Role = Annotated[int | None, typer.Option(min=0, help="How many replicas do only
 Options = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="NAME=VALUE", help="Of the engine; 'NAME=' ends it."),
+]
+MemoryGib = Annotated[
+    float | None, typer.Option("--memory-gib", min=0, help="Memory of the node per replica.")
+]
+Accelerators = Annotated[int | None, typer.Option(min=0, help="How many a replica needs.")]
+AcceleratorGib = Annotated[
+    float | None, typer.Option("--accelerator-gib", min=0, help="On each of them.")
+]
+Dedicated = Annotated[
+    bool | None, typer.Option("--dedicated/--shared", help="Whether it shares accelerators.")
 ]
 
 
@@ -51,12 +63,6 @@ def list_replicas(*, as_json: AsJson = False) -> None:
     _list("replicas", as_json=as_json)
 
 
-@fleet.command("nodes")
-def list_nodes(*, as_json: AsJson = False) -> None:
-    """List the nodes, as their agents described them last."""
-    _list("nodes", as_json=as_json)
-
-
 @fleet.command("routers")
 def list_routers(*, as_json: AsJson = False) -> None:
     """List the routers, those that left included."""
@@ -65,8 +71,18 @@ def list_routers(*, as_json: AsJson = False) -> None:
 
 @pool.command("show")
 def show_pool(name: Pool, *, as_json: AsJson = False) -> None:
-    """Show a pool."""
-    show_one(f"/v1/pools/{name}", as_json=as_json)
+    """Show a pool, and how far it is from what is wanted."""
+
+    async def both(api: Api) -> Json:
+        found = await api.call("GET", f"/v1/pools/{name}")
+        return found | {"status": await api.call("GET", f"/v1/pools/{name}/status")}
+
+    found = ask(both)
+    if as_json:
+        show_json(found)
+    else:
+        status = found.pop("status")
+        show_fields(found | {key: status[key] for key in status if key not in found})
 
 
 @pool.command("create")
@@ -80,13 +96,21 @@ def create_pool(
     prefill: Role = None,
     decode: Role = None,
     option: Options = None,
+    memory_gib: MemoryGib = None,
+    accelerators: Accelerators = None,
+    accelerator_gib: AcceleratorGib = None,
+    is_dedicated: Dedicated = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a pool, or change what is given of it."""
     changes = given(replicas_wanted=replicas, cell_replicas_max=cell_replicas)
     changes |= {"base_digest": base, "engine": engine}
-    roles = given(prefill=prefill, decode=decode)
-    _put(name, changes, roles, _options(option or []), as_json=as_json, new={})
+    parts = {
+        "roles": given(prefill=prefill, decode=decode),
+        "engine_options": _options(option or []),
+        "needs": _needs(memory_gib, accelerators, accelerator_gib, is_dedicated),
+    }
+    _put(name, changes, parts, as_json=as_json, new={})
 
 
 @pool.command("update")
@@ -98,12 +122,20 @@ def update_pool(
     prefill: Role = None,
     decode: Role = None,
     option: Options = None,
+    memory_gib: MemoryGib = None,
+    accelerators: Accelerators = None,
+    accelerator_gib: AcceleratorGib = None,
+    is_dedicated: Dedicated = None,
     as_json: AsJson = False,
 ) -> None:
     """Change what is given of a pool; another base or engine needs another pool."""
     changes = given(replicas_wanted=replicas, cell_replicas_max=cell_replicas)
-    roles = given(prefill=prefill, decode=decode)
-    _put(name, changes, roles, _options(option or []), as_json=as_json)
+    parts = {
+        "roles": given(prefill=prefill, decode=decode),
+        "engine_options": _options(option or []),
+        "needs": _needs(memory_gib, accelerators, accelerator_gib, is_dedicated),
+    }
+    _put(name, changes, parts, as_json=as_json)
 
 
 @pool.command("delete")
@@ -126,22 +158,44 @@ def _options(options: list[str]) -> dict[str, str]:
     return found
 
 
+def _needs(
+    memory_gib: float | None,
+    accelerators: int | None,
+    accelerator_gib: float | None,
+    is_dedicated: bool | None,
+) -> Json:
+    return given(
+        memory_bytes=None if memory_gib is None else round(memory_gib * _GIB),
+        accelerators=accelerators,
+        accelerator_memory_bytes=None if accelerator_gib is None else round(accelerator_gib * _GIB),
+        is_dedicated=is_dedicated,
+    )
+
+
 def _put(
     name: str,
     changes: Json,
-    roles: dict[str, int],
-    options: dict[str, str],
+    parts: dict[str, Json],
     *,
     as_json: bool,
     new: Json | None = None,
 ) -> None:
-    """Write a pool with the changes; one that is not there begins as `new`, if that is given."""
+    """Write a pool with the changes; one that is not there begins as `new`, if that is given.
+
+    Args:
+        name: Id of the pool.
+        changes: Fields that are replaced.
+        parts: Fields of which only what is given is replaced.
+        as_json: How the pool is shown.
+        new: What a pool that is not there begins as.
+    """
 
     def change(known: Json) -> Json:
         known.pop("id", None)
-        engine_options = known.get("engine_options", {}) | options
-        kept = {option: value for option, value in engine_options.items() if value}
-        return known | {"roles": known.get("roles", {}) | roles, "engine_options": kept} | changes
+        merged = {part: known.get(part, {}) | values for part, values in parts.items()}
+        options = merged["engine_options"]
+        merged["engine_options"] = {option: value for option, value in options.items() if value}
+        return known | merged | changes
 
     made = ask(lambda api: api.edit(f"/v1/pools/{name}", change, new))
     show_objects([made], _POOL, as_json=as_json)

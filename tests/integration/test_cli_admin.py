@@ -95,7 +95,13 @@ async def test_bases_and_pools(sluice) -> None:
         "cell_replicas_max": 2,
         "roles": {"prefill": 1},
     }
-    assert await as_json(sluice, "fleet", "pool", "show", "cli-pool") == changed
+    words = ("--memory-gib", "2", "--accelerators", "1", "--accelerator-gib", "80", "--dedicated")
+    (needy,) = await as_json(sluice, "fleet", "pool", "update", "cli-pool", *words)
+    gib = 1 << 30
+    needs = {"memory_bytes": 2 * gib, "accelerators": 1, "accelerator_memory_bytes": 80 * gib}
+    assert needy == changed | {"needs": needs | {"is_dedicated": True}}
+    found = await as_json(sluice, "fleet", "pool", "show", "cli-pool")
+    assert (found.pop("status")["placed"], found) == (0, needy)
     assert "cli-pool" in await sluice("fleet", "pools")
     assert "cli-pool-0" in await sluice("fleet", "cells")
     for view in ("replicas", "nodes", "routers"):
