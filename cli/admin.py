@@ -21,7 +21,7 @@ WHERE = (
 )
 
 
-def _setting(name: str) -> str:
+def setting(name: str) -> str:
     """Return an address or key from the environment, else from the stack's env file."""
     home = Home.find()
     value = os.environ.get(name) or read_env(home).get(name)
@@ -34,7 +34,7 @@ def ask(work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL
     """Return what `work` gets from the API; a refusal is one line on stderr and status 1."""
 
     async def run() -> Any:
-        async with Api(_setting(url_name), _setting("SLUICE_ADMIN_KEY")) as api:
+        async with Api(setting(url_name), setting("SLUICE_ADMIN_KEY")) as api:
             return await work(api)
 
     try:

@@ -1,0 +1,163 @@
+"""`sluice golden`: prompts that every replica answers regularly, and what came of it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.admin import AsJson, ask, delete_one, setting
+from cli.api import Api, Json
+from cli.render import show_fields, show_json, show_objects
+from cli.stack_commands import fail
+
+golden = typer.Typer(help="Prompts that find replicas which answer wrong.", no_args_is_help=True)
+
+_SHOWN = ("id", "model_id", "prompt_text", "expected_text", "every_s", "output_tokens_max")
+_RESULTS = ("pool_id", "asking_id", "replica_id", "differs_in", "deviations", "token_ids", "right")
+_QUARANTINES = (
+    *("id", "replica_id", "pool_id", "node_id", "prompt_id", "reason", "created_at"),
+    "released_at",
+)
+_EVERY = re.compile(r"(\d{1,6})(s|m|h)?")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+Model = Annotated[str, typer.Argument(help="Public name of a model.")]
+
+
+@golden.command("add")
+def add_prompt(
+    model: Model,
+    *,
+    prompt: Annotated[str | None, typer.Option(help="A text, as it is.")] = None,
+    messages: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="JSON list of messages of a chat."),
+    ] = None,
+    expect: Annotated[str, typer.Option(help="What an answer has to begin with.")] = "",
+    every: Annotated[str, typer.Option(help="How often a replica is asked: 30s, 5m.")] = "60s",
+    tokens: Annotated[int, typer.Option(min=1, max=64, help="Of an answer.")] = 16,
+    as_json: AsJson = False,
+) -> None:
+    """Ask all releases of a model a prompt, on every replica, from now on.
+
+    Text becomes token ids through the gateway: OPENAI_BASE_URL and OPENAI_API_KEY.
+    """
+    if (prompt is None) == (messages is None):
+        raise typer.BadParameter("give one of them", param_hint="--prompt, --messages")
+    asked: Json = {"prompt": prompt} if prompt is not None else {"messages": _read(messages)}
+    every_s = _seconds(every)
+
+    async def tokenized(_: Api) -> tuple[list[int], list[int]]:
+        async with Api(setting("OPENAI_BASE_URL"), setting("OPENAI_API_KEY")) as gateway:
+            return await _tokenized(gateway, model, asked, expect)
+
+    token_ids, expected = ask(tokenized)
+    body = {
+        "token_ids": token_ids,
+        "output_tokens_max": max(tokens, len(expected)),
+        "every_s": every_s,
+        "expected_token_ids": expected,
+        "prompt_text": prompt if prompt is not None else json.dumps(asked["messages"]),
+        "expected_text": expect,
+    }
+    made = ask(lambda api: api.call("POST", f"/v1/models/{model}/golden-prompts", body))
+    show_objects([made], _SHOWN, as_json=as_json)
+
+
+@golden.command("list")
+def list_prompts(
+    model: Annotated[str | None, typer.Argument(help="Only this model's.")] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List the golden prompts; every base has one more, which nobody has to write."""
+    only = {} if model is None else {"model_id": model}
+    found = ask(lambda api: api.list("/v1/golden-prompts", **only))
+    show_objects(found, _SHOWN, as_json=as_json)
+
+
+@golden.command("remove")
+def remove_prompt(prompt: Annotated[str, typer.Argument(help="Id of a golden prompt.")]) -> None:
+    """Ask a prompt no more."""
+    delete_one(f"/v1/golden-prompts/{prompt}", f"golden prompt {prompt}")
+
+
+@golden.command("results")
+def list_results(
+    *,
+    pool: Annotated[str | None, typer.Option(help="Only this pool's.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what replicas answered last, and what of it is not what it should be."""
+    only = {} if pool is None else {"pool_id": pool}
+    found = ask(lambda api: api.list("/v1/golden-results", **only))
+    show_objects(found, _RESULTS, as_json=as_json)
+
+
+@golden.command("forget")
+def forget_answers(pool: Annotated[str, typer.Argument(help="Id of a pool.")]) -> None:
+    """Forget what a pool answered so far: what it answers from now on is right.
+
+    For a pool whose engine was replaced by one that rounds otherwise.
+    """
+    ask(lambda api: api.call("POST", f"/v1/pools/{pool}/forget-answers"))
+    typer.echo(f"forgot what pool {pool} answered")
+
+
+def quarantines(*, as_json: AsJson = False) -> None:
+    """List replicas that were taken out because they answered otherwise, the newest first."""
+    found = ask(lambda api: api.list("/v1/quarantines"))
+    show_objects(found, _QUARANTINES, as_json=as_json)
+
+
+def release_replica(
+    quarantine: Annotated[str, typer.Argument(help="Its id; see: sluice fleet quarantines.")],
+    *,
+    reason: Annotated[str, typer.Option(help="For the audit log.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Lift a quarantine that was a false alarm; the replica serves again if it is still there."""
+    path = f"/v1/quarantines/{quarantine}/release"
+    found: Any = ask(lambda api: api.call("POST", path, {"reason": reason}))
+    if as_json:
+        show_json(found)
+    else:
+        shown = (*_QUARANTINES, "released_by", "is_serving_again")
+        show_fields({name: found[name] for name in shown})
+
+
+async def _tokenized(
+    gateway: Api, model: str, asked: Json, expect: str
+) -> tuple[list[int], list[int]]:
+    """Return the ids of a prompt, and of what is expected behind it."""
+
+    async def ids(**text: Any) -> list[int]:
+        found = await gateway.call("POST", "/tokenize", {"model": model, **text})
+        return list(found["tokens"])
+
+    prompt = await ids(**asked)
+    if not expect:
+        return prompt, []
+    if "prompt" in asked:  # tokens may span the place where the prompt ends
+        both = await ids(prompt=f"{asked['prompt']}{expect}")
+        if len(both) > len(prompt) and both[: len(prompt)] == prompt:
+            return prompt, both[len(prompt) :]
+    return prompt, await ids(prompt=expect, add_special_tokens=False)
+
+
+def _read(path: Path | None) -> Any:
+    assert path is not None
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise fail(f"{path}: {error}") from None
+
+
+def _seconds(text: str) -> int:
+    """Return the seconds that `30s`, `5m` or `1h` are."""
+    found = _EVERY.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no time such as 30s or 5m", param_hint="--every")
+    return int(found[1]) * _SECONDS[found[2] or ""]
