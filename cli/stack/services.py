@@ -249,6 +249,7 @@ class ServicePlan:
                 "AGENT__CONTROL_ADDRESS": control,
                 "AGENT__STATE_DIR": str(home.service_state(AGENT)),
                 "AGENT__ARTIFACTS_DIR": str(home.artifacts),
+                "AGENT__ARTIFACT_STORE_URL": home.artifact_store.absolute().as_uri(),
                 "AGENT__HTTP_ADDRESS": self._address("agent_http"),
             },
             needs=frozenset({MIGRATE}),
