@@ -1,0 +1,62 @@
+"""Artifacts become known late, wants change, nodes leave: the planner is told, nothing is lost."""
+
+from control_plane.distribution.coordinator import Coordinator, Turn
+from control_plane.distribution.model import STORE, Artifact, Limits, Place, Priority, Report
+
+A, B = "aa" * 32, "bb" * 32
+PLACE = Place("here", "one")
+WANTS_A = {A: Priority.WARMING}
+
+
+def turn(node_id: str, wanted=(), held=(), *, is_full: bool = False) -> Turn:
+    return Turn(Report(node_id, PLACE, "boot", dict(held), is_full=is_full), dict(wanted))
+
+
+def test_of_what_is_not_known_nothing_is_planned_until_it_is() -> None:
+    coordinator = Coordinator(Limits())
+    answers = coordinator.round([turn("n", WANTS_A, is_full=True)], (), 0.0)
+    assert answers["n"].orders == ()
+    assert coordinator.unknown([A, B]) == {A, B}
+    coordinator.know([Artifact(A, 2, 4 << 20)])
+    assert coordinator.unknown([A, B]) == {B}
+    answers = coordinator.round([turn("n", WANTS_A)], (), 0.1)
+    assert {order.source for order in answers["n"].orders} == {STORE}
+
+
+def test_what_a_node_told_before_its_artifact_was_known_counts() -> None:
+    coordinator = Coordinator(Limits(store_readers_max=1))
+    coordinator.round([turn("has", held={A: 0b11}, is_full=True)], (), 0.0)
+    coordinator.know([Artifact(A, 2, 4 << 20)])
+    coordinator.round([turn("wants", WANTS_A, is_full=True)], (), 0.1)
+    answers = coordinator.round([turn("wants", WANTS_A), turn("has")], (), 0.2)
+    assert {order.source for order in answers["wants"].orders} == {"has"}
+    assert answers["has"].orders == ()
+
+
+def test_what_is_wanted_no_longer_is_given_up() -> None:
+    coordinator = Coordinator(Limits())
+    coordinator.know([Artifact(A, 2, 4 << 20), Artifact(B, 2, 4 << 20)])
+    wants_both = WANTS_A | {B: Priority.PREFETCH}
+    answers = coordinator.round([turn("n", wants_both, is_full=True)], (), 0.0)
+    assert {order.digest for order in answers["n"].orders} == {A, B}
+    answers = coordinator.round([turn("n", {B: Priority.NEEDED})], (), 0.1)
+    assert {order.digest for order in answers["n"].orders} == {B}
+
+
+def test_a_node_that_left_begins_anew() -> None:
+    coordinator = Coordinator(Limits())
+    coordinator.know([Artifact(A, 2, 4 << 20)])
+    coordinator.round([turn("n", WANTS_A, is_full=True)], (), 0.0)
+    coordinator.round([], ["n"], 0.1)
+    answers = coordinator.round([turn("n", is_full=True)], (), 0.2)
+    assert answers["n"].orders == ()
+    answers = coordinator.round([turn("n", WANTS_A)], (), 0.3)
+    assert answers["n"].orders
+
+
+def test_a_node_that_the_planner_lost_is_asked_for_everything() -> None:
+    coordinator = Coordinator(Limits(lost_after_s=5.0))
+    coordinator.know([Artifact(A, 2, 4 << 20)])
+    coordinator.round([turn("n", WANTS_A, is_full=True)], (), 0.0)
+    coordinator.round([turn("other", is_full=True)], (), 6.0)
+    assert coordinator.round([turn("n", WANTS_A)], (), 7.0)["n"].wants_full

@@ -1,0 +1,119 @@
+"""What agents say is checked; two reports of a node are as good as one."""
+
+import pytest
+
+from control_plane.distribution.messages import (
+    BadReportError,
+    merge,
+    new_orders,
+    read_report,
+    write_answer,
+)
+from control_plane.distribution.model import (
+    STORE,
+    Answer,
+    Failure,
+    Order,
+    Place,
+    Priority,
+    Report,
+    Trouble,
+)
+from sluice.wire.distribution.v1 import distribution_pb2 as wire
+
+A, B = "aa" * 32, "bb" * 32
+
+
+def message(**changes) -> wire.DistributionReport:
+    fields = {
+        "node_id": "node-1",
+        "boot_id": "boot-1",
+        "region": "here",
+        "rack": "one",
+        "peer_address": "127.0.0.1:7000",
+    }
+    return wire.DistributionReport(**(fields | changes))
+
+
+def test_a_report_is_what_the_planner_takes() -> None:
+    said = read_report(
+        message(
+            held=[wire.Held(digest=A, chunks=b"\x05\x01"), wire.Held(digest=B, is_complete=True)],
+            failures=[
+                wire.Failure(digest=A, chunk=3, trouble=wire.TROUBLE_CORRUPT),
+                wire.Failure(digest=A, chunk=4, source_node_id="node-2", trouble=99),
+            ],
+            needed=[B],
+            declined=[A],
+            is_full=True,
+        )
+    )
+    assert said.report == Report(
+        "node-1",
+        Place("here", "one"),
+        "boot-1",
+        {A: 0b1_0000_0101, B: 0},
+        (
+            Failure(A, 3, STORE, Trouble.CORRUPT),
+            Failure(A, 4, "node-2", Trouble.REFUSED),
+        ),
+        is_full=True,
+    )
+    assert (said.complete, said.needed, said.declined) == ({A: False, B: True}, {B}, {A})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"node_id": ""},
+        {"node_id": STORE},
+        {"node_id": "no spaces"},
+        {"boot_id": ""},
+        {"region": ""},
+        {"rack": "r" * 129},
+        {"peer_address": ""},
+        {"peer_address": "http://somewhere/else"},
+        {"held": [wire.Held(digest="../../etc")]},
+        {"held": [wire.Held(digest=A, chunks=bytes(8193))]},
+        {"failures": [wire.Failure(digest=A, chunk=1 << 16)]},
+        {"failures": [wire.Failure(digest=A, source_node_id="\n")]},
+        {"needed": ["x"]},
+        {"declined": [A.upper()]},
+        {"failures": [wire.Failure(digest=A)] * 4097},
+        {"needed": [f"{i:064x}" for i in range(4097)]},
+    ],
+    ids=str,
+)
+def test_what_no_agent_sends_is_refused(changes) -> None:
+    with pytest.raises(BadReportError, match="of the report is not what an agent sends"):
+        read_report(message(**changes))
+
+
+def test_two_reports_are_one() -> None:
+    place = Place("here", "one")
+    first = Report("n", place, "b", {A: 1, B: 1}, (Failure(A, 0, "x", Trouble.TIMEOUT),), True)
+    second = Report("n", place, "b", {A: 3}, (Failure(A, 1, "y", Trouble.TIMEOUT),))
+    both = merge(first, second)
+    assert both.held == {A: 3, B: 1}
+    assert [failure.chunk for failure in both.failures] == [0, 1]
+    assert both.is_full
+    full = Report("n", place, "b", {B: 7}, is_full=True)
+    assert merge(first, full) == full
+    restarted = Report("n", place, "c", {A: 3})
+    assert merge(first, restarted) == restarted
+
+
+def test_an_answer_names_sources_that_are_there() -> None:
+    orders = (
+        Order(A, 0, 1, "node-2", Priority.NEEDED),
+        Order(A, 1, 2, "node-gone", Priority.NEEDED),
+        Order(B, 0, 9, STORE, Priority.PREFETCH),
+    )
+    wanted = {A: Priority.NEEDED, B: Priority.PREFETCH}
+    answer = write_answer(Answer(orders), wanted, {"node-2": "127.0.0.1:1"})
+    assert [(o.source_node_id, o.source_address) for o in answer.orders] == [
+        ("node-2", "127.0.0.1:1"),
+        ("", ""),
+    ]
+    assert [item.digest for item in answer.wanted] == [A, B]
+    assert new_orders(orders[:1], orders) == (1, 1)
