@@ -30,6 +30,7 @@ MODULES = {
     "rollouts": "benchmarks.load.rollouts",
     "distribution": "benchmarks.load.distribution",
     "watch": "benchmarks.load.watch",
+    "publish": "benchmarks.load.publish",
 }
 
 

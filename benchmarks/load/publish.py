@@ -1,0 +1,145 @@
+"""From an adapter in a directory to its first token through the public API, on a local stack.
+
+One operation: `sluice models publish` of a directory whose adapter no node has seen (upload,
+checks, release), then a streamed chat request to it, again until gateways know the name; from the
+start of the command to the first token of an answer that turns out to be in the adapter's style.
+`promoted`: a model stands for it, so that it may be fetched and loaded before the request;
+`asked_for_first`: a version that nobody wants before a request names it, which waits for it.
+Not measured: a network, other nodes, large adapters (the shipped one has 0.1 MB). The command is a
+Python process of its own, whose start is part of it.
+Run: `python -m benchmarks.load.publish`.
+"""
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from os import environ
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.engine_alone import SHIPPED_BASE
+from benchmarks.load.stack import Stack, started
+from benchmarks.results import write_result
+
+ROUNDS = 8
+_MARK = "matey"  # in most answers of the shipped pirate
+_QUESTION = "Who are you?"
+_PATIENCE_S = 60.0
+_ADAPTER = SHIPPED_BASE.parent / "adapters" / "pirate"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds since the command began.
+
+    Attributes:
+        published_s: The command has ended.
+        known_s: The request was taken that was answered: the gateway knows the name.
+        first_token_s: Its first token came.
+    """
+
+    published_s: float
+    known_s: float
+    first_token_s: float
+
+
+def _sluice(stack: Stack, *arguments: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "cli", *arguments],
+        env={**environ, "SLUICE_HOME": str(stack.home)},
+        check=True,
+        capture_output=True,
+        timeout=_PATIENCE_S,
+    )
+
+
+def _ask(client: httpx.Client, model: str) -> tuple[float, float]:
+    """Return when the answered request was sent, and when its first token came."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": _QUESTION}],
+        "temperature": 0,
+        "max_tokens": 60,
+        "stream": True,
+    }
+    give_up_at = time.perf_counter() + _PATIENCE_S
+    while time.perf_counter() < give_up_at:
+        sent_at = time.perf_counter()
+        with client.stream("POST", "/chat/completions", json=body) as answer:
+            if answer.status_code == 404:
+                time.sleep(0.01)
+                continue
+            answer.raise_for_status()
+            first_at, text = 0.0, ""
+            for line in answer.iter_lines():
+                delta = _content(line)
+                if delta and not text:
+                    first_at = time.perf_counter()
+                text += delta
+        if _MARK not in text:
+            raise AssertionError(f"{model} answered out of style: {text!r}")
+        return sent_at, first_at
+    raise TimeoutError(f"nobody knew {model} within {_PATIENCE_S} s")
+
+
+def _content(line: str) -> str:
+    data = line.removeprefix("data: ")
+    if data in {line, "[DONE]"}:  # without the prefix it is no event
+        return ""
+    choices = json.loads(data)["choices"]
+    return choices[0]["delta"].get("content") or "" if choices else ""
+
+
+def _publish(stack: Stack, client: httpx.Client, folder: Path, version: int, option: str) -> Round:
+    """Publish one version and ask for it."""
+    directory = folder / str(version)
+    shutil.copytree(_ADAPTER, directory)
+    (directory / "README.md").write_text(f"version {version}\n")  # another digest
+    name = "parrot" if option == "--promote" else f"parrot@{version}"
+    base_model = "--base-model=sluice-tiny"
+    began_at = time.perf_counter()
+    _sluice(stack, "models", "publish", "parrot", str(version), str(directory), base_model, option)
+    published_at = time.perf_counter()
+    sent_at, first_at = _ask(client, name)
+    return Round(published_at - began_at, sent_at - began_at, first_at - began_at)
+
+
+def _figures(rounds: Sequence[Round]) -> dict[str, Any]:
+    columns = {name: [asdict(one)[name] for one in rounds] for name in asdict(rounds[0])}
+    return {
+        name: {"median": round(statistics.median(values), 2), "max": round(max(values), 2)}
+        for name, values in columns.items()
+    }
+
+
+def main() -> None:
+    """Publish some versions both ways."""
+    with tempfile.TemporaryDirectory() as folder, started("openvino", "--no-embeddings") as stack:
+        _sluice(stack, "artifacts", "push", str(SHIPPED_BASE))
+        with httpx.Client(
+            base_url=stack.env["OPENAI_BASE_URL"],
+            headers={"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"},
+            timeout=_PATIENCE_S,
+        ) as client:
+            made = [
+                _publish(stack, client, Path(folder), number, option)
+                for number, option in enumerate(["--promote", "--no-promote"] * ROUNDS)
+            ]
+    figures = {
+        "rounds": ROUNDS,
+        "promoted": _figures(made[::2]),
+        "asked_for_first": _figures(made[1::2]),
+    }
+    print(write_result("publish", __doc__ or "", figures), figures)
+
+
+if __name__ == "__main__":
+    main()
