@@ -47,7 +47,11 @@ class Metrics:
             "Replicas that are wanted and find no place on any node; told by who leads the fleet",
             registry=self.registry,
         )
+        self._define_distribution()
+        self._define_rollouts()
+        self._define_quality()
 
+    def _define_distribution(self) -> None:
         self._rounds = Histogram(
             "control_plane_distribution_round_seconds",
             "A round of planning who fetches which chunks from whom",
@@ -72,6 +76,7 @@ class Metrics:
             registry=self.registry,
         )
 
+    def _define_rollouts(self) -> None:
         self._rollouts = Gauge(
             "control_plane_rollouts_count",
             "Rollouts that are not over, by phase",
@@ -90,8 +95,9 @@ class Metrics:
             registry=self.registry,
         )
 
+    def _define_quality(self) -> None:
         self._quarantined = Gauge(
-            "control_plane_replicas_quarantined",
+            "control_plane_replicas_quarantined_count",
             "Replicas that are being taken out because they answer golden prompts otherwise",
             registry=self.registry,
         )
