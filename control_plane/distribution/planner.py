@@ -85,6 +85,8 @@ class Planner:
         self._timeouts: deque[_Task] = deque()
         self._round = 0
         self._tries = 0
+        # Groups for which this round found no peer with room; room only shrinks within a round.
+        self._dry: dict[tuple[str, int, bool], int] = {}
 
     def add(self, artifact: Artifact) -> None:
         """Know an artifact; needed before anybody wants or reports it."""
@@ -124,6 +126,7 @@ class Planner:
         """
         self._round += 1
         self._tries = self._limits.tries_max
+        self._dry.clear()
         for number in self._trust.returned(now_s):
             self._serve(self._by_number[number], serves=True)
         ordered = sorted(reports, key=lambda report: report.node_id)
@@ -285,14 +288,20 @@ class Planner:
         offset = self._hash(node.node_id + swarm.artifact.digest) % swarm.groups
         is_suspect = self._trust.is_suspect(node.number, now_s)
         vain = _VAIN_MAX if is_suspect else 0
+        is_low = priority is Priority.PREFETCH
+        place = (swarm.artifact.digest, node.region, is_low)
         for level in list(rarity.levels):
             among = level & rarity.held
             while vain < _VAIN_MAX and (left := among & swarm.missing(node.number)):
+                left &= ~self._dry.get(place, 0)
+                if not left:
+                    break
                 group = first_from(left, offset)
                 among = left ^ (1 << group)
                 source = self._near(node, swarm.holders[group], priority)
                 if source is None:
                     vain += 1
+                    self._dry[place] = self._dry.get(place, 0) | 1 << group
                 else:
                     yield swarm, group, source
         missing = swarm.missing(node.number)

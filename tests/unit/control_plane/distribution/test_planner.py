@@ -185,6 +185,21 @@ def test_artifacts_of_one_priority_share_a_link():
     assert sorted(order.digest for order in answer.orders) == ["a"] * 4 + ["b"] * 4
 
 
+def test_looks_in_vain_for_a_busy_source_leave_some_for_others():
+    few = replace(LIMITS, uploads_max=1, tries_max=40)
+    planner = made(SMALL, LARGE, limits=few)
+    names = [f"n{i}" for i in range(30)]
+    for name in names:
+        planner.want(name, "small", Priority.WARMING)
+    planner.want("last", "large", Priority.PREFETCH)
+    holders = [first("busy", small=ALL), first("also", NEAR, small=ALL), first("idle", large=1)]
+    planner.plan(holders, 0.0)
+    asking = [first(name) for name in names]
+    answers = planner.plan([*asking, first("last")], 0.1)
+    assert sum(len(answers[name].orders) for name in names) == 2
+    assert answers["last"].orders
+
+
 def test_it_follows_from_the_seed_alone():
     def answers(seed: int, *, is_reversed: bool = False) -> dict[str, Answer]:
         planner = made(LARGE, seed=seed)
