@@ -10,10 +10,12 @@ from cli import (
     artifact_commands,
     audit_commands,
     fleet_commands,
+    golden_commands,
     key_commands,
     model_commands,
     rollout_commands,
     tier_commands,
+    usage_commands,
 )
 from cli.admin import WHERE, AsJson, Tenant, ask, delete_one, given, show_one
 from cli.api import Json
@@ -52,9 +54,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(artifact_commands.artifacts, name="artifacts", epilog=WHERE)
     app.add_typer(rollout_commands.rollouts, name="rollouts", epilog=WHERE)
     app.add_typer(fleet_commands.fleet, name="fleet", epilog=WHERE)
+    fleet_commands.fleet.command("quarantines")(golden_commands.quarantines)
+    fleet_commands.fleet.command("release")(golden_commands.release_replica)
+    app.add_typer(golden_commands.golden, name="golden", epilog=WHERE)
     app.add_typer(admin_key_commands.admin_keys, name="admin-keys", epilog=WHERE)
     app.command(epilog=WHERE)(audit_commands.audit)
     app.command(epilog=WHERE)(requests)
+    app.command(epilog=WHERE)(usage_commands.usage)
 
 
 @tenants.command("list")

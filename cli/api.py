@@ -141,6 +141,10 @@ class Api:
         """PUT bytes, as they are; ApiError as from `call`."""
         await self._send("PUT", path, content=content)
 
+    async def read(self, path: str, query: Mapping[str, str | int]) -> bytes:
+        """Return the bytes of an answer that is no JSON; ApiError as from `call`."""
+        return (await self._send("GET", path, query=query)).content
+
     async def find(self, path: str) -> dict[str, Any] | None:
         """Return an object, or None when there is none of that id."""
         try:

@@ -37,7 +37,7 @@ def audit(
     show_objects(found if as_json else shown, _SHOWN, as_json=as_json)
 
 
-def since_moment(text: str, now: datetime) -> str:
+def since_moment(text: str, now: datetime, hint: str = "--since") -> str:
     """Return a moment in ISO 8601 for a duration before now, or for a moment; BadParameter."""
     if re.fullmatch(r"\d+[smhd]", text):
         return (now - timedelta(seconds=duration_s(text))).isoformat()
@@ -45,7 +45,7 @@ def since_moment(text: str, now: datetime) -> str:
         moment = datetime.fromisoformat(text)
     except ValueError:
         message = f"{text!r} is neither like 2h nor like 2030-12-31T12:00:00Z"
-        raise typer.BadParameter(message, param_hint="--since") from None
+        raise typer.BadParameter(message, param_hint=hint) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
 
 

@@ -1,8 +1,10 @@
 """The ledger, from the real trace store over HTTP, against plain sums."""
 
+import asyncio
 import csv
 import hashlib
 import io
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -14,7 +16,9 @@ import httpx
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from typer.testing import CliRunner
 
+from cli.app import app
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from telemetry.http import Api
 from telemetry.metrics import Metrics
@@ -106,7 +110,16 @@ def told(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, ...], Any]:
     }
 
 
-async def test_the_ledger_is_the_sum_of_the_events(store: Store, http: httpx.AsyncClient) -> None:
+async def sluice(*words: str) -> str:
+    """Run `sluice usage`; the API is served by this loop."""
+    done = await asyncio.to_thread(CliRunner().invoke, app, ["usage", *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+async def test_the_ledger_is_the_sum_of_the_events(
+    store: Store, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random = Random(7)
     now_ms = int(time.time() * 1000)
     events = [
@@ -129,6 +142,16 @@ async def test_the_ledger_is_the_sum_of_the_events(store: Store, http: httpx.Asy
         for name, one in (("tenant", "ten_b"), ("key", "key_1"), ("model", "n")):
             answer = (await http.get("/v1/usage", params=query | {name: one})).json()
             assert told(answer["data"]) == {key: it for key, it in expected.items() if one in key}
+    # The command line says the same.
+    monkeypatch.setenv("SLUICE_TELEMETRY_URL", str(http.base_url))
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
+    found = json.loads(await sluice("--since", "80h", "--by", "day", "--json"))
+    assert told(found["data"]) == expected
+    text = await sluice("--since", "80h", "--by", "day", "--csv")
+    assert told(csv.DictReader(io.StringIO(text))) == expected
+    text = await sluice("--since", "80h", "--tenant", "ten_a")
+    of_a = [event for event in events if event.tenant_id == "ten_a" and not event.is_copy]
+    assert ["total", str(len(of_a))] in [line.split()[:2] for line in text.splitlines()]
     nobody = await http.get("/v1/usage", params=span | {"tenant": "x' OR 1=1 --"})
     assert nobody.json()["data"] == []
 

@@ -1,0 +1,79 @@
+"""`sluice usage`: the ledger."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.admin import AsJson, ask, given
+from cli.audit_commands import since_moment
+from cli.render import console, show_json, table
+
+_IDS = ("start", "tenant_id", "key_id", "model")
+_COUNTS = (
+    *("requests", "failed_requests", "prompt_tokens", "cached_tokens"),
+    *("output_tokens", "late_requests"),
+)
+_PATH = "/v1/usage"
+
+
+class Granularity(StrEnum):
+    """What one row is about."""
+
+    HOUR = "hour"
+    DAY = "day"
+
+
+def usage(
+    *,
+    tenant: Annotated[str | None, typer.Option(help="Id of a tenant; else all.")] = None,
+    key: Annotated[str | None, typer.Option(help="Id of an API key.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name of the model that answered.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="30d ago, as 30d; or a moment, as 2030-12-01. Default: 1d.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Like --since. Default: now.")] = None,
+    by: Annotated[Granularity, typer.Option(help="Hours or days of UTC.")] = Granularity.HOUR,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets.")] = False,
+    parquet: Annotated[Path | None, typer.Option(help="Write a file.", dir_okay=False)] = None,
+) -> None:
+    """Show what was used, by tenant, key and model: requests and tokens."""
+    if as_json + as_csv + (parquet is not None) > 1:
+        raise typer.BadParameter("choose one of --json, --csv and --parquet")
+    now = datetime.now(UTC)
+    moments = {
+        "from": since_moment(since or "1d", now, "--since"),
+        "to": since_moment(until, now, "--until") if until else None,
+    }
+    query = given(tenant=tenant, key=key, model=model, granularity=by.value, **moments)
+    if as_csv or parquet is not None:
+        query["format"] = "csv" if as_csv else "parquet"
+        body = ask(lambda api: api.read(_PATH, query), "SLUICE_TELEMETRY_URL")
+        if parquet is None:
+            sys.stdout.write(body.decode())
+        else:
+            parquet.write_bytes(body)
+        return
+    found = ask(lambda api: api.call("GET", _PATH, query=query), "SLUICE_TELEMETRY_URL")
+    if as_json:
+        show_json(found)
+        return
+    _show(found["data"])
+    closed = found["closed_until"] or "unknown: telemetry has not asked the broker yet"
+    console().print(f"from {found['from']} to {found['to']}; hours are closed until {closed}")
+
+
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    cells = [
+        (*(row[name] or "-" for name in _IDS), *(str(row[name]) for name in _COUNTS))
+        for row in rows
+    ]
+    totals = (str(sum(row[name] for row in rows)) for name in _COUNTS)
+    cells.append(("total", "", "", "", *totals))
+    columns = (*_IDS, *_COUNTS)
+    console().print(table(columns, cells, right=" ".join(_COUNTS)))
