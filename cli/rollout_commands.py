@@ -151,10 +151,18 @@ def plan_rollouts(
         show_json(found)
         return
     plan = found["plan"]
-    show_objects(plan["stages"], _STAGES, as_json=False)
+    show_objects([_whole(stage) for stage in plan["stages"]], _STAGES, as_json=False)
     show_objects(plan["gates"], ("metric", "tolerated", "sample_min"), as_json=False)
     rest = {name: plan[name] for name in plan if name not in ("stages", "gates")}
-    show_fields({"model_id": model, "is_default": found["is_default"]} | rest)
+    show_fields({"model_id": model, "is_default": found["is_default"]} | _whole(rest))
+
+
+def _whole(found: Json) -> Json:
+    """Return durations of whole seconds as such, not as 8.64e+04."""
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in found.items()
+    }
 
 
 def _read(path: Path) -> Json:
@@ -194,9 +202,9 @@ def _show(found: Json, *, as_json: bool) -> None:
 
 
 def _stage(found: Json) -> str:
-    if found["stage"] < 0:
-        return f"none of {found['stages']} yet"
-    return f"{found['stage'] + 1} of {found['stages']}"
+    """Return the number of the stage, as plans and explanations count: from 0."""
+    last = found["stages"] - 1
+    return f"none yet (0 to {last})" if found["stage"] < 0 else f"{found['stage']} (0 to {last})"
 
 
 def _percent(found: Json) -> str:

@@ -171,7 +171,7 @@ async def record(
     connection: AsyncConnection, rollout_id: str, event: str, state: Rollout, actor_id: str = ""
 ) -> None:
     """Add a step that was news, and forget the oldest ones if there are too many."""
-    verdict = state.verdict
+    verdict = state.verdict if state.phase is Phase.HALTED else None
     row = {
         "id": new_id("revent"),
         "rollout_id": rollout_id,

@@ -78,6 +78,14 @@ async def test_a_publisher_publishes_promotes_and_goes_back(site) -> None:
     audit = (await site.admin.get("/v1/audit?kind=versions")).json()["data"]
     assert [row["action"] for row in audit] == ["promote", "promote", "publish", "promote"]
 
+    staged = await acme.put(f"{path}/2", json=body | {"promote_to": "staged"})
+    assert (staged.status_code, staged.json()["is_promoted"]) == (200, False)
+    rollout = (await acme.get(f"/v1/rollouts/{staged.json()['rollout_id']}")).json()
+    assert (rollout["control"], rollout["canary"], rollout["phase"]) == ("1", "2", "running")
+    assert rollout["owner_tenant_id"] == "acme"
+    refused = await acme.put(f"{path}/2", json=body | {"promote_to": "100%"})
+    assert (refused.status_code, rollout["id"] in refused.text) == (409, True)
+
 
 async def test_what_is_refused(site) -> None:
     acme, globex = await site.publisher("acme"), await site.publisher("globex")

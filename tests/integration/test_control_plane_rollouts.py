@@ -23,7 +23,11 @@ from tests.integration.rollout_site import (
     running_telemetry,
 )
 
-pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(400),
+]
 
 DEADLINE_S = 90.0
 
