@@ -166,6 +166,7 @@ class AdapterDesk:
         if asked >= _FETCHES_MAX or not shelf.want(digest, partial(self._was_fetched, digest)):
             return False
         self._fetching[digest] = asked + 1
+        self._counters.adapter_fetches += 1
         return True
 
     def _was_fetched(self, digest: str, error: RefusedError | None) -> None:

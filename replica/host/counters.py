@@ -18,6 +18,7 @@ class HostCounters:
         adapter_loads: Into slots.
         adapter_evictions: Out of slots.
         adapter_failures: Adapters that could not be read or put into memory.
+        adapter_fetches: Adapters that the node was asked to get.
         kv_exported: Blocks.
         kv_imported: Blocks that the cache took or had.
         kv_refused: Imports that were refused, by code.
@@ -32,6 +33,7 @@ class HostCounters:
     adapter_loads: int = 0
     adapter_evictions: int = 0
     adapter_failures: int = 0
+    adapter_fetches: int = 0
     kv_exported: int = 0
     kv_imported: int = 0
     kv_refused: Counter[str] = field(default_factory=Counter[str])

@@ -133,6 +133,11 @@ ADAPTER_SLOTS = Family(
 ADAPTER_FAILURES = Family(
     "llm_adapter_failures_total", Kind.COUNTER, "Adapters that could not be read or held"
 )
+ADAPTER_FETCHES = Family(
+    "llm_adapter_fetches_total",
+    Kind.COUNTER,
+    "Adapters that the node did not have when a request, or a prefetch, needed them",
+)
 ADAPTER_TOKENS = Family(
     "llm_adapter_tokens_total",
     Kind.COUNTER,
@@ -160,7 +165,7 @@ STEP_AGE = Family(
 FAMILIES: tuple[Family, ...] = (
     *(REQUESTS, MEMORY, BLOCKS, BATCHER, GENERAL, INPUT_LENGTH, OUTPUT_LENGTH),
     *(ENDED, OUTPUT, PREFIX, PREEMPTIONS, DRAFTS, GRAMMARS),
-    *(ADAPTERS, ADAPTER_SLOTS, ADAPTER_FAILURES, ADAPTER_TOKENS),
+    *(ADAPTERS, ADAPTER_SLOTS, ADAPTER_FAILURES, ADAPTER_FETCHES, ADAPTER_TOKENS),
     *(PINNED, TRANSFERRED, IMPORTS_REFUSED, STEPS, STEP_AGE),
 )
 
@@ -267,6 +272,7 @@ def _counter_values(look: Look) -> Iterator[Value]:
     yield Value(ADAPTER_SLOTS, ("load",), counters.adapter_loads)
     yield Value(ADAPTER_SLOTS, ("evict",), counters.adapter_evictions)
     yield Value(ADAPTER_FAILURES, (), counters.adapter_failures)
+    yield Value(ADAPTER_FETCHES, (), counters.adapter_fetches)
     yield Value(TRANSFERRED, ("export",), counters.kv_exported)
     yield Value(TRANSFERRED, ("import",), counters.kv_imported)
     yield from (Value(ENDED, (reason,), n) for reason, n in dict(counters.ended).items())
