@@ -171,6 +171,8 @@ class Fetcher:
         """
         if self._library.has(digest):
             return
+        if digest not in self._state.waits:
+            self._state.problems.pop(digest, None)  # for who waits, more room may be made
         wait = self._state.waits.setdefault(digest, _Wait(time.monotonic()))
         wait.count += 1
         wait.needed += needed
@@ -240,11 +242,7 @@ class Fetcher:
     def _is_held_up(self, digest: str, now_s: float) -> bool:
         until_s, _ = self._state.problems.get(digest, (0.0, ""))
         is_declined = self._state.declined.get(digest, 0.0) > now_s
-        return until_s > now_s or (is_declined and not self._is_needed(digest))
-
-    def _is_needed(self, digest: str) -> bool:
-        wait = self._state.waits.get(digest)
-        return wait is not None and wait.needed > 0
+        return until_s > now_s or (is_declined and digest not in self._state.waits)
 
     def _problem(self, digest: str) -> str:
         until_s, text = self._state.problems.get(digest, (0.0, ""))
@@ -281,7 +279,7 @@ class Fetcher:
 
     async def _begin(self, digest: str) -> Partial | None:
         manifest = await self._manifest_once(digest)
-        needed = self._is_needed(digest)
+        needed = digest in self._state.waits
         size_bytes = manifest.size_bytes
         if not await self._library.make_room(size_bytes, needed=needed, digest=digest):
             text = f"the node has no room for an artifact of {size_bytes} bytes"

@@ -1,0 +1,198 @@
+"""What an agent makes of orders: chunks that are right, reports of those that are not."""
+
+import asyncio
+import errno
+import hashlib
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from replica.agent.artifacts import fetcher as module
+from replica.agent.artifacts.fetcher import Fetcher, UnknownArtifactError
+from replica.agent.artifacts.holdings import Holdings
+from replica.agent.artifacts.library import Library
+from replica.agent.artifacts.partial import Partial
+from replica.agent.artifacts.sources import RefusedError
+from sluice.errors import ErrorCode, PlatformError
+from sluice.manifests import manifest_of_directory
+from sluice.wire.distribution.v1 import distribution_pb2 as wire
+
+CONTENTS = [b"first", b"second", b"third"]
+PEER = "127.0.0.1:7000"
+
+
+@dataclass
+class Source:
+    """Has the chunks; peers may be made to behave badly."""
+
+    contents: dict[str, bytes]
+    bad: dict[str, str] = field(default_factory=dict)
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+    async def get(self, address, digest, number, piece) -> bytes:
+        self.asked.append((address, number))
+        match self.bad.get(address):
+            case "refuses":
+                raise RefusedError("not here")
+            case "hangs":
+                await asyncio.sleep(3600)
+            case "lies":
+                return b"x" * piece.size_bytes
+        return self.contents[piece.sha256]
+
+
+class Site:
+    def __init__(self, root, source_dir, *, max_bytes: int = 0) -> None:
+        self.manifest = manifest_of_directory(source_dir)
+        self.digest = self.manifest.digest
+        self.source = Source({hashlib.sha256(c).hexdigest(): c for c in CONTENTS})
+        self.library = Library(root, max_bytes=max_bytes, reserve_bytes=0)
+        self.holdings = Holdings(root, self.library)
+        self.known = {self.digest: self.manifest}
+        self.fetcher = Fetcher(
+            self.holdings, self.source, self.ask, downloads_max=2, on_news=lambda: None
+        )
+        self.failures = []
+
+    async def ask(self, digest):
+        if digest not in self.known:
+            raise UnknownArtifactError("nobody knows it")
+        return self.known[digest]
+
+    def order(self, source_node_id: str = "", stop: int = 3) -> None:
+        address = PEER if source_node_id else ""
+        order = wire.Order(
+            digest=self.digest,
+            stop=stop,
+            source_node_id=source_node_id,
+            source_address=address,
+            priority=wire.PRIORITY_WARMING,
+        )
+        self.fetcher.take(wire.DistributionAnswer(orders=[order]))
+
+    async def report(self, condition) -> wire.DistributionReport:
+        """Return the first report that fulfils a condition."""
+        async with asyncio.timeout(20):
+            while True:
+                report = self.fetcher.report(is_full=True)
+                self.failures += report.failures
+                if condition(report):
+                    return report
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def source_dir(tmp_path):
+    directory = tmp_path / "source"
+    directory.mkdir()
+    for number, content in enumerate(CONTENTS):
+        (directory / f"{number}.bin").write_bytes(content)
+    return directory
+
+
+@asynccontextmanager
+async def running(site):
+    await site.holdings.start()
+    site.fetcher.connected(is_connected=True)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(site.fetcher.run())
+        try:
+            yield site
+        finally:
+            task.cancel()
+    site.holdings.close()
+
+
+def is_complete(report) -> bool:
+    return [held.is_complete for held in report.held] == [True]
+
+
+async def test_ordered_chunks_become_the_artifact(tmp_path, source_dir) -> None:
+    async with running(Site(tmp_path / "node", source_dir)) as site:
+        site.order("peer", stop=2)
+        report = await site.report(lambda report: any(h.chunks == b"\x03" for h in report.held))
+        assert not report.held[0].is_complete
+        assert site.fetcher.progress(site.digest) == "2 of 3 chunks"
+        site.order()
+        await site.report(is_complete)
+        assert sorted(site.source.asked) == [("", 2), (PEER, 0), (PEER, 1)]
+        assert site.fetcher.progress(site.digest) == ""
+        assert not site.failures
+
+
+@pytest.mark.parametrize(
+    ("how", "trouble"), [("lies", wire.TROUBLE_CORRUPT), ("refuses", wire.TROUBLE_REFUSED)]
+)
+async def test_a_bad_source_is_told_and_nothing_of_it_is_kept(
+    tmp_path, source_dir, how, trouble
+) -> None:
+    async with running(Site(tmp_path / "node", source_dir)) as site:
+        site.source.bad[PEER] = how
+        site.order("peer")
+        await site.report(lambda _: len(site.failures) >= 3)
+        assert {(f.source_node_id, f.trouble) for f in site.failures} == {("peer", trouble)}
+        assert all(not held.chunks for held in site.fetcher.report(is_full=True).held)
+        site.order()
+        await site.report(is_complete)
+
+
+async def test_what_is_not_ordered_any_more_is_given_up_at_once(tmp_path, source_dir) -> None:
+    async with running(Site(tmp_path / "node", source_dir)) as site:
+        site.source.bad[PEER] = "hangs"
+        site.order("peer")
+        await site.report(lambda _: len(site.source.asked) == 2)
+        site.order()
+        await site.report(is_complete)
+        assert not site.failures
+
+
+async def test_who_waits_gets_the_artifact_or_hears_why_not(tmp_path, source_dir) -> None:
+    async with running(Site(tmp_path / "node", source_dir)) as site:
+        with pytest.raises(PlatformError) as unknown:
+            await site.fetcher.ensure("ab" * 32, needed=True)
+        assert unknown.value.code is ErrorCode.ADAPTER_NOT_FOUND
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            tasks.create_task(site.fetcher.ensure(site.digest, needed=True))
+            report = await site.report(lambda report: list(report.needed) == [site.digest])
+            assert not report.held
+            site.order()
+        assert not site.fetcher.report(is_full=True).needed
+
+
+async def test_without_a_control_plane_the_store_is_asked(
+    tmp_path, source_dir, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "_AWAY_S", 0.0)
+    async with running(Site(tmp_path / "node", source_dir)) as site:
+        site.fetcher.connected(is_connected=False)
+        async with asyncio.timeout(20):
+            await site.fetcher.ensure(site.digest, needed=False)
+        assert {address for address, _ in site.source.asked} == {""}
+
+
+async def test_without_room_nothing_is_begun_and_that_is_told(tmp_path, source_dir) -> None:
+    async with running(Site(tmp_path / "node", source_dir, max_bytes=10)) as site:
+        site.order()
+        report = await site.report(lambda report: bool(report.declined))
+        assert list(report.declined) == [site.digest]
+        with pytest.raises(PlatformError, match="no room") as full:
+            await site.fetcher.ensure(site.digest, needed=True)
+        assert full.value.code is ErrorCode.ENGINE_BUSY
+        assert not site.source.asked
+
+
+async def test_a_full_disk_is_said_and_tried_again(tmp_path, source_dir, monkeypatch) -> None:
+    monkeypatch.setattr(module, "_DISK_PAUSE_S", 1.0)
+    async with running(Site(tmp_path / "node", source_dir)) as site:
+        with monkeypatch.context() as patch:
+
+            def write(*_) -> None:
+                raise OSError(errno.ENOSPC, "no space left on device")
+
+            patch.setattr(Partial, "write", write)
+            site.order()
+            with pytest.raises(PlatformError, match="disk is full"):
+                await site.fetcher.ensure(site.digest, needed=True)
+        await site.report(is_complete)
+        assert not site.failures
