@@ -6,6 +6,7 @@ is away; their reports then wait for the next heartbeat, which repeats everythin
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 import grpc.aio
@@ -110,21 +111,21 @@ class AgentService(AgentServiceServicer):
         return message if isinstance(message, wire.SyncRequest) else None  # pyright: ignore[reportUnnecessaryIsInstance]
 
     async def _tell(self, node_id: str, context: Context) -> None:
-        last: wire.SyncResponse | None = None
+        """Say what is desired when it changes, and every few seconds, however much else changes."""
+        clock = asyncio.get_running_loop().time
+        last, repeat_at = wire.SyncResponse(), clock()
         while True:
             changed = self._feed.changed()
             response = desired(self._feed.state, node_id)
             response.lifted_cordons.extend(self._lifted.get(node_id, ()))
             bases = {replica.base_digest for replica in response.replicas}
             response.golden_prompts.extend(self._golden.prompts_for(bases))
-            if last is None or _told(response) != _told(last):
+            if clock() >= repeat_at or _told(response) != _told(last):
                 await self._write(context, response)
-                last = response
-            try:
-                async with asyncio.timeout(_REFRESH_S):
+                last, repeat_at = response, clock() + _REFRESH_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(repeat_at):
                     await changed.wait()
-            except TimeoutError:
-                last = None
 
     @staticmethod
     async def _write(context: Context, response: wire.SyncResponse) -> None:
@@ -158,7 +159,8 @@ class AgentService(AgentServiceServicer):
 
 def _told(response: wire.SyncResponse) -> tuple[object, ...]:
     """Return what an agent must hear of at once when it changes."""
-    return list(response.replicas), list(response.golden_prompts)
+    parts = response.replicas, response.lifted_cordons, response.golden_prompts
+    return tuple(list(part) for part in parts)
 
 
 def _observed(report: Mapping[str, wire.ObservedReplica]) -> dict[str, model.Observed]:
