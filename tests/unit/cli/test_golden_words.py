@@ -1,0 +1,42 @@
+"""What `sluice golden add` makes of its options."""
+
+import json
+
+import httpx
+import pytest
+import typer
+
+from cli.api import Api
+from cli.golden_commands import _seconds, _tokenized
+
+
+def test_times_are_read_as_people_write_them() -> None:
+    assert [_seconds(text) for text in ("45", "30s", "5m", "1h")] == [45, 30, 300, 3600]
+    for text in ("", "5 m", "1d", "-3s", "1.5m"):
+        with pytest.raises(typer.BadParameter):
+            _seconds(text)
+
+
+async def _ids(asked: dict, expect: str) -> tuple[list[int], list[int]]:
+    """Ask a gateway whose tokens are words, except that `New York` is one."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        text = body.get("prompt") or "chat: " + body["messages"][0]["content"]
+        words = text.replace("New York", "New_York").split()
+        return httpx.Response(200, json={"tokens": [len(word) for word in words]})
+
+    async with Api("http://gateway/v1", "key") as gateway:
+        gateway._http = httpx.AsyncClient(
+            base_url="http://gateway/v1", transport=httpx.MockTransport(answer)
+        )
+        return await _tokenized(gateway, "m", asked, expect)
+
+
+async def test_what_is_expected_is_tokenized_where_it_stands() -> None:
+    assert await _ids({"prompt": "one three"}, "") == ([3, 5], [])
+    assert await _ids({"prompt": "one three"}, " seven x") == ([3, 5], [5, 1])
+    # A token spans the place where the prompt ends: then the expected text stands alone.
+    assert await _ids({"prompt": "in New"}, " York now") == ([2, 3], [4, 3])
+    messages = [{"role": "user", "content": "hello"}]
+    assert await _ids({"messages": messages}, "hi there") == ([5, 5], [2, 5])
