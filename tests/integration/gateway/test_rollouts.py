@@ -20,6 +20,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 STOP = wire.Outcome(kind=wire.OUTCOME_KIND_STOP)
 FAILED = wire.Outcome(kind=wire.OUTCOME_KIND_FAILED, code="engine_failed", message="no")
+LOST = wire.Outcome(kind=wire.OUTCOME_KIND_LOST, code="replica_lost", message="gone")
 SORRY = "I'm sorry, but I can't help with that."
 
 
@@ -119,11 +120,13 @@ async def test_sessions_are_split_and_stay_while_the_share_grows(world, events, 
 async def test_what_runs_ends_on_its_release_when_everybody_is_sent_back(
     world, events, eventually
 ) -> None:
-    """And the control plane hears of it: which state counts, and since when something is open."""
+    """Also when its replica is lost. And the control plane hears which state counts, and since when
+    something is open.
+    """
     async with world() as w, w.http() as http:
-        rollout, open_plan = Rollout(w, eventually), Plan([[7]], None)
+        ids = w.ids(w.text)
+        rollout, open_plan = Rollout(w, eventually), Plan([ids[:1]], None)
         await rollout.split(SHARE_MAX)
-        ids = [*w.ids(SORRY), 2]
         w.router.plan = lambda _: open_plan
         body = {"model": "tiny", "messages": HELLO, "stream": True, "session_id": "a"}
         async with http.stream("POST", CHAT, json=body) as response:
@@ -141,17 +144,18 @@ async def test_what_runs_ends_on_its_release_when_everybody_is_sent_back(
             began_at_ms = rollout.confirmed.oldest_open_unix_ms
             assert began_at_ms > 0
             assert await release_of(http, "a") == "1"
-            open_plan.steps = [[7], *([token] for token in ids)]
-            open_plan.outcome = STOP
+            w.router.plan = lambda s: Plan([[it] for it in ids[s.resumed_tokens :]], STOP)
+            open_plan.outcome = LOST
             async with asyncio.timeout(WAIT_S):
                 text = "\n".join([line async for line in lines])
         assert text.rstrip().endswith("data: [DONE]")
+        assert [it.resumed_tokens for it in rollout.submits(of_canary=True)] == [0, 1]
         await rollout.until(lambda: len(events) == 2)
         control_event, canary_event = events
         assert (control_event.arm, control_event.release) == (telemetry.ARM_CONTROL, "1")
         assert (canary_event.arm, canary_event.release) == (telemetry.ARM_CANARY, "2")
         assert canary_event.received_at_unix_ms == began_at_ms
-        assert len(rollout.submits(of_canary=True)) == 1
+        assert canary_event.resumes == 1
         await rollout.split(0)
         assert rollout.confirmed.oldest_open_unix_ms == 0, "nothing is open"
 
