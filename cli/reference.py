@@ -51,7 +51,7 @@ _SETTINGS_TAIL = """
 | setting | default | meaning |
 | --- | --- | --- |
 | `SLUICE_HOME` | `.sluice` | Folder of the local stack |
-| `SLUICE_ADMIN_URL`, `SLUICE_TELEMETRY_URL`, `SLUICE_ADMIN_KEY` | the stack's `env` file | Whom the commands on the [administration](admin-api.md), `requests` and `explain` ask, and as who |
+| `SLUICE_ADMIN_URL`, `SLUICE_TELEMETRY_URL`, `SLUICE_ADMIN_KEY` | the stack's `env` file | Whom the commands on the [administration](admin-api.md), `requests`, `usage` and `explain` ask, and as who |
 | `PG_BIN` | binaries of the wheel | Folder of another PostgreSQL with `initdb` and `postgres` |
 """  # noqa: E501 - a row of a table
 _METRICS_HEAD = """# Metrics
