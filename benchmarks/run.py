@@ -16,6 +16,7 @@ MODULES = {
     "index": "benchmarks.micro.router_index",
     "shell": "benchmarks.micro.router_shell",
     "events": "benchmarks.micro.event_emit",
+    "traces": "benchmarks.micro.trace_queries",
     "sampling": "benchmarks.micro.sampling",
     "engine": "benchmarks.engine_alone",
     "memory": "benchmarks.micro.engine_memory",
