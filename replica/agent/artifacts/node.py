@@ -22,6 +22,7 @@ from sluice.lifecycle import run_every
 log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.5
+_START_AGAIN_S = 5.0
 _ASK_AGAIN_S = 5.0  # for a base that nobody knows
 
 
@@ -72,7 +73,21 @@ class NodeArtifacts:
         self.uploaded_bytes = 0
 
     async def run(self) -> None:
-        """Fetch and serve until cancelled; OSError when the address is taken."""
+        """Fetch and serve until cancelled.
+
+        While that is impossible, because the address is taken or the folder cannot be used, engines
+        do without, and it is tried again.
+        """
+        while True:
+            try:
+                await self._run()
+            except OSError as error:
+                log.warning(
+                    "artifacts_not_served", address=self._options.peer_address, error=str(error)
+                )
+            await asyncio.sleep(_START_AGAIN_S)
+
+    async def _run(self) -> None:
         options, news = self._options, News()
         async with AsyncExitStack() as stack:
             holdings = Holdings(options.directory, self._library)

@@ -13,10 +13,50 @@ from aiohttp import web
 from replica.agent.artifacts.holdings import Holdings
 from replica.agent.artifacts.sources import Pace
 
+_CHUNK = r"/v1/artifacts/{digest:[0-9a-f]{64}}/chunks/{number:\d{1,5}}"
 _LINE_MAX = 256  # requests that wait for their turn; who comes later is told to come again
 _SEND_S = 30.0
 _SHUTDOWN_S = 1.0
 _KEEPALIVE_S = 15.0
+
+
+class _Handler:
+    """Serves a few chunks at once; some more requests wait in line."""
+
+    def __init__(
+        self, holdings: Holdings, uploads_max: int, pace: Pace, count: Callable[[int], None]
+    ) -> None:
+        self._holdings = holdings
+        self._uploads_max = uploads_max
+        self._turns = asyncio.Semaphore(uploads_max)
+        self._pace = pace
+        self._count = count
+        self._here = 0
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request for a chunk."""
+        if self._here >= self._uploads_max + _LINE_MAX:
+            return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text="busy\n")
+        self._here += 1
+        try:
+            async with self._turns:
+                return await self._send(request)
+        finally:
+            self._here -= 1
+
+    async def _send(self, request: web.Request) -> web.StreamResponse:
+        digest, number = request.match_info["digest"], int(request.match_info["number"])
+        content = await asyncio.to_thread(self._holdings.read, digest, number)
+        if content is None:
+            return web.Response(status=HTTPStatus.NOT_FOUND, text="not here\n")
+        await self._pace.take(len(content))
+        response = web.StreamResponse(headers={"Content-Length": str(len(content))})
+        async with asyncio.timeout(_SEND_S):
+            await response.prepare(request)
+            await response.write(content)
+            await response.write_eof()
+        self._count(len(content))
+        return response
 
 
 @asynccontextmanager
@@ -43,36 +83,9 @@ async def serve_peers(
     Raises:
         OSError: The address is taken.
     """
-    turns = asyncio.Semaphore(uploads_max)
-    pace = Pace(bytes_per_s)
-    here = 0
-
-    async def serve(request: web.Request) -> web.StreamResponse:
-        nonlocal here
-        if here >= uploads_max + _LINE_MAX:
-            return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text="busy\n")
-        here += 1
-        try:
-            async with turns:
-                digest, number = request.match_info["digest"], int(request.match_info["number"])
-                content = await asyncio.to_thread(holdings.read, digest, number)
-                if content is None:
-                    return web.Response(status=HTTPStatus.NOT_FOUND, text="not here\n")
-                await pace.take(len(content))
-                response = web.StreamResponse(headers={"Content-Length": str(len(content))})
-                async with asyncio.timeout(_SEND_S):
-                    await response.prepare(request)
-                    await response.write(content)
-                    await response.write_eof()
-                count(len(content))
-                return response
-        finally:
-            here -= 1
-
+    handler = _Handler(holdings, uploads_max, Pace(bytes_per_s), count)
     application = web.Application()
-    application.router.add_get(
-        r"/v1/artifacts/{digest:[0-9a-f]{64}}/chunks/{number:\d{1,5}}", serve
-    )
+    application.router.add_get(_CHUNK, handler.serve)
     runner = web.AppRunner(
         application,
         access_log=None,
@@ -83,8 +96,7 @@ async def serve_peers(
     await runner.setup()
     try:
         host, _, port = address.rpartition(":")
-        site = web.TCPSite(runner, host.strip("[]"), int(port))
-        await site.start()
+        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
         yield f"{host}:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
