@@ -10,6 +10,7 @@ needs nothing goes to the least loaded node, and what a node does not tell is no
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 
 from control_plane.fleet.model import Needs, Node, Pool, Replica
 
@@ -91,6 +92,7 @@ class Placement:
         """Take what is there; replicas that are draining hold their place until they are gone."""
         self._rooms = {node.id: Room(node) for node in nodes}
         self._open: dict[str, list[Room]] = {}  # by engine
+        self._by_load: dict[str, list[tuple[int, str]]] = {}  # by engine; loads may be outdated
         self._in_rack: Counter[tuple[str, str]] = Counter()  # pool, rack
         self._on_node: Counter[tuple[str, str]] = Counter()  # pool, node
         for replica in replicas:
@@ -105,8 +107,7 @@ class Placement:
                 return f"no node runs engine {pool.engine}"
             return f"all nodes with engine {pool.engine} are lost, cordoned or draining"
         if pool.needs == Needs():
-            chosen = min(open_, key=lambda room: (room.load, room.node.id))
-            return self._given(pool, chosen, ())
+            return self._given(pool, self._least_loaded(pool.engine), ())
         options = [
             (room, accelerators)
             for room in open_
@@ -127,6 +128,20 @@ class Placement:
                 if room.node.is_schedulable and engine in room.node.engines
             ]
         return self._open[engine]
+
+    def _least_loaded(self, engine: str) -> Room:
+        """Return the node with the fewest replicas of all that may get more; there must be one."""
+        if engine not in self._by_load:
+            found = [(room.load, room.node.id) for room in self._open_to(engine)]
+            heapify(found)
+            self._by_load[engine] = found
+        heap = self._by_load[engine]
+        while True:
+            load, node_id = heap[0]
+            room = self._rooms[node_id]
+            if load == room.load:
+                return room
+            heapreplace(heap, (room.load, node_id))  # it has got more since
 
     def _order(
         self, pool: Pool, room: Room, accelerators: tuple[int, ...]

@@ -152,10 +152,15 @@ async def write_owners(connection: AsyncConnection, changed: Iterable[Cell]) -> 
 async def pools(connection: AsyncConnection) -> list[Pool]:
     """Return all pools."""
     t = tables.pools.c
-    rows = await connection.execute(select(t.id, t.engine, _WANTED, t.cell_replicas_max, t.roles))
+    rows = await connection.execute(
+        select(t.id, t.engine, _WANTED, t.cell_replicas_max, t.roles, t.needs)
+    )
     return [
-        Pool(key, engine, wanted, limit, roles.get("prefill", 0), roles.get("decode", 0))
-        for key, engine, wanted, limit, roles in rows.tuples()
+        Pool(
+            *(key, engine, wanted, limit, roles.get("prefill", 0), roles.get("decode", 0)),
+            needs=Needs(**needs),
+        )
+        for key, engine, wanted, limit, roles, needs in rows.tuples()
     ]
 
 
