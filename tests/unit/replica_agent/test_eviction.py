@@ -43,13 +43,14 @@ def test_heat_fades_so_that_recent_uses_count_more_than_many_old_ones() -> None:
 ITEMS = st.lists(
     st.builds(
         Item,
-        digest=st.uuids().map(str),
+        digest=st.text("abcdef", min_size=1, max_size=4),
         size_bytes=st.integers(0, 50),
         heat=st.floats(0, 100),
         is_adapter=st.booleans(),
         hold=st.sampled_from(Hold),
     ),
     max_size=12,
+    unique_by=lambda item: item.digest,
 )
 
 
