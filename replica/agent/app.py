@@ -219,7 +219,11 @@ class Agent:
 
     def _observe(self) -> agent.SyncRequest:
         replicas = self._fleet.observed() if self._fleet is not None else []
-        facts = agent.NodeFacts(accelerator_facts=self._watch.facts())
+        facts = agent.NodeFacts(
+            accelerator_facts=self._watch.facts(),
+            region=self._settings.region,
+            rack=self._settings.rack,
+        )
         facts.MergeFrom(self._facts)
         reason = self._watch.why_cordoned(())
         return agent.SyncRequest(
