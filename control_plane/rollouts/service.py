@@ -98,8 +98,10 @@ class Rollouts:
             seen = Facts(is_taken_over=kept.id in others, windows=found.get(kept.id, ()))
             try:
                 await self._step(kept, seen)
-            except PlatformError as error:
-                log.warning("rollout_step_failed", rollout=kept.id, error=error.message)
+            except DatabaseDownError:
+                raise
+            except (PlatformError, DBAPIError) as error:  # the others go on
+                log.warning("rollout_step_failed", rollout=kept.id, error=str(error))
 
     async def _look(
         self, connection: AsyncConnection
