@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc
-import grpc.aio
 import typer
 
 from cli.admin import WHERE, AsJson, ask
@@ -18,7 +16,6 @@ from cli.stack_commands import fail
 from sluice.hashing import HASH_BYTES, chained_hashes, session_hash
 from sluice.priority import queue_priority
 from sluice.wire.router.v1 import router_pb2 as wire
-from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 
 _TIMEOUT_S = 5.0
 _BYTES_PER_TOKEN = 4  # of a text whose tokens nobody has counted
@@ -216,6 +213,10 @@ async def _ask_all(
 
 
 async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explanation | str:
+    import grpc.aio  # 0.2 s that no other command shall pay
+
+    from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
+
     async with grpc.aio.insecure_channel(address, options=_CHANNEL) as channel:
         try:
             return await RouterServiceStub(channel).Explain(request, timeout=_TIMEOUT_S)
