@@ -83,7 +83,7 @@ class QualityRoutes:
         )
         all_ = describe.listing("List quarantines, the newest first", quarantine)
         one = describe.operation("Show a quarantine and its evidence", answer=quarantine)
-        kinds = ("golden-prompts", "golden-results", "quarantines", "pools")
+        kinds = ("golden-prompts", "golden-results", "quarantines", "golden-answers")
         return [
             Route("POST", of_model, self.add, Action.WRITE_MODELS, kinds[0], add),
             Route("GET", of_model, self.of_model, Action.READ_TENANT, kinds[0], listed),

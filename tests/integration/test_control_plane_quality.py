@@ -157,6 +157,10 @@ async def test_a_liar_is_taken_out_with_evidence_and_replaced(
         assert released.json()["released_by"]
         assert (await plane.admin.get(path)).json()["released_at"]
         assert (await plane.admin.post(f"{path}/release", json={})).status_code == 409
+        forgotten = await plane.admin.post(f"/v1/pools/{pool_id}/forget-answers")
+        assert forgotten.status_code == 200, forgotten.text
+        missing = await plane.admin.post("/v1/pools/no-such-pool/forget-answers")
+        assert missing.status_code == 404
 
 
 async def _counts(server: Any, model: str) -> dict[str, tuple[int, int]]:
