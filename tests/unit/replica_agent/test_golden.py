@@ -109,7 +109,7 @@ async def test_answers_and_failures_are_reported_once() -> None:
     asker = GoldenAsker(lambda: [target("good"), target("bad"), target("slow")], counted, ask)
     asker.want([prompt("p", every_s=1)])
     results: list[agent.GoldenResult] = []
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         running = group.create_task(asker.run())
         while not ({r.replica_id for r in results} >= {"good", "bad"} and "slow" in asked):
             await asyncio.sleep(0.05)
