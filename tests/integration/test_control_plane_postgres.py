@@ -236,7 +236,7 @@ async def test_models_of_the_release_before_names_have_releases(postgres_server)
         query = "SELECT id FROM releases WHERE id = model_id || '@' || (SELECT release FROM models"
         assert len(await scalars(f"{query} WHERE models.id = model_id) AND pool_id = 'p'")) == 3
         told = await scalars(f"SELECT kind FROM changes WHERE version > {known}")
-        assert sorted(map(str, told)) == ["models", "models", "schema"]
+        assert [kind for kind in told if kind != "schema"] == ["models", "models"]
         async with engine.begin() as connection:  # and back, for a roll-back of the release
             await connection.run_sync(_downgrade_to, "0003")
         assert await scalars("SELECT id FROM models ORDER BY id") == ["named", "plain", "tuned"]
