@@ -28,9 +28,8 @@ up: setup ## Start the whole platform on this machine (ARGS=--detach, ARGS='--en
 down: setup ## Stop what `make up` started
 	@$(BIN)/sluice down
 
-# One more worker than cores: half of the time of a test goes by waiting for servers.
 test: setup ## All tests, on real servers from pip wheels, on up to four cores
-	@$(BIN)/python -m pytest --numprocesses=$$(n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) --dist=loadgroup --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 test-unit: setup ## Unit and simulation tests only (about two minutes)
 	@$(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.real
 log = structlog.get_logger(__name__)
 
 PLACES = 4  # of each of two engines
-TOKENS = 40  # of an answer, which takes about a second
-DEADLINE_MS = 1000  # of the low tier: two rounds of answers may wait, a crowd may not
+TOKENS = 100  # of an answer, which takes about two seconds: a busy machine stands still for one
+DEADLINE_MS = 2500  # of the low tier: two rounds of answers may wait, a crowd may not
 CROWD = 10 * PLACES
 IMPORTANT = PLACES  # half of what can run at once
 ROUNDS = 4
