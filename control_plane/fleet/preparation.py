@@ -30,7 +30,8 @@ RETIRE_AFTER_S = 15.0
 _USERS_MAX = 3  # of a pool, named to people
 _RETIREMENTS_MAX = 20  # in one step
 
-# Made by migration 0008; what lies on which node.
+# What lies on which node. The table is distribution's, whose metrics are all metrics, rollouts'
+# too, which build on this module: named here, it is no circle.
 _artifacts = table("node_artifacts", column("node_id"), column("digest"))
 
 

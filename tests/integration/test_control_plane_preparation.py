@@ -125,11 +125,6 @@ async def test_an_adapter_is_ready_where_it_lies_on_all_nodes(database: Database
     async def ready() -> bool:
         return await database.run(lambda c: is_ready(c, CONTROL, TUNED, 1000))
 
-    await execute(
-        database,
-        "CREATE TABLE IF NOT EXISTS node_artifacts (node_id text, digest text, "
-        "since timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (node_id, digest))",
-    )
     await database.run(lambda c: prepare(c, CONTROL, TUNED, 1000))
     assert await wanted(database, "old") == (4, None)
     assert await ready(), "no node says what it holds"

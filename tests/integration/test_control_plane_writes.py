@@ -153,7 +153,7 @@ async def test_keys_are_forgotten_after_a_day(plane, sql) -> None:
     assert [row["key"] for row in await sql.fetch(keys)] == ["young"]
 
 
-async def test_the_leader_prunes_old_answers(
+async def test_the_leader_prunes_old_answers_and_audit_rows(
     database_url, tmp_path, start_control_plane, eventually
 ) -> None:
     connection = await asyncpg.connect(database_url.replace("+asyncpg", ""))
@@ -162,13 +162,23 @@ async def test_the_leader_prunes_old_answers(
             "INSERT INTO idempotent_answers (actor_id, key, request_sha256, status, created_at)"
             " VALUES ('a', 'old', '', 200, now() - interval '25 h'), ('a', 'new', '', 200, now())"
         )
+        await connection.execute(
+            "INSERT INTO audit (id, at, actor_id, actor_role, action, kind, object_id, outcome,"
+            " request_id) SELECT id, now() - age, 'a', 'admin', 'create', 'k', 'o', 'done', ''"
+            " FROM (VALUES ('old', interval '11 d'), ('new', interval '9 d')) AS rows (id, age)"
+        )
 
         async def is_pruned() -> bool:
-            return await connection.fetchval("SELECT count(*) FROM idempotent_answers") == 1
+            counts = [
+                await connection.fetchval(f"SELECT count(*) FROM {table}")
+                for table in ("idempotent_answers", "audit")
+            ]
+            return counts == [1, 1]
 
-        async with start_control_plane(database_url, tmp_path):
-            await eventually(is_pruned, "the old answer is gone")
+        async with start_control_plane(database_url, tmp_path, CONTROL_PLANE__AUDIT_DAYS="10"):
+            await eventually(is_pruned, "the old ones are gone")
         assert await connection.fetchval("SELECT key FROM idempotent_answers") == "new"
+        assert await connection.fetchval("SELECT id FROM audit") == "new"
     finally:
         await connection.close()
 
