@@ -70,7 +70,7 @@ FROM (
     LIMIT 1 BY window, is_canary, tenant_id, session_hash, if(session_hash = 0, event_id, '')
 )
 GROUP BY window, is_canary
-SETTINGS max_execution_time = 5
+SETTINGS max_execution_time = 20
 """  # noqa: S608 - constants of the code; values are parameters
 _CODES = [str(code) for code in ErrorCode]
 

