@@ -268,11 +268,15 @@ def _judged(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
     is_watched = (
         rollout.phase in _GOING and rollout.is_ready and window.start_ms >= rollout.watching_ms
     )
+    # Before control is known nothing is bet: such a window must not let the share grow.
+    is_judged = not rollout.current.is_compared or any(
+        test.bets > rollout.tests[metric].bets for metric, test in tests.items()
+    )
     rollout = replace(
         rollout,
         tests=tests,
-        sample=rollout.sample + window.canary.faults.total,
-        control_sample=rollout.control_sample + window.control.faults.total,
+        sample=rollout.sample + is_judged * window.canary.faults.total,
+        control_sample=rollout.control_sample + is_judged * window.control.faults.total,
         watched_ms=rollout.watched_ms + is_watched * (window.end_ms - window.start_ms),
     )
     alpha = rollout.plan.alpha_of_test

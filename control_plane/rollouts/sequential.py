@@ -71,8 +71,8 @@ class SequentialTest:
         log_bet: The same of what each alternative has; in the order of the alternatives.
         memory_bad: Bad control requests in memory; older ones count less.
         memory_total: Control requests in memory.
-        canary: All that was counted.
-        control: All that was counted in the same windows.
+        canary: All that was counted in windows that were bet on: what the e-value says is of these.
+        control: The same of control.
     """
 
     margin: float
@@ -104,7 +104,6 @@ def observe(test: SequentialTest, canary: Count, control: Count) -> SequentialTe
     """
     if canary.total and control.total and test.memory_total >= _MEMORY_REQUESTS_MIN:
         test = _with_bets(test, canary, control)
-    if canary.total and control.total:
         test = replace(test, canary=test.canary + canary, control=test.control + control)
     return _with_memory(test, control)
 

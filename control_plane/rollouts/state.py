@@ -114,7 +114,8 @@ class Rollout:
         watched_ms: How long the stage was watched.
         short_ms: How much of that had passed when somebody resumed it; from there on the longest
             duration begins anew.
-        sample: Requests of the stage that were canary's to answer, see `Arm.faults`.
+        sample: Requests of the stage that were canary's to answer, see `Arm.faults`; only of
+            windows in which it was compared, where there is something to compare with.
         control_sample: The same of control.
         tests: One for each gate, of this stage.
         thresholds: Of this stage.

@@ -186,7 +186,7 @@ def test_without_a_past_the_scale_is_fixed_in_the_stage():
     life.windows(2)
     assert life.rollout.thresholds.ttft_ms_high == 30
     assert life.rollout.tests[Metric.SLOW_FIRST_TOKEN].canary.total == 0
-    life.window()
+    life.windows(2)  # in the first of them control's rate is learned
     assert life.rollout.tests[Metric.SLOW_FIRST_TOKEN].canary.total == 20
 
 
@@ -227,7 +227,19 @@ def test_a_gate_can_ask_for_a_sample_of_its_own():
     life.windows(8)
     assert life.standing == (Phase.RUNNING, 0, 100)
     asked = [replace(some, golden_runs=10) for some in (arm(20), arm(100))]
+    for _ in range(5):  # until it is known how often control is wrong, nothing can be compared
+        life.window(*asked)
+    assert life.standing == (Phase.RUNNING, 0, 100)
     assert life.window(*asked).standing == (Phase.RUNNING, 1, 5_000)
+
+
+def test_what_fails_before_control_is_known_does_not_let_the_share_grow():
+    eager = PLAN.stages[0].model_copy(update={"duration_min_s": 5.0, "sample_min": 20})
+    life = Life(PLAN.model_copy(update={"stages": (eager, *PLAN.stages[1:])})).tell(Start())
+    for _ in range(10):
+        life.window(canary=arm(4, bad=4), control=arm(10))
+        assert life.rollout.stage == 0
+    assert (life.rollout.phase, life.rollout.reason) == (Phase.HALTED, Reason.WORSE)
 
 
 def test_a_shadow_stage_shows_nobody_an_answer():
@@ -361,7 +373,7 @@ def test_a_stage_without_control_proves_nothing():
     life = running()
     for _ in range(8):
         life.window(control=Arm())
-    assert life.standing == (Phase.RUNNING, 0, 100)
+    assert life.windows(2).standing == (Phase.RUNNING, 0, 100)
     assert life.windows(1).standing == (Phase.RUNNING, 1, 5_000)
 
 
