@@ -24,10 +24,8 @@ async def test_a_frozen_leader_is_replaced(
     try:
         async with start_control_plane(database_url, tmp_path) as leader:
             await leader.put(f"bases/{DIGEST}", context_tokens_max=64)
+            await _freeze_while_it_leads(database, leader.child.pid, eventually)
             async with start_control_plane(database_url, tmp_path) as other:
-                await _freeze_while_it_leads(
-                    database, leader.child.pid, other.child.pid, eventually
-                )
                 await database.execute("INSERT INTO nodes (id, engines) VALUES ('n', '{sim}')")
                 await other.put("pools/p", base_digest=DIGEST, engine="sim", replicas_wanted=1)
 
@@ -48,15 +46,11 @@ async def test_a_frozen_leader_is_replaced(
         await database.close()
 
 
-async def _freeze_while_it_leads(database, leader: int, other: int, eventually) -> None:
-    """Stop both in front of a lock, the leader behind its own; let the other one go on.
-
-    Only who leads reads the cells, so who waits for that table has the leader's lock.
-    """
-    os.kill(other, signal.SIGSTOP)
+async def _freeze_while_it_leads(database, leader: int, eventually) -> None:
+    """Stop it while it waits for a table of which it reads every row once it has its lock."""
     blocking = database.transaction()
     await blocking.start()
-    await database.execute("SET LOCAL lock_timeout = '20s'")
+    await database.execute("SET LOCAL lock_timeout = '60s'")
     await database.execute("LOCK TABLE cells IN ACCESS EXCLUSIVE MODE")
 
     async def waits() -> bool:
@@ -65,4 +59,3 @@ async def _freeze_while_it_leads(database, leader: int, other: int, eventually) 
     await eventually(waits, "the leader reads the cells", 60)
     os.kill(leader, signal.SIGSTOP)
     await blocking.rollback()
-    os.kill(other, signal.SIGCONT)
