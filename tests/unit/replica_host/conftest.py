@@ -1,5 +1,4 @@
-"""A driver of plain dictionaries, whose every token is known beforehand, and routers to talk to a
-host around it."""
+"""A driver of plain dictionaries, whose tokens are known beforehand, and routers for its host."""
 
 import threading
 import time
@@ -34,7 +33,7 @@ from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS, block_hashes
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 VOCABULARY = 1000
 LAYOUT = "fake u8[8]"
 
