@@ -353,11 +353,8 @@ def make_host(tmp_path: Path) -> Iterator[Callable[..., EngineHost]]:
         assert not host._loop.is_alive()
         assert not host._replier.is_alive()
         assert not any(sender.is_alive() for sender in host._senders)
-        assert not any(
-            worker.is_alive()
-            for pool in (host._workers, host._compilers)
-            for worker in pool._threads
-        )
+        pools = (host._workers, host._compilers)
+        assert not any(worker.is_alive() for pool in pools for worker in pool._threads)
 
 
 @pytest.fixture
@@ -365,10 +362,10 @@ def make_adapter(tmp_path: Path) -> Callable[..., str]:
     """Put an adapter of the fake driver into the artifact folder; returns its digest."""
 
     def make(letter: str, content: str = "good") -> str:
-        digest = letter * 64
-        (tmp_path / digest).mkdir()
-        (tmp_path / digest / "adapter").write_text(content)
-        return digest
+        folder = tmp_path / (letter * 64)
+        folder.mkdir()
+        (folder / "adapter").write_text(content)
+        return folder.name
 
     return make
 
