@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Float, case, cast, delete, exists, func, literal, select, update
+from sqlalchemy import Float, case, cast, delete, exists, func, literal, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,6 +27,12 @@ from sluice.profiles import Profile
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
 _LOCK = 7310520303  # held by the one control plane that decides about the fleet now
+_END_FROZEN = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+    " WHERE locktype = 'advisory' AND granted AND objsubid = 1"
+    " AND classid = CAST(:high AS bigint) AND objid = CAST(:low AS bigint)"
+    " AND xact_start < clock_timestamp() - interval '10 s'"
+).bindparams(high=_LOCK >> 32, low=_LOCK & 0xFFFFFFFF)
 # A control plane that dies cannot say that its routers left; then only their silence tells.
 _ROUTER_SILENCE_S = 6.0
 _CHANGES_KEPT = timedelta(hours=1)
@@ -37,8 +43,15 @@ _WANTED = func.greatest(
 
 
 async def try_lead(connection: AsyncConnection) -> bool:
-    """Return whether this transaction may decide about the fleet."""
-    return bool(await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))))
+    """Return whether this transaction may decide about the fleet.
+
+    Whoever has held the lock for longer than any step takes is frozen. Between two messages of one
+    statement none of PostgreSQL's timeouts ends its session, so we do.
+    """
+    if await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))):
+        return True
+    await connection.execute(_END_FROZEN)
+    return False
 
 
 async def write_routers(
@@ -281,7 +294,7 @@ async def write_conditions(
     """Keep why pools have not what they want; what is said already is not written again."""
     table = tables.pool_conditions
     rows = await connection.execute(select(table.c.pool_id, table.c.text, table.c.unplaced))
-    known = {key: Condition(text, unplaced) for key, text, unplaced in rows.tuples()}
+    known = {key: Condition(said, unplaced) for key, said, unplaced in rows.tuples()}
     if over := sorted(known.keys() - conditions.keys()):
         await connection.execute(delete(table).where(table.c.pool_id.in_(over)))
     for pool_id, condition in sorted(conditions.items()):
@@ -375,8 +388,8 @@ def _accelerator(fact: wire.Accelerator) -> dict[str, Any]:
     return kept
 
 
-def _storable(text: str) -> str:
-    return text[:2000].replace("\0", "")
+def _storable(words: str) -> str:
+    return words[:2000].replace("\0", "")
 
 
 async def write_observed(
