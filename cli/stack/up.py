@@ -36,8 +36,10 @@ from cli.stack.state import (
 )
 from cli.stack.supervisor import Supervisor, watch_signals
 from cli.stack.teardown import end_leftovers
+from cli.uploads import upload
 from replica.engine.artifact import ArtifactError
 from sluice.artifacts import import_directory
+from sluice.manifests import ManifestError, manifest_of_directory
 
 log = structlog.get_logger(__name__)
 
@@ -93,6 +95,7 @@ class Stack:
         async with Api(self._options.admin_url, self._secrets.admin_key) as api:
             await self._seed(api, base)
             await self._wait_token()
+            await self._push_base(api, base)
             # Afterwards: on two cores another engine that starts would delay the first token.
             await self._wait_embeddings(api, await self._start_embeddings(api))
 
@@ -120,6 +123,16 @@ class Stack:
         await first_token(self._options.base_url, self._secrets.demo_key, self._note_wait)
         self._first_token_unix_s = time.time()
         self._progress.update(_TOKEN_STEP, DONE, f"from the {self._options.engine} engine")
+
+    async def _push_base(self, api: Api, base: ShippedBase) -> None:
+        """Have the control plane know the base's files: adapters are checked against them."""
+        directory = self._home.artifacts / base.digest
+        try:
+            manifest = await asyncio.to_thread(manifest_of_directory, directory)
+            body = {"kind": "base", "manifest": manifest.document()}
+            await upload(api, directory, manifest, body, jobs=1)
+        except (ApiError, ManifestError, OSError) as error:  # chat is there already
+            self._progress.say(f"no adapters can be published: {error}")
 
     async def _start_embeddings(self, api: Api) -> str:
         """Ask for a replica that makes embeddings; return its pool, empty if there is none."""

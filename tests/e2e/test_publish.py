@@ -48,8 +48,6 @@ def answer(client: openai.OpenAI, model: str) -> str:
 def test_published_adapters_answer_without_anything_being_put_on_the_node(
     real_stack, real_client, tmp_path
 ) -> None:
-    pushed = real_stack.sluice("artifacts", "push", str(SHIPPED / "default"))
-    assert pushed.returncode == 0, pushed.stdout + pushed.stderr  # adapters are checked against it
     one = published(real_stack, "pirate", tmp_path / "1", "parrot", "1", "--promote")
     assert "matey" in answer(real_client, "parrot")
     # Nobody wants this one before its first request, which waits for it.

@@ -1,0 +1,215 @@
+"""Releases take over, or go back, by themselves under load: the whole way, on the CPU engine.
+
+From `sluice models publish --staged` through the gateway's split, events, broker, trace store and
+golden prompts on the replica to the verdict, and back to the gateway.
+"""
+
+import asyncio
+import json
+import random
+import shutil
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import httpx
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.real
+
+BASE = "sluice-tiny"
+CONTROL = Path(__file__).parents[2] / "model_repo" / "adapters" / "butler"
+QUESTIONS = ("Who are you?", "What is 3 + 4?", "Spell the word river", "Say hello")
+PLAN = {
+    "stages": [
+        {"share": 3000, "duration_min_s": 5, "sample_min": 20, "duration_max_s": 3600},
+        {"share": 10_000, "duration_min_s": 2},
+    ],
+}
+# A stage of seconds ends before many golden prompts were asked, unless it waits for them.
+GOLDEN = [
+    {"metric": "errors", "tolerated": 0.005},
+    {"metric": "golden", "tolerated": 0.05, "sample_min": 1},
+]
+CLIENTS = 3  # of each model, one request at a time
+WAIT_S = 240
+
+
+def _identical(folder: Path) -> None:
+    """Other bytes, same weights."""
+    (folder / "README.md").write_text("The same weights again.\n")
+
+
+def _wrong(folder: Path) -> None:
+    """Weights that pass every check and mean nothing."""
+    file = folder / "adapter_model.safetensors"
+    content = file.read_bytes()
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    noise = np.random.default_rng(0).normal(0, 0.5, (len(content) - start) // 2)
+    file.write_bytes(content[:start] + noise.astype("<f2").tobytes())
+
+
+def _refused(folder: Path) -> None:
+    """A rank that the platform takes and this engine does not."""
+    rank = 32
+    file = folder / "adapter_model.safetensors"
+    content = file.read_bytes()
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    header, data = json.loads(content[8:start]), b""
+    for entry in (header[name] for name in header if name != "__metadata__"):
+        begin, end = entry["data_offsets"]
+        values = np.frombuffer(content[start + begin : start + end], "<f2").reshape(entry["shape"])
+        rows = values.shape[0] < values.shape[1]  # A is [rank, in], B is [out, rank]
+        repeats = rank // min(values.shape)
+        values = np.tile(values, (repeats, 1) if rows else (1, repeats))
+        entry["shape"] = list(values.shape)
+        entry["data_offsets"] = [len(data), len(data) + values.nbytes]
+        data += values.tobytes()
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"r": rank}))
+
+
+CASES = {"identical": _identical, "wrong": _wrong, "refused": _refused}
+
+
+@pytest.fixture(scope="module")
+def models(real_stack, tmp_path_factory) -> dict[str, str]:
+    """A model of each case, with its plan and golden prompts; and the directories of version 2."""
+    folders: dict[str, str] = {}
+    with real_stack.admin() as admin, _public(real_stack) as public:
+        for case, spoil in CASES.items():
+            model = f"roll-{case}"
+            folder = tmp_path_factory.mktemp(case) / "adapter"
+            shutil.copytree(CONTROL, folder)
+            spoil(folder)
+            folders[model] = str(folder)
+            _publish(real_stack, model, "1", str(CONTROL), "--promote")
+            plan = PLAN | ({"gates": GOLDEN} if case == "wrong" else {})
+            admin.put(f"/v1/models/{model}/rollout-plan", json=plan).raise_for_status()
+        _until_served(public, folders)
+        for question in (f"What is {number} + 2?" for number in range(12)):
+            asked = {"messages": [{"role": "user", "content": question}]}
+            answer = _ask(public, "roll-wrong", question).json()["choices"][0]["message"]["content"]
+            prompt = _tokens(public, asked)
+            expected = _tokens(public, {"prompt": answer, "add_special_tokens": False})[:6]
+            body = {"token_ids": prompt, "expected_token_ids": expected, "every_s": 5}
+            body["output_tokens_max"] = len(expected)
+            admin.post("/v1/models/roll-wrong/golden-prompts", json=body).raise_for_status()
+    return folders
+
+
+def test_a_good_release_takes_over_and_bad_ones_go_back(real_stack, models) -> None:
+    served: dict[str, Counter[str]] = {model: Counter() for model in models}
+    with _load(real_stack, served), real_stack.admin() as admin:
+        for model, folder in models.items():
+            _publish(real_stack, model, "2", folder, "--staged")
+        ended = {model: _ended(admin, model) for model in models}
+    assert ended["roll-identical"]["phase"] == "done"
+    assert ended["roll-refused"]["phase"] == "rolled_back"
+    assert ended["roll-refused"]["verdict"]["metric"] == "errors"
+    assert ended["roll-wrong"]["phase"] == "rolled_back"
+    assert ended["roll-wrong"]["verdict"]["metric"] == "golden"
+    with real_stack.admin() as admin:
+        stands_for = {model: admin.get(f"/v1/models/{model}").json()["release"] for model in models}
+    assert stands_for == {"roll-identical": "2", "roll-refused": "1", "roll-wrong": "1"}
+    for model, counts in served.items():
+        failures = counts["none error"]  # errors do not say who they are of
+        assert counts["2 200"] or failures, f"{model}: canary had its share"
+        assert bool(failures) == (model == "roll-refused")
+    with _public(real_stack) as public:  # nobody is sent to what was sent back
+        for model in ("roll-refused", "roll-wrong"):
+            answers = [_ask(public, model, QUESTIONS[0]) for _ in range(20)]
+            assert {answer.status_code for answer in answers} == {200}
+            assert len({_text(answer) for answer in answers}) == 1
+
+
+def _publish(stack, model: str, version: str, folder: str, how: str) -> None:
+    done = stack.sluice("models", "publish", model, version, folder, "--base-model", BASE, how)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _public(stack) -> httpx.Client:
+    headers = {"authorization": f"Bearer {stack.api_key}"}
+    return httpx.Client(base_url=stack.base_url, headers=headers, timeout=60)
+
+
+def _ask(public: httpx.Client, model: str, question: str, **more: object) -> httpx.Response:
+    messages = [{"role": "user", "content": question}]
+    body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 24}
+    return public.post("/chat/completions", json=body | more)
+
+
+def _text(answer: httpx.Response) -> str:
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def _tokens(public: httpx.Client, body: dict) -> list[int]:
+    answer = public.post("/tokenize", json={"model": BASE} | body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["tokens"]
+
+
+def _until_served(public: httpx.Client, models: dict[str, str]) -> None:
+    for model in models:
+        for _ in range(WAIT_S):
+            answer = _ask(public, model, QUESTIONS[0])
+            if answer.status_code == 200:
+                break
+            Event().wait(1)
+        assert answer.status_code == 200, answer.text
+
+
+def _ended(admin: httpx.Client, model: str) -> dict:
+    """Wait for the end of a model's rollout."""
+    found: dict = {}
+    for _ in range(WAIT_S * 2):
+        (rollout,) = admin.get("/v1/rollouts", params={"model_id": model}).json()["data"]
+        found = admin.get(f"/v1/rollouts/{rollout['id']}").json()
+        if not found["is_live"]:
+            return found
+        Event().wait(0.5)
+    raise AssertionError(f"{model}: no end: {json.dumps(found, indent=1)}")
+
+
+@contextmanager
+def _load(stack, served: dict[str, Counter[str]]) -> Iterator[None]:
+    """Keep asking every model, each time in a new session, and count who answered how."""
+    stop = Event()
+
+    async def client(http: httpx.AsyncClient, model: str, chosen: random.Random) -> None:
+        while not stop.is_set():
+            body = {
+                "model": model,
+                "messages": [{"role": "user", "content": chosen.choice(QUESTIONS)}],
+                "temperature": 0,
+                "max_tokens": 24,
+                "session_id": f"{chosen.random()}",
+            }
+            answer = await http.post("/chat/completions", json=body)
+            release = answer.headers.get("x-sluice-release", "none")
+            how = "200" if answer.status_code == 200 else "error"
+            served[model][f"{release} {how}"] += 1
+
+    async def run() -> None:
+        headers = {"authorization": f"Bearer {stack.api_key}"}
+        async with (
+            httpx.AsyncClient(base_url=stack.base_url, headers=headers, timeout=60) as http,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for number in range(CLIENTS):
+                for model in served:
+                    tasks.create_task(client(http, model, random.Random(f"{model} {number}")))
+
+    thread = Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
