@@ -1,13 +1,16 @@
 """`sluice artifacts`: bases and adapters on their way to the platform."""
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from cli.admin import AsJson, ask, show_one
 from cli.api import Api, Json
-from cli.render import show_json, show_objects
+from cli.render import console, show_json, show_objects
 from cli.stack_commands import fail
 from cli.uploads import ended, upload
 from sluice.manifests import Manifest, ManifestError, manifest_of_directory
@@ -55,7 +58,11 @@ def push_artifact(
     manifest = _manifest(directory)
     body = _subject(base, tenant, signature) | {"manifest": manifest.document()}
 
-    found = ask(lambda api: upload(api, directory, manifest, body, jobs))
+    async def work(api: Api) -> Json:
+        with _bar() as on_sent:
+            return await upload(api, directory, manifest, body, jobs=jobs, on_sent=on_sent)
+
+    found = ask(work)
     _show_end(found, as_json=as_json)
 
 
@@ -126,7 +133,8 @@ def publish(
         if directory is not None and manifest is not None:
             base = (await api.call("GET", f"/v1/models/{base_model}"))["base_digest"]
             body = _subject(base, "", None) | {"manifest": manifest.document()}
-            ready = await upload(api, directory, manifest, body, _JOBS)
+            with _bar() as on_sent:
+                ready = await upload(api, directory, manifest, body, on_sent=on_sent)
             uri = f"sha256:{ready['digest']}"
         promote_to = "100%" if promote else "staged" if staged else ""
         body = {"artifact_uri": uri, "base_model": base_model, "promote_to": promote_to}
@@ -155,6 +163,20 @@ def _subject(base: str, tenant: str, signatures: list[str] | None) -> Json:
         signed[key] = text
     kind = "adapter" if base else "base"
     return {"kind": kind, "base_digest": base, "tenant_id": tenant, "signatures": signed}
+
+
+@contextmanager
+def _bar() -> Generator[Callable[[int, int], None]]:
+    """Show how much was sent, on a terminal's stderr."""
+    columns = (TextColumn("sending"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    err = console(stderr=True)
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        bar = progress.add_task("")
+
+        def on_sent(sent_bytes: int, all_bytes: int) -> None:
+            progress.update(bar, completed=sent_bytes, total=all_bytes)
+
+        yield on_sent
 
 
 def _show_end(upload: Json, *, as_json: bool) -> None:

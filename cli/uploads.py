@@ -1,12 +1,10 @@
 """Sending directories to the control plane, chunk by chunk."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
 from cli.api import Api, ApiError, Json
-from cli.render import console
 from sluice.manifests import CHUNK_BYTES, Manifest
 
 _ENDED = ("ready", "refused")
@@ -14,7 +12,19 @@ _POLL_S = 0.5
 _TRIES_MAX = 30
 
 
-async def upload(api: Api, directory: Path, manifest: Manifest, body: Json, jobs: int) -> Json:
+def _not_told(_sent_bytes: int, _all_bytes: int) -> None:
+    """Do nothing: nobody watches."""
+
+
+async def upload(
+    api: Api,
+    directory: Path,
+    manifest: Manifest,
+    body: Json,
+    *,
+    jobs: int = 4,
+    on_sent: Callable[[int, int], None] = _not_told,
+) -> Json:
     """Upload a directory; what is there already is not sent, and an upload that broke goes on.
 
     Args:
@@ -23,6 +33,7 @@ async def upload(api: Api, directory: Path, manifest: Manifest, body: Json, jobs
         manifest: Of the directory.
         body: What begins an upload: kind, base, tenant, signatures, manifest.
         jobs: Chunks on their way at once.
+        on_sent: Told how many bytes were sent, and of how many.
 
     Returns:
         The upload, accepted.
@@ -31,32 +42,25 @@ async def upload(api: Api, directory: Path, manifest: Manifest, body: Json, jobs
         ApiError: It was refused, with the reasons, or the control plane cannot be reached.
     """
     found = await api.call("POST", "/v1/artifacts/uploads", body)
-    await _send(api, found, directory, manifest, jobs)
     path = f"/v1/artifacts/uploads/{found['id']}"
-    return await ended(api, await api.call("POST", f"{path}/complete"))
+    waiting = [(chunk["sha256"], chunk["size_bytes"]) for chunk in found["missing"]]
+    places, all_bytes, sent_bytes = _places(directory, manifest), sum(s for _, s in waiting), 0
 
+    async def work() -> None:
+        nonlocal sent_bytes
+        while waiting:
+            sha256, size = waiting.pop()
+            content = await asyncio.to_thread(_read, *places[sha256], size)
+            await _put(api, f"{path}/chunks/{sha256}", content)
+            sent_bytes += size
+            on_sent(sent_bytes, all_bytes)
 
-async def _send(api: Api, upload: Json, directory: Path, manifest: Manifest, jobs: int) -> None:
-    """Send what an upload lacks, some chunks at once, with a bar on a terminal's stderr."""
-    places = _places(directory, manifest)
-    waiting = [(chunk["sha256"], chunk["size_bytes"]) for chunk in upload["missing"]]
-    columns = (TextColumn("sending"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    err = console(stderr=True)
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        bar = progress.add_task("", total=sum(size for _, size in waiting))
-
-        async def work() -> None:
-            while waiting:
-                sha256, size = waiting.pop()
-                content = await asyncio.to_thread(_read, *places[sha256], size)
-                await _put(api, f"/v1/artifacts/uploads/{upload['id']}/chunks/{sha256}", content)
-                progress.advance(bar, size)
-
-        # A group would wrap the one error that people shall read.
-        outcomes = await asyncio.gather(*(work() for _ in range(jobs)), return_exceptions=True)
+    # A group would wrap the one error that people shall read.
+    outcomes = await asyncio.gather(*(work() for _ in range(jobs)), return_exceptions=True)
     for outcome in outcomes:
         if outcome is not None:
             raise outcome
+    return await ended(api, await api.call("POST", f"{path}/complete"))
 
 
 async def _put(api: Api, path: str, content: bytes) -> None:

@@ -130,7 +130,7 @@ class Stack:
         try:
             manifest = await asyncio.to_thread(manifest_of_directory, directory)
             body = {"kind": "base", "manifest": manifest.document()}
-            await upload(api, directory, manifest, body, jobs=1)
+            await upload(api, directory, manifest, body)
         except (ApiError, ManifestError, OSError) as error:  # chat is there already
             self._progress.say(f"no adapters can be published: {error}")
 
