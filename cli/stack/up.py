@@ -11,6 +11,7 @@ import structlog
 
 from cli.api import Api, ApiError
 from cli.stack import embeddings, preflight
+from cli.stack.base import push_base
 from cli.stack.errors import StackError
 from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
 from cli.stack.ports import load_ports
@@ -36,10 +37,8 @@ from cli.stack.state import (
 )
 from cli.stack.supervisor import Supervisor, watch_signals
 from cli.stack.teardown import end_leftovers
-from cli.uploads import upload
 from replica.engine.artifact import ArtifactError
 from sluice.artifacts import import_directory
-from sluice.manifests import ManifestError, manifest_of_directory
 
 log = structlog.get_logger(__name__)
 
@@ -126,13 +125,9 @@ class Stack:
 
     async def _push_base(self, api: Api, base: ShippedBase) -> None:
         """Have the control plane know the base's files: adapters are checked against them."""
-        directory = self._home.artifacts / base.digest
-        try:
-            manifest = await asyncio.to_thread(manifest_of_directory, directory)
-            body = {"kind": "base", "manifest": manifest.document()}
-            await upload(api, directory, manifest, body)
-        except (ApiError, ManifestError, OSError) as error:  # chat is there already
-            self._progress.say(f"no adapters can be published: {error}")
+        problem = await push_base(api, self._home.artifacts / base.digest)
+        if problem:  # chat is there already
+            self._progress.say(f"no adapters can be published: {problem}")
 
     async def _start_embeddings(self, api: Api) -> str:
         """Ask for a replica that makes embeddings; return its pool, empty if there is none."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.real
 
 SHIPPED = Path(__file__).parents[2] / "model_repo"
 WAIT_S = 60.0
