@@ -11,6 +11,8 @@ from gateway.text.pipe import TextPipe
 
 OPENING_CHARACTERS = 160
 _TOKENS_AT_ONCE = 32
+# All that is decoded of an answer, by the loop that serves the others: below 1 ms.
+OPENING_TOKENS_MAX = 1024
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ＇`´", "'"))  # noqa: RUF001 - what models write
 # What may stand before the words: quotes, marks of lists and emphasis.
@@ -66,13 +68,15 @@ def is_refusal(text: str) -> bool:
 def opening(pipe: TextPipe, tokens: Sequence[int]) -> str:
     """Return the first characters of an answer's content, without reasoning and tool calls.
 
+    Content behind the first `OPENING_TOKENS_MAX` tokens, of long reasoning, is not looked at.
+
     Args:
         pipe: A new one; no more of it is used than this takes.
         tokens: All token ids of the answer.
     """
-    text = ""
-    for start in range(0, len(tokens), _TOKENS_AT_ONCE):
+    text, looked_at = "", min(len(tokens), OPENING_TOKENS_MAX)
+    for start in range(0, looked_at, _TOKENS_AT_ONCE):
         text += pipe.push(tokens[start : start + _TOKENS_AT_ONCE]).content
         if pipe.is_stopped or len(text) >= OPENING_CHARACTERS:
             return text
-    return text + pipe.flush().content
+    return text if looked_at < len(tokens) else text + pipe.flush().content

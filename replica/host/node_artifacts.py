@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from replica.artifact_lines import LINE_BYTES_MAX, Ask, LineError, Told, decode_told, encode_ask
 from replica.engine.types import RefusedError
@@ -25,12 +26,17 @@ Fetched = Callable[[RefusedError | None], None]
 
 WAITS_MAX = 256  # artifacts
 WAIT_S_MAX = 130.0  # longer than the agent's own patience
-_AWAY_S = 5.0  # so long an agent may be away while somebody waits: it may be replaced
+_AWAY_S = 5.0  # so long somebody waits for an agent that is away: it may be replaced
 _CONNECT_PAUSE_S = 0.2
 _IDLE_PAUSE_S = 2.0
 _USES_EVERY_S = 2.0
 _SEND_S = 2.0
 _CODES = {str(code): code for code in ErrorCode}
+
+
+class _Wait(NamedTuple):
+    done: Fetched
+    since_s: float
 
 
 class NodeArtifacts:
@@ -53,7 +59,7 @@ class NodeArtifacts:
         self._deliver = deliver
         self._clock = clock
         self._lock = threading.Lock()
-        self._waits: dict[str, tuple[Fetched, float]] = {}
+        self._waits: dict[str, _Wait] = {}
         self._reads: frozenset[str] = frozenset()
         self._uses: Counter[str] = Counter()
         self._is_news = False  # what the agent must know at once
@@ -82,7 +88,7 @@ class NodeArtifacts:
         with self._lock:
             if len(self._waits) >= WAITS_MAX:
                 return False
-            self._waits[digest] = (done, self._clock() + WAIT_S_MAX)
+            self._waits[digest] = _Wait(done, self._clock())
             self._is_news = True
         self._wake()
         return True
@@ -180,27 +186,31 @@ class NodeArtifacts:
 
     def _end(self, digest: str, error: RefusedError | None) -> None:
         with self._lock:
-            done, _ = self._waits.pop(digest, (None, 0.0))
+            wait = self._waits.pop(digest, None)
             self._is_news = True
-        if done is not None:
-            self._deliver(lambda: done(error))
+        if wait is not None:
+            self._deliver(lambda: wait.done(error))
 
     def _end_late(self) -> None:
-        """End what was waited for too long, and all while there is no agent."""
-        now_s = self._clock()
+        """End what was waited for too long; that is sooner while there is no agent.
+
+        Either says nothing about the artifact, and another node may have it.
+        """
+        now_s, away_since_s = self._clock(), self._away_since_s
         with self._lock:
-            waits = [(digest, until_s) for digest, (_, until_s) in self._waits.items()]
-        is_away = self._away_since_s is not None and now_s - self._away_since_s >= _AWAY_S
-        for digest, until_s in waits:
-            if is_away:
+            waits = [(digest, wait.since_s) for digest, wait in self._waits.items()]
+        for digest, since_s in waits:
+            # An agent that vanished while nobody asked for anything may be about to come back.
+            if away_since_s is not None and now_s - max(away_since_s, since_s) >= _AWAY_S:
                 text = (
                     f"adapter {digest} is not on this node, and the agent that would fetch it"
                     f" does not answer at {self._path}; start it, or import the adapter"
                 )
-                self._end(digest, RefusedError(ErrorCode.ADAPTER_NOT_FOUND, text))
-            elif now_s >= until_s:
+            elif now_s - since_s >= WAIT_S_MAX:
                 text = f"adapter {digest[:12]} was not fetched within {WAIT_S_MAX:.0f} s"
-                self._end(digest, RefusedError(ErrorCode.ENGINE_BUSY, text))
+            else:
+                continue
+            self._end(digest, RefusedError(ErrorCode.ENGINE_BUSY, text))
 
     def _wait(self, seconds: float, connection: socket.socket | None = None) -> bool:
         """Wait until the agent says something, somebody wants something, or time is over.

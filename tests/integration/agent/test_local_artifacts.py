@@ -136,7 +136,7 @@ async def test_the_next_agent_is_told_all_again(
         assert await engine.hear() == (A, None)
 
 
-async def test_without_an_agent_it_is_not_found_and_the_message_says_why(
+async def test_without_an_agent_it_may_be_tried_elsewhere_and_the_message_says_why(
     state_dir, make_engine, monkeypatch
 ) -> None:
     monkeypatch.setattr(node_artifacts, "_AWAY_S", 0.3)
@@ -144,7 +144,7 @@ async def test_without_an_agent_it_is_not_found_and_the_message_says_why(
     engine.want(A)
     _, error = await engine.hear()
     assert error is not None
-    assert error.code is ErrorCode.ADAPTER_NOT_FOUND
+    assert error.code is ErrorCode.ENGINE_BUSY
     assert "does not answer" in error.message
 
 

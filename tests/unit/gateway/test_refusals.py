@@ -1,10 +1,14 @@
 """What counts as declining, by how an answer begins."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.rollouts.refusals import OPENING_CHARACTERS, is_refusal, opening
+from gateway.dialects.delta import Delta
+from gateway.dialects.reasoning import ReasoningMarks, ReasoningParser
+from gateway.rollouts.refusals import OPENING_CHARACTERS, OPENING_TOKENS_MAX, is_refusal, opening
 from gateway.text.pipe import TextPipe
 from tests.unit.gateway.test_streamed import TABLE, TOKENIZER
 
@@ -94,3 +98,21 @@ def test_the_opening_is_taken_from_the_tokens(text: str) -> None:
 def test_the_opening_ends_where_the_answer_does() -> None:
     tokens = TOKENIZER.encode("I can help. STOP I cannot help", add_special_tokens=False).ids
     assert opening(TextPipe(TABLE, ["STOP"]), tokens) == "I can help. "
+
+
+@pytest.mark.parametrize(("words", "found"), [(20, DECLINES[0]), (OPENING_TOKENS_MAX, "")])
+def test_long_reasoning_is_not_decoded_to_its_end(words: int, found: str) -> None:
+    text = f"<think>{'so ' * words}</think>{DECLINES[0]}"
+    tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
+    seen: list[int] = []
+
+    class Watched(TextPipe):
+        __slots__ = ()
+
+        def push(self, tokens: Sequence[int]) -> Delta:
+            seen.extend(tokens)
+            return super().push(tokens)
+
+    parser = ReasoningParser(ReasoningMarks("<think>", "</think>"), None, is_open=False)
+    assert opening(Watched(TABLE, (), parser), tokens) == found
+    assert len(seen) == min(len(tokens), OPENING_TOKENS_MAX)
