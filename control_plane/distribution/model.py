@@ -68,6 +68,7 @@ class Report:
             first report of a boot and when the last answer asked for all, later only changed ones.
         failures: Since the last report.
         is_full: `held` names all that the node has.
+        serves: Others can get chunks of it.
     """
 
     node_id: str
@@ -76,6 +77,7 @@ class Report:
     held: Mapping[str, int] = field(default_factory=dict[str, int])
     failures: tuple[Failure, ...] = ()
     is_full: bool = False
+    serves: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class _Node:
     rack: int
     boot_id: str
     seen_s: float
+    is_server: bool
     held: dict[str, int] = field(default_factory=dict[str, int])
     tasks: dict[_Key, _Task] = field(default_factory=dict[_Key, _Task])
     serving: dict[tuple[int, str, int], _Task] = field(
@@ -155,7 +156,7 @@ class Planner:
             if node is not None and node.is_here:
                 self._lose(node)
             node = self._join(report, now_s)
-        elif node.place != report.place:
+        elif node.place != report.place or node.is_server is not report.serves:
             self._lose(node)
             return False
         node.seen_s = now_s
@@ -174,7 +175,7 @@ class Planner:
         held = dict(report.held)
         if report.is_full:
             held = dict.fromkeys(node.held, 0) | held
-        serves = not self._trust.is_shunned(node.number)
+        serves = node.is_server and not self._trust.is_shunned(node.number)
         for digest, chunks in held.items():
             swarm = self._swarms.get(digest)
             if swarm is None or node.held.get(digest) == chunks:
@@ -208,7 +209,9 @@ class Planner:
             self._rack_nodes.append(0)
         old = self._nodes.get(report.node_id)
         number = len(self._by_number) if old is None else old.number
-        node = _Node(number, report.node_id, place, region, rack, report.boot_id, now_s)
+        node = _Node(
+            number, report.node_id, place, region, rack, report.boot_id, now_s, report.serves
+        )
         self._nodes[node.node_id] = node
         if old is None:
             self._by_number.append(node)
@@ -261,6 +264,8 @@ class Planner:
                     self._close(served)
 
     def _serve(self, node: _Node, *, serves: bool) -> None:
+        if not node.is_server:
+            return
         for digest in node.held:
             self._swarms[digest].serve(node.number, node.region, serves=serves)
 

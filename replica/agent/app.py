@@ -295,6 +295,7 @@ def _artifacts(settings: AgentSettings, library: Library) -> NodeArtifacts | Non
         directory=settings.artifacts_dir,
         store_url=settings.artifact_store_url,
         peer_address=settings.peer_address,
+        peer_advertised=settings.peer_advertised,
         downloads_max=settings.downloads_max,
         uploads_max=settings.uploads_max,
         download_bytes_per_s=settings.download_bytes_per_second,

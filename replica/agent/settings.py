@@ -25,8 +25,10 @@ class AgentSettings(ServiceSettings):
         artifact_store_url: Where the chunks of artifacts lie, as the control plane has it; with S3,
             AWS_* of the environment. Empty: the node fetches nothing, and artifacts are put there
             by hand.
-        peer_address: host:port on which other nodes are served chunks, and which they reach; port
-            0 picks one.
+        peer_address: host:port on which other nodes are served chunks; port 0 picks one.
+        peer_advertised: host:port at which other nodes reach it, port 0 the bound one; empty: the
+            bound address. If that is the loopback or a wildcard, and the control plane is on
+            another machine, the node serves nobody.
         region: In which the node stands: nodes ask those of their own region first.
         rack: In which it stands there: nodes ask those of their own rack before.
         downloads_max: Chunks that are fetched at once.
@@ -59,6 +61,7 @@ class AgentSettings(ServiceSettings):
     artifacts_reserve_bytes: int = Field(default=1 << 30, ge=0)
     artifact_store_url: Annotated[str, StringConstraints(pattern=r"^$|^file:///|^s3://[^/]")] = ""
     peer_address: Address = "127.0.0.1:0"
+    peer_advertised: Annotated[str, StringConstraints(pattern=r"^$|^[^\s:]+:\d{1,5}$")] = ""
     region: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "default"
     rack: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "default"
     downloads_max: int = Field(default=8, ge=1, le=64)

@@ -53,7 +53,6 @@ class Identity:
     node_id: str
     region: str
     rack: str
-    peer_address: str
 
 
 class News:
@@ -99,7 +98,13 @@ class Exchange:
         self._directory = directory
         self._boot_id = new_id("boot")
         self._is_full_due = True
+        self._peer_address = ""
         self.is_connected = False
+
+    def serve_at(self, peer_address: str) -> None:
+        """Tell from now on where other nodes are served, host:port; empty: nowhere."""
+        self._peer_address = peer_address
+        self._news.note()
 
     async def run(self) -> None:
         """Connect, and again after every end, until cancelled."""
@@ -112,6 +117,8 @@ class Exchange:
                 text = cause.details() if isinstance(cause, grpc.aio.AioRpcError) else repr(cause)
                 if self.is_connected or attempt == 0:
                     log.warning("distribution_lost", address=self._address, error=text)
+            except Exception:  # one answer must not end the agent and its engines
+                log.exception("distribution_failed", address=self._address)
             attempt = 0 if self.is_connected and time.monotonic() - begin_s > 1 else attempt + 1
             self.is_connected = False
             self._fetcher.connected(is_connected=False)
@@ -145,8 +152,9 @@ class Exchange:
             identity = self._identity
             report.node_id, report.boot_id = identity.node_id, self._boot_id
             report.region, report.rack = identity.region, identity.rack
-            report.peer_address = identity.peer_address
-            report.free_bytes = shutil.disk_usage(self._directory).free
+            report.peer_address = self._peer_address
+            report.knows_unchanged = True
+            report.free_bytes = free_bytes(self._directory)
             async with asyncio.timeout(_CALL_S):
                 await call.write(report)
             await self._news.wait(_FETCHING_S if self._fetcher.is_fetching else _IDLE_S)
@@ -165,6 +173,14 @@ class Exchange:
             if answer.wants_full:
                 self._is_full_due = True
                 self._news.note()
+
+
+def free_bytes(directory: Path) -> int:
+    """Return what the disk of a folder has left; 0 when it cannot be asked."""
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError:
+        return 0
 
 
 async def ask_manifest(address: str, digest: str) -> Manifest:
@@ -203,9 +219,9 @@ def _parse(content: bytes) -> Manifest:
 
 
 async def _outcome(half: Coroutine[object, object, None]) -> Exception:
-    """Return the expected error that ends one direction of the stream."""
+    """Return the error that ends one direction of the stream."""
     try:
         await half
-    except _Errors as error:
+    except Exception as error:  # noqa: BLE001 - whoever gets it raises it
         return error
     raise AssertionError("a direction of the stream ended without an error")

@@ -7,9 +7,10 @@ before it is written, noted once it is on the disk, and from then on served to o
 import asyncio
 import errno
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+from zlib import crc32
 
 import structlog
 
@@ -23,8 +24,13 @@ from sluice.wire.distribution.v1 import distribution_pb2 as wire
 log = structlog.get_logger(__name__)
 
 _CHUNK_S = 25.0  # for one chunk, standing in line included; less than the planner's patience
-_AWAY_S = 2.0  # without a control plane, or without an order: then the store is asked directly
+# Without a control plane, or without an order, for so long, the store is asked directly; later when
+# there was a control plane, and not by all nodes at once: the next one may come soon, and plan.
+_AWAY_S = 2.0
+_LOST_S = 10.0
+_LOST_SPREAD_S = 5.0
 _UNORDERED_S = 6.0
+_IDLE_S = 300.0  # then goes what is on its way of an artifact that nobody asks for any more
 _FAILED_S = 1.0  # a source is not asked again for a chunk until the planner has heard of it
 _DISK_PAUSE_S = 5.0
 _DECLINED_S = 20.0
@@ -73,6 +79,7 @@ class _State:
     problems: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
     declined: dict[str, float] = field(default_factory=dict[str, float])
     preparing: set[str] = field(default_factory=set[str])
+    idle: dict[str, float] = field(default_factory=dict[str, float])  # since when
     running: dict[tuple[str, int], _Download] = field(
         default_factory=dict[tuple[str, int], _Download]
     )
@@ -90,6 +97,7 @@ class Fetcher:
         source: ChunkSource,
         ask_manifest: AskManifest,
         *,
+        node_id: str,
         downloads_max: int,
         on_news: Callable[[], None],
     ) -> None:
@@ -99,6 +107,7 @@ class Fetcher:
             holdings: What the node has.
             source: Where chunks come from.
             ask_manifest: Asks the control plane what an artifact consists of.
+            node_id: Of the node; when it asks the store by itself depends on it.
             downloads_max: At once.
             on_news: Told when the control plane should hear something at once.
         """
@@ -109,11 +118,14 @@ class Fetcher:
         self._downloads_max = downloads_max
         self._on_news = on_news
         self._orders: tuple[wire.Order, ...] = ()
+        self._shared: Mapping[str, int] = {}  # the last `wanted` that came
         self._wanted: Mapping[str, int] = {}
         self._state = _State()
         self._failures: list[wire.Failure] = []
         self._changed = asyncio.Event()
         self._away_since_s: float | None = time.monotonic()
+        self._was_connected = False
+        self._spread = crc32(node_id.encode()) % 1024 / 1024
 
     # --- towards the control plane
 
@@ -121,20 +133,24 @@ class Fetcher:
         """Note whether the control plane answers."""
         if is_connected:
             self._away_since_s = None
+            self._was_connected = True
         elif self._away_since_s is None:
             self._away_since_s = time.monotonic()
 
     def take(self, answer: wire.DistributionAnswer) -> None:
         """Take over what is to be fetched from now on."""
         self._orders = tuple(answer.orders)
-        self._wanted = {item.digest: max(0, item.priority - 1) for item in answer.wanted}
+        if not answer.is_wanted_unchanged:
+            self._shared = {item.digest: max(0, item.priority - 1) for item in answer.wanted}
+        self._wanted = _with_own(self._shared, answer.own)
         self._library.want(self._wanted)
         sources = {(order.digest, order.source_node_id) for order in self._orders}
         for (digest, _), download in self._state.running.items():
             is_ordered = download.source == STORE or (digest, download.source) in sources
             if not is_ordered and not download.is_over:
                 download.is_given_up = True
-                download.scope.reschedule(asyncio.get_running_loop().time())
+                if not download.scope.expired():  # its time may be over in this moment
+                    download.scope.reschedule(asyncio.get_running_loop().time())
         self._note_change()
 
     def report(self, *, is_full: bool) -> wire.DistributionReport:
@@ -204,7 +220,7 @@ class Fetcher:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._downloads_max):
                 tasks.create_task(self._work())
-            tasks.create_task(self._adopt())
+            tasks.create_task(self._tidy())
 
     # --- what to do next
 
@@ -232,12 +248,17 @@ class Fetcher:
     def _all_orders(self, now_s: float) -> Iterator[wire.Order]:
         """Yield the control plane's orders, and ours for what it does not see to."""
         ordered = {order.digest for order in self._orders}
-        is_away = self._away_since_s is not None and now_s - self._away_since_s > _AWAY_S
+        away_since_s = self._away_since_s
+        is_away = away_since_s is not None and now_s - away_since_s > self._patience_s
         for digest, wait in self._state.waits.items():
-            is_late = digest not in ordered and now_s - wait.since_s > _UNORDERED_S
-            if is_away or is_late:
+            is_unordered = away_since_s is None and digest not in ordered
+            if is_away or (is_unordered and now_s - wait.since_s > _UNORDERED_S):
                 yield wire.Order(digest=digest, stop=1 << 16)
         yield from self._orders
+
+    @property
+    def _patience_s(self) -> float:
+        return _LOST_S + self._spread * _LOST_SPREAD_S if self._was_connected else _AWAY_S
 
     def _is_held_up(self, digest: str, now_s: float) -> bool:
         until_s, _ = self._state.problems.get(digest, (0.0, ""))
@@ -255,10 +276,21 @@ class Fetcher:
             found = self._next()
             if found is None:
                 await self._change(_LOOK_S)
-            elif found[1] < 0:
-                await self._prepare(found[0].digest)
             else:
-                await self._fetch(*found)
+                await self._do(*found)
+
+    async def _do(self, order: wire.Order, number: int) -> None:
+        """Fetch a chunk, or begin or end an artifact; no error of one ends the others."""
+        try:
+            if number < 0:
+                await self._prepare(order.digest)
+            else:
+                await self._fetch(order, number)
+        except Exception:
+            log.exception("download_failed", digest=order.digest, chunk=number)
+            self._hold_up(order.digest, _DISK_PAUSE_S, "the node's agent failed; see its log")
+            if number >= 0:
+                self._failed(order, number, wire.TROUBLE_REFUSED)
 
     async def _prepare(self, digest: str) -> None:
         """Begin an artifact, or end it when all chunks are there."""
@@ -281,14 +313,21 @@ class Fetcher:
         manifest = await self._manifest_once(digest)
         needed = digest in self._state.waits
         size_bytes = manifest.size_bytes
-        if not await self._library.make_room(size_bytes, needed=needed, digest=digest):
+        has_room = await self._library.make_room(size_bytes, needed=needed, digest=digest)
+        if not has_room and await self._drop_idle(0.0):
+            has_room = await self._library.make_room(size_bytes, needed=needed, digest=digest)
+        if not has_room:
             text = f"the node has no room for an artifact of {size_bytes} bytes"
             self._state.declined[digest] = time.monotonic() + _DECLINED_S
             self._hold_up(digest, _DISK_PAUSE_S, text)
             self._on_news()
             return None
         log.info("artifact_begun", digest=digest, size_bytes=size_bytes)
-        return await self._holdings.begin(manifest)
+        try:
+            return await self._holdings.begin(manifest)
+        except BaseException:
+            self._library.give_up(digest)
+            raise
 
     async def _complete(self, partial: Partial) -> None:
         try:
@@ -296,9 +335,28 @@ class Fetcher:
         except CorruptChunkError as error:
             log.warning("artifact_spoiled", digest=partial.digest, error=str(error))
             self._hold_up(partial.digest, _DISK_PAUSE_S, str(error))
+            self._library.give_up(partial.digest)  # it is begun anew, if it is asked for still
         else:
             log.info("artifact_complete", digest=partial.digest)
         self._on_news()
+
+    async def _drop_idle(self, after_s: float) -> bool:
+        """Remove what is on its way that nobody has asked for so long; return if there was any."""
+        now_s, state = time.monotonic(), self._state
+        asked = {order.digest for order in self._orders} | self._wanted.keys() | state.waits.keys()
+        busy = {digest for digest, _ in state.running} | state.preparing
+        free = self._holdings.partials.keys() - busy
+        idle = {d for d in free if d not in asked or self._library.has(d)}
+        state.idle = {digest: state.idle.get(digest, now_s) for digest in idle}
+        leaving = [d for d, since_s in state.idle.items() if now_s - since_s >= after_s]
+        state.preparing.update(leaving)  # nothing of them is begun meanwhile
+        try:
+            for digest in leaving:
+                await self._holdings.drop(digest)
+        finally:
+            state.preparing.difference_update(leaving)
+            self._note_change()
+        return bool(leaving)
 
     async def _fetch(self, order: wire.Order, number: int) -> None:
         digest, source = order.digest, order.source_node_id
@@ -377,10 +435,11 @@ class Fetcher:
             await self._holdings.keep(manifest)
         return manifest
 
-    async def _adopt(self) -> None:
-        """Look at what others put into the folder, if it should be here."""
+    async def _tidy(self) -> None:
+        """Look at what others put into the folder, if it should be here; drop what is left over."""
         while True:
             try:
+                await self._drop_idle(_IDLE_S)
                 await self._library.scan()
                 whole = self._library.complete()
                 for digest in sorted(self._wanted.keys() & whole.keys()):
@@ -401,3 +460,12 @@ class Fetcher:
                 await self._changed.wait()
         except TimeoutError:
             pass
+
+
+def _with_own(shared: Mapping[str, int], own: Collection[wire.Wanted]) -> Mapping[str, int]:
+    """Return what is wanted, with what an answer says of this node alone."""
+    if not own:
+        return shared
+    without = {item.digest for item in own}
+    kept = {digest: priority for digest, priority in shared.items() if digest not in without}
+    return kept | {item.digest: item.priority - 1 for item in own if item.priority}

@@ -6,6 +6,7 @@ artifact can be fetched from the store while no control plane answers.
 
 import asyncio
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,6 +46,8 @@ class Holdings:
         await self.library.scan()
         found = await asyncio.to_thread(self._find_partials)
         self.partials = {partial.digest: partial for partial in found}
+        for partial in found:
+            self.library.expect(partial.digest, partial.manifest.size_bytes)
         for digest in self.library.complete():
             manifest = await asyncio.to_thread(self._load, digest)
             if manifest is not None:
@@ -86,6 +89,14 @@ class Holdings:
             if self.library.has(partial.digest) or not partial.root.exists():
                 self.partials.pop(partial.digest, None)
         await asyncio.to_thread(partial.remove)
+
+    async def drop(self, digest: str) -> None:
+        """Remove what is on its way of an artifact, if anything is, and the room kept for it."""
+        partial = self.partials.pop(digest, None)
+        if partial is not None:
+            await asyncio.to_thread(partial.remove)
+            log.info("artifact_dropped", digest=digest)
+        self.library.give_up(digest)
 
     async def adopt(self, digest: str) -> None:
         """Learn what a whole artifact consists of that others put there; reads all of it, once."""
@@ -175,9 +186,14 @@ class Holdings:
         root = self._directory / PARTIAL
         for path in sorted(root.iterdir()) if root.is_dir() else ():
             manifest = self._load(path.name)
-            if manifest is None:
-                continue  # taken up when its manifest is there again
-            partial = Partial(path, manifest)
+            if manifest is None:  # nobody would know what to make of it, nor ever remove it
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            try:
+                partial = Partial(path, manifest)
+            except OSError as error:  # the others can be used
+                log.warning("download_not_taken_up", digest=path.name, error=str(error))
+                continue
             if (self._directory / path.name).is_dir():  # killed just after it was renamed
                 partial.remove()
             else:

@@ -143,11 +143,17 @@ class Library:
             if leaving is None:
                 log.warning("artifacts_full", size_bytes=size_bytes, missing_bytes=missing)
                 return False
-            for name in leaving:
-                await self._evict(name)
+            # All at once: nothing that comes to be held while others are deleted may leave.
+            paths = [path for name in leaving if (path := self._take_away(name)) is not None]
+            for path in paths:
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
             if digest:
                 self._coming[digest] = size_bytes
             return True
+
+    def expect(self, digest: str, size_bytes: int) -> None:
+        """Keep room for an artifact that is on its way already, whether or not there is room."""
+        self._coming[digest] = size_bytes
 
     def give_up(self, digest: str) -> None:
         """Let go of the room that was kept for an artifact."""
@@ -202,17 +208,20 @@ class Library:
             left = min(left, self._max_bytes - used_bytes - sum(coming.values()))
         return left
 
-    async def _evict(self, digest: str) -> None:
-        entry = self._entries.pop(digest)
-        self._heat.pop(digest, None)
+    def _take_away(self, digest: str) -> Path | None:
+        """Return where an artifact lies from now on, to be deleted; None if it is gone."""
         leaving = self._directory / new_id(_LEAVING)
         try:
             (self._directory / digest).rename(leaving)  # from here on nobody finds it
         except FileNotFoundError:
-            return  # somebody else removed it
-        self.evictions += 1
-        log.info("artifact_evicted", digest=digest, size_bytes=entry.size_bytes)
-        await asyncio.to_thread(shutil.rmtree, leaving, ignore_errors=True)
+            leaving = None  # somebody else removed it
+        entry = self._entries.pop(digest, None)
+        self._heat.pop(digest, None)
+        if leaving is not None:
+            self.evictions += 1
+            size_bytes = entry.size_bytes if entry else 0
+            log.info("artifact_evicted", digest=digest, size_bytes=size_bytes)
+        return leaving
 
     def _look(self, known: frozenset[str]) -> tuple[dict[str, _Entry | None], dict[str, Heat]]:
         """Return what is in the folder, None for what is known already, and saved heat."""

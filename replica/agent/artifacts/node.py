@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 import structlog
@@ -22,6 +23,7 @@ from sluice.lifecycle import run_every
 log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.5
+_STARTING_LOOK_S = 0.05
 _START_AGAIN_S = 5.0
 _ASK_AGAIN_S = 5.0  # for a base that nobody knows
 
@@ -38,6 +40,8 @@ class NodeOptions:
         directory: Of artifacts.
         store_url: Where chunks lie.
         peer_address: host:port on which others are served; port 0 picks one.
+        peer_advertised: host:port at which they reach it, port 0 the bound one; empty: the bound
+            address, unless it is known to be of no use to others.
         downloads_max: At once.
         uploads_max: At once.
         download_bytes_per_s: Of all downloads; 0: any.
@@ -51,10 +55,44 @@ class NodeOptions:
     directory: Path
     store_url: str
     peer_address: str = "127.0.0.1:0"
+    peer_advertised: str = ""
     downloads_max: int = 8
     uploads_max: int = 8
     download_bytes_per_s: float = 0.0
     upload_bytes_per_s: float = 0.0
+
+
+def advertised(bound: str, told: str, control_address: str) -> str:
+    """Return the address that other nodes are told; empty: none, they could not come.
+
+    Args:
+        bound: host:port that is listened on.
+        told: host:port that the operator says others reach, port 0 the bound one; empty: nothing.
+        control_address: Of the control plane: if it is of this machine, so are the other nodes.
+    """
+    port = bound.rpartition(":")[2]
+    if told:
+        host, _, told_port = told.rpartition(":")
+        return f"{host}:{port}" if int(told_port) == 0 else told
+    is_local = _is_local(bound) or _is_any(bound)
+    return "" if is_local and not _is_local(control_address) else bound
+
+
+def _ip_of(address: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return None  # a name
+
+
+def _is_local(address: str) -> bool:
+    ip = _ip_of(address)
+    return ip.is_loopback if ip else address.rpartition(":")[0] == "localhost"
+
+
+def _is_any(address: str) -> bool:
+    ip = _ip_of(address)
+    return ip is not None and ip.is_unspecified
 
 
 class NodeArtifacts:
@@ -66,7 +104,9 @@ class NodeArtifacts:
         self._library = library
         self._fetcher: Fetcher | None = None
         self._sources: Sources | None = None
+        self._before: Mapping[str, int] = {}  # bytes that came before the sources were opened anew
         self._is_up = asyncio.Event()
+        self._trouble = ""  # why it is not up
         self._bases: frozenset[str] = frozenset()
         self._warming: set[str] = set()
         self._unknown: dict[str, float] = {}  # bases that nobody knows: until when
@@ -75,16 +115,15 @@ class NodeArtifacts:
     async def run(self) -> None:
         """Fetch and serve until cancelled.
 
-        While that is impossible, because the address is taken or the folder cannot be used, engines
-        do without, and it is tried again.
+        While that is impossible, because the folder cannot be used, engines do without, and it is
+        tried again. Without an address to serve others at, the node only fetches.
         """
         while True:
             try:
                 await self._run()
-            except OSError as error:
-                log.warning(
-                    "artifacts_not_served", address=self._options.peer_address, error=str(error)
-                )
+            except* OSError as errors:
+                self._trouble = "; ".join(str(error) for error in errors.exceptions)
+                log.warning("artifacts_not_fetched", error=self._trouble)
             await asyncio.sleep(_START_AGAIN_S)
 
     async def _run(self) -> None:
@@ -96,35 +135,57 @@ class NodeArtifacts:
             sources = await stack.enter_async_context(
                 Sources.open(options.store_url, options.download_bytes_per_s)
             )
-            address = await stack.enter_async_context(
-                serve_peers(
+            fetcher = Fetcher(
+                holdings,
+                sources,
+                partial(ask_manifest, options.control_address),
+                node_id=options.node_id,
+                downloads_max=options.downloads_max,
+                on_news=news.note,
+            )
+            identity = Identity(options.node_id, options.region, options.rack)
+            exchange = Exchange(options.control_address, identity, fetcher, news, options.directory)
+            self._before = self.downloaded_bytes
+            self._fetcher, self._sources = fetcher, sources
+            stack.callback(self._is_up.clear)
+            self._is_up.set()
+            is_serving_tried = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fetcher.run())
+                group.create_task(self._serve(holdings, exchange, is_serving_tried))
+                await is_serving_tried.wait()  # so that the first report has the address
+                group.create_task(exchange.run())
+                await self._warm(group)
+
+    async def _serve(self, holdings: Holdings, exchange: Exchange, is_tried: asyncio.Event) -> None:
+        """Serve other nodes; while the address cannot be had, nobody is told to come."""
+        options = self._options
+        while True:
+            try:
+                async with serve_peers(
                     options.peer_address,
                     holdings,
                     uploads_max=options.uploads_max,
                     bytes_per_s=options.upload_bytes_per_s,
                     count=self._count_upload,
-                )
-            )
-            fetcher = Fetcher(
-                holdings,
-                sources,
-                partial(ask_manifest, options.control_address),
-                downloads_max=options.downloads_max,
-                on_news=news.note,
-            )
-            identity = Identity(options.node_id, options.region, options.rack, address)
-            exchange = Exchange(options.control_address, identity, fetcher, news, options.directory)
-            self._fetcher, self._sources = fetcher, sources
-            self._is_up.set()
-            log.info("artifacts_served", address=address)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(fetcher.run())
-                group.create_task(exchange.run())
-                await self._warm(group)
+                ) as bound:
+                    told = advertised(bound, options.peer_advertised, options.control_address)
+                    exchange.serve_at(told)
+                    log.info("artifacts_served", address=bound, advertised=told or "to nobody")
+                    is_tried.set()
+                    await asyncio.Event().wait()  # until cancelled
+            except OSError as error:
+                log.warning("artifacts_not_served", address=options.peer_address, error=str(error))
+            is_tried.set()
+            await asyncio.sleep(_START_AGAIN_S)
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
         """Return when an artifact lies complete in the library; see `Fetcher.ensure`."""
-        await self._is_up.wait()
+        while not self._is_up.is_set():
+            if needed and self._trouble:
+                text = f"the node cannot fetch artifacts: {self._trouble}"
+                raise PlatformError(ErrorCode.UNAVAILABLE, text, retry_after_s=_START_AGAIN_S)
+            await asyncio.sleep(_STARTING_LOOK_S)
         assert self._fetcher is not None
         await self._fetcher.ensure(digest, needed=needed)
 
@@ -145,7 +206,8 @@ class NodeArtifacts:
     @property
     def downloaded_bytes(self) -> dict[str, int]:
         """Bytes of chunks that came, by what they came from: peer or store."""
-        return dict(self._sources.bytes_from) if self._sources else {"peer": 0, "store": 0}
+        come = self._sources.bytes_from if self._sources else {"peer": 0, "store": 0}
+        return {name: count + self._before.get(name, 0) for name, count in come.items()}
 
     def _count_upload(self, size_bytes: int) -> None:
         self.uploaded_bytes += size_bytes

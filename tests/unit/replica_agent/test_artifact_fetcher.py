@@ -35,6 +35,8 @@ class Source:
         match self.bad.get(address):
             case "refuses":
                 raise RefusedError("not here")
+            case "fails":
+                raise KeyError("a fault of ours")
             case "hangs":
                 await asyncio.sleep(3600)
             case "lies":
@@ -51,7 +53,12 @@ class Site:
         self.holdings = Holdings(root, self.library)
         self.known = {self.digest: self.manifest}
         self.fetcher = Fetcher(
-            self.holdings, self.source, self.ask, downloads_max=2, on_news=lambda: None
+            self.holdings,
+            self.source,
+            self.ask,
+            node_id="node",
+            downloads_max=2,
+            on_news=lambda: None,
         )
         self.failures = []
 
@@ -122,11 +129,17 @@ async def test_ordered_chunks_become_the_artifact(tmp_path, source_dir) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "trouble"), [("lies", wire.TROUBLE_CORRUPT), ("refuses", wire.TROUBLE_REFUSED)]
+    ("how", "trouble"),
+    [
+        ("lies", wire.TROUBLE_CORRUPT),
+        ("refuses", wire.TROUBLE_REFUSED),
+        ("fails", wire.TROUBLE_REFUSED),
+    ],
 )
 async def test_a_bad_source_is_told_and_nothing_of_it_is_kept(
-    tmp_path, source_dir, how, trouble
+    tmp_path, source_dir, monkeypatch, how, trouble
 ) -> None:
+    monkeypatch.setattr(module, "_DISK_PAUSE_S", 0.1)
     async with running(Site(tmp_path / "node", source_dir)) as site:
         site.source.bad[PEER] = how
         site.order("peer")
@@ -147,6 +160,131 @@ async def test_what_is_not_ordered_any_more_is_given_up_at_once(tmp_path, source
         assert not site.failures
 
 
+async def test_an_answer_that_comes_when_the_time_of_a_chunk_is_over_does_no_harm(
+    tmp_path, source_dir, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK_S", 0.05)
+    async with running(Site(tmp_path / "node", source_dir)) as site:
+        expired = asyncio.Event()
+
+        async def slow(address, digest, number, piece) -> bytes:
+            if address:
+                try:
+                    await asyncio.sleep(3600)
+                finally:  # the scope has expired; the download is still noted as running
+                    site.order()
+                    expired.set()
+            return site.source.contents[piece.sha256]
+
+        monkeypatch.setattr(site.source, "get", slow)
+        site.order("peer")
+        async with asyncio.timeout(20):
+            await expired.wait()
+        await site.report(is_complete)
+
+
+def test_a_control_plane_that_was_there_is_waited_for_longer_and_not_by_all_alike(
+    tmp_path, monkeypatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
+    library = Library(tmp_path, max_bytes=0, reserve_bytes=0)
+    holdings = Holdings(tmp_path, library)
+
+    def asks_after_s(node_id: str, *, was_connected: bool) -> int:
+        nonlocal now_s
+        fetcher = Fetcher(
+            holdings,
+            Source({}),
+            None,  # type: ignore[arg-type]
+            node_id=node_id,
+            downloads_max=1,
+            on_news=lambda: None,
+        )
+        if was_connected:
+            fetcher.connected(is_connected=True)
+            fetcher.connected(is_connected=False)
+        fetcher._state.waits["a" * 64] = module._Wait(now_s)
+        begin_s = now_s
+        while fetcher._next() is None:
+            now_s += 0.25
+        return now_s - begin_s
+
+    assert asks_after_s("n", was_connected=False) < 3
+    after = {asks_after_s(f"n{number}", was_connected=True) for number in range(32)}
+    assert len(after) > 4
+    assert min(after) >= 10
+    assert max(after) <= 16
+
+
+async def test_what_nobody_asks_for_any_more_makes_way(tmp_path, source_dir, monkeypatch) -> None:
+    async with running(Site(tmp_path / "node", source_dir, max_bytes=30)) as site:
+        other = tmp_path / "other"
+        other.mkdir()
+        (other / "weights").write_bytes(b"x" * 20)
+        site.source.contents[hashlib.sha256(b"x" * 20).hexdigest()] = b"x" * 20
+        manifest = manifest_of_directory(other)
+        site.known[manifest.digest] = manifest
+        site.order("peer", stop=1)
+        await site.report(lambda report: any(h.chunks == b"\x01" for h in report.held))
+        # At once when the room is needed: 30 bytes are too few for both.
+        site.fetcher.take(wire.DistributionAnswer())
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            tasks.create_task(site.fetcher.ensure(manifest.digest, needed=True))
+            await site.report(lambda report: bool(report.needed))
+            site.fetcher.take(
+                wire.DistributionAnswer(orders=[wire.Order(digest=manifest.digest, stop=1)])
+            )
+        assert list(site.holdings.partials) == []
+        assert not (tmp_path / "node" / ".partial" / site.digest).exists()
+    # Else after a while, also when it was found at the start.
+    again = Site(tmp_path / "again", source_dir)
+    await again.holdings.start()
+    await again.holdings.keep(again.manifest)
+    await again.holdings.begin(again.manifest)
+    again.holdings.close()
+    again = Site(tmp_path / "again", source_dir, max_bytes=20)
+    await again.holdings.start()
+    assert not await again.library.make_room(10, needed=True)  # 16 of 20 bytes are promised
+    again.fetcher.take(wire.DistributionAnswer(wanted=[wire.Wanted(digest=again.digest)]))
+    assert not await again.fetcher._drop_idle(0.0)
+    again.fetcher.take(wire.DistributionAnswer())
+    assert not await again.fetcher._drop_idle(3600.0)
+    assert await again.fetcher._drop_idle(0.0)
+    assert await again.library.make_room(10, needed=True)
+    assert not (tmp_path / "again" / ".partial" / again.digest).exists()
+    again.holdings.close()
+
+
+async def test_room_is_let_go_when_a_download_cannot_begin(
+    tmp_path, source_dir, monkeypatch
+) -> None:
+    site = Site(tmp_path / "node", source_dir, max_bytes=20)
+    await site.holdings.start()
+
+    async def begin(_) -> None:
+        raise OSError(errno.EIO, "a broken disk")
+
+    monkeypatch.setattr(site.holdings, "begin", begin)
+    await site.fetcher._prepare(site.digest)
+    assert await site.library.make_room(20, needed=False)
+
+
+async def test_downloads_that_cannot_be_taken_up_do_not_keep_the_node_from_others(
+    tmp_path, source_dir
+) -> None:
+    site = Site(tmp_path / "node", source_dir)
+    await site.holdings.start()
+    await site.holdings.keep(site.manifest)
+    partials = tmp_path / "node" / ".partial"
+    (partials / site.digest).mkdir(parents=True)
+    (partials / site.digest / "journal").mkdir()  # not a file
+    (partials / ("a" * 64)).mkdir()  # without a manifest
+    await site.holdings.start()
+    assert site.holdings.partials == {}
+    assert [path.name for path in partials.iterdir()] == [site.digest]
+
+
 async def test_who_waits_gets_the_artifact_or_hears_why_not(tmp_path, source_dir) -> None:
     async with running(Site(tmp_path / "node", source_dir)) as site:
         with pytest.raises(PlatformError) as unknown:
@@ -163,7 +301,8 @@ async def test_who_waits_gets_the_artifact_or_hears_why_not(tmp_path, source_dir
 async def test_without_a_control_plane_the_store_is_asked(
     tmp_path, source_dir, monkeypatch
 ) -> None:
-    monkeypatch.setattr(module, "_AWAY_S", 0.0)
+    monkeypatch.setattr(module, "_LOST_S", 0.0)
+    monkeypatch.setattr(module, "_LOST_SPREAD_S", 0.0)
     async with running(Site(tmp_path / "node", source_dir)) as site:
         site.fetcher.connected(is_connected=False)
         async with asyncio.timeout(20):

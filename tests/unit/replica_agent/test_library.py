@@ -1,6 +1,7 @@
 """A node's artifact folder: what is there, what arrives, what makes way."""
 
 import asyncio
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -132,6 +133,39 @@ async def test_without_a_budget_the_disk_itself_and_its_reserve_are_the_limit(
     assert await library.make_room(40, needed=False)
     assert library.complete() == {}
     assert not await library.make_room(41, needed=True)
+
+
+async def test_all_that_leaves_is_away_before_anything_is_deleted(
+    make, tmp_path: Path, monkeypatch
+) -> None:
+    library = await filled(make(), tmp_path, {A: 40, B: 40})
+    found: list[bool] = []
+    delete = shutil.rmtree
+
+    def rmtree(path: Path, **options: bool) -> None:
+        found.append(library.has(A) or library.has(B))
+        delete(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert await library.make_room(90, needed=False)
+    assert found == [False, False]
+    assert library.complete() == {}
+
+
+async def test_what_others_removed_needs_not_leave(make, tmp_path: Path) -> None:
+    library = await filled(make(), tmp_path, {A: 40, B: 40})
+    (tmp_path / "artifacts" / A).rename(tmp_path / "away")
+    assert await library.make_room(90, needed=False)
+    assert library.complete() == {}
+    assert library.evictions == 1
+
+
+async def test_room_is_kept_for_what_was_on_its_way_at_the_start(make, tmp_path: Path) -> None:
+    library = await filled(make(), tmp_path, {})
+    library.expect(A, 60)
+    assert not await library.make_room(60, needed=True, digest=B)
+    library.give_up(A)
+    assert await library.make_room(60, needed=True, digest=B)
 
 
 async def test_heat_outlives_the_agent(make, tmp_path: Path) -> None:
