@@ -30,8 +30,10 @@ def setting(name: str) -> str:
     return value
 
 
-def ask(work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL") -> Any:
-    """Return what `work` gets from the API; a refusal is one line on stderr and status 1."""
+def ask(
+    work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL", *, status: int = 1
+) -> Any:
+    """Return what `work` gets from the API; a refusal is one line on stderr and ends with it."""
 
     async def run() -> Any:
         async with Api(setting(url_name), setting("SLUICE_ADMIN_KEY")) as api:
@@ -40,7 +42,7 @@ def ask(work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL
     try:
         return asyncio.run(run())
     except ApiError as error:
-        raise fail(str(error)) from None
+        raise fail(str(error), status) from None
 
 
 def show_one(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from cli.admin import AsJson, ask, given
-from cli.api import Api, Json
+from cli.api import Api, ApiError, Json
 from cli.render import console, show_fields, show_json, show_objects, table
 from cli.stack_commands import fail
 
@@ -20,6 +21,8 @@ _SHOWN = ("id", "model_id", "canary", "phase", "reason", "stage", "share", "expl
 _EVENTS = ("at", "event", "actor_id", "phase", "reason", "stage", "share", "detail")
 _STAGES = ("share", "duration_min_s", "sample_min", "duration_max_s", "is_shadow")
 _POLL_S = 0.5
+_LOST_S_MAX = 60.0  # without an answer: a control plane is replaced within seconds
+_UNKNOWN_STATUS = 3  # 2 is for wrong words on the command line
 
 Id = Annotated[str, typer.Argument(metavar="ROLLOUT", help="Its id; see: sluice rollouts list.")]
 Model = Annotated[str, typer.Argument(help="Public name of a model.")]
@@ -73,8 +76,11 @@ def list_events(rollout: Id, *, as_json: AsJson = False) -> None:
 
 @rollouts.command("watch")
 def watch_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
-    """Follow a rollout to its end; exit status 1 unless it took over."""
-    found = ask(lambda api: _follow(api, rollout, as_json=as_json))
+    """Follow a rollout to its end.
+
+    Exit status 0: it took over; 1: it did not; 3: nobody could say for a minute.
+    """
+    found = ask(lambda api: _follow(api, rollout, as_json=as_json), status=_UNKNOWN_STATUS)
     if found["phase"] != "done":
         raise typer.Exit(1)
 
@@ -228,7 +234,7 @@ async def _follow(api: Api, rollout: str, *, as_json: bool) -> Json:
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task("", seen="")
         while True:
-            found = await api.call("GET", f"/v1/rollouts/{rollout}")
+            found = await _polled(api, f"/v1/rollouts/{rollout}")
             total = found["watched_needed_s"] or 1
             progress.update(
                 bar,
@@ -245,6 +251,18 @@ async def _follow(api: Api, rollout: str, *, as_json: bool) -> Json:
             if found["ended_at"]:
                 return found
             await asyncio.sleep(_POLL_S)
+
+
+async def _polled(api: Api, path: str) -> Json:
+    """Return an object; who does not answer is asked again for a while."""
+    until_s = time.monotonic() + _LOST_S_MAX
+    while True:
+        try:
+            return await api.call("GET", path)
+        except ApiError as error:
+            if 0 < error.status < 500 or time.monotonic() >= until_s:
+                raise
+        await asyncio.sleep(_POLL_S)
 
 
 def _line(found: Json) -> str:

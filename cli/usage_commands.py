@@ -12,6 +12,7 @@ import typer
 from cli.admin import AsJson, ask, given
 from cli.audit_commands import since_moment
 from cli.render import console, show_json, table
+from cli.stack_commands import fail
 
 _IDS = ("start", "tenant_id", "key_id", "model")
 _COUNTS = (
@@ -57,7 +58,10 @@ def usage(
         if parquet is None:
             sys.stdout.write(body.decode())
         else:
-            parquet.write_bytes(body)
+            try:
+                parquet.write_bytes(body)
+            except OSError as error:
+                raise fail(f"{parquet} cannot be written: {error.strerror}") from None
         return
     found = ask(lambda api: api.call("GET", _PATH, query=query), "SLUICE_TELEMETRY_URL")
     if as_json:
