@@ -48,7 +48,7 @@ class Said:
 
     Attributes:
         report: For the planner.
-        peer_address: Where the node serves chunks, host:port.
+        peer_address: Where the node serves chunks, host:port; empty: nowhere.
         complete: By digest, of what the report names: whether all of it lies on the node.
         needed: Digests that requests wait for.
         declined: Digests for which the node has no room.
@@ -67,7 +67,7 @@ def read_report(message: wire.DistributionReport) -> Said:
     _check(is_id(message.boot_id), "boot_id")
     _check(0 < len(message.region) <= _PLACE_CHARACTERS_MAX, "region")
     _check(0 < len(message.rack) <= _PLACE_CHARACTERS_MAX, "rack")
-    _check(is_address(message.peer_address), "peer_address")
+    _check(not message.peer_address or is_address(message.peer_address), "peer_address")
     _check(len(message.held) <= HELD_MAX, "held")
     _check(len(message.failures) <= _FAILURES_MAX, "failures")
     held: dict[str, int] = {}
@@ -83,6 +83,7 @@ def read_report(message: wire.DistributionReport) -> Said:
         held=held,
         failures=tuple(_read_failure(failure) for failure in message.failures),
         is_full=message.is_full,
+        serves=bool(message.peer_address),
     )
     return Said(
         report,
@@ -126,6 +127,7 @@ def merge(earlier: Report, later: Report) -> Report:
         held={**earlier.held, **later.held},
         failures=(*earlier.failures, *later.failures),
         is_full=earlier.is_full,
+        serves=later.serves,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from replica.agent.artifacts import fetcher
 from sluice.manifests import CHUNK_BYTES
 from sluice.process import ChildProcess, ProcessSpec
 from tests.integration.distribution_site import (
@@ -24,8 +25,10 @@ DEADLINE_S = 100.0
 
 
 async def test_nodes_get_an_artifact_from_one_another(
-    control_plane, database_url, tmp_path, eventually
+    control_plane, database_url, tmp_path, eventually, monkeypatch
 ) -> None:
+    for name in ("_AWAY_S", "_LOST_S", "_UNORDERED_S"):
+        monkeypatch.setattr(fetcher, name, DEADLINE_S)  # a busy control plane is waited for
     store = tmp_path / "store"
     manifest = await publish(database_url, store, tmp_path / "source")
     size = sum(manifest.chunks().values())
@@ -75,7 +78,7 @@ async def test_a_killed_node_goes_on_where_it_was(
 ) -> None:
     store, root = tmp_path / "store", tmp_path / "node"
     manifest = await publish(database_url, store, tmp_path / "source")
-    rate = 2 * CHUNK_BYTES  # slow enough to be killed half-way
+    rate = CHUNK_BYTES / 2  # slow enough to be killed half-way
     spec = ProcessSpec(
         name="node",
         command=[
@@ -118,18 +121,19 @@ async def test_artifacts_come_while_the_control_plane_is_killed_and_away(
         options(tmp_path / name, control_plane.grpc_address, store, rate) for name in ("a", "b")
     ]
     async with running_node(found[0]) as one, running_node(found[1]) as other:
-        async with asyncio.timeout(2 * DEADLINE_S), asyncio.TaskGroup() as tasks:
-            for node in (one, other):
-                tasks.create_task(node.artifacts.ensure(manifest.digest, needed=True))
-            await eventually(
-                lambda: all(any(node.bytes_from.values()) for node in (one, other)),
-                "both have begun",
-                DEADLINE_S,
-            )
-            os.kill(control_plane.child.pid, signal.SIGKILL)
-            await control_plane.child.wait()
-            again = await ChildProcess.start(control_plane.spec)
+        again: ChildProcess | None = None
         try:
+            async with asyncio.timeout(2 * DEADLINE_S), asyncio.TaskGroup() as tasks:
+                for node in (one, other):
+                    tasks.create_task(node.artifacts.ensure(manifest.digest, needed=True))
+                await eventually(
+                    lambda: all(any(node.bytes_from.values()) for node in (one, other)),
+                    "both have begun",
+                    DEADLINE_S,
+                )
+                os.kill(control_plane.child.pid, signal.SIGKILL)
+                await control_plane.child.wait()
+                again = await ChildProcess.start(control_plane.spec)
             assert one.is_whole(manifest)
             assert other.is_whole(manifest)
             query = "SELECT count(*) FROM node_artifacts"
@@ -141,7 +145,8 @@ async def test_artifacts_come_while_the_control_plane_is_killed_and_away(
             await eventually(are_noted, "the next control plane knows who has it", DEADLINE_S)
             await connection.close()
         finally:
-            await again.stop()
+            if again is not None:
+                await again.stop()
         # It made way, and is needed again while nobody plans: the manifest is still here.
         (one.directory / manifest.digest).rename(tmp_path / "gone")
         before = one.bytes_from["store"]

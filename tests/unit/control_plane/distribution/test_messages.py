@@ -1,5 +1,7 @@
 """What agents say is checked; two reports of a node are as good as one."""
 
+from dataclasses import replace
+
 import pytest
 
 from control_plane.distribution.messages import (
@@ -71,7 +73,6 @@ def test_a_report_is_what_the_planner_takes() -> None:
         {"boot_id": ""},
         {"region": ""},
         {"rack": "r" * 129},
-        {"peer_address": ""},
         {"peer_address": "http://somewhere/else"},
         {"held": [wire.Held(digest="../../etc")]},
         {"held": [wire.Held(digest=A, chunks=bytes(8193))]},
@@ -87,6 +88,13 @@ def test_a_report_is_what_the_planner_takes() -> None:
 def test_what_no_agent_sends_is_refused(changes) -> None:
     with pytest.raises(BadReportError, match="of the report is not what an agent sends"):
         read_report(message(**changes))
+
+
+def test_a_node_without_an_address_serves_nobody() -> None:
+    here = read_report(message()).report
+    away = read_report(message(peer_address="")).report
+    assert (here.serves, away.serves) == (True, False)
+    assert not merge(here, replace(away, is_full=False)).serves
 
 
 def test_two_reports_are_one() -> None:

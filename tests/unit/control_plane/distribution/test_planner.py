@@ -62,6 +62,24 @@ def test_what_nobody_has_comes_from_the_store_and_every_reader_fetches_something
     assert all(sources(a) <= {STORE} for a in answers.values())
 
 
+def test_nobody_is_sent_to_a_node_that_serves_nobody_until_it_does():
+    planner = made(SMALL)
+    planner.want("n", "small", Priority.WARMING)
+    silent = replace(first("p", small=ALL), serves=False)
+    assert sources(planner.plan([silent, first("n")], 0.0)["n"]) == {STORE}
+    assert planner.is_complete("p", "small")
+    planner.unwant("n", "small")
+    planner.want("n", "small", Priority.WARMING)
+    # It is asked for all that it has when that changes, either way.
+    changed = Report("p", HERE, "1")
+    assert planner.plan([changed], 0.5)["p"].wants_full
+    answers = planner.plan([first("p", small=ALL), first("n")], 1.0)
+    assert sources(answers["n"]) == {"p"}
+    assert planner.plan([replace(changed, serves=False)], 1.5)["p"].wants_full
+    answers = planner.plan([silent, first("n")], 2.0)
+    assert sources(answers["n"]) == {STORE}
+
+
 def test_a_peer_of_the_rack_goes_before_one_of_the_region_and_that_before_all_else():
     for others, source in (
         ((HERE, NEAR, FAR), "p0"),
