@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import asyncpg
 import structlog
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL, make_url, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -32,6 +32,14 @@ _SERVER_SETTINGS = {
     "lock_timeout": "4s",
     "idle_in_transaction_session_timeout": "10s",
 }
+# Of our sessions, those whose process has been silent within a statement for longer than any takes.
+_END_FROZEN = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND usename = current_user"
+    " AND application_name = current_setting('application_name') AND pid <> pg_backend_pid()"
+    " AND xact_start IS NOT NULL AND wait_event_type = 'Client'"
+    " AND state_change < clock_timestamp() - interval '10 s'"
+)
 # Worth another try: gone away, starting up, shutting down; lost a deadlock or a serialization race.
 _TRANSIENT_SQLSTATES = ("08", "57P", "40001", "40P01", "53300")
 
@@ -64,6 +72,16 @@ def is_transient(error: BaseException) -> bool:
         return isinstance(error, ERRORS)
     state = getattr(error.orig, "sqlstate", None)
     return error.connection_invalidated or state is None or state.startswith(_TRANSIENT_SQLSTATES)
+
+
+async def end_frozen(connection: AsyncConnection) -> None:
+    """End the transactions of control planes that stand still, with all the locks they hold.
+
+    PostgreSQL itself does so only between statements: while it waits for the next message of one,
+    none of its timeouts runs. It happens at once, whatever becomes of this transaction; so it comes
+    first in a step that may have to wait for such locks.
+    """
+    await connection.execute(_END_FROZEN)
 
 
 class Database:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Float, case, cast, delete, exists, func, literal, select, text, update
+from sqlalchemy import Float, case, cast, delete, exists, func, literal, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,12 +27,6 @@ from sluice.profiles import Profile
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
 _LOCK = 7310520303  # held by the one control plane that decides about the fleet now
-_END_FROZEN = text(
-    "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)"
-    " WHERE locktype = 'advisory' AND granted AND objsubid = 1"
-    " AND classid = CAST(:high AS bigint) AND objid = CAST(:low AS bigint)"
-    " AND xact_start < clock_timestamp() - interval '10 s'"
-).bindparams(high=_LOCK >> 32, low=_LOCK & 0xFFFFFFFF)
 # A control plane that dies cannot say that its routers left; then only their silence tells.
 _ROUTER_SILENCE_S = 6.0
 _CHANGES_KEPT = timedelta(hours=1)
@@ -43,15 +37,8 @@ _WANTED = func.greatest(
 
 
 async def try_lead(connection: AsyncConnection) -> bool:
-    """Return whether this transaction may decide about the fleet.
-
-    Whoever has held the lock for longer than any step takes is frozen. Between two messages of one
-    statement none of PostgreSQL's timeouts ends its session, so we do.
-    """
-    if await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))):
-        return True
-    await connection.execute(_END_FROZEN)
-    return False
+    """Return whether this transaction may decide about the fleet."""
+    return bool(await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))))
 
 
 async def write_routers(

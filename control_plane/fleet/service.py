@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from control_plane.database import Database, DatabaseDownError
+from control_plane.database import Database, DatabaseDownError, end_frozen
 from control_plane.fleet import cells as cell_model
 from control_plane.fleet import model, preparation, repository
 from control_plane.fleet.liveness import Liveness
@@ -118,6 +118,7 @@ class Fleet:
 
     async def _step(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
         """Decide once; return the departures that were written down."""
+        await end_frozen(connection)  # a leader that is one holds rows of routers, too
         departed, gone = set(self.presence.departed), set(self.presence.gone)
         await repository.write_routers(connection, self.presence.here(), departed, gone)
         heard_s = time.monotonic() - self._heard_since

@@ -2,7 +2,7 @@
 
 import time
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import Boolean, ColumnElement, Text, and_, column, or_, select, table, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -22,6 +22,13 @@ from control_plane.models.model import (
 from control_plane.models.names import take_name
 from control_plane.tables import aliases, bases, models, pools, releases, splits
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
+
+# Rollouts build on this module, so it names their table itself: there is no circle.
+_rollouts = table(
+    "rollouts",
+    *(column(name, Text) for name in ("id", "model_id", "control", "canary")),
+    column("is_live", Boolean),
+)
 
 
 async def check_model(connection: AsyncConnection, key: str, values: Values) -> None:
@@ -60,7 +67,10 @@ async def _check_is_steady(connection: AsyncConnection, key: str) -> None:
 
 
 async def _record_release(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Keep what the model now stands for; its releases of the same base are served beside it."""
+    """Keep a release; once the model stands for it, those of the same base are served beside it.
+
+    While a rollout goes on each stays where it is: the fleet has to know both pools to the end.
+    """
     name = release_id(key, values["release"])
     parts = {part: values[part] for part in ("base_digest", "adapter_digest", "pool_id")}
     made = insert(releases).values(id=name, model_id=key, **parts).on_conflict_do_nothing()
@@ -70,12 +80,29 @@ async def _record_release(connection: AsyncConnection, key: str, values: Values)
     if any(kept[part] != parts[part] for part in ("base_digest", "adapter_digest")):
         message = f"release: {name} has other digests, and keeps them: name a new release"
         raise PlatformError(ErrorCode.CONFLICT, message, param="release")
-    is_beside = and_(
-        releases.c.model_id == key,
-        releases.c.base_digest == values["base_digest"],
-        releases.c.pool_id.is_distinct_from(values["pool_id"]),
-    )
-    await connection.execute(update(releases).where(is_beside).values(pool_id=values["pool_id"]))
+    moved = await _moved_along(connection, key, values)
+    is_elsewhere = releases.c.pool_id.is_distinct_from(values["pool_id"])
+    query = update(releases).where(moved, is_elsewhere)
+    await connection.execute(query.values(pool_id=values["pool_id"]))
+
+
+async def _moved_along(
+    connection: AsyncConnection, key: str, values: Values
+) -> ColumnElement[bool]:
+    """Return which releases go to the pool of the one that was written."""
+    name = release_id(key, values["release"])
+    query = select(models.c.release, models.c.pool_id).where(models.c.id == key)
+    release, pool_id = (await connection.execute(query)).tuples().one()
+    query = select(_rollouts.c.control, _rollouts.c.canary)
+    query = query.where(_rollouts.c.model_id == key, _rollouts.c.is_live)
+    live = (await connection.execute(query)).tuples().first()
+    if live is None and (release, pool_id) == (values["release"], values["pool_id"]):
+        is_of_base = releases.c.base_digest == values["base_digest"]
+        return and_(releases.c.model_id == key, is_of_base)
+    stands = release_id(key, release)
+    in_use = {stands} if pool_id != values["pool_id"] else set[str]()
+    in_use |= {release_id(key, arm) for arm in live or ()}
+    return and_(releases.c.id == name, releases.c.id.not_in(sorted(in_use)))
 
 
 async def _check_alias(connection: AsyncConnection, key: str, values: Values) -> None:
@@ -116,9 +143,10 @@ async def _check_release_is_past(connection: AsyncConnection, key: str) -> None:
     if model is not None and release_id(model.id, model.release) == key:
         message = f"model {model.id} stands for this release: give the model another one first"
         raise PlatformError(ErrorCode.CONFLICT, message)
-    query = select(splits.c.rollout_id).where(splits.c.id + RELEASE_MARK + splits.c.canary == key)
-    if rollout := await connection.scalar(query):
-        message = f"{rollout} rolls this release out: abort it first"
+    t = _rollouts.c  # live a little longer than the split is there
+    either = (t.model_id + RELEASE_MARK + name == key for name in (t.control, t.canary))
+    if rollout := await connection.scalar(select(t.id).where(t.is_live, or_(*either))):
+        message = f"{rollout} needs this release until it is over: wait for its end, or abort it"
         raise PlatformError(ErrorCode.CONFLICT, message)
 
 

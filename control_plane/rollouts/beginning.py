@@ -3,16 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from control_plane.http.resources import first, lock_id
 from control_plane.http.writes import Write
+from control_plane.models.model import release_id
 from control_plane.models.routes import MODELS
 from control_plane.rollouts import effects, repository
 from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.repository import Kept
 from control_plane.rollouts.state import Start
-from control_plane.tables import models
+from control_plane.tables import models, releases
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 Values = dict[str, Any]
@@ -47,6 +48,11 @@ async def begin(
         message = f"release: {model_id}@{release} has no pool that serves it; publish it again"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="release")
     await _refuse_second(write, model_id)
+    if control.pool_id != model["pool_id"]:  # what serves control is what serves the model
+        control = replace(control, pool_id=model["pool_id"])
+        is_control = releases.c.id == release_id(model_id, control.name)
+        query = update(releases).where(is_control).values(pool_id=control.pool_id)
+        await connection.execute(query)
     if plan is None:
         plan, _ = await repository.plan_of(connection, model_id)
     kept = await repository.create(connection, control, canary, model["owner_tenant_id"], plan)

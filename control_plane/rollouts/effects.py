@@ -100,11 +100,15 @@ async def write(connection: AsyncConnection, kept: Kept) -> None:
 
 
 async def settle(connection: AsyncConnection, fleet: Preparation, kept: Kept) -> Kept:
-    """Put away what an ended rollout needed; it is not live any more."""
-    control, canary = await both_releases(connection, kept)
-    is_done = kept.state.phase is Phase.DONE
-    stays, goes = (canary, control) if is_done else (control, canary)
-    await fleet.settle(connection, stays, goes)
+    """Put away what an ended rollout needed; it is not live any more.
+
+    A release that is not there any more has no pool to put away.
+    """
+    control, canary = await _releases(connection, kept)
+    if control is not None and canary is not None:
+        is_done = kept.state.phase is Phase.DONE
+        stays, goes = (canary, control) if is_done else (control, canary)
+        await fleet.settle(connection, stays, goes)
     ended = replace(kept, is_live=False)
     await write(connection, ended)
     await repository.record(connection, kept.id, "settled", kept.state)
@@ -113,12 +117,19 @@ async def settle(connection: AsyncConnection, fleet: Preparation, kept: Kept) ->
 
 async def both_releases(connection: AsyncConnection, kept: Kept) -> tuple[Release, Release]:
     """Return control and canary; they cannot be forgotten while the rollout is live."""
-    control = await repository.release_of(connection, kept.model_id, kept.control)
-    canary = await repository.release_of(connection, kept.model_id, kept.canary)
+    control, canary = await _releases(connection, kept)
     if control is None or canary is None:
         message = f"{kept.id}: a release of {kept.model_id} is not there any more"
         raise PlatformError(ErrorCode.NOT_FOUND, message)
     return control, canary
+
+
+async def _releases(
+    connection: AsyncConnection, kept: Kept
+) -> tuple[Release | None, Release | None]:
+    """Return control and canary, where they are there."""
+    control = await repository.release_of(connection, kept.model_id, kept.control)
+    return control, await repository.release_of(connection, kept.model_id, kept.canary)
 
 
 async def _finish(connection: AsyncConnection, kept: Kept) -> None:

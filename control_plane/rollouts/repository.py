@@ -1,10 +1,12 @@
 """Rollouts in PostgreSQL, in the transactions they are given."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import BigInteger, cast, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -23,7 +25,8 @@ from control_plane.rollouts.tables import (
 from control_plane.tables import changes, releases, splits
 from sluice.ids import new_id
 
-_LEASE = timedelta(seconds=5)  # who was silent for so long does not step any more
+# Who was silent for so long does not step any more; much longer than a round of the loop.
+_LEASE = timedelta(seconds=15)
 _RENEW = timedelta(seconds=1)
 _EVENTS_MAX = 1_000  # of a rollout; the oldest go
 _GATEWAYS_KEPT = timedelta(hours=1)
@@ -60,8 +63,24 @@ class Kept:
     split_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a process steps.
+
+    Attributes:
+        own: Its rollouts.
+        others: Ids of those among them that another process stepped before.
+        unreadable: Ids of rollouts that are nobody's for this process cannot read their state:
+            another version of the control plane wrote it. And why.
+    """
+
+    own: list[Kept]
+    others: set[str]
+    unreadable: dict[str, str]
+
+
 def kept_of(row: Any) -> Kept:
-    """Return a rollout of its row."""
+    """Return a rollout of its row; ValidationError: its state is none that we know."""
     return Kept(
         id=row["id"],
         model_id=row["model_id"],
@@ -83,41 +102,58 @@ async def clock_ms(connection: AsyncConnection) -> int:
     return int(await connection.scalar(select(now)) or 0)
 
 
-async def take(connection: AsyncConnection, process: str) -> tuple[list[Kept], set[str]]:
+async def take(connection: AsyncConnection, process: str) -> Taken:
     """Take the live rollouts that nobody steps, and keep those that this process does.
 
-    Returns:
-        All that are its own now, and the ids of those that another process stepped before.
+    One whose row is locked is left for later: who holds it may stand still. One that cannot be read
+    is not taken, or not any longer, so that a process can have it that reads it.
     """
     t = rollouts.c
     is_free = or_(t.taken_at.is_(None), t.taken_at < func.now() - _LEASE)
-    found = await connection.execute(
-        select(t.id, t.taken_by).where(t.is_live, t.taken_by != process, is_free)
-    )
-    others = {key for key, before in found.tuples() if before}
-    is_due = or_(is_free, (t.taken_by == process) & (t.taken_at < func.now() - _RENEW))
-    values = {"taken_by": process, "taken_at": func.now()}
-    await connection.execute(update(rollouts).where(t.is_live, is_due).values(**values))
-    own = select(rollouts).where(t.is_live, t.taken_by == process).order_by(t.id)
-    rows = (await connection.execute(own)).mappings().all()
-    return [kept_of(row) for row in rows], others
+    found = select(rollouts).where(t.is_live, or_(t.taken_by == process, is_free)).order_by(t.id)
+    found = found.with_for_update(skip_locked=True, key_share=True)
+    taken = Taken([], set(), {})
+    for row in (await connection.execute(found)).mappings():
+        try:
+            taken.own.append(kept_of(row))
+        except ValidationError as error:
+            taken.unreadable[row["id"]] = str(error)
+            continue
+        if row["taken_by"] not in {"", process}:
+            taken.others.add(row["id"])
+    await _renew(connection, [kept.id for kept in taken.own], process)
+    return taken
 
 
-async def lock(
-    connection: AsyncConnection, rollout_id: str, process: str | None = None
-) -> Kept | None:
-    """Return a rollout, held until the transaction ends; None if it is not there.
+async def _renew(connection: AsyncConnection, ids: Sequence[str], process: str) -> None:
+    """Let rollouts whose rows are locked be this process's for another while."""
+    t = rollouts.c
+    is_due = or_(t.taken_by != process, t.taken_at < func.now() - _RENEW)
+    query = update(rollouts).where(t.id.in_(ids), is_due)
+    await connection.execute(query.values(taken_by=process, taken_at=func.now()))
 
-    Args:
-        connection: In the transaction of the step.
-        rollout_id: Of the rollout.
-        process: Only if this process steps it, and it is live.
-    """
-    query = select(rollouts).where(rollouts.c.id == rollout_id)
-    if process is not None:
-        query = query.where(rollouts.c.taken_by == process, rollouts.c.is_live)
-    row = (await connection.execute(query.with_for_update(key_share=True))).mappings().first()
+
+async def lock(connection: AsyncConnection, rollout_id: str) -> Kept | None:
+    """Return a rollout, held until the transaction ends; None if it is not there."""
+    query = select(rollouts).where(rollouts.c.id == rollout_id).with_for_update(key_share=True)
+    row = (await connection.execute(query)).mappings().first()
     return None if row is None else kept_of(row)
+
+
+async def lock_own(connection: AsyncConnection, rollout_id: str, process: str) -> Kept | None:
+    """Return a live rollout that this process steps, held until the transaction ends.
+
+    It is the process's for another while. None: it is not its own any more, or somebody holds the
+    row now, for whom the others need not wait.
+    """
+    t = rollouts.c
+    query = select(rollouts).where(t.id == rollout_id, t.taken_by == process, t.is_live)
+    locked = query.with_for_update(key_share=True, skip_locked=True)
+    row = (await connection.execute(locked)).mappings().first()
+    if row is None:
+        return None
+    await _renew(connection, [rollout_id], process)
+    return kept_of(row)
 
 
 async def live_of(connection: AsyncConnection, model_id: str) -> str | None:

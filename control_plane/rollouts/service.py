@@ -15,14 +15,14 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from control_plane.database import Database, DatabaseDownError
+from control_plane.database import Database, DatabaseDownError, end_frozen
 from control_plane.rollouts import effects, facts, repository
 from control_plane.rollouts.effects import News, Preparation
 from control_plane.rollouts.evidence import Window
 from control_plane.rollouts.facts import Facts, Gateway
 from control_plane.rollouts.feed import EvidenceFeed, FeedDownError
 from control_plane.rollouts.machine import due
-from control_plane.rollouts.repository import Kept
+from control_plane.rollouts.repository import Kept, Taken
 from control_plane.rollouts.state import ENDED, Phase, Prepare, explain
 from sluice.errors import PlatformError
 from sluice.ids import new_id
@@ -30,7 +30,7 @@ from sluice.ids import new_id
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
-_FEED_TIMEOUT_S = 4.0
+_FEED_TIMEOUT_S = 2.0  # for all rollouts; they are stepped without what comes later
 _FEEDS_AT_ONCE = 8
 _PRUNE_INTERVAL_S = 600.0
 
@@ -71,6 +71,7 @@ class Rollouts:
         self._process = new_id("stepper")
         self._wake = asyncio.Event()
         self._is_feed_up = True
+        self._unreadable: frozenset[str] = frozenset()
         self._pruned_at = float("-inf")
 
     def wake(self) -> None:
@@ -92,29 +93,39 @@ class Rollouts:
                 pass
 
     async def _step_all(self) -> None:
-        now_ms, gateways, own, others = await self._database.run(self._look)
-        found = await self._windows(own, gateways, now_ms)
-        for kept in own:
-            seen = Facts(is_taken_over=kept.id in others, windows=found.get(kept.id, ()))
+        now_ms, gateways, taken = await self._database.run(self._look)
+        self._say_what_is_unreadable(taken)
+        found = await self._windows(taken.own, gateways, now_ms)
+        for kept in taken.own:
+            seen = Facts(is_taken_over=kept.id in taken.others, windows=found.get(kept.id, ()))
             try:
                 await self._step(kept, seen)
-            except DatabaseDownError:
-                raise
-            except (PlatformError, DBAPIError) as error:  # the others go on
+            except DatabaseDownError as error:
+                log.warning("rollout_step_failed", rollout=kept.id, error=error.reason)
+                # It may be this rollout alone that waits for something; else nobody can go on.
+                await self._database.run(repository.clock_ms)
+            except (PlatformError, DBAPIError) as error:
                 log.warning("rollout_step_failed", rollout=kept.id, error=str(error))
+            except Exception:  # whatever is wrong with it, the others must be watched
+                log.exception("rollout_step_broken", rollout=kept.id)
 
-    async def _look(
-        self, connection: AsyncConnection
-    ) -> tuple[int, list[Gateway], list[Kept], set[str]]:
-        """Return time, gateways, our rollouts, and the ids of those that were another's."""
-        own, others = await repository.take(connection, self._process)
+    async def _look(self, connection: AsyncConnection) -> tuple[int, list[Gateway], Taken]:
+        """Return time, gateways, and what is ours to step."""
+        await end_frozen(connection)
+        taken = await repository.take(connection, self._process)
         now_ms = await repository.clock_ms(connection)
         phases = await repository.live_phases(connection)
-        self._show(phases, _evidence_age_s(own, now_ms))
+        self._show(phases, _evidence_age_s(taken.own, now_ms))
         if time.monotonic() - self._pruned_at > _PRUNE_INTERVAL_S:
             await repository.prune_gateways(connection)
             self._pruned_at = time.monotonic()
-        return now_ms, await repository.gateways(connection), own, others
+        return now_ms, await repository.gateways(connection), taken
+
+    def _say_what_is_unreadable(self, taken: Taken) -> None:
+        for rollout_id, reason in taken.unreadable.items():
+            if rollout_id not in self._unreadable:
+                log.error("rollout_unreadable", rollout=rollout_id, reason=reason)
+        self._unreadable = frozenset(taken.unreadable)
 
     async def _windows(
         self, own: Sequence[Kept], gateways: Sequence[Gateway], now_ms: int
@@ -128,16 +139,21 @@ class Rollouts:
         async def read(kept: Kept, after_ms: int, before_ms: int) -> None:
             async with places:
                 try:
-                    async with asyncio.timeout(_FEED_TIMEOUT_S):
-                        found[kept.id] = await self._evidence.windows(kept.id, after_ms, before_ms)
-                except (FeedDownError, TimeoutError) as error:
-                    reasons.append(str(error) or "no answer in time")
+                    found[kept.id] = await self._evidence.windows(kept.id, after_ms, before_ms)
+                except FeedDownError as error:
+                    reasons.append(str(error))
+                except Exception:  # the same: all others are read
+                    log.exception("evidence_broken", rollout=kept.id)
 
-        async with asyncio.TaskGroup() as tasks:
-            for kept in own:
-                span = facts.evidence_span(kept.state, kept.created_ms, until_ms)
-                if span is not None:
-                    tasks.create_task(read(kept, *span))
+        try:
+            async with asyncio.timeout(_FEED_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+                # Who lags behind comes first: nobody is always the one for whom no time is left.
+                for kept in sorted(own, key=lambda kept: kept.state.window_end_ms):
+                    span = facts.evidence_span(kept.state, kept.created_ms, until_ms)
+                    if span is not None:
+                        tasks.create_task(read(kept, *span))
+        except TimeoutError:
+            reasons.append("no answer in time")
         self._say_whether_up(reasons)
         return found
 
@@ -173,8 +189,8 @@ class Rollouts:
         self._count_rollback(cause)
 
     async def _work(self, connection: AsyncConnection, rollout_id: str, seen: Facts) -> list[News]:
-        """Step a rollout in one transaction; nothing if another process has taken it meanwhile."""
-        kept = await repository.lock(connection, rollout_id, self._process)
+        """Step a rollout in one transaction; nothing if it is held, or another's by now."""
+        kept = await repository.lock_own(connection, rollout_id, self._process)
         if kept is None:
             return []
         now_ms = await repository.clock_ms(connection)

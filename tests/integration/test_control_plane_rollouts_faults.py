@@ -1,0 +1,65 @@
+"""What is wrong with one rollout does not hold up the others."""
+
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.integration.rollout_site import LONG, make_fleet, make_model, running_gateway
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+
+async def _begin(plane, model: str) -> str:
+    await make_model(plane, model)
+    body = {"model_id": model, "release": "new", "plan": LONG}
+    made = await plane.admin.post("/v1/rollouts", json=body)
+    assert made.status_code == 201, made.text
+    return made.json()["id"]
+
+
+def _reaches(plane, rollout: str, **wanted: Any):
+    async def check() -> bool:
+        found = (await plane.admin.get(f"/v1/rollouts/{rollout}")).json()
+        return all(found[name] == value for name, value in wanted.items())
+
+    return check
+
+
+@pytest.mark.timeout(300)
+async def test_others_are_stepped_beside_one_that_is_held_or_unreadable(
+    database_url: str, start_control_plane, tmp_path: Path, eventually
+) -> None:
+    database = await asyncpg.connect(database_url.replace("+asyncpg", ""))
+    try:
+        async with (
+            start_control_plane(database_url, tmp_path) as plane,
+            running_gateway(plane.grpc_address),
+        ):
+            await make_fleet(plane)
+            stuck = await _begin(plane, "stuck")
+            holding = database.transaction()
+            await holding.start()
+            await database.execute("SELECT FROM rollouts WHERE id = $1 FOR UPDATE", stuck)
+            other = await _begin(plane, "other")
+            await eventually(_reaches(plane, other, share=1000), "another one goes on beside it")
+
+            # Its state is of a version to come; and the model has taken over, but not settled.
+            await database.execute("UPDATE rollouts SET state = '{}' WHERE id = $1", stuck)
+            await database.execute("UPDATE models SET release = 'new' WHERE id = 'stuck'")
+            await database.execute("DELETE FROM splits WHERE id = 'stuck'")
+            await holding.commit()
+            log = tmp_path / f"{plane.spec.name}.log"
+            await eventually(lambda: "rollout_unreadable" in log.read_text(), "it is said")
+            refused = await plane.admin.delete("/v1/releases/stuck@old")
+            assert refused.status_code == 409, refused.text
+            assert stuck in refused.json()["detail"]
+
+            await database.execute("DELETE FROM releases WHERE id = 'other@new'")
+            aborted = await plane.admin.post(f"/v1/rollouts/{other}/abort")
+            assert aborted.status_code == 200, aborted.text
+            over = _reaches(plane, other, is_live=False, share=0)
+            await eventually(over, "what is not there any more is not waited for")
+    finally:
+        await database.close()
