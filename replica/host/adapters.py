@@ -19,6 +19,7 @@ from sluice.errors import ErrorCode
 
 READS_MAX = 64  # adapters on their way at once, without those that the node does not have yet
 WAITERS_MAX = 8192  # requests, for all adapters together
+WAITERS_EACH_MAX = 1024  # of them for one adapter: whoever wants another one is not kept out
 _FETCHES_MAX = 3  # in a row, of one adapter that is gone again when it is to be read
 _REFUSALS_MAX = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -36,6 +37,15 @@ class Background(Protocol):
         is too much to do already.
         """
         ...
+
+
+class _Waiter(NamedTuple):
+    done: Done
+    is_wanted: Callable[[], bool]
+
+
+def _always() -> bool:
+    return True
 
 
 class Shelf(Protocol):
@@ -89,18 +99,21 @@ class AdapterDesk:
         self._background = background
         self._counters = counters
         self._shelf = shelf
-        self._waiting: dict[str, list[Done]] = {}
+        self._waiting: dict[str, list[_Waiter]] = {}
         self._waiters = 0
         self._fetching: dict[str, int] = {}  # digest -> how often it was asked for at the shelf
         # What is wrong with an artifact stays wrong, unless its directory is put there anew: one
         # that was being removed, or that a broken disk had bitten, may be whole the next time.
         self._refused: dict[str, _Refusal] = {}
 
-    def fetch(self, digest: str, done: Done) -> None:
+    def fetch(self, digest: str, done: Done, is_wanted: Callable[[], bool] = _always) -> None:
         """Make sure that the driver has an adapter, then call `done`, at once or in a later turn.
 
-        `done` gets the reason if it cannot be had. It must use the adapter before it returns: later
-        ones may take its place.
+        Args:
+            digest: Of the adapter.
+            done: Gets the reason if it cannot be had. It must use the adapter before it returns:
+                later ones may take its place.
+            is_wanted: Whether somebody still waits; else `done` may never be called.
         """
         if not _DIGEST.fullmatch(digest):
             message = f"{digest[:80]!r} is no digest of an adapter: 64 hexadecimal digits"
@@ -113,12 +126,23 @@ class AdapterDesk:
         elif self._waiters >= WAITERS_MAX:
             done(_busy(f"{self._waiters} requests wait for adapters"))
         elif (waiting := self._waiting.get(digest)) is not None:
-            waiting.append(done)
-            self._waiters += 1
+            self._join(waiting, _Waiter(done, is_wanted))
         elif len(self._waiting) - len(self._fetching) >= READS_MAX or not self._run(digest):
             done(_busy(f"{len(self._waiting)} adapters are being read"))
         else:
-            self._waiting[digest] = [done]
+            self._waiting[digest] = [_Waiter(done, is_wanted)]
+            self._waiters += 1
+
+    def _join(self, waiting: list[_Waiter], waiter: _Waiter) -> None:
+        """Let somebody wait with others, in the place of those who gave up."""
+        if len(waiting) >= WAITERS_EACH_MAX:
+            before = len(waiting)
+            waiting[:] = [other for other in waiting if other.is_wanted()]
+            self._waiters -= before - len(waiting)
+        if len(waiting) >= WAITERS_EACH_MAX:
+            waiter.done(_busy(f"{len(waiting)} requests wait for this adapter"))
+        else:
+            waiting.append(waiter)
             self._waiters += 1
 
     def _run(self, digest: str) -> bool:
@@ -183,10 +207,10 @@ class AdapterDesk:
             self._counters.adapter_failures += 1
         waiting = self._waiting.pop(digest)
         self._waiters -= len(waiting)
-        for done in waiting:
+        for done, is_wanted in waiting:
             # One of them may have needed the room for something else; the next then starts over.
             if error is None and not self._driver.has_adapter(digest):
-                self.fetch(digest, done)
+                self.fetch(digest, done, is_wanted)
             else:
                 done(error)
 

@@ -242,7 +242,11 @@ class SequenceBook:
     def _equip(self, request: SequenceRequest) -> None:
         """Start a sequence, after its adapter was read if it is not here."""
         if request.adapter_digest and self._driver.capabilities.adapter_slots:
-            self._adapters.fetch(request.adapter_digest, partial(self._start, request))
+            self._adapters.fetch(
+                request.adapter_digest,
+                partial(self._start, request),
+                lambda: bool(self._wanted(request)),
+            )
         else:
             self._start(request, None)
 
@@ -270,10 +274,14 @@ class SequenceBook:
             message = "a fork has the id of another sequence; give each an id of its own"
             raise RefusedError(ErrorCode.INVALID_REQUEST, message)
 
+    def _wanted(self, request: SequenceRequest) -> list[int]:
+        """Return the keys of a request and its forks that were not cancelled meanwhile."""
+        keys = [request.key, *(fork.key for fork in request.forks)]
+        return [key for key in keys if key in self._living]
+
     def _start(self, request: SequenceRequest, error: RefusedError | None) -> None:
         """Give the driver what is still wanted of a request, or end it with `error`."""
-        keys = [request.key, *(fork.key for fork in request.forks)]
-        wanted = [key for key in keys if key in self._living]  # the rest was cancelled meanwhile
+        wanted = self._wanted(request)
         if not wanted:
             return
         if error is None:

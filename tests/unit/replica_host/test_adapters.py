@@ -345,3 +345,26 @@ def test_waiting_for_the_node_is_bounded_and_hinders_no_reads(
     bench.background.finish()
     bench.step()
     assert bench.finished[1].code == "engine_busy"
+
+
+def test_one_adapter_does_not_keep_out_those_who_want_another(
+    make_bench, make_adapter, monkeypatch
+) -> None:
+    monkeypatch.setattr(adapters_module, "WAITERS_EACH_MAX", 2)
+    bench = make_bench()
+    make_adapter("a")
+    make_adapter("b")
+    bench.submit(sequence(1), sequence(2), sequence(3), sequence(4, B))
+    bench.step()
+    assert bench.finished[3].code == "engine_busy"
+    assert set(bench.finished) == {3}
+    bench.core.cancel(1, [1])
+    bench.submit(sequence(5))  # in the place of the one that gave up
+    bench.background.finish()
+    bench.background.finish()
+    bench.run()
+    assert {n for n, f in bench.finished.items() if f.reason == wire.FINISH_REASON_LENGTH} == {
+        2,
+        4,
+        5,
+    }
