@@ -30,7 +30,7 @@ TROUBLE_TIMEOUT: Trouble
 TROUBLE_REFUSED: Trouble
 
 class DistributionReport(_message.Message):
-    __slots__ = ("node_id", "boot_id", "region", "rack", "peer_address", "held", "is_full", "failures", "needed", "free_bytes", "declined")
+    __slots__ = ("node_id", "boot_id", "region", "rack", "peer_address", "held", "is_full", "failures", "needed", "free_bytes", "declined", "knows_unchanged")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class DistributionReport(_message.Message):
     NEEDED_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DECLINED_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_UNCHANGED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     boot_id: str
     region: str
@@ -53,7 +54,8 @@ class DistributionReport(_message.Message):
     needed: _containers.RepeatedScalarFieldContainer[str]
     free_bytes: int
     declined: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., region: _Optional[str] = ..., rack: _Optional[str] = ..., peer_address: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., is_full: _Optional[bool] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., needed: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[int] = ..., declined: _Optional[_Iterable[str]] = ...) -> None: ...
+    knows_unchanged: bool
+    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., region: _Optional[str] = ..., rack: _Optional[str] = ..., peer_address: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., is_full: _Optional[bool] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., needed: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[int] = ..., declined: _Optional[_Iterable[str]] = ..., knows_unchanged: _Optional[bool] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("digest", "chunks", "is_complete")
@@ -78,14 +80,18 @@ class Failure(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., chunk: _Optional[int] = ..., source_node_id: _Optional[str] = ..., trouble: _Optional[_Union[Trouble, str]] = ...) -> None: ...
 
 class DistributionAnswer(_message.Message):
-    __slots__ = ("wanted", "orders", "wants_full")
+    __slots__ = ("wanted", "orders", "wants_full", "is_wanted_unchanged", "own")
     WANTED_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     WANTS_FULL_FIELD_NUMBER: _ClassVar[int]
+    IS_WANTED_UNCHANGED_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
     wanted: _containers.RepeatedCompositeFieldContainer[Wanted]
     orders: _containers.RepeatedCompositeFieldContainer[Order]
     wants_full: bool
-    def __init__(self, wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., wants_full: _Optional[bool] = ...) -> None: ...
+    is_wanted_unchanged: bool
+    own: _containers.RepeatedCompositeFieldContainer[Wanted]
+    def __init__(self, wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., wants_full: _Optional[bool] = ..., is_wanted_unchanged: _Optional[bool] = ..., own: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ...) -> None: ...
 
 class Wanted(_message.Message):
     __slots__ = ("digest", "priority")
