@@ -148,8 +148,8 @@ pools = Table(
     ),
     object_column("roles"),
     object_column("needs"),
-    # How many replicas a rollout needs here, and when the pool is to be given up after one: the
-    # fleet's own; `replicas_wanted` is the operators'.
+    # How many replicas are needed here because of rollouts (`pool_demands`), and when the pool is
+    # to be given up after one: the fleet's own; `replicas_wanted` is the operators'.
     Column(
         "rollout_replicas",
         Integer,
@@ -166,6 +166,23 @@ pool_conditions = Table(
     Column("text", Text, nullable=False),
     Column("unplaced", Integer, nullable=False, server_default="0"),
     Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+
+# How many replicas the rollout of a model needs in a pool, since when, and until when if it ended.
+pool_demands = Table(
+    "pool_demands",
+    metadata,
+    Column("pool_id", Text, ForeignKey("pools.id", ondelete="CASCADE"), primary_key=True),
+    Column(
+        "model_id",
+        Text,
+        ForeignKey("models.id", ondelete="CASCADE"),
+        primary_key=True,
+        index=True,
+    ),
+    Column("replicas", Integer, CheckConstraint("replicas >= 0", name="replicas"), nullable=False),
+    Column("asked_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("ends_at", DateTime(timezone=True)),
 )
 
 models = Table(

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_serializer, model_validator
 
 from control_plane.fields import Body, Digest, Id, Text
+from control_plane.fleet.model import REPLICAS_MAX
 
 Role = Literal["prefill", "decode"]
 Share = Annotated[int, Field(ge=0, le=10_000)]
@@ -52,7 +53,7 @@ class PoolBody(Body):
 
     base_digest: Digest
     engine: Id
-    replicas_wanted: Annotated[int, Field(ge=0, le=10_000)] = 1
+    replicas_wanted: Annotated[int, Field(ge=0, le=REPLICAS_MAX)] = 1
     engine_options: Annotated[dict[Id, Text], Field(max_length=64, default_factory=_no_options)]
     cell_replicas_max: Annotated[int, Field(ge=0, le=10_000)] = 64
     roles: Annotated[dict[Role, Share], Field(default_factory=_no_roles)]

@@ -2,24 +2,49 @@
 
 An adapter is served by the replicas that are there: it has to lie on their nodes. Another base has
 a pool of its own: while it is rolled out, that pool has as many replicas as its share of the
-traffic needs and one more, beside the old pool, which keeps all of its own until the end. The
-demand is a column of its own, so what operators want is never overwritten, and an effective number
-is the larger of the two. The pool of the release that nobody gets any more is given up by the
-fleet's leader: a little later, and not before nothing stands for it (`retire_pools`).
+traffic needs and one more, beside the old pool, which keeps all of its own until the end. Each
+rollout has a demand of its own in the pool (`pool_demands`), so neither another rollout nor what
+operators want is overwritten; together with what serves there besides they are the pool's
+`rollout_replicas`, and the larger of that and `replicas_wanted` counts. The pool of the release
+that nobody gets any more is given up by the fleet's leader: a little later, and not before nothing
+stands for it (`retire_pools`); the demand goes in any case.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, and_, case, func, or_, select, table, text, update
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    case,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    table,
+    text,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import column
 
 from control_plane.audit import repository as audit
 from control_plane.audit.repository import AuditRow
-from control_plane.fleet.model import ReplicaState
-from control_plane.tables import aliases, cells, models, pools, releases, replicas, splits, tenants
+from control_plane.fleet.model import REPLICAS_MAX, ReplicaState
+from control_plane.tables import (
+    aliases,
+    cells,
+    models,
+    pool_demands,
+    pools,
+    releases,
+    replicas,
+    splits,
+    tenants,
+)
 from sluice.ids import new_id
 from sluice.profiles import FRAMES
 from sluice.split import SHARE_MAX
@@ -56,13 +81,13 @@ class Demand:
 
     Attributes:
         wanted: By operators.
-        rollout: By a rollout; None: there is none.
-        is_retiring: It is to be given up.
+        rollout: By the rollout in question; None: nothing.
+        is_ending: What the rollout wants is to go.
     """
 
     wanted: int
     rollout: int | None = None
-    is_retiring: bool = False
+    is_ending: bool = False
 
 
 def serving(wanted: int, share: int) -> int:
@@ -70,21 +95,29 @@ def serving(wanted: int, share: int) -> int:
     return max(1, -(-wanted * share // SHARE_MAX))
 
 
-def kept_after(kept: Demand, dropped: Demand, *, is_shared: bool) -> int:
-    """Return how many replicas the pool wants that takes over from another one.
+def together(steady: int, demands: Iterable[int]) -> int | None:
+    """Return how many replicas a pool needs because of rollouts; None: there are none.
 
     Args:
-        kept: The pool that goes on; it was canary's.
-        dropped: The pool that it takes over from.
-        is_shared: Whether it serves other models, too: then it needs what it had besides.
+        steady: That serve what is in no rollout to this pool; 0: nothing is.
+        demands: Of the rollouts.
     """
-    needed = dropped.wanted + (kept.wanted if is_shared else 0)
-    return max(kept.wanted, needed)
+    found = list(demands)
+    return min(REPLICAS_MAX, steady + sum(found)) if found else None
+
+
+def kept_after(kept: Demand, dropped: Demand) -> int:
+    """Return how many replicas the pool wants that takes over from another one.
+
+    It is what the rollout's last stage needed, if that is more than operators want: never the sum,
+    with which a model that goes to and fro would let both pools grow for ever.
+    """
+    return min(REPLICAS_MAX, max(kept.wanted, serving(dropped.wanted, SHARE_MAX)))
 
 
 def is_settled(kept: Demand, dropped: Demand) -> bool:
     """Return whether a rollout that ended asks for nothing more; true if it never did."""
-    return kept.rollout is None and (dropped.rollout is None or dropped.is_retiring)
+    return kept.rollout is None and (dropped.rollout is None or dropped.is_ending)
 
 
 async def prepare(
@@ -93,12 +126,15 @@ async def prepare(
     """Ask the fleet to get ready to serve a share (basis points) of a model by canary."""
     if not _has_own_pool(control, canary):
         return
-    known = await _locked(connection, control.pool_id, canary.pool_id)
+    known = await _locked(connection, canary.model_id, control.pool_id, canary.pool_id)
     if len(known) < 2:
         return
-    demand = await _needed(connection, known, control, canary, share) + SURGE
-    for pool_id, rollout in ((control.pool_id, None), (canary.pool_id, demand)):
-        await _write(connection, pool_id, rollout_replicas=rollout, retire_at=None)
+    demand = min(REPLICAS_MAX, serving(known[control.pool_id].wanted, share) + SURGE)
+    await _demand(connection, canary, demand)
+    await _forget(connection, control)
+    for pool_id in (control.pool_id, canary.pool_id):
+        await _write(connection, pool_id, retire_at=None)
+        await _renew(connection, pool_id)
 
 
 async def is_ready(
@@ -107,12 +143,13 @@ async def is_ready(
     """Return whether replicas are ready that can serve the share by canary, with its adapter."""
     needed = 1
     if _has_own_pool(control, canary):
-        known = await _locked(connection, control.pool_id, canary.pool_id)
+        known = await _locked(connection, canary.model_id, control.pool_id, canary.pool_id)
         if len(known) < 2:
             return False
-        needed = await _needed(connection, known, control, canary, share)
+        needed = serving(known[control.pool_id].wanted, share)
+        needed += await _needed_besides(connection, canary, known[canary.pool_id].wanted)
     nodes = await _serving_nodes(connection, canary.pool_id)
-    if len(nodes) < needed:
+    if len(nodes) < min(needed, REPLICAS_MAX):
         return False
     return not canary.adapter_digest or await _hold(connection, set(nodes), canary.adapter_digest)
 
@@ -121,60 +158,86 @@ async def settle(connection: AsyncConnection, kept: Release, dropped: Release) -
     """End what `prepare` asked for: `kept` serves alone, the pool of `dropped` is given up."""
     if not _has_own_pool(kept, dropped):
         return
-    known = await _locked(connection, kept.pool_id, dropped.pool_id)
+    known = await _locked(connection, kept.model_id, kept.pool_id, dropped.pool_id)
     if len(known) < 2:
         return
     one, other = known[kept.pool_id], known[dropped.pool_id]
     if is_settled(one, other):
         return
     if one.rollout is not None:
-        is_shared = bool(await users(connection, kept.pool_id, besides=kept.model_id))
-        wanted = kept_after(one, other, is_shared=is_shared)
-        await _write(connection, kept.pool_id, replicas_wanted=wanted, rollout_replicas=None)
+        wanted = kept_after(one, other)
+        await _write(connection, kept.pool_id, replicas_wanted=wanted)
         await _record(connection, kept.pool_id, one.wanted, wanted, f"rollout of {kept.model_id}")
-    await _write(connection, dropped.pool_id, retire_at=_soon())
+        await _forget(connection, kept)
+        await _renew(connection, kept.pool_id)
+        await _follow(connection, kept, dropped)
+    await _write(connection, dropped.pool_id, retire_at=_soon(pools.c.retire_at))
+    ends_at = _soon(pool_demands.c.ends_at)
+    await connection.execute(update(pool_demands).where(_own(dropped)).values(ends_at=ends_at))
 
 
 async def retire_pools(connection: AsyncConnection) -> list[str]:
     """Let the pools that are to be given up go to 0 replicas, a few at once; return them.
 
-    One that something stands for again is looked at again later.
+    What rollouts that ended had asked for goes, too. A pool that something stands for again is
+    looked at again later.
     """
-    t = pools.c
+    t, d = pools.c, pool_demands.c
+    is_over = exists().where(d.pool_id == t.id, d.ends_at <= func.now())
+    is_orphan = and_(t.rollout_replicas.is_not(None), ~exists().where(d.pool_id == t.id))
+    is_due = func.coalesce(t.retire_at <= func.now(), False)
     due = (
-        select(t.id, t.replicas_wanted)
-        .where(t.retire_at <= func.now())
+        select(t.id, t.replicas_wanted, is_due)
+        .where(or_(is_due, is_over, is_orphan))
         .order_by(t.retire_at)
         .limit(_RETIREMENTS_MAX)
         .with_for_update(skip_locked=True)
     )
     retired: list[str] = []
-    for pool_id, wanted in (await connection.execute(due)).all():
-        if await users(connection, pool_id):
-            await _write(connection, pool_id, retire_at=_soon())
+    for pool_id, wanted, is_retiring in (await connection.execute(due)).all():
+        over = delete(pool_demands).where(d.pool_id == pool_id, d.ends_at <= func.now())
+        await connection.execute(over)
+        is_wanted = await _renew(connection, pool_id) is not None
+        if not is_retiring:
             continue
-        await _write(connection, pool_id, replicas_wanted=0, rollout_replicas=None, retire_at=None)
+        if is_wanted or await users(connection, pool_id):
+            await _write(connection, pool_id, retire_at=_soon(t.retire_at))
+            continue
+        await _write(connection, pool_id, replicas_wanted=0, retire_at=None)
         await _record(connection, pool_id, wanted, 0, "nobody gets its release any more")
         retired.append(pool_id)
     return retired
 
 
-async def users(connection: AsyncConnection, pool_id: str, besides: str = "") -> list[str]:
+async def end_demands(connection: AsyncConnection, pool_id: str) -> None:
+    """Forget what rollouts that ended had asked for in a pool, which the caller holds."""
+    t = pool_demands.c
+    ended = delete(pool_demands).where(t.pool_id == pool_id, t.ends_at.is_not(None))
+    await connection.execute(ended)
+    await _renew(connection, pool_id)
+
+
+async def users(
+    connection: AsyncConnection, pool_id: str, besides: Collection[str] = ()
+) -> list[str]:
     """Return what stands for a pool, in words, the first few.
 
     Args:
         connection: To read with.
         pool_id: The pool.
-        besides: A model that does not count, with its releases.
+        besides: Models that do not count, with their releases.
     """
-    release = and_(releases.c.pool_id == pool_id, releases.c.model_id != besides)
+    others = sorted(besides)
+    release = and_(releases.c.pool_id == pool_id, releases.c.model_id.not_in(others))
     pins = func.jsonb_each_text(tenants.c.pins).table_valued("key", "value")
     named = or_(
         releases.c.id == splits.c.id + "@" + splits.c.control,
         releases.c.id == splits.c.id + "@" + splits.c.canary,
     )
     queries = (
-        select("model " + models.c.id).where(models.c.pool_id == pool_id, models.c.id != besides),
+        select("model " + models.c.id).where(
+            models.c.pool_id == pool_id, models.c.id.not_in(others)
+        ),
         select("rollout of " + splits.c.id).join(releases, named).where(release),
         select("alias " + aliases.c.id)
         .join(releases, releases.c.id == aliases.c.release_id)
@@ -194,28 +257,89 @@ def _has_own_pool(one: Release, other: Release) -> bool:
     return bool(one.pool_id and other.pool_id) and one.pool_id != other.pool_id
 
 
-async def _locked(connection: AsyncConnection, *ids: str) -> Mapping[str, Demand]:
-    """Return what is wanted of the pools, held until the transaction ends."""
-    t = pools.c
-    query = select(t.id, t.replicas_wanted, t.rollout_replicas, t.retire_at.is_not(None))
-    rows = await connection.execute(
-        query.where(t.id.in_(sorted(ids))).order_by(t.id).with_for_update(key_share=True)
+def _own(release: Release) -> ColumnElement[bool]:
+    """Return whether a demand is that of the release's model in its pool."""
+    t = pool_demands.c
+    return and_(t.pool_id == release.pool_id, t.model_id == release.model_id)
+
+
+async def _locked(connection: AsyncConnection, model_id: str, *ids: str) -> Mapping[str, Demand]:
+    """Return what is wanted of the pools, and of them by a model, held until the end."""
+    t, d = pools.c, pool_demands.c
+    held = select(t.id, t.replicas_wanted).where(t.id.in_(sorted(ids))).order_by(t.id)
+    rows = await connection.execute(held.with_for_update(key_share=True))
+    found = {key: Demand(wanted) for key, wanted in rows.all()}
+    query = select(d.pool_id, d.replicas, d.ends_at.is_not(None))
+    query = query.where(d.model_id == model_id, d.pool_id.in_(sorted(found)))
+    for key, asked, is_ending in (await connection.execute(query)).all():
+        found[key] = Demand(found[key].wanted, asked, is_ending)
+    return found
+
+
+async def _demand(connection: AsyncConnection, canary: Release, demand: int) -> None:
+    """Write down how many replicas a rollout needs; who asks for more, asks anew."""
+    key = {"pool_id": canary.pool_id, "model_id": canary.model_id}
+    made = insert(pool_demands).values(**key, replicas=demand, asked_at=func.clock_timestamp())
+    t, coming = pool_demands.c, made.excluded
+    asked_at = case((coming.replicas > t.replicas, coming.asked_at), else_=t.asked_at)
+    changed = {"replicas": demand, "asked_at": asked_at, "ends_at": None}
+    await connection.execute(
+        made.on_conflict_do_update(index_elements=["pool_id", "model_id"], set_=changed)
     )
-    return {key: Demand(*demand) for key, *demand in rows.all()}
 
 
-async def _needed(
-    connection: AsyncConnection,
-    known: Mapping[str, Demand],
-    control: Release,
-    canary: Release,
-    share: int,
-) -> int:
-    """Return how many replicas serve the share and what the pool of canary serves besides."""
-    needed = serving(known[control.pool_id].wanted, share)
-    if await users(connection, canary.pool_id, besides=canary.model_id):
-        needed += known[canary.pool_id].wanted
-    return needed
+async def _forget(connection: AsyncConnection, release: Release) -> None:
+    await connection.execute(delete(pool_demands).where(_own(release)))
+
+
+async def _renew(connection: AsyncConnection, pool_id: str) -> int | None:
+    """Write down, and return, what rollouts need of a pool that is held."""
+    t = pool_demands.c
+    query = select(t.model_id, t.replicas).where(t.pool_id == pool_id)
+    demands = dict((await connection.execute(query)).all())
+    steady = await _steady(connection, pool_id, demands.keys()) if demands else 0
+    demand = together(steady, demands.values())
+    await _write(connection, pool_id, rollout_replicas=demand)
+    return demand
+
+
+async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection[str]) -> int:
+    """Return how many replicas serve what is in no rollout to the pool; 0: nothing is."""
+    if not await users(connection, pool_id, besides):
+        return 0
+    query = select(pools.c.replicas_wanted).where(pools.c.id == pool_id)
+    return await connection.scalar(query) or 0
+
+
+async def _needed_besides(connection: AsyncConnection, canary: Release, wanted: int) -> int:
+    """Return how many replicas the pool of a canary needs for all others.
+
+    Of the other rollouts those count that asked before: who comes later waits, and holds up nobody.
+    The surplus ones are not waited for.
+    """
+    t = pool_demands.c
+    query = select(t.model_id, t.replicas, t.asked_at).where(t.pool_id == canary.pool_id)
+    rows = (await connection.execute(query)).all()
+    own = next((asked_at for model, _, asked_at in rows if model == canary.model_id), None)
+    others = [row for row in rows if row[0] != canary.model_id]
+    needed = sum(asked - SURGE for _, asked, at in others if own is None or at < own)
+    besides = {canary.model_id, *(model for model, *_ in others)}
+    is_shared = await users(connection, canary.pool_id, besides)
+    return needed + (wanted if is_shared else 0)
+
+
+async def _follow(connection: AsyncConnection, kept: Release, dropped: Release) -> None:
+    """Let the releases that the dropped pool served be served by the other one, of one base.
+
+    While the rollout went on, each was served where it was (`control_plane.models.routes`).
+    """
+    t = releases.c
+    query = update(releases).where(
+        t.model_id == kept.model_id,
+        t.base_digest == kept.base_digest,
+        t.pool_id == dropped.pool_id,
+    )
+    await connection.execute(query.values(pool_id=kept.pool_id))
 
 
 async def _serving_nodes(connection: AsyncConnection, pool_id: str) -> list[str]:
@@ -238,10 +362,10 @@ async def _hold(connection: AsyncConnection, nodes: set[str], digest: str) -> bo
     return not held or (len(held) == len(nodes) and all(held.values()))
 
 
-def _soon() -> ColumnElement[object]:
-    """Return when a pool is given up; the moment stands once it is set."""
+def _soon(moment: ColumnElement[datetime | None]) -> ColumnElement[object]:
+    """Return when something is given up; the moment stands once it is set."""
     later = func.now() + timedelta(seconds=RETIRE_AFTER_S)
-    return case((pools.c.retire_at > func.now(), pools.c.retire_at), else_=later)
+    return case((moment > func.now(), moment), else_=later)
 
 
 async def _write(connection: AsyncConnection, pool_id: str, **values: object) -> None:

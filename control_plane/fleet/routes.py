@@ -27,7 +27,8 @@ async def _check_running(connection: AsyncConnection, key: str, values: Values) 
     if row is None:
         return
     if row.retire_at is not None:  # who writes it wants it, whatever a rollout left
-        values |= {"retire_at": None, "rollout_replicas": None}
+        values |= {"retire_at": None}
+        await preparation.end_demands(connection, key)
     if (row.base_digest, row.engine) == (values["base_digest"], values["engine"]):
         return
     for table, fix in ((replicas, "set replicas_wanted to 0 first"), (models, "move them first")):

@@ -92,10 +92,10 @@ async def _moved_along(
     """Return which releases go to the pool of the one that was written."""
     name = release_id(key, values["release"])
     query = select(models.c.release, models.c.pool_id).where(models.c.id == key)
-    release, pool_id = (await connection.execute(query)).tuples().one()
+    release, pool_id = (await connection.execute(query)).one()
     query = select(_rollouts.c.control, _rollouts.c.canary)
     query = query.where(_rollouts.c.model_id == key, _rollouts.c.is_live)
-    live = (await connection.execute(query)).tuples().first()
+    live = (await connection.execute(query)).first()
     if live is None and (release, pool_id) == (values["release"], values["pool_id"]):
         is_of_base = releases.c.base_digest == values["base_digest"]
         return and_(releases.c.model_id == key, is_of_base)

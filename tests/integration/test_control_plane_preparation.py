@@ -1,6 +1,7 @@
 """The fleet gets ready for a rollout, and settles after it: rows of a real database."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -66,7 +67,8 @@ async def wanted(database: Database, pool: str) -> tuple[int, int | None]:
 
 async def retire(database: Database) -> list[str]:
     """Let the time pass after which pools are given up, and look."""
-    await execute(database, "UPDATE pools SET retire_at = now() WHERE retire_at IS NOT NULL")
+    for table, moment in (("pools", "retire_at"), ("pool_demands", "ends_at")):
+        await execute(database, f"UPDATE {table} SET {moment} = now() WHERE {moment} IS NOT NULL")
     return await database.run(retire_pools)
 
 
@@ -135,3 +137,43 @@ async def test_an_adapter_is_ready_where_it_lies_on_all_nodes(database: Database
     assert not await ready()
     await execute(database, held + f"('n1', '{ADAPTER}')")
     assert await ready()
+
+
+async def test_rollouts_into_one_pool_leave_each_other_alone(database: Database) -> None:
+    other = replace(CONTROL, model_id="x"), replace(CANARY, model_id="x")
+    await execute(
+        database,
+        "INSERT INTO models (id, base_digest, release, created_at_unix_s, pool_id) VALUES "
+        f"('x', '{OLD_BASE}', 'one', 0, 'old'), ('user', '{NEW_BASE}', '', 0, 'new')",
+        "UPDATE pools SET replicas_wanted = 1 WHERE id = 'new'",
+    )
+    await database.run(lambda c: prepare(c, CONTROL, CANARY, 5000))
+    assert await wanted(database, "new") == (1, 4), "one for who is there, and three"
+    await execute(database, *(replica("new", number) for number in range(3)))
+    await database.run(lambda c: prepare(c, *other, 100))
+    assert await wanted(database, "new") == (1, 6)
+    assert await database.run(lambda c: is_ready(c, CONTROL, CANARY, 5000)), "it was there before"
+    assert not await database.run(lambda c: is_ready(c, *other, 100)), "there are not enough yet"
+    await database.run(lambda c: settle(c, other[0], other[1]))
+    assert await retire(database) == [], "others use the pool"
+    assert await wanted(database, "new") == (1, 4), "only what was rolled back has gone"
+    await execute(
+        database,
+        "INSERT INTO releases (id, model_id, base_digest, pool_id) "
+        f"VALUES ('m@three', 'm', '{NEW_BASE}', 'old'), ('x@one', 'x', '{OLD_BASE}', 'old')",
+        f"UPDATE models SET base_digest = '{NEW_BASE}', release = 'two', pool_id = 'new' "
+        "WHERE id = 'm'",
+    )
+    for _ in range(2):
+        await database.run(lambda c: settle(c, CANARY, CONTROL))
+    assert await wanted(database, "new") == (4, None), "no sum of both"
+    assert await retire(database) == []
+    assert await wanted(database, "old") == (4, None), "another model stands for it"
+    query = text("SELECT id, pool_id FROM releases")
+    found = await database.run(lambda c: c.execute(query))
+    assert dict(found.all()) == {
+        "m@one": "old",
+        "m@two": "new",
+        "m@three": "new",
+        "x@one": "old",
+    }

@@ -54,6 +54,25 @@ def upgrade() -> None:
             op.add_column(table, column)
     op.create_check_constraint("rollout_replicas", "pools", "rollout_replicas >= 0")
     op.create_table(
+        "pool_demands",
+        sa.Column(
+            "pool_id", sa.Text(), sa.ForeignKey("pools.id", ondelete="CASCADE"), primary_key=True
+        ),
+        sa.Column(
+            "model_id",
+            sa.Text(),
+            sa.ForeignKey("models.id", ondelete="CASCADE"),
+            primary_key=True,
+            index=True,
+        ),
+        sa.Column("replicas", sa.Integer(), nullable=False),
+        sa.Column(
+            "asked_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.text("now()")
+        ),
+        sa.Column("ends_at", sa.DateTime(timezone=True)),
+        sa.CheckConstraint("replicas >= 0", name="replicas"),
+    )
+    op.create_table(
         "pool_conditions",
         sa.Column(
             "pool_id", sa.Text(), sa.ForeignKey("pools.id", ondelete="CASCADE"), primary_key=True
@@ -68,6 +87,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("pool_conditions")
+    op.drop_table("pool_demands")
     for table, columns in ADDED.items():
         for column in columns:
             op.drop_column(table, column.name)

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.fleet.preparation import Demand, is_settled, kept_after, serving
+from control_plane.fleet.model import REPLICAS_MAX
+from control_plane.fleet.preparation import Demand, is_settled, kept_after, serving, together
 
 _WANTED = st.integers(0, 10_000)
 _SHARE = st.integers(0, 10_000)
@@ -22,15 +23,35 @@ def test_a_larger_share_never_needs_fewer(wanted: int, one: int, other: int) -> 
     assert serving(wanted, less) <= serving(wanted, more) <= max(1, wanted)
 
 
+@given(_WANTED, st.lists(_WANTED, min_size=1))
+def test_rollouts_into_one_pool_take_nothing_from_each_other(steady: int, asked: list[int]) -> None:
+    found = together(steady, asked)
+    assert found is not None
+    assert found == min(REPLICAS_MAX, steady + sum(asked))
+    assert together(steady, [*asked, 2]) == min(REPLICAS_MAX, found + 2)
+
+
+def test_no_rollout_asks_for_nothing() -> None:
+    assert together(4, []) is None
+
+
 def test_who_goes_on_wants_what_was_wanted() -> None:
-    assert kept_after(Demand(0, 5), Demand(4), is_shared=False) == 4
-    assert kept_after(Demand(6, 5), Demand(4), is_shared=False) == 6, "operators wanted more"
-    assert kept_after(Demand(6, 11), Demand(4), is_shared=True) == 10, "and others use it"
+    assert kept_after(Demand(0, 5), Demand(4)) == 4
+    assert kept_after(Demand(6, 5), Demand(4)) == 6, "operators wanted more"
+    assert kept_after(Demand(0, 2), Demand(0)) == 1, "its last stage needed one"
+
+
+@given(_WANTED, _WANTED, st.integers(1, 20))
+def test_going_to_and_fro_lets_no_pool_grow(one: int, other: int, moves: int) -> None:
+    largest = max(1, one, other)
+    for _ in range(moves):
+        one, other = kept_after(Demand(other, 1), Demand(one)), one
+    assert max(one, other) <= largest
 
 
 def test_a_rollout_is_settled_once() -> None:
     assert not is_settled(Demand(0, 5), Demand(4)), "it is done"
-    assert is_settled(Demand(4), Demand(4, is_retiring=True))
+    assert is_settled(Demand(4), Demand(4)), "and has been put away"
     assert not is_settled(Demand(4), Demand(0, 2)), "it was rolled back"
-    assert is_settled(Demand(4), Demand(0, 2, is_retiring=True))
+    assert is_settled(Demand(4), Demand(0, 2, is_ending=True))
     assert is_settled(Demand(4), Demand(0)), "nothing was ever asked for, or all is over"
