@@ -8,16 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.fleet.cells import CELL_DRAIN_S, Spread, cells_wanted, sizes, spread_pools
-from control_plane.fleet.model import (
-    Cell,
-    Node,
-    Plan,
-    Pool,
-    Replica,
-    ReplicaState,
-    assign_roles,
-    plan_replicas,
-)
+from control_plane.fleet.model import Cell, Node, Pool, Replica, ReplicaState, assign_roles
+from control_plane.fleet.planner import Plan, plan_replicas
 
 _LIMITS = st.sampled_from([0, 1, 2, 3, 8])
 _POOLS = st.lists(st.tuples(st.integers(0, 12), _LIMITS), min_size=1, max_size=3).map(
