@@ -65,6 +65,9 @@ class ControlState:
 
     def __init__(self) -> None:
         self.version = 0
+        # By kind, how often something of it may have changed: who follows a few kinds compares
+        # these, and has nothing to do when an object of another kind brings a new version.
+        self.revisions = dict.fromkeys(KINDS, 0)
         self.tiers: dict[str, wire.Tier] = {}
         self.tenants: dict[str, wire.Tenant] = {}
         self.keys: dict[str, wire.ApiKey] = {}
@@ -103,6 +106,8 @@ class ControlState:
                 objects.pop(key, None)
             for message in getattr(response.upserts, kind):
                 objects[key_of(kind, message)] = message
+            if getattr(response.removals, kind) or getattr(response.upserts, kind):
+                self.revisions[kind] += 1
         self.version = response.version
         return True
 
@@ -121,6 +126,7 @@ class ControlState:
         self.version = other.version
         for kind in KINDS:
             setattr(self, kind, other.of_kind(kind))
+            self.revisions[kind] += 1
 
     def drop(self) -> Iterator[None]:
         """Let go of everything step by step: to free 200,000 objects takes a while, too."""

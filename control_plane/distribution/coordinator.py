@@ -5,13 +5,14 @@ No clock and no I/O; the service calls it in a thread, one round at a time.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from control_plane.distribution.messages import merge
 from control_plane.distribution.model import Answer, Artifact, Limits, Priority, Report
 from control_plane.distribution.planner import Planner
+from control_plane.distribution.wants import Wants
 
-_NOTHING: Mapping[str, Priority] = MappingProxyType({})
+_NOTHING = Wants()
+_SIFTED_MAX = 1024  # groups of nodes that share what they should have
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,30 @@ class Turn:
 
     Attributes:
         report: What it said since the last round; without anything new if it said nothing.
-        wanted: Everything that it should have; of what is not known nothing is planned.
+        wants: Everything that it should have; of what is not known nothing is planned.
     """
 
     report: Report
-    wanted: Mapping[str, Priority]
+    wants: Wants
+
+
+@dataclass(frozen=True, slots=True)
+class _Sifted:
+    """Of what nodes share, at a time when so many artifacts were known, those that were."""
+
+    shared: Mapping[str, Priority]
+    known_count: int
+    known: Mapping[str, Priority]
+    unknown: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Between:
+    """What differs between two mappings; it holds them, so that nothing else has their identity."""
+
+    before: Mapping[str, Priority]
+    after: Mapping[str, Priority]
+    differing: tuple[str, ...]
 
 
 class Coordinator:
@@ -34,7 +54,10 @@ class Coordinator:
         self._planner = Planner(limits, seed)
         self._known: set[str] = set()
         self._fresh: list[str] = []
-        self._wanted: dict[str, Mapping[str, Priority]] = {}  # by node, as the planner was told
+        self._wanted: dict[str, Wants] = {}  # by node, as the planner was told
+        self._sifted: dict[int, _Sifted] = {}  # by identity of what is shared
+        # What differs between two of those, in this round: it is the same for many nodes.
+        self._between: dict[tuple[int, int], _Between] = {}
         # What a node told before its artifact was known must not be lost: it is not told again.
         self._reports: dict[str, Report] = {}
 
@@ -46,9 +69,16 @@ class Coordinator:
                 self._known.add(artifact.digest)
                 self._fresh.append(artifact.digest)
 
-    def unknown(self, digests: Iterable[str]) -> set[str]:
-        """Return those that are not known."""
-        return set(digests) - self._known
+    def unknown(self, wants: Iterable[Wants]) -> set[str]:
+        """Return what is not known of that which some nodes should have."""
+        found = set[str]()
+        looked = set[int]()
+        for each in wants:
+            if id(each.shared) not in looked:
+                looked.add(id(each.shared))
+                found |= self._sift(each.shared).unknown
+            found.update(digest for digest, priority in each.own.items() if priority is not None)
+        return found - self._known
 
     def round(self, turns: Sequence[Turn], left: Iterable[str], now_s: float) -> dict[str, Answer]:
         """Plan for nodes.
@@ -61,12 +91,13 @@ class Coordinator:
         Returns:
             The answer for each node that has a turn, and for others that are asked for a report.
         """
+        self._between.clear()
         for node_id in left:
             self._want(node_id, _NOTHING)
             self._wanted.pop(node_id, None)
             self._reports.pop(node_id, None)
         for turn in turns:
-            self._want(turn.report.node_id, turn.wanted)
+            self._want(turn.report.node_id, turn.wants)
         reports = {turn.report.node_id: turn.report for turn in turns}
         for node_id, report in self._recall().items():
             reports[node_id] = merge(report, reports[node_id]) if node_id in reports else report
@@ -74,15 +105,47 @@ class Coordinator:
             self._remember(turn.report)
         return self._planner.plan(list(reports.values()), now_s)
 
-    def _want(self, node_id: str, wanted: Mapping[str, Priority]) -> None:
+    def _want(self, node_id: str, wants: Wants) -> None:
         before = self._wanted.get(node_id, _NOTHING)
-        after = {digest: p for digest, p in wanted.items() if digest in self._known}
-        for digest in before.keys() - after.keys():
-            self._planner.unwant(node_id, digest)
-        for digest, priority in after.items():
-            if before.get(digest) is not priority:
-                self._planner.want(node_id, digest, priority)
+        own = {digest: p for digest, p in wants.own.items() if digest in self._known}
+        after = Wants(self._sift(wants.shared).known, own)
         self._wanted[node_id] = after
+        differing = self._differing(before.shared, after.shared)
+        for digest in (*differing, *sorted(before.own.keys() | after.own.keys())):
+            priority = after.of(digest)
+            if priority is before.of(digest):
+                continue
+            if priority is None:
+                self._planner.unwant(node_id, digest)
+            else:
+                self._planner.want(node_id, digest, priority)
+
+    def _sift(self, shared: Mapping[str, Priority]) -> _Sifted:
+        """Return what is known of that which nodes share; the same while it stays the same."""
+        sifted = self._sifted.get(id(shared))
+        if sifted is not None and sifted.known_count == len(self._known):
+            return sifted
+        if sifted is not None and not sifted.unknown & self._known:
+            known, unknown = sifted.known, sifted.unknown
+        else:
+            known = {digest: p for digest, p in shared.items() if digest in self._known}
+            unknown = frozenset(shared.keys() - known.keys())
+        while len(self._sifted) >= _SIFTED_MAX:
+            del self._sifted[next(iter(self._sifted))]  # the oldest
+        self._sifted[id(shared)] = sifted = _Sifted(shared, len(self._known), known, unknown)
+        return sifted
+
+    def _differing(
+        self, before: Mapping[str, Priority], after: Mapping[str, Priority]
+    ) -> tuple[str, ...]:
+        if before is after:
+            return ()
+        key = id(before), id(after)
+        if key not in self._between:
+            among = before.keys() | after.keys()
+            found = sorted(d for d in among if before.get(d) is not after.get(d))
+            self._between[key] = _Between(before, after, tuple(found))
+        return self._between[key].differing
 
     def _recall(self) -> dict[str, Report]:
         """Return what nodes said of artifacts that are known since."""
@@ -96,6 +159,11 @@ class Coordinator:
 
     def _remember(self, report: Report) -> None:
         before = self._reports.get(report.node_id)
+        says_nothing = not report.held and not report.is_full
+        if says_nothing and before is not None and before.boot_id == report.boot_id:
+            # Most reports are so, and what was told before may be long: it is not copied.
+            self._reports[report.node_id] = replace(report, held=before.held, failures=())
+            return
         told = report if before is None else merge(before, report)
         held = {digest: chunks for digest, chunks in told.held.items() if chunks}
         self._reports[report.node_id] = replace(told, held=held, failures=(), is_full=False)

@@ -17,6 +17,7 @@ from control_plane.distribution.model import (
     Report,
     Trouble,
 )
+from control_plane.distribution.wants import Wants
 from control_plane.fields import is_address, is_digest, is_id
 from sluice.manifests import CHUNKS_MAX
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
@@ -26,6 +27,7 @@ _DIGESTS_MAX = 4096
 _FAILURES_MAX = 4096
 _BITMAP_BYTES_MAX = CHUNKS_MAX // 8
 _PLACE_CHARACTERS_MAX = 128
+_WRITTEN_MAX = 16  # serialized lists that are kept; each is 700 KB for 10,000 adapters
 _TROUBLES = {
     wire.TROUBLE_CORRUPT: Trouble.CORRUPT,
     wire.TROUBLE_TIMEOUT: Trouble.TIMEOUT,
@@ -52,6 +54,7 @@ class Said:
         complete: By digest, of what the report names: whether all of it lies on the node.
         needed: Digests that requests wait for.
         declined: Digests for which the node has no room.
+        knows_unchanged: It can be told that what it should have is the same as before.
     """
 
     report: Report
@@ -59,6 +62,7 @@ class Said:
     complete: Mapping[str, bool]
     needed: frozenset[str]
     declined: frozenset[str]
+    knows_unchanged: bool = False
 
 
 def read_report(message: wire.DistributionReport) -> Said:
@@ -91,22 +95,18 @@ def read_report(message: wire.DistributionReport) -> Said:
         complete,
         _read_digests(message.needed, "needed"),
         _read_digests(message.declined, "declined"),
+        message.knows_unchanged,
     )
 
 
-def write_answer(
-    answer: Answer, wanted: Mapping[str, Priority], addresses: Mapping[str, str]
-) -> wire.DistributionAnswer:
-    """Return an answer as a message.
+def write_answer(answer: Answer, addresses: Mapping[str, str]) -> wire.DistributionAnswer:
+    """Return an answer as a message, without what is wanted.
 
     Args:
         answer: The planner's. Orders whose source has no address are left out: it is gone.
-        wanted: What the node should have.
         addresses: Where nodes serve chunks, by node id.
     """
-    ordered = sorted(wanted, key=lambda digest: (wanted[digest], digest))
     return wire.DistributionAnswer(
-        wanted=[wire.Wanted(digest=d, priority=_PRIORITIES[wanted[d]]) for d in ordered],
         orders=[
             _write_order(order, addresses.get(order.source, ""))
             for order in answer.orders
@@ -114,6 +114,53 @@ def write_answer(
         ],
         wants_full=answer.wants_full,
     )
+
+
+class WantedWriter:
+    """Adds what nodes should have to their answers; what many share is written once."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, tuple[Mapping[str, Priority], bytes]] = {}
+
+    def add(
+        self,
+        answer: wire.DistributionAnswer,
+        wants: Wants,
+        told: Mapping[str, Priority] | None,
+        *,
+        knows_unchanged: bool,
+    ) -> None:
+        """Complete an answer.
+
+        Args:
+            answer: Changed in place.
+            wants: What the node should have.
+            told: What was shared when the agent was told last on this stream; None: not yet.
+            knows_unchanged: Whether the agent understands an answer that leaves out the same.
+        """
+        if not knows_unchanged:
+            answer.wanted.extend(_write_wanted(wants.flat()))
+            return
+        if told is wants.shared:
+            answer.is_wanted_unchanged = True
+        else:
+            answer.MergeFromString(self._of(wants.shared))
+        for digest, priority in sorted(wants.own.items()):
+            number = wire.PRIORITY_UNSPECIFIED if priority is None else _PRIORITIES[priority]
+            answer.own.add(digest=digest, priority=number)
+
+    def _of(self, shared: Mapping[str, Priority]) -> bytes:
+        if id(shared) not in self._written:
+            while len(self._written) >= _WRITTEN_MAX:
+                del self._written[next(iter(self._written))]  # the oldest
+            message = wire.DistributionAnswer(wanted=_write_wanted(shared))
+            self._written[id(shared)] = shared, message.SerializeToString()
+        return self._written[id(shared)][1]
+
+
+def _write_wanted(wanted: Mapping[str, Priority]) -> list[wire.Wanted]:
+    ordered = sorted(wanted, key=lambda digest: (wanted[digest], digest))
+    return [wire.Wanted(digest=d, priority=_PRIORITIES[wanted[d]]) for d in ordered]
 
 
 def merge(earlier: Report, later: Report) -> Report:

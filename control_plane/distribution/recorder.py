@@ -1,6 +1,9 @@
 """Writes down which artifacts lie complete on which node: `node_artifacts`."""
 
 import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 from sqlalchemy.exc import DBAPIError
 
@@ -10,11 +13,103 @@ from sluice.errors import PlatformError
 from sluice.lifecycle import run_every
 
 _WRITE_S = 0.2
+_STEP_S = 5.0  # a step begins nothing more after so long
 _CLEAN_S = 15.0
-_REPEAT = 4  # cleanings after which everything is written again, whatever happened to the rows
-_NODES_MAX = 100  # in one transaction
+_REPEAT = 4  # cleanings after which the rows are compared again, whatever happened to them
+_PAIRS_MAX = 5_000  # in one transaction
+_PAIRS_MIN = 100  # however slow the database is
+_NODES_MAX = 100  # compared in one query
 _TIMEOUT_S = 10.0
 _EXPECTED = (PlatformError, DBAPIError)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Differences of one transaction, by node."""
+
+    added: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    removed: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+
+class Ledger:
+    """What nodes have, and what the rows say of it; pure."""
+
+    def __init__(self) -> None:
+        self._complete: dict[str, set[str]] = {}
+        self._rows: dict[str, set[str]] = {}  # of nodes whose rows were read, or written
+        self._changed: dict[str, None] = {}  # nodes, the one that waits longest first
+
+    def note(self, node_id: str, complete: Mapping[str, bool], *, is_full: bool) -> None:
+        """Take what a node says of some artifacts, or of all that it has."""
+        whole = {digest for digest, is_whole in complete.items() if is_whole}
+        had = self._complete.get(node_id)
+        if had is None or is_full:
+            self._complete[node_id] = whole
+            is_changed = whole != had
+        else:
+            gone = had & (complete.keys() - whole)
+            is_changed = bool(gone) or not whole <= had
+            had |= whole
+            had -= gone
+        if is_changed:
+            self._changed[node_id] = None
+
+    def forget(self, node_id: str) -> None:
+        """Write nothing more of a node that left; its rows stay until the node is lost."""
+        for known in (self._complete, self._rows, self._changed):
+            known.pop(node_id, None)
+
+    def unread(self) -> str | None:
+        """Return a node that waits, and whose rows are to be read first."""
+        return next((node_id for node_id in self._changed if node_id not in self._rows), None)
+
+    def read(self, node_id: str, rows: Iterable[str]) -> None:
+        """Take the rows of a node."""
+        if node_id in self._complete:
+            self._rows[node_id] = set(rows)
+
+    def batch(self, pairs_max: int) -> Batch:
+        """Return what is to be written next, at most so many pairs of node and digest."""
+        batch, left = Batch(), pairs_max
+        for node_id in list(self._changed):
+            rows = self._rows.get(node_id)
+            if rows is None:
+                continue
+            has = self._complete[node_id]
+            for found, into in ((has - rows, batch.added), (rows - has, batch.removed)):
+                if found and left:
+                    into[node_id] = sorted(found)[:left]
+                    left -= len(into[node_id])
+            if rows == has:
+                del self._changed[node_id]
+            if not left:
+                break
+        return batch
+
+    def written(self, batch: Batch) -> None:
+        """Take over that a batch is in the rows."""
+        for node_id in {**batch.added, **batch.removed}:
+            rows = self._rows.get(node_id)
+            if rows is not None:
+                rows.update(batch.added.get(node_id, ()))
+                rows.difference_update(batch.removed.get(node_id, ()))
+
+    def nodes(self) -> list[str]:
+        """Return the nodes whose rows are known."""
+        return list(self._rows)
+
+    def compare(self, counts: Mapping[str, int]) -> None:
+        """Take how many rows nodes have; of one with another number they are read again."""
+        for node_id, count in counts.items():
+            rows = self._rows.get(node_id)
+            if rows is not None and len(rows) != count and node_id not in self._changed:
+                del self._rows[node_id]
+                self._changed[node_id] = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there may be something to write."""
+        return bool(self._changed)
 
 
 class Recorder:
@@ -22,23 +117,17 @@ class Recorder:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._complete: dict[str, set[str]] = {}
-        self._changed: dict[str, None] = {}  # nodes, the one that waits longest first
+        self._ledger = Ledger()
+        self._pairs_max = _PAIRS_MAX
         self._cleanings = 0
 
-    def note(self, node_id: str, complete: dict[str, bool], *, is_full: bool) -> None:
+    def note(self, node_id: str, complete: Mapping[str, bool], *, is_full: bool) -> None:
         """Take what a node says of some artifacts, or of all that it has."""
-        had = self._complete.get(node_id)
-        kept = set[str]() if is_full or had is None else had - complete.keys()
-        has = {*kept, *(digest for digest, is_whole in complete.items() if is_whole)}
-        if had is None or has != had:
-            self._complete[node_id] = has
-            self._changed[node_id] = None
+        self._ledger.note(node_id, complete, is_full=is_full)
 
     def forget(self, node_id: str) -> None:
         """Write nothing more of a node that left; its rows stay until the node is lost."""
-        self._complete.pop(node_id, None)
-        self._changed.pop(node_id, None)
+        self._ledger.forget(node_id)
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -55,21 +144,35 @@ class Recorder:
                 )
 
     async def _write(self) -> None:
-        while batch := list(self._changed)[:_NODES_MAX]:
-            complete = {node_id: sorted(self._complete[node_id]) for node_id in batch}
-            for node_id in batch:
-                del self._changed[node_id]
-            try:
-                await self._database.run(
-                    lambda c, found=complete: repository.write_complete(c, found)
-                )
-            except BaseException:
-                # Those that are there still; what they have may have changed meanwhile.
-                self._changed |= dict.fromkeys(n for n in batch if n in self._complete)
-                raise
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + _STEP_S
+        while self._ledger.is_due and clock() < until_s:
+            node_id = self._ledger.unread()
+            if node_id is not None:
+                work = partial(repository.complete_on, node_id=node_id)
+                self._ledger.read(node_id, await self._database.run(work))
+            else:
+                await self._write_batch(self._ledger.batch(self._pairs_max))
+
+    async def _write_batch(self, batch: Batch) -> None:
+        try:
+            await self._database.run(
+                partial(repository.write_complete, added=batch.added, removed=batch.removed)
+            )
+        except _EXPECTED:
+            self._pairs_max = max(_PAIRS_MIN, self._pairs_max // 2)
+            raise
+        self._pairs_max = min(_PAIRS_MAX, self._pairs_max * 2)
+        self._ledger.written(batch)
 
     async def _clean(self) -> None:
         await self._database.run(repository.remove_gone)
         self._cleanings += 1
-        if self._cleanings % _REPEAT == 0:
-            self._changed |= dict.fromkeys(self._complete)
+        if self._cleanings % _REPEAT:
+            return
+        nodes = self._ledger.nodes()
+        for begin in range(0, len(nodes), _NODES_MAX):
+            some = nodes[begin : begin + _NODES_MAX]
+            self._ledger.compare(
+                await self._database.run(partial(repository.counts, node_ids=some))
+            )

@@ -1,6 +1,6 @@
 """Queries of distribution, in the transactions they are given."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import func, select, text
@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.artifacts.tables import artifact_chunks, artifacts
 from control_plane.distribution.model import Artifact
+from control_plane.distribution.tables import node_artifacts
 from sluice.manifests import CHUNK_BYTES
 
 _PAIRS = "unnest(CAST(:nodes AS text[]), CAST(:digests AS text[]))"
@@ -16,9 +17,8 @@ _ADD = text(
     " ON CONFLICT DO NOTHING"
 )
 _REMOVE = text(
-    "DELETE FROM node_artifacts AS held WHERE node_id = ANY(CAST(:told AS text[]))"  # noqa: S608
-    f" AND NOT EXISTS (SELECT FROM {_PAIRS} AS pair (node_id, digest)"
-    " WHERE pair.node_id = held.node_id AND pair.digest = held.digest)"
+    f"DELETE FROM node_artifacts AS held USING {_PAIRS} AS pair (node_id, digest)"  # noqa: S608
+    " WHERE pair.node_id = held.node_id AND pair.digest = held.digest"
 )
 # A node that is only a moment old may speak of its artifacts before it is known itself.
 _REMOVE_GONE = text(
@@ -51,14 +51,31 @@ async def manifest(connection: AsyncConnection, digest: str) -> dict[str, Any] |
     return await connection.scalar(query)
 
 
+async def complete_on(connection: AsyncConnection, node_id: str) -> set[str]:
+    """Return what is noted to lie complete on a node."""
+    held = node_artifacts.c
+    return set(await connection.scalars(select(held.digest).where(held.node_id == node_id)))
+
+
+async def counts(connection: AsyncConnection, node_ids: Collection[str]) -> dict[str, int]:
+    """Return of how many artifacts it is noted that they lie complete, by node."""
+    held = node_artifacts.c
+    query = select(held.node_id, func.count()).where(held.node_id.in_(node_ids))
+    found = (await connection.execute(query.group_by(held.node_id))).tuples()
+    return dict.fromkeys(node_ids, 0) | dict(found.all())
+
+
 async def write_complete(
-    connection: AsyncConnection, complete: Mapping[str, Iterable[str]]
+    connection: AsyncConnection,
+    added: Mapping[str, Collection[str]],
+    removed: Mapping[str, Collection[str]],
 ) -> None:
-    """Note what lies complete on some nodes, by node, in place of what was noted before."""
-    pairs = [(node_id, digest) for node_id, digests in complete.items() for digest in digests]
-    values = {"nodes": [node_id for node_id, _ in pairs], "digests": [d for _, d in pairs]}
-    await connection.execute(_ADD, values)
-    await connection.execute(_REMOVE, {**values, "told": list(complete)})
+    """Note what lies complete on nodes since, and what no more: digests by node."""
+    for statement, by_node in ((_ADD, added), (_REMOVE, removed)):
+        pairs = [(node_id, digest) for node_id, digests in by_node.items() for digest in digests]
+        if pairs:
+            values = {"nodes": [n for n, _ in pairs], "digests": [d for _, d in pairs]}
+            await connection.execute(statement, values)
 
 
 async def remove_gone(connection: AsyncConnection) -> None:

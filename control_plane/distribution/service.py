@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 
 import grpc.aio
 import structlog
@@ -21,6 +20,7 @@ from control_plane.distribution.coordinator import Coordinator, Turn
 from control_plane.distribution.messages import (
     BadReportError,
     Said,
+    WantedWriter,
     merge,
     new_orders,
     read_report,
@@ -29,6 +29,7 @@ from control_plane.distribution.messages import (
 from control_plane.distribution.model import STORE, Answer, Limits, Priority, Report
 from control_plane.distribution.recorder import Recorder
 from control_plane.distribution.wanted import WantedIndex
+from control_plane.distribution.wants import Wants, wants_of
 from control_plane.fields import is_digest
 from control_plane.metrics import Metrics
 from control_plane.watch.feed import Feed
@@ -47,7 +48,6 @@ _WRITE_S = 10.0
 _ASK_AGAIN_S = 2.0  # for artifacts that the database does not know
 _DATABASE_S = 2.0
 _PIECE_BYTES = 1 << 20
-_NOTHING: Mapping[str, Priority] = MappingProxyType({})
 
 Context = grpc.aio.ServicerContext[wire.DistributionReport, wire.DistributionAnswer]
 ManifestContext = grpc.aio.ServicerContext[wire.ManifestRequest, wire.ManifestPiece]
@@ -60,16 +60,16 @@ class _Session:
     Attributes:
         said: Its last report.
         pending: What it said since the last round; None: nothing.
-        shared: What the state wants of the node; the same object while that is the same.
-        wanted: That, and what the agent needs itself.
-        answer: To be sent; a newer one takes its place.
+        wants: What the node should have: from the state, and what the agent needs itself.
+        told: What of the state's part this stream was told last; None: nothing yet.
+        answer: To be sent, with what is wanted then; a newer one takes its place.
         is_due: It gets an answer though it said nothing.
     """
 
     said: Said
     pending: Report | None
-    shared: Mapping[str, Priority] = field(default_factory=lambda: _NOTHING)
-    wanted: Mapping[str, Priority] = field(default_factory=lambda: _NOTHING)
+    wants: Wants = field(default_factory=Wants)
+    told: Mapping[str, Priority] | None = None
     last: Answer = field(default_factory=Answer)
     answer: wire.DistributionAnswer | None = None
     has_answer: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,16 +86,14 @@ class _Session:
 
     def want(self, shared: Mapping[str, Priority]) -> None:
         """Note what the node should have."""
-        self.shared = shared
-        kept = {d: p for d, p in shared.items() if d not in self.said.declined}
-        self.wanted = kept | dict.fromkeys(self.said.needed, Priority.NEEDED)
+        self.wants = wants_of(shared, self.said.needed, self.said.declined)
 
     def turn(self) -> Turn:
         """Return what the next round needs."""
         report, self.pending, self.is_due = self.pending, None, False
         if report is None:
             report = replace(self.said.report, held={}, failures=(), is_full=False)
-        return Turn(report, self.wanted)
+        return Turn(report, self.wants)
 
 
 class DistributionService(DistributionServiceServicer):
@@ -116,6 +114,7 @@ class DistributionService(DistributionServiceServicer):
         self._feed = feed
         self._metrics = metrics
         self._wanted = WantedIndex(feed.state)
+        self._writer = WantedWriter()
         self._coordinator = Coordinator(limits)
         self._recorder = Recorder(database)
         self._sessions: dict[str, _Session] = {}
@@ -227,7 +226,7 @@ class DistributionService(DistributionServiceServicer):
         said = session.said
         session.want(self._wanted.of(session.node_id))
         is_full = said.report.is_full
-        self._recorder.note(session.node_id, dict(said.complete), is_full=is_full)
+        self._recorder.note(session.node_id, said.complete, is_full=is_full)
         for failure in said.report.failures:
             source = STORE if failure.source == STORE else "peer"
             self._metrics.count_chunk_failure(source, failure.trouble)
@@ -239,6 +238,9 @@ class DistributionService(DistributionServiceServicer):
             session.has_answer.clear()
             answer, session.answer = session.answer, None
             if answer is not None:
+                wants, knows_unchanged = session.wants, session.said.knows_unchanged
+                self._writer.add(answer, wants, session.told, knows_unchanged=knows_unchanged)
+                session.told = wants.shared
                 async with asyncio.timeout(_WRITE_S):
                     await context.write(answer)
 
@@ -246,18 +248,23 @@ class DistributionService(DistributionServiceServicer):
 
     async def _follow(self) -> None:
         """Give a turn to nodes that should have something else since the state changed."""
+        looks = 0
         while True:
             changed = self._feed.changed()
-            for session in self._sessions.values():
-                wanted = self._wanted.of(session.node_id)
-                if wanted is session.shared:
-                    continue
-                if wanted != session.shared:
-                    session.is_due = True
-                    self._has_work.set()
-                session.want(wanted)
+            self._wanted.refresh()
+            if looks != self._wanted.looks:
+                looks = self._wanted.looks
+                self._compare()
             await changed.wait()
             await asyncio.sleep(_LOOK_S)
+
+    def _compare(self) -> None:
+        for session in self._sessions.values():
+            wanted = self._wanted.of(session.node_id)
+            if wanted is not session.wants.shared:
+                session.is_due = True
+                session.want(wanted)
+                self._has_work.set()
 
     async def _round(self) -> None:
         sessions = [s for s in self._sessions.values() if s.pending is not None or s.is_due]
@@ -277,12 +284,14 @@ class DistributionService(DistributionServiceServicer):
                 continue
             self._metrics.count_orders(*new_orders(session.last.orders, answer.orders))
             session.last = answer
-            session.answer = write_answer(answer, session.wanted, addresses)
+            session.answer = write_answer(answer, addresses)
             session.has_answer.set()
+            if session.told is not session.wants.shared:
+                await asyncio.sleep(0)  # a long one is written before the next is begun
 
     async def _learn(self, sessions: list[_Session]) -> None:
         """Find out about artifacts that somebody should have, and that are not known yet."""
-        unknown = self._coordinator.unknown(d for s in sessions for d in s.wanted)
+        unknown = self._coordinator.unknown(session.wants for session in sessions)
         now_s = time.monotonic()
         self._asked = {d: at for d, at in self._asked.items() if now_s - at < _ASK_AGAIN_S}
         asked = sorted(unknown - self._asked.keys())

@@ -10,10 +10,11 @@ from sluice.wire.control.v1 import control_pb2 as wire
 _NOTHING: Mapping[str, Priority] = MappingProxyType({})
 # Such a replica starts nothing again; its base stays on the disk as long as the agent runs it.
 _ENDING = (wire.REPLICA_STATE_DRAINING, wire.REPLICA_STATE_STOPPED)
+_KINDS = ("replicas", "pools", "models", "splits", "releases")
 
 
 class WantedIndex:
-    """What every node should have; made anew when the state's version has changed.
+    """What every node should have; made anew when what it follows from has changed.
 
     Nodes that serve the same pools share one mapping, so that a thousand nodes with ten thousand
     adapters cost one look at the state, and not ten million entries.
@@ -22,27 +23,41 @@ class WantedIndex:
     def __init__(self, state: ControlState) -> None:
         """Take the state, which others keep changing."""
         self._state = state
-        self._version = -1
+        self._revisions: tuple[int, ...] = ()
+        self.looks = 0  # at the whole state: what `of` returns may differ only when this does
         self._pools_of: dict[str, frozenset[str]] = {}
         self._of_pool: dict[str, dict[str, Priority]] = {}
         self._of_pools: dict[frozenset[str], Mapping[str, Priority]] = {}
+        self._before: dict[frozenset[str], Mapping[str, Priority]] = {}
+
+    def refresh(self) -> None:
+        """Look at the state if any of it matters here and has changed."""
+        revisions = tuple(self._state.revisions[kind] for kind in _KINDS)
+        if revisions == self._revisions:
+            return
+        self._look()
+        self._revisions = revisions
+        self.looks += 1
 
     def of(self, node_id: str) -> Mapping[str, Priority]:
-        """Return artifact digest -> priority; the same object until that changes for somebody.
+        """Return artifact digest -> priority; the same object until something of it changes.
 
         The bases of the node's replicas and the adapters of a rollout are WARMING, the adapters of
         all other models that it serves PREFETCH. An adapter of a release that is neither is fetched
         when a request asks for it.
         """
-        if self._version != self._state.version:
-            self._look()
+        self.refresh()
         pools = self._pools_of.get(node_id)
         if pools is None:
             return _NOTHING
         known = self._of_pools.get(pools)
         if known is None:
             merged = _most_urgent(self._of_pool[pool] for pool in sorted(pools))
-            known = self._of_pools[pools] = MappingProxyType(merged)
+            before = self._before.pop(pools, None)
+            # Who has the old one may keep it, and what was made from it.
+            if before is None or before != merged:
+                before = MappingProxyType(merged)
+            known = self._of_pools[pools] = before
         return known
 
     def _look(self) -> None:
@@ -55,6 +70,9 @@ class WantedIndex:
         self._of_pool = {
             pool_id: {pool.base_digest: Priority.WARMING} for pool_id, pool in state.pools.items()
         }
+        served = set(self._pools_of.values())
+        kept = {**self._before, **self._of_pools}
+        self._before = {pools: of for pools, of in kept.items() if pools in served}
         self._of_pools = {}
         for split in state.splits.values():
             for name in (split.control, split.canary):
@@ -63,7 +81,6 @@ class WantedIndex:
                     self._note(release, Priority.WARMING)
         for model in state.models.values():
             self._note(model, Priority.PREFETCH)
-        self._version = state.version
 
     def _note(self, served: wire.Model | wire.Release, priority: Priority) -> None:
         digest = served.adapter_digest

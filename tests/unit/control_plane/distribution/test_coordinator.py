@@ -2,6 +2,7 @@
 
 from control_plane.distribution.coordinator import Coordinator, Turn
 from control_plane.distribution.model import STORE, Artifact, Limits, Place, Priority, Report
+from control_plane.distribution.wants import Wants
 
 A, B = "aa" * 32, "bb" * 32
 PLACE = Place("here", "one")
@@ -9,16 +10,17 @@ WANTS_A = {A: Priority.WARMING}
 
 
 def turn(node_id: str, wanted=(), held=(), *, is_full: bool = False) -> Turn:
-    return Turn(Report(node_id, PLACE, "boot", dict(held), is_full=is_full), dict(wanted))
+    return Turn(Report(node_id, PLACE, "boot", dict(held), is_full=is_full), Wants(dict(wanted)))
 
 
 def test_of_what_is_not_known_nothing_is_planned_until_it_is() -> None:
     coordinator = Coordinator(Limits())
     answers = coordinator.round([turn("n", WANTS_A, is_full=True)], (), 0.0)
     assert answers["n"].orders == ()
-    assert coordinator.unknown([A, B]) == {A, B}
+    both = [Wants(WANTS_A, {B: Priority.NEEDED})]
+    assert coordinator.unknown(both) == {A, B}
     coordinator.know([Artifact(A, 2, 4 << 20)])
-    assert coordinator.unknown([A, B]) == {B}
+    assert coordinator.unknown(both) == {B}
     answers = coordinator.round([turn("n", WANTS_A)], (), 0.1)
     assert {order.source for order in answers["n"].orders} == {STORE}
 
@@ -60,3 +62,18 @@ def test_a_node_that_the_planner_lost_is_asked_for_everything() -> None:
     coordinator.round([turn("n", WANTS_A, is_full=True)], (), 0.0)
     coordinator.round([turn("other", is_full=True)], (), 6.0)
     assert coordinator.round([turn("n", WANTS_A)], (), 7.0)["n"].wants_full
+
+
+def test_what_is_a_nodes_own_comes_on_top_and_goes_again() -> None:
+    coordinator = Coordinator(Limits())
+    coordinator.know([Artifact(A, 2, 4 << 20), Artifact(B, 2, 4 << 20)])
+    report = Report("n", PLACE, "boot", is_full=True)
+    shared = {A: Priority.PREFETCH}
+
+    def ordered(own) -> dict:
+        answer = coordinator.round([Turn(report, Wants(shared, own))], (), 0.0)["n"]
+        return {order.digest: order.priority for order in answer.orders}
+
+    assert ordered({}) == {A: Priority.PREFETCH}
+    assert ordered({B: Priority.NEEDED, A: None}) == {B: Priority.NEEDED}
+    assert ordered({}) == {A: Priority.PREFETCH}

@@ -6,6 +6,7 @@ import pytest
 
 from control_plane.distribution.messages import (
     BadReportError,
+    WantedWriter,
     merge,
     new_orders,
     read_report,
@@ -21,6 +22,7 @@ from control_plane.distribution.model import (
     Report,
     Trouble,
 )
+from control_plane.distribution.wants import wants_of
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 
 A, B = "aa" * 32, "bb" * 32
@@ -117,11 +119,39 @@ def test_an_answer_names_sources_that_are_there() -> None:
         Order(A, 1, 2, "node-gone", Priority.NEEDED),
         Order(B, 0, 9, STORE, Priority.PREFETCH),
     )
-    wanted = {A: Priority.NEEDED, B: Priority.PREFETCH}
-    answer = write_answer(Answer(orders), wanted, {"node-2": "127.0.0.1:1"})
+    answer = write_answer(Answer(orders), {"node-2": "127.0.0.1:1"})
     assert [(o.source_node_id, o.source_address) for o in answer.orders] == [
         ("node-2", "127.0.0.1:1"),
         ("", ""),
     ]
-    assert [item.digest for item in answer.wanted] == [A, B]
     assert new_orders(orders[:1], orders) == (1, 1)
+
+
+def test_an_answer_leaves_out_what_is_wanted_as_before() -> None:
+    writer = WantedWriter()
+    shared = {B: Priority.PREFETCH, A: Priority.WARMING}
+
+    def answer(wants, told, *, knows_unchanged=True) -> wire.DistributionAnswer:
+        message = wire.DistributionAnswer(orders=[wire.Order(digest=A)])
+        writer.add(message, wants, told, knows_unchanged=knows_unchanged)
+        assert len(message.orders) == 1
+        return message
+
+    wants = wants_of(shared, (), ())
+    first = answer(wants, None)
+    assert [item.digest for item in first.wanted] == [A, B]
+    assert not first.is_wanted_unchanged
+    again = answer(wants, wants.shared)
+    assert again.is_wanted_unchanged
+    assert not again.wanted
+    own = answer(wants_of(shared, {A}, {A, B}), shared)
+    assert own.is_wanted_unchanged
+    assert [(item.digest, item.priority) for item in own.own] == [
+        (A, wire.PRIORITY_NEEDED),
+        (B, wire.PRIORITY_UNSPECIFIED),
+    ]
+    changed = answer(wants_of({B: Priority.WARMING}, (), ()), shared)
+    assert [item.digest for item in changed.wanted] == [B]
+    older = answer(wants_of(shared, {A}, {B}), shared, knows_unchanged=False)
+    assert [(item.digest, item.priority) for item in older.wanted] == [(A, wire.PRIORITY_NEEDED)]
+    assert not older.own

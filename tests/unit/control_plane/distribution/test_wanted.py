@@ -66,3 +66,20 @@ def test_nodes_with_equal_pools_share_one_answer_until_the_state_changes() -> No
     assert state.apply(removal)
     assert index.of("m") == {"base": Priority.WARMING}
     assert dict(first) == {"base": Priority.WARMING, "one": Priority.PREFETCH}
+
+
+def test_a_new_key_is_no_reason_to_look_again_and_what_stays_the_same_is_the_same_object() -> None:
+    state = state_of(POOL, REPLICA, CHAT)
+    index = WantedIndex(state)
+    first = index.of("n")
+    keys = wire.Objects(keys=[wire.ApiKey(id="k")])
+    assert state.apply(wire.WatchResponse(version=2, upserts=keys))
+    assert index.of("n") is first
+    assert index.looks == 1
+    twin = wire.Objects(replicas=[wire.Replica(id="r2", pool_id="p", node_id="m")])
+    assert state.apply(wire.WatchResponse(version=3, upserts=twin))
+    assert index.of("m") is first
+    assert index.of("n") is first
+    assert index.looks == 2
+    state.become(state_of(POOL, REPLICA))
+    assert index.of("n") == {"base": Priority.WARMING}

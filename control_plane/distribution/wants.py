@@ -1,0 +1,46 @@
+"""What a node should have, as one shared mapping and the little that is its own; pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from control_plane.distribution.model import Priority
+
+_NOTHING: Mapping[str, Priority] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What a node should have: what it shares with many, and the little that is its own.
+
+    Attributes:
+        shared: Digest -> priority; the same object for all who share it, never changed.
+        own: What differs from that; None: the node should not have it.
+    """
+
+    shared: Mapping[str, Priority] = field(default_factory=lambda: _NOTHING)
+    own: Mapping[str, Priority | None] = field(default_factory=dict[str, Priority | None])
+
+    def of(self, digest: str) -> Priority | None:
+        """Return how urgent an artifact is; None: the node should not have it."""
+        return self.own[digest] if digest in self.own else self.shared.get(digest)
+
+    def flat(self) -> dict[str, Priority]:
+        """Return all of it as one new mapping."""
+        kept = {digest: p for digest, p in self.shared.items() if digest not in self.own}
+        return kept | {digest: p for digest, p in self.own.items() if p is not None}
+
+
+def wants_of(
+    shared: Mapping[str, Priority], needed: Iterable[str], declined: Iterable[str]
+) -> Wants:
+    """Return what a node should have.
+
+    Args:
+        shared: What the state says.
+        needed: What requests wait for there.
+        declined: For what it has no room; of that it gets only what is needed.
+    """
+    own: dict[str, Priority | None] = {d: None for d in declined if d in shared}
+    own |= dict.fromkeys(needed, Priority.NEEDED)
+    return Wants(shared, own)
