@@ -29,7 +29,7 @@ down: setup ## Stop what `make up` started
 	@$(BIN)/sluice down
 
 test: setup ## All tests, on real servers from pip wheels, on up to four cores
-	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 test-unit: setup ## Unit and simulation tests only (about two minutes)
 	@$(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
