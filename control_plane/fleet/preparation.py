@@ -110,7 +110,7 @@ def kept_after(kept: Demand, dropped: Demand) -> int:
     """Return how many replicas the pool wants that takes over from another one.
 
     It is what the rollout's last stage needed, if that is more than operators want: never the sum,
-    with which a model that goes to and fro would let both pools grow for ever.
+    with which a model that goes back and forth would let both pools grow for ever.
     """
     return min(REPLICAS_MAX, max(kept.wanted, serving(dropped.wanted, SHARE_MAX)))
 
