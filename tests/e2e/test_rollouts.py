@@ -33,7 +33,7 @@ PLAN = {
 # A stage of seconds ends before many golden prompts were asked, unless it waits for them.
 GOLDEN = [
     {"metric": "errors", "tolerated": 0.005},
-    {"metric": "golden", "tolerated": 0.05, "sample_min": 1},
+    {"metric": "golden", "tolerated": 0.05, "sample_min": 8},
 ]
 CLIENTS = 3  # of each model, one request at a time
 WAIT_S = 240
