@@ -31,6 +31,7 @@ WAIT_S = 90.0
 PROMPT_TOKENS = 1500
 OUTPUT_TOKENS = 24
 REQUESTS = 6
+ATTEMPTS = 5
 OPTIONS = (("precision", "f32"), ("blocks", "512"))
 
 
@@ -149,10 +150,16 @@ async def test_blocks_travel_and_the_answer_is_the_same(
         undisturbed = await answers(address, submits(b"one", is_split=False))
         assert await counter(prefiller, prefix, "miss") < PROMPT_TOKENS  # probes alone
         hits_before = await counter(decoder, prefix, "hit")
-        split = await answers(address, submits(b"two", is_split=True))
-    assert split == undisturbed
-    assert {len(tokens) for tokens in split.values()} == {OUTPUT_TOKENS}
+        # On a machine that stalls all transfers of a round may miss their deadline: right answers,
+        # no blocks, and a pause before the next try.
+        for attempt in range(ATTEMPTS):
+            split = await answers(address, submits(b"two%d" % attempt, is_split=True))
+            assert split == undisturbed
+            imported = await counter(decoder, moved, "import")
+            if imported:
+                break
+            await asyncio.sleep(2.0**attempt)
+    assert {len(tokens) for tokens in undisturbed.values()} == {OUTPUT_TOKENS}
     assert await counter(prefiller, prefix, "miss") >= PROMPT_TOKENS
-    imported = await counter(decoder, moved, "import")
     assert await counter(prefiller, moved, "export") >= imported > 0
     assert await counter(decoder, prefix, "hit") - hits_before >= BLOCK_TOKENS * imported
