@@ -72,6 +72,15 @@ def document(routes: Iterable[Route], version: str) -> Json:
     }
 
 
+def operation_id(route: Route) -> str:
+    """Return what programs call a route: its verb, and its path without version and parameters."""
+    words = [part for part in route.public_path.split("/")[2:] if not part.startswith("{")]
+    verb = route.method.lower()
+    if any(parameter["name"] == "limit" for parameter in route.operation.get("parameters", ())):
+        verb = "list"
+    return "_".join((verb, *words)).replace("-", "_")
+
+
 def _moved(node: Any, schemas: Json) -> Any:
     """Return a part of the document without the definitions that came with bodies.
 
@@ -92,6 +101,7 @@ def _operation(route: Route) -> Json:
     assert "summary" in route.operation, f"{route.method} {route.path} is not described"
     roles = ", ".join(roles_for(route.action))
     found = route.operation | {
+        "operationId": operation_id(route),
         "tags": [route.kind],
         "description": f"Roles: {roles}.",
         "x-sluice-action": str(route.action),

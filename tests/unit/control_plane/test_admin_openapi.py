@@ -46,6 +46,12 @@ def test_every_operation_says_who_may_and_how_it_fails(operation) -> None:
     assert operation["x-sluice-action"]
 
 
+def test_every_operation_has_a_name_of_its_own() -> None:
+    names = [operation["operationId"] for operation in OPERATIONS.values()]
+    assert len(set(names)) == len(names)
+    assert {"list_tiers", "get_tiers", "put_tiers", "post_admin_keys_rotate"} <= set(names)
+
+
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name[0] != "get"], ids=" ".join)
 def test_every_write_takes_an_idempotency_key(name: tuple[str, str]) -> None:
     headers = {p["name"] for p in OPERATIONS[name]["parameters"] if p["in"] == "header"}
