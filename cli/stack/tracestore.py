@@ -22,12 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import lz4.frame
 import structlog
 import uvloop
 from aiohttp import BodyPartReader, ClientPayloadError, web
 
 from cli.stack.chdb_engine import Answer, Engine, QueryError, Statement
+from cli.stack.lz4_stream import Lz4Stream
 from cli.stack.sqltext import split_inline_insert
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
@@ -45,7 +45,6 @@ _TRANSPORT = {
     "cancel_http_readonly_queries_on_client_close",
 }
 _STATUS = {60: 404, 62: 400, 81: 404, 164: 403, 202: 503, 241: 503, 307: 413, 516: 403}
-_LZ4_STEP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,22 +174,16 @@ class TraceStore:
     async def _body(self, request: web.Request, held: _Held) -> bytes:
         # aiohttp decodes gzip, deflate, br and zstd by itself.
         is_lz4 = request.headers.get("Content-Encoding", "").lower() == "lz4"
-        decoder = lz4.frame.LZ4FrameDecompressor() if is_lz4 else None
+        frames = Lz4Stream() if is_lz4 else None
         parts: list[bytes] = []
         try:
             async for chunk in request.content.iter_any():
-                data = chunk
-                while True:
-                    if decoder is not None:
-                        data = decoder.decompress(data, max_length=_LZ4_STEP_BYTES)
-                    parts.append(data)
-                    self._hold(held, len(data))
-                    if decoder is None or decoder.needs_input or decoder.eof:
-                        break
-                    data = b""
+                for part in (chunk,) if frames is None else frames.decode(chunk):
+                    self._hold(held, len(part))
+                    parts.append(part)
         except (ClientPayloadError, RuntimeError, EOFError) as error:
             raise QueryError(f"the body cannot be decoded: {error}", 432) from error
-        if decoder is not None and parts and not decoder.eof:
+        if frames is not None and not frames.is_complete:
             raise QueryError("the body ends inside an lz4 frame", 432)
         return b"".join(parts)
 

@@ -1,0 +1,38 @@
+"""Bodies of lz4 frames, one after another, decoded as they come.
+
+The library's decoder ends with its frame; clients send a frame per block of rows.
+"""
+
+from collections.abc import Iterator
+
+import lz4.frame
+
+_STEP_BYTES = 1 << 20
+
+
+class Lz4Stream:
+    """Decodes frames; whoever takes the parts may stop at any of them.
+
+    Attributes:
+        is_complete: Whether what came so far ends with a frame.
+    """
+
+    def __init__(self) -> None:
+        self.is_complete = True
+        self._decoder = lz4.frame.LZ4FrameDecompressor()
+
+    def decode(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield what comes out of some more of the body, in parts of at most 1 MiB.
+
+        Raises:
+            RuntimeError: It is not lz4.
+        """
+        left = chunk
+        while left or not self._decoder.needs_input:
+            self.is_complete = False
+            yield self._decoder.decompress(left, max_length=_STEP_BYTES)
+            left = b""
+            if self._decoder.eof:
+                left = self._decoder.unused_data or b""
+                self._decoder = lz4.frame.LZ4FrameDecompressor()
+                self.is_complete = True
