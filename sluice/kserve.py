@@ -292,7 +292,7 @@ async def probe(
         model: That the host serves.
         prompt: Token ids.
         tokens: To generate.
-        timeout_s: For all of it, the adapter's loading included.
+        timeout_s: For all of it, the adapter's loading included; the host drops it then, too.
         adapter_digest: Empty: the base alone.
         cache_root: Of the prefix cache, 16 bytes; one of its own has all computed anew.
         wants_logprobs: Of the tokens, where the engine tells them.
@@ -306,6 +306,7 @@ async def probe(
         adapter_digest=adapter_digest,
         cache_root=cache_root,
         wants_logprobs=wants_logprobs,
+        timeout_ms=max(1, round(timeout_s * 1000)),
     )
     request = engine.HostRequest(probe=message)
     return (await ask(address, model, request, timeout_s=timeout_s)).probe

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from replica.engine.types import Finish, FinishedEvent, RefusedError
 from replica.host.frames import micros
@@ -76,10 +77,19 @@ class Attachment:
 
 @dataclass(slots=True, eq=False)
 class Probe:
-    """A canary inference in progress."""
+    """A canary inference in progress.
+
+    Attributes:
+        reply: Takes the answer.
+        started_at_s: Monotonic seconds.
+        until_s: Its asker waits no longer; infinite: it runs to its end.
+        is_late: It is being cancelled for that.
+    """
 
     reply: Reply
     started_at_s: float
+    until_s: float = inf
+    is_late: bool = False
 
 
 @dataclass(slots=True, eq=False)

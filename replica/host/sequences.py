@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from replica.engine.driver import ChecksGrammars, Driver
 from replica.engine.types import (
@@ -103,7 +104,9 @@ class SequenceBook:
             submitted_at_s=now_s,
         )
         self._probes += 1
-        self._living[request.key] = Hosted(request.key, 0, Probe(reply, now_s), is_parked=True)
+        until_s = now_s + message.timeout_ms / 1000 if message.timeout_ms else inf
+        owner = Probe(reply, now_s, until_s)
+        self._living[request.key] = Hosted(request.key, 0, owner, is_parked=True)
         self._equip(request)
 
     def cancel(self, hosted: Hosted) -> None:
@@ -139,6 +142,8 @@ class SequenceBook:
             now_s: Monotonic seconds.
         """
         living = self._living
+        if self._probes:
+            self._drop_late(now_s)
         if events.keys:
             is_filed = sole is not None and not self._probes and self._file_all(events, sole)
             if not is_filed:
@@ -158,6 +163,14 @@ class SequenceBook:
             hosted = living.get(event.key)
             if hosted is not None:
                 self._end(hosted, event, now_s)
+
+    def _drop_late(self, now_s: float) -> None:
+        """Cancel the probes whose askers have given up."""
+        for hosted in list(self._living.values()):
+            probe = hosted.owner
+            if isinstance(probe, Probe) and not probe.is_late and now_s >= probe.until_s:
+                probe.is_late = True
+                self.cancel(hosted)
 
     def _file_all(self, events: StepEvents, sole: Attachment) -> bool:
         """File the tokens of a step as whole columns; False when some belong to nobody any more."""
@@ -315,6 +328,10 @@ class SequenceBook:
         self, probe: Probe, hosted: Hosted, event: FinishedEvent, now_s: float
     ) -> wire.HostFrame:
         if event.reason not in (Finish.LENGTH, Finish.STOP):
+            if probe.is_late:
+                event = replace(
+                    event, code=ErrorCode.DEADLINE_EXCEEDED, message="its asker waits no longer"
+                )
             code = event.code or ErrorCode.ENGINE_FAILED
             return wire.HostFrame(refused=wire.Refused(code=code, message=event.message))
         logprobs = hosted.told.logprobs

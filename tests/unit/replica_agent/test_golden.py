@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.agent.golden import (
+    DEADLINE_S,
     OUTPUT_TOKENS_MAX,
     RESULTS_MAX,
     GoldenAsker,
@@ -157,3 +158,17 @@ async def test_an_engine_is_asked_for_little_and_anew(monkeypatch: pytest.Monkey
     assert len({root for _, root in seen}) == 2
     with pytest.raises(FailedError, match="runs sim"):
         await ask_engine(target("r", "cd" * 32), wanted)
+
+
+async def test_an_engine_is_told_until_when_an_asking_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[engine.HostRequest] = []
+
+    async def ask(_: str, __: str, request: engine.HostRequest, **___: float) -> engine.HostFrame:
+        seen.append(request)
+        return engine.HostFrame(probe=engine.ProbeReply(engine="sim", base_digest=BASE))
+
+    monkeypatch.setattr("sluice.kserve.ask", ask)
+    await ask_engine(target("r"), prompt("p"))
+    assert seen[0].probe.timeout_ms == DEADLINE_S * 1000

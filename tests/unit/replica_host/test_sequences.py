@@ -273,3 +273,32 @@ def test_what_is_larger_than_any_sequence_is_refused_before_it_is_decoded(
     assert bench.finished.keys() == {1, 2, 3, 4, 5, 6}
     assert {bench.finished[n].code for n in range(1, 6)} == {"request_too_large"}
     assert bench.finished[6].reason == wire.FINISH_REASON_LENGTH
+
+
+def test_a_probe_whose_asker_has_given_up_is_dropped(make_bench) -> None:
+    bench, answers = make_bench(), []
+    bench.submit(sequence(1, output_tokens_max=3))
+    probe = wire.Probe(prompt=[1], tokens=1000, timeout_ms=1500)
+    bench.core.sequences.probe(probe, answers.append, bench.now_s)
+    bench.step()
+    assert not answers
+    bench.now_s += 2.0
+    bench.step()
+    bench.run()
+    (answer,) = answers
+    assert answer.refused.code == "deadline_exceeded"
+    assert len(bench.tokens[1]) == 3, "the others go on"
+    assert len(bench.core.sequences) == 0
+
+
+def test_a_probe_that_waits_for_its_adapter_is_dropped_in_time_too(make_bench) -> None:
+    bench, answers = make_bench(), []
+    bench.core.sequences._equip = lambda _: None  # the adapter never comes
+    probe = wire.Probe(prompt=[1], tokens=1, timeout_ms=1500)
+    bench.core.sequences.probe(probe, answers.append, bench.now_s)
+    bench.step()
+    assert not answers
+    bench.now_s += 2.0
+    bench.step()
+    (answer,) = answers
+    assert answer.refused.code == "deadline_exceeded"
