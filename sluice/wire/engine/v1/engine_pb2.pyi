@@ -1,11 +1,9 @@
-from collections.abc import Iterable as _Iterable
-from collections.abc import Mapping as _Mapping
-from typing import ClassVar as _ClassVar
-
-from google.protobuf import descriptor as _descriptor
-from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -27,7 +25,7 @@ FINISH_REASON_BUSY: FinishReason
 FINISH_REASON_FAILED: FinishReason
 
 class HostRequest(_message.Message):
-    __slots__ = ("adapters", "attach", "cancel", "credit", "detach", "export_kv", "import_kv", "pin", "probe", "submit")
+    __slots__ = ("attach", "submit", "cancel", "credit", "probe", "detach", "adapters", "export_kv", "import_kv", "pin")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
@@ -48,10 +46,10 @@ class HostRequest(_message.Message):
     export_kv: Export
     import_kv: Import
     pin: Pin
-    def __init__(self, attach: Attach | _Mapping | None = ..., submit: Submit | _Mapping | None = ..., cancel: Cancel | _Mapping | None = ..., credit: Credit | _Mapping | None = ..., probe: Probe | _Mapping | None = ..., detach: Detach | _Mapping | None = ..., adapters: Adapters | _Mapping | None = ..., export_kv: Export | _Mapping | None = ..., import_kv: Import | _Mapping | None = ..., pin: Pin | _Mapping | None = ...) -> None: ...
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., export_kv: _Optional[_Union[Export, _Mapping]] = ..., import_kv: _Optional[_Union[Import, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("credit_every_ms", "credit_frames", "epoch", "resumed_epoch", "router_id")
+    __slots__ = ("router_id", "epoch", "resumed_epoch", "credit_frames", "credit_every_ms")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESUMED_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -62,7 +60,7 @@ class Attach(_message.Message):
     resumed_epoch: int
     credit_frames: int
     credit_every_ms: int
-    def __init__(self, router_id: str | None = ..., epoch: int | None = ..., resumed_epoch: int | None = ..., credit_frames: int | None = ..., credit_every_ms: int | None = ...) -> None: ...
+    def __init__(self, router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., resumed_epoch: _Optional[int] = ..., credit_frames: _Optional[int] = ..., credit_every_ms: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("epoch", "frames")
@@ -70,13 +68,13 @@ class Credit(_message.Message):
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     frames: int
-    def __init__(self, epoch: int | None = ..., frames: int | None = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., frames: _Optional[int] = ...) -> None: ...
 
 class Detach(_message.Message):
     __slots__ = ("epoch",)
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    def __init__(self, epoch: int | None = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("epoch", "sequences")
@@ -84,10 +82,10 @@ class Submit(_message.Message):
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequences: _containers.RepeatedCompositeFieldContainer[Sequence]
-    def __init__(self, epoch: int | None = ..., sequences: _Iterable[Sequence | _Mapping] | None = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ...) -> None: ...
 
 class Sequence(_message.Message):
-    __slots__ = ("adapter_digest", "cache_root", "draft_tokens_max", "forks", "id", "ignore_eos", "output_tokens_max", "priority", "prompt", "prompt_logprobs", "resumed_tokens", "sampling", "stop_token_ids")
+    __slots__ = ("id", "prompt", "output_tokens_max", "stop_token_ids", "sampling", "cache_root", "adapter_digest", "priority", "ignore_eos", "forks", "resumed_tokens", "prompt_logprobs", "draft_tokens_max")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -114,7 +112,7 @@ class Sequence(_message.Message):
     resumed_tokens: int
     prompt_logprobs: int
     draft_tokens_max: int
-    def __init__(self, id: int | None = ..., prompt: _Iterable[int] | None = ..., output_tokens_max: int | None = ..., stop_token_ids: _Iterable[int] | None = ..., sampling: Sampling | _Mapping | None = ..., cache_root: bytes | None = ..., adapter_digest: str | None = ..., priority: int | None = ..., ignore_eos: bool | None = ..., forks: _Iterable[Fork | _Mapping] | None = ..., resumed_tokens: int | None = ..., prompt_logprobs: int | None = ..., draft_tokens_max: int | None = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., priority: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., resumed_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., draft_tokens_max: _Optional[int] = ...) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("id", "seed")
@@ -122,10 +120,10 @@ class Fork(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     id: int
     seed: int
-    def __init__(self, id: int | None = ..., seed: int | None = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("bias_token", "frequency_penalty", "grammar", "logit_bias", "logprobs", "min_p", "presence_penalty", "repetition_penalty", "seed", "temperature", "tokens_min", "top_k", "top_p")
+    __slots__ = ("temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "bias_token", "logit_bias", "tokens_min", "logprobs", "grammar")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -152,7 +150,7 @@ class Sampling(_message.Message):
     tokens_min: int
     logprobs: int
     grammar: Grammar
-    def __init__(self, temperature: float | None = ..., top_p: float | None = ..., top_k: int | None = ..., seed: int | None = ..., min_p: float | None = ..., presence_penalty: float | None = ..., frequency_penalty: float | None = ..., repetition_penalty: float | None = ..., bias_token: _Iterable[int] | None = ..., logit_bias: _Iterable[float] | None = ..., tokens_min: int | None = ..., logprobs: int | None = ..., grammar: Grammar | _Mapping | None = ...) -> None: ...
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., bias_token: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Iterable[float]] = ..., tokens_min: _Optional[int] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text")
@@ -174,7 +172,7 @@ class Grammar(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     kind: Grammar.Kind
     text: str
-    def __init__(self, kind: Grammar.Kind | str | None = ..., text: str | None = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("epoch", "sequences")
@@ -182,10 +180,10 @@ class Cancel(_message.Message):
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequences: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: int | None = ..., sequences: _Iterable[int] | None = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., sequences: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("adapter_digest", "cache_root", "prompt", "timeout_ms", "tokens", "wants_logprobs")
+    __slots__ = ("prompt", "tokens", "adapter_digest", "cache_root", "wants_logprobs", "timeout_ms")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -198,10 +196,10 @@ class Probe(_message.Message):
     cache_root: bytes
     wants_logprobs: bool
     timeout_ms: int
-    def __init__(self, prompt: _Iterable[int] | None = ..., tokens: int | None = ..., adapter_digest: str | None = ..., cache_root: bytes | None = ..., wants_logprobs: bool | None = ..., timeout_ms: int | None = ...) -> None: ...
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., adapter_digest: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., wants_logprobs: _Optional[bool] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("active", "base_digest", "elapsed_us", "engine", "logprobs", "tokens")
+    __slots__ = ("tokens", "elapsed_us", "engine", "base_digest", "active", "logprobs")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_US_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
@@ -214,7 +212,7 @@ class ProbeReply(_message.Message):
     base_digest: str
     active: int
     logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, tokens: _Iterable[int] | None = ..., elapsed_us: int | None = ..., engine: str | None = ..., base_digest: str | None = ..., active: int | None = ..., logprobs: _Iterable[float] | None = ...) -> None: ...
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., elapsed_us: _Optional[int] = ..., engine: _Optional[str] = ..., base_digest: _Optional[str] = ..., active: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Adapters(_message.Message):
     __slots__ = ("load", "unload")
@@ -222,7 +220,7 @@ class Adapters(_message.Message):
     UNLOAD_FIELD_NUMBER: _ClassVar[int]
     load: _containers.RepeatedScalarFieldContainer[str]
     unload: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, load: _Iterable[str] | None = ..., unload: _Iterable[str] | None = ...) -> None: ...
+    def __init__(self, load: _Optional[_Iterable[str]] = ..., unload: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdapterList(_message.Message):
     __slots__ = ("adapters", "problems")
@@ -230,10 +228,10 @@ class AdapterList(_message.Message):
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterInfo]
     problems: _containers.RepeatedCompositeFieldContainer[AdapterProblem]
-    def __init__(self, adapters: _Iterable[AdapterInfo | _Mapping] | None = ..., problems: _Iterable[AdapterProblem | _Mapping] | None = ...) -> None: ...
+    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., problems: _Optional[_Iterable[_Union[AdapterProblem, _Mapping]]] = ...) -> None: ...
 
 class AdapterInfo(_message.Message):
-    __slots__ = ("digest", "is_in_slot", "loads", "memory_bytes", "output_tokens", "prompt_tokens", "rank", "sequences")
+    __slots__ = ("digest", "is_in_slot", "rank", "memory_bytes", "sequences", "prompt_tokens", "output_tokens", "loads")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     IS_IN_SLOT_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -250,35 +248,35 @@ class AdapterInfo(_message.Message):
     prompt_tokens: int
     output_tokens: int
     loads: int
-    def __init__(self, digest: str | None = ..., is_in_slot: bool | None = ..., rank: int | None = ..., memory_bytes: int | None = ..., sequences: int | None = ..., prompt_tokens: int | None = ..., output_tokens: int | None = ..., loads: int | None = ...) -> None: ...
+    def __init__(self, digest: _Optional[str] = ..., is_in_slot: _Optional[bool] = ..., rank: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., sequences: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., loads: _Optional[int] = ...) -> None: ...
 
 class AdapterProblem(_message.Message):
-    __slots__ = ("code", "digest", "message")
+    __slots__ = ("digest", "code", "message")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     digest: str
     code: str
     message: str
-    def __init__(self, digest: str | None = ..., code: str | None = ..., message: str | None = ...) -> None: ...
+    def __init__(self, digest: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Export(_message.Message):
     __slots__ = ("hashes",)
     HASHES_FIELD_NUMBER: _ClassVar[int]
     hashes: bytes
-    def __init__(self, hashes: bytes | None = ...) -> None: ...
+    def __init__(self, hashes: _Optional[bytes] = ...) -> None: ...
 
 class Import(_message.Message):
     __slots__ = ("blocks",)
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: KvBlocks
-    def __init__(self, blocks: KvBlocks | _Mapping | None = ...) -> None: ...
+    def __init__(self, blocks: _Optional[_Union[KvBlocks, _Mapping]] = ...) -> None: ...
 
 class Imported(_message.Message):
     __slots__ = ("blocks",)
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: int
-    def __init__(self, blocks: int | None = ...) -> None: ...
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class Pin(_message.Message):
     __slots__ = ("hashes", "ttl_ms")
@@ -286,16 +284,16 @@ class Pin(_message.Message):
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     hashes: bytes
     ttl_ms: int
-    def __init__(self, hashes: bytes | None = ..., ttl_ms: int | None = ...) -> None: ...
+    def __init__(self, hashes: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
 
 class Pinned(_message.Message):
     __slots__ = ("blocks",)
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: int
-    def __init__(self, blocks: int | None = ...) -> None: ...
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class KvBlocks(_message.Message):
-    __slots__ = ("base_digest", "block_bytes", "block_tokens", "checksums", "data", "hashes", "layout")
+    __slots__ = ("base_digest", "layout", "block_tokens", "block_bytes", "hashes", "checksums", "data")
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -310,10 +308,10 @@ class KvBlocks(_message.Message):
     hashes: bytes
     checksums: bytes
     data: bytes
-    def __init__(self, base_digest: str | None = ..., layout: str | None = ..., block_tokens: int | None = ..., block_bytes: int | None = ..., hashes: bytes | None = ..., checksums: bytes | None = ..., data: bytes | None = ...) -> None: ...
+    def __init__(self, base_digest: _Optional[str] = ..., layout: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., hashes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class HostFrame(_message.Message):
-    __slots__ = ("adapters", "attached", "exported", "imported", "pinned", "probe", "refused", "step")
+    __slots__ = ("step", "probe", "attached", "refused", "adapters", "exported", "imported", "pinned")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
@@ -330,10 +328,10 @@ class HostFrame(_message.Message):
     exported: KvBlocks
     imported: Imported
     pinned: Pinned
-    def __init__(self, step: StepFrame | _Mapping | None = ..., probe: ProbeReply | _Mapping | None = ..., attached: Attached | _Mapping | None = ..., refused: Refused | _Mapping | None = ..., adapters: AdapterList | _Mapping | None = ..., exported: KvBlocks | _Mapping | None = ..., imported: Imported | _Mapping | None = ..., pinned: Pinned | _Mapping | None = ...) -> None: ...
+    def __init__(self, step: _Optional[_Union[StepFrame, _Mapping]] = ..., probe: _Optional[_Union[ProbeReply, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., exported: _Optional[_Union[KvBlocks, _Mapping]] = ..., imported: _Optional[_Union[Imported, _Mapping]] = ..., pinned: _Optional[_Union[Pinned, _Mapping]] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("epoch", "limits", "resumed", "state")
+    __slots__ = ("epoch", "limits", "state", "resumed")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -342,10 +340,10 @@ class Attached(_message.Message):
     limits: EngineLimits
     state: EngineState
     resumed: _containers.RepeatedCompositeFieldContainer[Resumed]
-    def __init__(self, epoch: int | None = ..., limits: EngineLimits | _Mapping | None = ..., state: EngineState | _Mapping | None = ..., resumed: _Iterable[Resumed | _Mapping] | None = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., limits: _Optional[_Union[EngineLimits, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
 
 class Resumed(_message.Message):
-    __slots__ = ("logprobs", "output", "prompt_logprobs", "sequence")
+    __slots__ = ("sequence", "output", "logprobs", "prompt_logprobs")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -354,7 +352,7 @@ class Resumed(_message.Message):
     output: _containers.RepeatedScalarFieldContainer[int]
     logprobs: Logprobs
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, sequence: int | None = ..., output: _Iterable[int] | None = ..., logprobs: Logprobs | _Mapping | None = ..., prompt_logprobs: _Iterable[PromptLogprobs | _Mapping] | None = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., output: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("code", "message")
@@ -362,10 +360,10 @@ class Refused(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
-    def __init__(self, code: str | None = ..., message: str | None = ...) -> None: ...
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class EngineLimits(_message.Message):
-    __slots__ = ("adapter_rank_max", "adapter_slots", "base_digest", "block_tokens", "context_tokens_max", "engine", "features", "kv_blocks", "logprobs_max", "sequences_max", "step_tokens_max")
+    __slots__ = ("context_tokens_max", "sequences_max", "step_tokens_max", "kv_blocks", "block_tokens", "base_digest", "engine", "adapter_slots", "adapter_rank_max", "logprobs_max", "features")
     CONTEXT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_MAX_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -388,10 +386,10 @@ class EngineLimits(_message.Message):
     adapter_rank_max: int
     logprobs_max: int
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, context_tokens_max: int | None = ..., sequences_max: int | None = ..., step_tokens_max: int | None = ..., kv_blocks: int | None = ..., block_tokens: int | None = ..., base_digest: str | None = ..., engine: str | None = ..., adapter_slots: int | None = ..., adapter_rank_max: int | None = ..., logprobs_max: int | None = ..., features: _Iterable[str] | None = ...) -> None: ...
+    def __init__(self, context_tokens_max: _Optional[int] = ..., sequences_max: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., base_digest: _Optional[str] = ..., engine: _Optional[str] = ..., adapter_slots: _Optional[int] = ..., adapter_rank_max: _Optional[int] = ..., logprobs_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepFrame(_message.Message):
-    __slots__ = ("admitted", "count", "finished", "kv_events", "logprobs", "prompt_logprobs", "sequence", "state", "step", "steps", "token")
+    __slots__ = ("step", "steps", "sequence", "count", "token", "admitted", "finished", "state", "kv_events", "logprobs", "prompt_logprobs")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -414,10 +412,10 @@ class StepFrame(_message.Message):
     kv_events: KvEvents
     logprobs: Logprobs
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, step: int | None = ..., steps: int | None = ..., sequence: _Iterable[int] | None = ..., count: _Iterable[int] | None = ..., token: _Iterable[int] | None = ..., admitted: _Iterable[Admitted | _Mapping] | None = ..., finished: _Iterable[Finished | _Mapping] | None = ..., state: EngineState | _Mapping | None = ..., kv_events: KvEvents | _Mapping | None = ..., logprobs: Logprobs | _Mapping | None = ..., prompt_logprobs: _Iterable[PromptLogprobs | _Mapping] | None = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Logprobs(_message.Message):
-    __slots__ = ("logprob", "sequence", "top_count", "top_logprob", "top_token")
+    __slots__ = ("sequence", "logprob", "top_count", "top_token", "top_logprob")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -428,10 +426,10 @@ class Logprobs(_message.Message):
     top_count: _containers.RepeatedScalarFieldContainer[int]
     top_token: _containers.RepeatedScalarFieldContainer[int]
     top_logprob: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, sequence: _Iterable[int] | None = ..., logprob: _Iterable[float] | None = ..., top_count: _Iterable[int] | None = ..., top_token: _Iterable[int] | None = ..., top_logprob: _Iterable[float] | None = ...) -> None: ...
+    def __init__(self, sequence: _Optional[_Iterable[int]] = ..., logprob: _Optional[_Iterable[float]] = ..., top_count: _Optional[_Iterable[int]] = ..., top_token: _Optional[_Iterable[int]] = ..., top_logprob: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
-    __slots__ = ("first", "logprob", "sequence", "top_count", "top_logprob", "top_token")
+    __slots__ = ("sequence", "first", "logprob", "top_count", "top_token", "top_logprob")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
@@ -444,20 +442,20 @@ class PromptLogprobs(_message.Message):
     top_count: _containers.RepeatedScalarFieldContainer[int]
     top_token: _containers.RepeatedScalarFieldContainer[int]
     top_logprob: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, sequence: int | None = ..., first: int | None = ..., logprob: _Iterable[float] | None = ..., top_count: _Iterable[int] | None = ..., top_token: _Iterable[int] | None = ..., top_logprob: _Iterable[float] | None = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., first: _Optional[int] = ..., logprob: _Optional[_Iterable[float]] = ..., top_count: _Optional[_Iterable[int]] = ..., top_token: _Optional[_Iterable[int]] = ..., top_logprob: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("cached_tokens", "queue_us", "sequence")
+    __slots__ = ("sequence", "queue_us", "cached_tokens")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     queue_us: int
     cached_tokens: int
-    def __init__(self, sequence: int | None = ..., queue_us: int | None = ..., cached_tokens: int | None = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("code", "message", "output_tokens", "prefill_us", "prompt_tokens", "reason", "sequence")
+    __slots__ = ("sequence", "reason", "code", "message", "prompt_tokens", "output_tokens", "prefill_us")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -472,10 +470,10 @@ class Finished(_message.Message):
     prompt_tokens: int
     output_tokens: int
     prefill_us: int
-    def __init__(self, sequence: int | None = ..., reason: FinishReason | str | None = ..., code: str | None = ..., message: str | None = ..., prompt_tokens: int | None = ..., output_tokens: int | None = ..., prefill_us: int | None = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("adapters_changed", "adapters_resident", "kv_blocks_pinned", "kv_blocks_total", "kv_blocks_used", "prefill_tokens_owed", "prefilling", "running", "step_prompt_tokens", "step_us", "waiting")
+    __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "prefill_tokens_owed", "step_us", "adapters_resident", "adapters_changed", "kv_blocks_pinned", "step_prompt_tokens", "prefilling")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
@@ -498,10 +496,10 @@ class EngineState(_message.Message):
     kv_blocks_pinned: int
     step_prompt_tokens: int
     prefilling: int
-    def __init__(self, running: int | None = ..., waiting: int | None = ..., kv_blocks_used: int | None = ..., kv_blocks_total: int | None = ..., prefill_tokens_owed: int | None = ..., step_us: int | None = ..., adapters_resident: _Iterable[str] | None = ..., adapters_changed: bool | None = ..., kv_blocks_pinned: int | None = ..., step_prompt_tokens: int | None = ..., prefilling: int | None = ...) -> None: ...
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., prefill_tokens_owed: _Optional[int] = ..., step_us: _Optional[int] = ..., adapters_resident: _Optional[_Iterable[str]] = ..., adapters_changed: _Optional[bool] = ..., kv_blocks_pinned: _Optional[int] = ..., step_prompt_tokens: _Optional[int] = ..., prefilling: _Optional[int] = ...) -> None: ...
 
 class KvEvents(_message.Message):
-    __slots__ = ("number", "removed", "reset", "stored")
+    __slots__ = ("number", "stored", "removed", "reset")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
@@ -510,4 +508,4 @@ class KvEvents(_message.Message):
     stored: bytes
     removed: bytes
     reset: bool
-    def __init__(self, number: int | None = ..., stored: bytes | None = ..., removed: bytes | None = ..., reset: bool | None = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., reset: _Optional[bool] = ...) -> None: ...
