@@ -12,6 +12,7 @@ MODULES = {
     "limiter": "benchmarks.micro.limiter",
     "bodies": "benchmarks.micro.bodies",
     "directory": "benchmarks.micro.directory",
+    "agent_streams": "benchmarks.micro.agent_streams",
     "router": "benchmarks.micro.router_core",
     "index": "benchmarks.micro.router_index",
     "shell": "benchmarks.micro.router_shell",

@@ -1,11 +1,12 @@
 """Composition root: builds everything, serves until told to stop."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version as package_version
+from types import MappingProxyType
 from typing import Any
 
 import grpc.aio
@@ -86,7 +87,9 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         background = await stack.enter_async_context(asyncio.TaskGroup())
         artifacts = _artifacts(database, settings)
         stack.callback(artifacts.close)
-        distribution = DistributionService(database, feed, metrics, _links(settings))
+        distribution = DistributionService(
+            database, feed, metrics, _links(settings), lambda sha256: artifacts.store.get(sha256)
+        )
         quality = Quality(database, feed, metrics)
         for work in (feed, fleet, artifacts, distribution, rollouts, quality):
             stack.callback(background.create_task(work.run()).cancel)
@@ -99,10 +102,11 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             Confirmations(database).confirm,
         )
         agents = AgentService(database, feed, fleet, quality)
+        stack.callback(background.create_task(agents.run()).cancel)
         await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution)
         routes = [
             *ArtifactRoutes(database, artifacts).routes(),
-            *admin_routes(database, rollouts.wake),
+            *admin_routes(database, rollouts.wake, rollouts.unreadable),
         ]
         routes += _operations(feed, metrics, document(routes, package_version("sluice")))
         bootstrap = settings.admin_key_sha256
@@ -116,11 +120,13 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
 
 
 def admin_routes(
-    database: Database, wake_rollouts: Callable[[], None] = lambda: None
+    database: Database,
+    wake_rollouts: Callable[[], None] = lambda: None,
+    unread_rollouts: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Route]:
     """Return the routes of the admin REST, of all domains that need the database alone."""
     return [
-        *RolloutRoutes(database, wake_rollouts).routes(),
+        *RolloutRoutes(database, wake_rollouts, unread_rollouts).routes(),
         *PlanRoutes(database).routes(),
         *QualityRoutes(database).routes(),
         *tenants.routes(database),

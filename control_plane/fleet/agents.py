@@ -7,7 +7,9 @@ is away; their reports then wait for the next heartbeat, which repeats everythin
 import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
+from zlib import crc32
 
 import grpc.aio
 import structlog
@@ -17,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.database import Database, DatabaseDownError
 from control_plane.fields import is_id
 from control_plane.fleet import model, repository
+from control_plane.fleet.desired import DesiredIndex
 from control_plane.fleet.service import Fleet
 from control_plane.watch.feed import Feed
-from sluice.watch import ControlState
 from sluice.wire.agent.v1 import agent_pb2 as wire
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceServicer
 from sluice.wire.control.v1 import control_pb2 as control
@@ -28,26 +30,10 @@ log = structlog.get_logger(__name__)
 
 _WRITE_TIMEOUT_S = 10.0
 _REFRESH_S = 5.0  # the desired state is repeated this often, changed or not
+_SETTLE_S = 0.05  # changes of one moment are told as one
+_GOLDEN_LOOK_S = 1.0
 
 Context = grpc.aio.ServicerContext[wire.SyncRequest, wire.SyncResponse]
-
-
-def desired(state: ControlState, node_id: str) -> wire.SyncResponse:
-    """Return everything that should run on a node."""
-    response = wire.SyncResponse(version=state.version)
-    for replica in sorted(state.replicas.values(), key=lambda replica: replica.id):
-        pool = state.pools.get(replica.pool_id)
-        if replica.node_id == node_id and pool is not None:
-            response.replicas.add(
-                replica_id=replica.id,
-                pool_id=pool.id,
-                base_digest=pool.base_digest,
-                engine=pool.engine,
-                is_draining=replica.state == control.REPLICA_STATE_DRAINING,
-                engine_options=pool.engine_options,
-                accelerators=replica.accelerators,
-            )
-    return response
 
 
 class Golden(Protocol):
@@ -62,6 +48,20 @@ class Golden(Protocol):
         ...
 
 
+@dataclass(eq=False)
+class _Stream:
+    """A connected agent.
+
+    Attributes:
+        lifted: Cordons that operators have lifted and it still reports.
+        changed: Set when it may have to be told something else.
+    """
+
+    node_id: str
+    lifted: list[str] = field(default_factory=list[str])
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class AgentService(AgentServiceServicer):
     """Serves `AgentService`; one stream per node."""
 
@@ -70,9 +70,20 @@ class AgentService(AgentServiceServicer):
         self._feed = feed
         self._fleet = fleet
         self._golden = golden
-        self._streams: dict[str, object] = {}
-        # Of each node that is here, the cordons that operators have lifted and it still reports.
-        self._lifted: dict[str, list[str]] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._index = DesiredIndex(feed.state)
+        self._asked: dict[str, list[wire.GoldenPrompt]] = {}  # by base
+        feed.on_change(self._take_change)
+
+    async def run(self) -> None:
+        """Have agents told when golden prompts change, until cancelled."""
+        while True:
+            await asyncio.sleep(_GOLDEN_LOOK_S)
+            asked = {base: list(self._golden.prompts_for((base,))) for base in self._index.bases}
+            before, self._asked = self._asked, asked
+            changed = {b for b in asked.keys() | before.keys() if asked.get(b) != before.get(b)}
+            if changed:
+                self._wake(self._index.nodes_with(changed))
 
     async def Sync(  # noqa: N802 - gRPC's name
         self,
@@ -88,13 +99,13 @@ class AgentService(AgentServiceServicer):
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE, "no state yet: the database has not been read"
             )
-        stream = self._streams[first.node_id] = object()
+        stream = self._streams[first.node_id] = _Stream(first.node_id)
         try:
             async with asyncio.TaskGroup() as tasks:
-                writing = tasks.create_task(self._tell(first.node_id, context))
+                writing = tasks.create_task(self._tell(stream, context))
                 message: wire.SyncRequest | None = first
                 while message is not None and self._streams.get(first.node_id) is stream:
-                    await self._record(message)
+                    await self._record(stream, message)
                     message = await self._read(context)
                 writing.cancel()
         except* (TimeoutError, grpc.aio.UsageError):
@@ -102,7 +113,6 @@ class AgentService(AgentServiceServicer):
         finally:
             if self._streams.get(first.node_id) is stream:
                 del self._streams[first.node_id]
-                self._lifted.pop(first.node_id, None)
 
     async def _read(self, context: Context) -> wire.SyncRequest | None:
         async with asyncio.timeout(model.NODE_LOST_AFTER_S):
@@ -110,29 +120,46 @@ class AgentService(AgentServiceServicer):
         # grpc.aio.EOF is no message, whatever the stubs say.
         return message if isinstance(message, wire.SyncRequest) else None  # pyright: ignore[reportUnnecessaryIsInstance]
 
-    async def _tell(self, node_id: str, context: Context) -> None:
+    def _take_change(self, change: control.WatchResponse) -> None:
+        if change.is_snapshot:
+            self._index.restart(self._feed.state)
+            self._wake(list(self._streams))
+        else:
+            self._wake(self._index.apply(change))
+
+    def _wake(self, node_ids: Iterable[str]) -> None:
+        for node_id in node_ids:
+            if (stream := self._streams.get(node_id)) is not None:
+                stream.changed.set()
+
+    async def _tell(self, stream: _Stream, context: Context) -> None:
         """Say what is desired when it changes, and every few seconds, however much else changes."""
         clock = asyncio.get_running_loop().time
         last, repeat_at = wire.SyncResponse(), clock()
         while True:
-            changed = self._feed.changed()
-            response = desired(self._feed.state, node_id)
-            response.lifted_cordons.extend(self._lifted.get(node_id, ()))
-            bases = {replica.base_digest for replica in response.replicas}
-            response.golden_prompts.extend(self._golden.prompts_for(bases))
+            stream.changed.clear()
+            response = self._desired(stream)
             if clock() >= repeat_at or _told(response) != _told(last):
                 await self._write(context, response)
-                last, repeat_at = response, clock() + _REFRESH_S
+                last, repeat_at = response, repeat_at_s(stream.node_id, clock())
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(repeat_at):
-                    await changed.wait()
+                    await stream.changed.wait()
+                    await asyncio.sleep(_SETTLE_S)
+
+    def _desired(self, stream: _Stream) -> wire.SyncResponse:
+        response = self._index.of(stream.node_id, self._feed.state.version)
+        response.lifted_cordons.extend(stream.lifted)
+        bases = {replica.base_digest for replica in response.replicas}
+        response.golden_prompts.extend(self._golden.prompts_for(bases))
+        return response
 
     @staticmethod
     async def _write(context: Context, response: wire.SyncResponse) -> None:
         async with asyncio.timeout(_WRITE_TIMEOUT_S):
             await context.write(response)
 
-    async def _record(self, message: wire.SyncRequest) -> None:
+    async def _record(self, stream: _Stream, message: wire.SyncRequest) -> None:
         self._golden.take(message)
         report = {seen.replica_id: seen for seen in message.replicas}
 
@@ -146,15 +173,24 @@ class AgentService(AgentServiceServicer):
             return lifted, changed
 
         try:
-            self._lifted[message.node_id], changed = await self._database.run(work)
+            lifted, changed = await self._database.run(work)
         except (DatabaseDownError, DBAPIError) as error:
             reason = str(getattr(error, "reason", error))
             log.warning("report_not_recorded", node=message.node_id, error=reason)
             return
+        if lifted != stream.lifted:
+            stream.lifted = lifted
+            stream.changed.set()
         for replica in changed:
             log.info("replica_changed", replica=replica.id, state=replica.state.name.lower())
         if changed:
             self._fleet.wake()
+
+
+def repeat_at_s(node_id: str, now_s: float) -> float:
+    """Return when a node is told everything again: nodes take turns within every few seconds."""
+    phase_s = crc32(node_id.encode()) / 2**32 * _REFRESH_S
+    return now_s + _REFRESH_S - (now_s - phase_s) % _REFRESH_S
 
 
 def _told(response: wire.SyncResponse) -> tuple[object, ...]:

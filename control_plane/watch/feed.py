@@ -7,7 +7,7 @@ the copy stays, and watchers with it.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +62,14 @@ class Feed:
         self._notified = asyncio.Event()
         self._snapshot = Snapshot(-1, ())
         self._snapshot_lock = asyncio.Lock()
+        self._callbacks: list[Callable[[wire.WatchResponse], None]] = []
+
+    def on_change(self, callback: Callable[[wire.WatchResponse], None]) -> None:
+        """Call `callback` after each change of the state with what changed it; it must be quick.
+
+        With `is_snapshot` anything may have changed, and nothing else is said.
+        """
+        self._callbacks.append(callback)
 
     def changed(self) -> asyncio.Event:
         """Return the event that the next change sets; take it before looking at the state."""
@@ -174,7 +182,7 @@ class Feed:
             self._snapshot = Snapshot(-1, ())  # versions of a restored database come twice
         self.is_loaded = True
         log.info("state_loaded", version=self.state.version, seconds=round(self.refresh_s, 3))
-        self._wake()
+        self._wake(wire.WatchResponse(version=self.state.version, is_snapshot=True))
         for _ in before.drop():
             await asyncio.sleep(0)
 
@@ -182,9 +190,11 @@ class Feed:
         if self.state.apply(delta):
             has_removals = delta.HasField("removals")
             self.history.append(Delta(delta.version, delta.SerializeToString(), has_removals))
-            self._wake()
+            self._wake(delta)
 
-    def _wake(self) -> None:
+    def _wake(self, change: wire.WatchResponse) -> None:
+        for callback in self._callbacks:
+            callback(change)
         event, self._changed = self._changed, asyncio.Event()
         event.set()
 

@@ -3,12 +3,9 @@
 import hashlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from control_plane.access.keys import NewKey, expiry_after_grace, is_expired
-from control_plane.fleet.agents import desired
 from control_plane.fleet.bodies import PoolBody
 from control_plane.models.model import AliasBody, ModelBody, release_id, release_of_digests
 from control_plane.tenants.model import (
@@ -18,8 +15,6 @@ from control_plane.tenants.model import (
 )
 from control_plane.watch.rows import KINDS, wire_state
 from sluice.watch import KINDS as WIRE_KINDS
-from sluice.watch import ControlState
-from sluice.wire.control.v1 import control_pb2 as wire
 
 _DIGEST = "ab" * 32
 
@@ -134,23 +129,3 @@ def test_a_draining_replica_is_seen_as_draining_until_it_ended() -> None:
     draining = {state: wire_state(state, is_draining=True) for state in range(7)}
     assert draining == {0: 3, 1: 3, 2: 3, 3: 3, 4: 4, 5: 5, 6: 6}
     assert all(wire_state(state, is_draining=False) == state for state in range(7))
-
-
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 6)), max_size=6))
-def test_agents_are_told_what_is_theirs(replicas: list[tuple[str, int]]) -> None:
-    state = ControlState()
-    pool = wire.Pool(id="p", base_digest=_DIGEST, engine="sim", engine_options={"slots": "4"})
-    rows = [
-        wire.Replica(id=f"r{n}", pool_id="p", node_id=node, state=number)
-        for n, (node, number) in enumerate(replicas)
-    ]
-    objects = wire.Objects(pools=[pool], replicas=rows)
-    state.apply(wire.WatchResponse(version=9, is_snapshot=True, upserts=objects))
-    told = desired(state, "a")
-    assert told.version == 9
-    assert [r.replica_id for r in told.replicas] == [r.id for r in rows if r.node_id == "a"]
-    for replica in told.replicas:
-        assert (replica.base_digest, replica.engine) == (_DIGEST, "sim")
-        assert dict(replica.engine_options) == {"slots": "4"}
-        is_draining = state.replicas[replica.replica_id].state == wire.REPLICA_STATE_DRAINING
-        assert replica.is_draining == is_draining

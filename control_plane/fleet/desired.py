@@ -1,0 +1,105 @@
+"""What should run on which node, kept up to date change by change; pure.
+
+A change costs what it touches, whatever else there is: a look at all replicas for every node would
+be ten million at each change of a large fleet.
+"""
+
+from collections.abc import Collection
+
+from sluice.watch import ControlState
+from sluice.wire.agent.v1 import agent_pb2 as wire
+from sluice.wire.control.v1 import control_pb2 as control
+
+
+class DesiredIndex:
+    """Replicas by node, and what their pools say of them."""
+
+    def __init__(self, state: ControlState) -> None:
+        """Start from a state; from then on it is told of every change."""
+        self._pools: dict[str, control.Pool] = {}
+        self._replicas: dict[str, control.Replica] = {}
+        self._of_node: dict[str, dict[str, control.Replica]] = {}
+        self.restart(state)
+
+    @property
+    def bases(self) -> frozenset[str]:
+        """The bases of all pools."""
+        return frozenset(pool.base_digest for pool in self._pools.values())
+
+    def restart(self, state: ControlState) -> None:
+        """Begin anew with a state of which it is not known how it came to be."""
+        self._pools = dict(state.pools)
+        self._replicas, self._of_node = {}, {}
+        for replica in state.replicas.values():
+            self._put(replica)
+
+    def apply(self, delta: control.WatchResponse) -> set[str]:
+        """Take what changed; return the nodes that may have to be told something else."""
+        nodes = {self._drop(replica_id) for replica_id in delta.removals.replicas}
+        for replica in delta.upserts.replicas:
+            nodes.add(self._drop(replica.id))
+            nodes.add(self._put(replica))
+        nodes |= self._nodes_of(self._take_pools(delta))
+        return nodes - {""}
+
+    def of(self, node_id: str, version: int) -> wire.SyncResponse:
+        """Return everything that should run on a node, by id of replica."""
+        response = wire.SyncResponse(version=version)
+        mine = self._of_node.get(node_id, {})
+        for _, replica in sorted(mine.items()):
+            pool = self._pools.get(replica.pool_id)
+            if pool is not None:
+                response.replicas.add(
+                    replica_id=replica.id,
+                    pool_id=pool.id,
+                    base_digest=pool.base_digest,
+                    engine=pool.engine,
+                    is_draining=replica.state == control.REPLICA_STATE_DRAINING,
+                    engine_options=pool.engine_options,
+                    accelerators=replica.accelerators,
+                )
+        return response
+
+    def nodes_with(self, bases: Collection[str]) -> set[str]:
+        """Return the nodes that have replicas of some bases."""
+        return self._nodes_of({p.id for p in self._pools.values() if p.base_digest in bases})
+
+    def _nodes_of(self, pool_ids: Collection[str]) -> set[str]:
+        if not pool_ids:
+            return set()
+        return {r.node_id for r in self._replicas.values() if r.pool_id in pool_ids} - {""}
+
+    def _take_pools(self, delta: control.WatchResponse) -> set[str]:
+        """Return the pools of which agents are told something else now."""
+        changed: set[str] = set()
+        for pool_id in delta.removals.pools:
+            if self._pools.pop(pool_id, None) is not None:
+                changed.add(pool_id)
+        for pool in delta.upserts.pools:
+            before = self._pools.get(pool.id)
+            if before is None or _said(before) != _said(pool):
+                changed.add(pool.id)
+            self._pools[pool.id] = pool
+        return changed
+
+    def _put(self, replica: control.Replica) -> str:
+        self._replicas[replica.id] = replica
+        if replica.node_id:
+            self._of_node.setdefault(replica.node_id, {})[replica.id] = replica
+        return replica.node_id
+
+    def _drop(self, replica_id: str) -> str:
+        """Forget a replica; return its node, empty if there was none."""
+        before = self._replicas.pop(replica_id, None)
+        if before is None or not before.node_id:
+            return ""
+        mine = self._of_node[before.node_id]
+        del mine[replica_id]
+        if not mine:
+            del self._of_node[before.node_id]
+        return before.node_id
+
+
+def _said(pool: control.Pool) -> tuple[object, ...]:
+    """Return what agents are told of a pool."""
+    return pool.base_digest, pool.engine, dict(pool.engine_options)

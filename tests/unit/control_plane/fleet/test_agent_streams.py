@@ -1,0 +1,156 @@
+"""Agents are told what changes for them, soon and once, and nothing of others."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from control_plane.fleet import agents as module
+from control_plane.fleet.agents import AgentService
+from control_plane.watch.feed import Feed
+from sluice.wire.agent.v1 import agent_pb2
+from sluice.wire.control.v1 import control_pb2 as wire
+
+BASE = "ab" * 32
+PATIENCE_S = 60.0
+
+
+class Context:
+    """One side of a stream: the test writes what is read, and reads what is written."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.requests: asyncio.Queue = asyncio.Queue()
+        self.requests.put_nowait(agent_pb2.SyncRequest(node_id=node_id))
+        self.told: list[agent_pb2.SyncResponse] = []
+        self.wrote = asyncio.Condition()
+
+    async def read(self):
+        return await self.requests.get()
+
+    async def write(self, response) -> None:
+        async with self.wrote:
+            self.told.append(response)
+            self.wrote.notify_all()
+
+    async def until(self, condition) -> None:
+        """Wait until the newest message fulfils a condition."""
+        async with asyncio.timeout(PATIENCE_S), self.wrote:
+            await self.wrote.wait_for(lambda: self.told and condition(self.told[-1]))
+
+
+class Database:
+    """Knows of one cordon per node that was lifted, and whose replicas never change."""
+
+    def __init__(self) -> None:
+        self.lifted: list[str] = []
+
+    async def run(self, _):
+        return list(self.lifted), []
+
+
+class Golden:
+    def __init__(self) -> None:
+        self.prompts: list[agent_pb2.GoldenPrompt] = []
+
+    def prompts_for(self, bases):
+        return [prompt for prompt in self.prompts if prompt.base_digest in set(bases)]
+
+    def take(self, message) -> None:
+        pass
+
+
+class Site:
+    def __init__(self) -> None:
+        self.database, self.golden = Database(), Golden()
+        self.feed = Feed(self.database)
+        self.service = AgentService(self.database, self.feed, None, self.golden)
+        self.feed.is_loaded = True
+        self.version = 0
+        pool = wire.Pool(id="p", base_digest=BASE, engine="sim")
+        self.publish(wire.Objects(pools=[pool]))
+
+    def publish(self, upserts: wire.Objects) -> None:
+        self.version += 1
+        self.feed._publish(wire.WatchResponse(version=self.version, upserts=upserts))
+
+    def place(self, number: int, node_id: str) -> None:
+        replica = wire.Replica(id=f"r{number:03}", pool_id="p", node_id=node_id)
+        self.publish(wire.Objects(replicas=[replica]))
+
+
+@asynccontextmanager
+async def streams(site: Site, *node_ids: str):
+    async with asyncio.TaskGroup() as tasks:
+        contexts = [Context(node_id) for node_id in node_ids]
+        running = [tasks.create_task(site.service.Sync(None, context)) for context in contexts]
+        running.append(tasks.create_task(site.service.run()))
+        yield contexts
+        for task in running:
+            task.cancel()
+
+
+@pytest.fixture(autouse=True)
+def _no_repeats(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_REFRESH_S", 3600.0)
+    monkeypatch.setattr(module.model, "NODE_LOST_AFTER_S", 3600.0)
+
+
+async def test_a_burst_is_one_message_to_those_whom_it_concerns() -> None:
+    site = Site()
+    site.place(0, "b")
+    async with streams(site, "a", "b") as (a, b):
+        await a.until(lambda _: True)
+        await b.until(lambda told: len(told.replicas) == 1)
+        for number in range(1, 101):
+            site.place(number, "a")
+        await a.until(lambda told: len(told.replicas) == 100)
+        site.place(0, "a")
+        await b.until(lambda told: not told.replicas)
+        await a.until(lambda told: len(told.replicas) == 101)
+    assert [len(told.replicas) for told in a.told] == [0, 100, 101]
+    assert [len(told.replicas) for told in b.told] == [1, 0]
+    assert a.told[-1].version == site.version
+
+
+async def test_golden_prompts_and_lifted_cordons_are_told_when_they_change() -> None:
+    site = Site()
+    site.place(0, "a")
+    async with streams(site, "a", "b") as (a, b):
+        await a.until(lambda _: True)
+        await b.until(lambda _: True)
+        site.golden.prompts = [agent_pb2.GoldenPrompt(id="g", base_digest=BASE)]
+        await a.until(lambda told: [prompt.id for prompt in told.golden_prompts] == ["g"])
+        site.database.lifted = ["cordon"]
+        a.requests.put_nowait(agent_pb2.SyncRequest(node_id="a"))
+        await a.until(lambda told: list(told.lifted_cordons) == ["cordon"])
+    assert len(b.told) == 1
+
+
+async def test_a_state_that_was_read_anew_is_told() -> None:
+    site = Site()
+    site.place(0, "a")
+    async with streams(site, "a", "b") as (a, b):
+        await a.until(lambda told: len(told.replicas) == 1)
+        await b.until(lambda _: True)
+        coming = module_state(site)
+        await site.feed._start_from(coming)
+        await b.until(lambda told: len(told.replicas) == 1)
+        await a.until(lambda told: not told.replicas)
+
+
+def module_state(site: Site):
+    """Return the state with the replica on the other node."""
+    state = type(site.feed.state)()
+    replica = wire.Replica(id="r000", pool_id="p", node_id="b")
+    objects = wire.Objects(pools=list(site.feed.state.pools.values()), replicas=[replica])
+    state.apply(wire.WatchResponse(version=99, is_snapshot=True, upserts=objects))
+    return state
+
+
+async def test_everything_is_repeated(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_REFRESH_S", 0.05)
+    site = Site()
+    async with streams(site, "a") as (a,):
+        await a.until(lambda _: len(a.told) >= 3)
+    assert all(not told.replicas for told in a.told)
