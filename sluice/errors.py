@@ -23,6 +23,7 @@ class ErrorCode(StrEnum):
     CONFLICT = "conflict"
     PRECONDITION_FAILED = "precondition_failed"
     IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
+    ROLLOUT_UNSUPPORTED = "rollout_unsupported"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     RATE_LIMIT_REQUESTS = "rate_limit_requests"
     RATE_LIMIT_TOKENS = "rate_limit_tokens"
@@ -59,6 +60,7 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.CONFLICT: 409,
     ErrorCode.PRECONDITION_FAILED: 412,
     ErrorCode.IDEMPOTENCY_KEY_REUSED: 422,
+    ErrorCode.ROLLOUT_UNSUPPORTED: 422,
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
     ErrorCode.RATE_LIMIT_REQUESTS: 429,
     ErrorCode.RATE_LIMIT_TOKENS: 429,

@@ -39,7 +39,7 @@ _FAILURES = {
 _WRITE_FAILURES = {
     "409": "it contradicts other objects, or the first request with the key is under way",
     "412": "the object is not what If-Match or If-None-Match takes it for",
-    "422": "the Idempotency-Key came with another request before",
+    "422": "the Idempotency-Key came with another request before, or this cannot be rolled out",
 }
 
 

@@ -1,9 +1,11 @@
 """How a rollout begins: in the transaction of an admin's write."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.http.resources import first, lock_id
 from control_plane.http.writes import Write
@@ -13,8 +15,9 @@ from control_plane.rollouts import effects, repository
 from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.repository import Kept
 from control_plane.rollouts.state import Start
-from control_plane.tables import models, releases
+from control_plane.tables import models, pools, releases
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
+from sluice.profiles import EMBED, profile_of
 
 Values = dict[str, Any]
 
@@ -32,7 +35,8 @@ async def begin(
         is_started: Whether it starts at once.
 
     Raises:
-        PlatformError: There is no such model or release, or the model has a rollout already.
+        PlatformError: There is no such model or release, the model has a rollout already, or it is
+            one of embeddings (422).
     """
     connection = write.connection
     model = await locked_model(write, model_id)
@@ -47,6 +51,7 @@ async def begin(
     if control is None or not canary.pool_id:
         message = f"release: {model_id}@{release} has no pool that serves it; publish it again"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="release")
+    await _refuse_embeddings(connection, model_id, {model["pool_id"], canary.pool_id})
     await _refuse_second(write, model_id)
     if control.pool_id != model["pool_id"]:  # what serves control is what serves the model
         control = replace(control, pool_id=model["pool_id"])
@@ -78,6 +83,20 @@ async def locked_model(write: Write, model_id: str) -> Values:
         raise PlatformError(ErrorCode.NOT_FOUND, f"there is no models/{model_id}")
     write.require(model["owner_tenant_id"])
     return model
+
+
+async def _refuse_embeddings(
+    connection: AsyncConnection, model_id: str, pool_ids: Collection[str]
+) -> None:
+    """Refuse what no gate can judge: vectors come at once, and nothing tells good from bad ones."""
+    query = select(pools.c.id, pools.c.engine).where(pools.c.id.in_(sorted(pool_ids)))
+    for pool_id, engine in (await connection.execute(query.order_by(pools.c.id))).tuples():
+        if profile_of(engine) is EMBED:
+            message = (
+                f"model {model_id} computes embeddings (pool {pool_id}): no gate can judge them, so"
+                " they cannot be rolled out in stages; promote the release at once instead"
+            )
+            raise PlatformError(ErrorCode.ROLLOUT_UNSUPPORTED, message, param="model_id")
 
 
 async def _refuse_second(write: Write, model_id: str) -> None:

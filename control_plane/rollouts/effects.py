@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sqlalchemy import update
+from sqlalchemy import RowMapping, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.fleet.preparation import Release
@@ -88,6 +88,14 @@ async def tell(
     if news or facts.must_store(before.state, kept.state):
         await write(connection, kept)
     return kept, news
+
+
+async def give_up(connection: AsyncConnection, row: RowMapping, now_ms: int, actor: str) -> Kept:
+    """Abort a rollout, whose row is locked, although nobody can read its state."""
+    kept = repository.without_state(row, now_ms)
+    await repository.record(connection, kept.id, "abort", kept.state, actor)
+    await write(connection, kept)
+    return kept
 
 
 async def write(connection: AsyncConnection, kept: Kept) -> None:

@@ -7,13 +7,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import BigInteger, cast, delete, func, or_, select, update
+from sqlalchemy import BigInteger, RowMapping, cast, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.fleet.preparation import Release
 from control_plane.models.model import release_id
 from control_plane.rollouts.facts import Gateway
+from control_plane.rollouts.listing import why
 from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.state import ENDED, STATE, Phase, Rollout, Verdict, explain
 from control_plane.rollouts.tables import (
@@ -23,6 +24,7 @@ from control_plane.rollouts.tables import (
     rollouts,
 )
 from control_plane.tables import changes, releases, splits
+from sluice.errors import ErrorCode, PlatformError
 from sluice.ids import new_id
 
 # Who was silent for so long does not step any more; much longer than a round of the loop.
@@ -63,6 +65,20 @@ class Kept:
     split_ms: int
 
 
+class UnreadableError(PlatformError):
+    """The state of a rollout is none that we know: another version of the control plane wrote it.
+
+    Attributes:
+        problem: What to tell people, in one line.
+        reason: Where it differs, in many.
+    """
+
+    def __init__(self, rollout_id: str, error: ValidationError) -> None:
+        self.problem = why(error)
+        super().__init__(ErrorCode.CONFLICT, f"{rollout_id}: {self.problem}")
+        self.reason = str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What a process steps.
@@ -76,11 +92,33 @@ class Taken:
 
     own: list[Kept]
     others: set[str]
-    unreadable: dict[str, str]
+    unreadable: dict[str, UnreadableError]
 
 
 def kept_of(row: Any) -> Kept:
-    """Return a rollout of its row; ValidationError: its state is none that we know."""
+    """Return a rollout of its row.
+
+    Raises:
+        UnreadableError: We do not know its state.
+    """
+    try:
+        state = STATE.validate_json(json.dumps(row["state"]))
+    except ValidationError as error:
+        raise UnreadableError(row["id"], error) from None
+    return _kept(row, state)
+
+
+def without_state(row: Any, now_ms: int) -> Kept:
+    """Return a rollout whose state nobody reads as one that has ended, with nobody in canary.
+
+    Where it had ended, it stays what it was.
+    """
+    ended = {phase.value: phase for phase in ENDED}
+    phase = ended.get(row["phase"], Phase.ABORTED)
+    return _kept(row, Rollout(Plan(), phase=phase, stepped_ms=now_ms))
+
+
+def _kept(row: Any, state: Rollout) -> Kept:
     return Kept(
         id=row["id"],
         model_id=row["model_id"],
@@ -88,7 +126,7 @@ def kept_of(row: Any) -> Kept:
         canary=row["canary"],
         owner=row["owner_tenant_id"],
         salt=row["salt"],
-        state=STATE.validate_json(json.dumps(row["state"])),
+        state=state,
         version=row["version"],
         is_live=row["is_live"],
         created_ms=_ms(row["created_at"]),
@@ -116,8 +154,8 @@ async def take(connection: AsyncConnection, process: str) -> Taken:
     for row in (await connection.execute(found)).mappings():
         try:
             taken.own.append(kept_of(row))
-        except ValidationError as error:
-            taken.unreadable[row["id"]] = str(error)
+        except UnreadableError as error:
+            taken.unreadable[row["id"]] = error
             continue
         if row["taken_by"] not in {"", process}:
             taken.others.add(row["id"])
@@ -133,11 +171,10 @@ async def _renew(connection: AsyncConnection, ids: Sequence[str], process: str) 
     await connection.execute(query.values(taken_by=process, taken_at=func.now()))
 
 
-async def lock(connection: AsyncConnection, rollout_id: str) -> Kept | None:
-    """Return a rollout, held until the transaction ends; None if it is not there."""
+async def lock(connection: AsyncConnection, rollout_id: str) -> RowMapping | None:
+    """Return the row of a rollout, held until the transaction ends; None if it is not there."""
     query = select(rollouts).where(rollouts.c.id == rollout_id).with_for_update(key_share=True)
-    row = (await connection.execute(query)).mappings().first()
-    return None if row is None else kept_of(row)
+    return (await connection.execute(query)).mappings().first()
 
 
 async def lock_own(connection: AsyncConnection, rollout_id: str, process: str) -> Kept | None:

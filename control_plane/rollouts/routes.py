@@ -1,10 +1,11 @@
 """REST of rollouts: begin, look, and what people may do; plans have a module of their own."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
-from sqlalchemy import select
+from sqlalchemy import RowMapping, Select, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.access.roles import Action
@@ -14,11 +15,11 @@ from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import fetch, first, page, shown, visible
 from control_plane.http.routes import ACTOR, Route
 from control_plane.http.writes import Answer, Write, Writes
-from control_plane.rollouts import effects, repository
+from control_plane.rollouts import effects, listing, repository
 from control_plane.rollouts.beginning import begin
 from control_plane.rollouts.bodies import PromoteBody, RolloutBody
-from control_plane.rollouts.repository import kept_of
-from control_plane.rollouts.shown import DETAILS, EVENT, SUMMARY, details, progress
+from control_plane.rollouts.repository import UnreadableError, kept_of
+from control_plane.rollouts.shown import DETAILS, EVENT, SUMMARY, details, unknown_details
 from control_plane.rollouts.state import Abort, Event, Pause, Promote, Resume, Start
 from control_plane.rollouts.tables import rollout_events, rollouts
 from sluice.errors import ErrorCode, PlatformError
@@ -26,17 +27,28 @@ from sluice.errors import ErrorCode, PlatformError
 Values = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 _KIND = "rollouts"
-_TIMES = ("created_at", "started_at", "ended_at")
 
 
 class RolloutRoutes:
     """Handlers of rollouts."""
 
-    def __init__(self, database: Database, wake: Callable[[], None]) -> None:
-        """Prepare; `wake` lets the loop look at once."""
+    def __init__(
+        self,
+        database: Database,
+        wake: Callable[[], None],
+        unread: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Prepare.
+
+        Args:
+            database: Where they are.
+            wake: Lets the loop look at once.
+            unread: Live rollouts that the loop cannot read, and why; it goes on changing.
+        """
         self._database = database
         self._writes = Writes(database)
         self._wake = wake
+        self._unread = unread
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -82,7 +94,7 @@ class RolloutRoutes:
             kept = await begin(
                 write, body.model_id, body.release, body.plan, is_started=body.is_started
             )
-            after = _show(await _row(write.connection, kept.id))
+            after = self._show(await _row(write.connection, kept.id))
             write.record("create", kept.id, None, _short(after), owners=[kept.owner])
             return Answer(after, kept.id, 201)
 
@@ -92,16 +104,20 @@ class RolloutRoutes:
 
     async def list(self, request: web.Request) -> web.Response:
         """Return a page, newest first."""
-        query = visible(request, select(rollouts), rollouts.c.owner_tenant_id)
+        query = visible(request, listing.listed(), rollouts.c.owner_tenant_id)
         for name in ("model_id", "phase"):
             if (wanted := request.query.get(name)) is not None:
                 query = query.where(rollouts.c[name] == wanted.replace("\0", ""))
         key = rollouts.c.id
-        return await page(self._database, query, key, request, _summary, newest_first=True)
+
+        def summary(row: Values) -> Values:
+            return listing.summary(row, self._unread)
+
+        return await page(self._database, query, key, request, summary, newest_first=True)
 
     async def get(self, request: web.Request) -> web.Response:
         """Return one."""
-        return shown(request, _show(await self._readable(request)))
+        return shown(request, self._show(await self._readable(request)))
 
     async def events(self, request: web.Request) -> web.Response:
         """Return a page of what happened to one, oldest first."""
@@ -126,18 +142,16 @@ class RolloutRoutes:
 
         async def work(write: Write) -> Answer:
             connection = write.connection
-            kept = await repository.lock(connection, rollout_id)
-            if kept is None or not write.actor.may(Action.READ_TENANT, kept.owner):
+            locked = await repository.lock(connection, rollout_id)
+            owner = None if locked is None else locked["owner_tenant_id"]
+            if locked is None or not write.actor.may(Action.READ_TENANT, owner):
                 raise _no_rollout(rollout_id)
-            write.require(kept.owner)
-            before = _show(await _row(connection, rollout_id))
+            write.require(owner)
+            before = self._show(await _row(connection, rollout_id))
             write.check(before)
-            now_ms = await repository.clock_ms(connection)
-            await effects.tell(connection, kept, (command,), now_ms, write.actor.id)
-            after = _show(await _row(connection, rollout_id))
-            write.record(
-                command.kind, rollout_id, _short(before), _short(after), owners=[kept.owner]
-            )
+            await _told(write, locked, command)
+            after = self._show(await _row(connection, rollout_id))
+            write.record(command.kind, rollout_id, _short(before), _short(after), owners=[owner])
             return Answer(after, rollout_id)
 
         answer = await self._writes.run(request, work)
@@ -147,32 +161,46 @@ class RolloutRoutes:
     async def _readable(self, request: web.Request) -> Values:
         """Return the row of the rollout that is asked for, if the caller may read it."""
         rollout_id = path_id(request)
-        rows = await fetch(self._database, select(rollouts).where(rollouts.c.id == rollout_id))
+        rows = await fetch(self._database, _one(rollout_id))
         may = request[ACTOR].may
         if not (rows and may(Action.READ_TENANT, rows[0]["owner_tenant_id"])):
             raise _no_rollout(rollout_id)
         return rows[0]
 
+    def _show(self, row: Values) -> Values:
+        """Return all there is of a row; of one that cannot be read, what is known besides."""
+        try:
+            state = kept_of(row).state
+        except UnreadableError as error:
+            problem = {row["id"]: error.problem}
+            more = unknown_details() | {"verdict": None, "version": row["version"]}
+            return listing.summary(row, problem) | more
+        verdict = None if state.verdict is None else repository.verdict_document(state.verdict)
+        more = details(state) | {"verdict": verdict, "version": row["version"]}
+        return listing.summary(row, {}) | more
+
+
+async def _told(write: Write, locked: RowMapping, command: Event) -> None:
+    """Step a rollout whose row is held; one that nobody can read can be aborted all the same."""
+    now_ms = await repository.clock_ms(write.connection)
+    try:
+        kept = kept_of(locked)
+    except UnreadableError:
+        if not (isinstance(command, Abort) and locked["is_live"]):
+            raise
+        await effects.give_up(write.connection, locked, now_ms, write.actor.id)
+    else:
+        await effects.tell(write.connection, kept, (command,), now_ms, write.actor.id)
+
+
+def _one(rollout_id: str) -> Select[Any]:
+    return listing.with_state(listing.listed()).where(rollouts.c.id == rollout_id)
+
 
 async def _row(connection: AsyncConnection, rollout_id: str) -> Values:
-    row = await first(connection, select(rollouts).where(rollouts.c.id == rollout_id))
+    row = await first(connection, _one(rollout_id))
     assert row is not None, "it is locked"
     return row
-
-
-def _summary(row: Values) -> Values:
-    """Return what lists show of a row."""
-    times = {name: row[name].isoformat() if row[name] else "" for name in _TIMES}
-    owner = row["owner_tenant_id"] or ""
-    found = row | times | {"owner_tenant_id": owner} | progress(kept_of(row).state)
-    return {name: found[name] for name in SUMMARY}
-
-
-def _show(row: Values) -> Values:
-    """Return all there is of a row."""
-    state = kept_of(row).state
-    verdict = None if state.verdict is None else repository.verdict_document(state.verdict)
-    return _summary(row) | details(state) | {"verdict": verdict, "version": row["version"]}
 
 
 def _short(found: Values) -> Values:

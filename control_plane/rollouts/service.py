@@ -23,15 +23,17 @@ from control_plane.rollouts.facts import Facts, Gateway
 from control_plane.rollouts.feed import EvidenceFeed, FeedDownError
 from control_plane.rollouts.machine import due
 from control_plane.rollouts.repository import Kept, Taken
-from control_plane.rollouts.state import ENDED, Phase, Prepare, explain
+from control_plane.rollouts.state import ENDED, UNREADABLE, Phase, Prepare, explain
 from sluice.errors import PlatformError
 from sluice.ids import new_id
 
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
-_FEED_TIMEOUT_S = 2.0  # for all rollouts; they are stepped without what comes later
+_STEPS_AT_ONCE = 4  # each has one of the database's eight connections
 _FEEDS_AT_ONCE = 8
+_FEED_TIMEOUT_S = 2.0  # for each rollout, which is stepped without what comes later
+_STEP_TIMEOUT_S = 4.0
 _PRUNE_INTERVAL_S = 600.0
 
 GoldenCounts = Callable[
@@ -58,8 +60,8 @@ class Rollouts:
             evidence: What requests came to; while nobody knows, rollouts pause.
             fleet: Gets ready for stages.
             golden: What golden prompts came to, per release.
-            show: Takes how many live rollouts are in which phase, and how old (seconds) the newest
-                evidence is of the rollout that has the oldest, for metrics.
+            show: Takes how many live rollouts are in which phase, or `UNREADABLE`, and how old
+                (seconds) the newest evidence is of the rollout that has the oldest, for metrics.
             count_rollback: Is told of every rollout that is sent back: the gate, else the reason.
         """
         self._database = database
@@ -70,8 +72,12 @@ class Rollouts:
         self._count_rollback = count_rollback
         self._process = new_id("stepper")
         self._wake = asyncio.Event()
-        self._is_feed_up = True
-        self._unreadable: frozenset[str] = frozenset()
+        self.unreadable: dict[str, str] = {}  # live rollouts that nobody steps here, and why
+        self._under_way: set[str] = set()
+        self._taken_over: set[str] = set()  # and not stepped since
+        self._without_evidence: set[str] = set()
+        self._feeds = asyncio.Semaphore(_FEEDS_AT_ONCE)
+        self._steps = asyncio.Semaphore(_STEPS_AT_ONCE)
         self._pruned_at = float("-inf")
 
     def wake(self) -> None:
@@ -80,34 +86,47 @@ class Rollouts:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        while True:
-            self._wake.clear()
-            try:
-                await self._step_all()
-            except (DatabaseDownError, DBAPIError) as error:
-                log.warning("rollouts_step_failed", error=str(getattr(error, "reason", error)))
-            try:
-                async with asyncio.timeout(_TICK_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._wake.clear()
+                try:
+                    await self._begin_steps(tasks)
+                except (DatabaseDownError, DBAPIError) as error:
+                    log.warning("rollouts_step_failed", error=str(getattr(error, "reason", error)))
+                try:
+                    async with asyncio.timeout(_TICK_S):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
 
-    async def _step_all(self) -> None:
+    async def _begin_steps(self, tasks: asyncio.TaskGroup) -> None:
+        """Step all rollouts of ours side by side, but for those whose last step still goes on."""
         now_ms, gateways, taken = await self._database.run(self._look)
         self._say_what_is_unreadable(taken)
-        found = await self._windows(taken.own, gateways, now_ms)
+        self._taken_over |= taken.others
+        own = {kept.id for kept in taken.own}
+        self._taken_over &= own
+        self._without_evidence &= own
+        until_ms = facts.evidence_until(gateways, now_ms)
         for kept in taken.own:
-            seen = Facts(is_taken_over=kept.id in taken.others, windows=found.get(kept.id, ()))
-            try:
+            if kept.id not in self._under_way:
+                self._under_way.add(kept.id)
+                tasks.create_task(self._step_one(kept, until_ms))
+
+    async def _step_one(self, kept: Kept, until_ms: int) -> None:
+        """Step one rollout; whatever is wrong with it, the others are watched."""
+        try:
+            windows = await self._windows(kept, until_ms)
+            async with self._steps:
+                seen = Facts(is_taken_over=kept.id in self._taken_over, windows=windows)
                 await self._step(kept, seen)
-            except DatabaseDownError as error:
-                log.warning("rollout_step_failed", rollout=kept.id, error=error.reason)
-                # It may be this rollout alone that waits for something; else nobody can go on.
-                await self._database.run(repository.clock_ms)
-            except (PlatformError, DBAPIError) as error:
-                log.warning("rollout_step_failed", rollout=kept.id, error=str(error))
-            except Exception:  # whatever is wrong with it, the others must be watched
-                log.exception("rollout_step_broken", rollout=kept.id)
+        except (PlatformError, DBAPIError) as error:
+            reason = error.reason if isinstance(error, DatabaseDownError) else str(error)
+            log.warning("rollout_step_failed", rollout=kept.id, error=reason)
+        except Exception:
+            log.exception("rollout_step_broken", rollout=kept.id)
+        finally:
+            self._under_way.discard(kept.id)
 
     async def _look(self, connection: AsyncConnection) -> tuple[int, list[Gateway], Taken]:
         """Return time, gateways, and what is ours to step."""
@@ -115,58 +134,51 @@ class Rollouts:
         taken = await repository.take(connection, self._process)
         now_ms = await repository.clock_ms(connection)
         phases = await repository.live_phases(connection)
-        self._show(phases, _evidence_age_s(taken.own, now_ms))
+        seen = {**phases, UNREADABLE: len(taken.unreadable)}
+        self._show(seen, _evidence_age_s(taken.own, now_ms))
         if time.monotonic() - self._pruned_at > _PRUNE_INTERVAL_S:
             await repository.prune_gateways(connection)
             self._pruned_at = time.monotonic()
         return now_ms, await repository.gateways(connection), taken
 
     def _say_what_is_unreadable(self, taken: Taken) -> None:
-        for rollout_id, reason in taken.unreadable.items():
-            if rollout_id not in self._unreadable:
-                log.error("rollout_unreadable", rollout=rollout_id, reason=reason)
-        self._unreadable = frozenset(taken.unreadable)
+        for rollout_id, error in taken.unreadable.items():
+            if rollout_id not in self.unreadable:
+                log.error("rollout_unreadable", rollout=rollout_id, reason=error.reason)
+        found = {rollout_id: error.problem for rollout_id, error in taken.unreadable.items()}
+        self.unreadable.clear()
+        self.unreadable.update(found)
 
-    async def _windows(
-        self, own: Sequence[Kept], gateways: Sequence[Gateway], now_ms: int
-    ) -> dict[str, tuple[Window, ...]]:
-        """Return the evidence that is new, by rollout; without what cannot be had now."""
-        until_ms = facts.evidence_until(gateways, now_ms)
-        found: dict[str, tuple[Window, ...]] = {}
-        reasons: list[str] = []
-        places = asyncio.Semaphore(_FEEDS_AT_ONCE)
-
-        async def read(kept: Kept, after_ms: int, before_ms: int) -> None:
-            async with places:
-                try:
-                    found[kept.id] = await self._evidence.windows(kept.id, after_ms, before_ms)
-                except FeedDownError as error:
-                    reasons.append(str(error))
-                except Exception:  # the same: all others are read
-                    log.exception("evidence_broken", rollout=kept.id)
-
+    async def _windows(self, kept: Kept, until_ms: int) -> tuple[Window, ...]:
+        """Return the evidence that is new; nothing if it cannot be had now."""
+        span = facts.evidence_span(kept.state, kept.created_ms, until_ms)
+        if span is None:
+            return ()
         try:
-            async with asyncio.timeout(_FEED_TIMEOUT_S), asyncio.TaskGroup() as tasks:
-                # Who lags behind comes first: nobody is always the one for whom no time is left.
-                for kept in sorted(own, key=lambda kept: kept.state.window_end_ms):
-                    span = facts.evidence_span(kept.state, kept.created_ms, until_ms)
-                    if span is not None:
-                        tasks.create_task(read(kept, *span))
-        except TimeoutError:
-            reasons.append("no answer in time")
-        self._say_whether_up(reasons)
+            async with asyncio.timeout(_FEED_TIMEOUT_S), self._feeds:
+                found = await self._evidence.windows(kept.id, *span)
+        except (FeedDownError, TimeoutError) as error:
+            if not self._without_evidence:
+                log.warning("evidence_lost", rollout=kept.id, reason=str(error) or "no answer yet")
+            self._without_evidence.add(kept.id)
+            return ()
+        except Exception:  # it is stepped all the same
+            log.exception("evidence_broken", rollout=kept.id)
+            return ()
+        if kept.id in self._without_evidence:
+            self._without_evidence.remove(kept.id)
+            if not self._without_evidence:
+                log.info("evidence_found")
         return found
-
-    def _say_whether_up(self, reasons: Sequence[str]) -> None:
-        if reasons and self._is_feed_up:
-            log.warning("evidence_lost", reason=reasons[0])
-        elif not reasons and not self._is_feed_up:
-            log.info("evidence_found")
-        self._is_feed_up = not reasons
 
     async def _step(self, kept: Kept, seen: Facts) -> None:
         """Step one rollout, and say what came of it."""
-        news = await self._database.run(lambda connection: self._work(connection, kept.id, seen))
+        news = await self._database.run(
+            lambda connection: self._work(connection, kept.id, seen), deadline_s=_STEP_TIMEOUT_S
+        )
+        if news is None:
+            return
+        self._taken_over.discard(kept.id)
         for one in news:
             state = one.kept.state
             log.info(
@@ -188,11 +200,13 @@ class Rollouts:
         log.error("rollout_sent_back", **_names(kept), cause=cause, why=why)
         self._count_rollback(cause)
 
-    async def _work(self, connection: AsyncConnection, rollout_id: str, seen: Facts) -> list[News]:
-        """Step a rollout in one transaction; nothing if it is held, or another's by now."""
+    async def _work(
+        self, connection: AsyncConnection, rollout_id: str, seen: Facts
+    ) -> list[News] | None:
+        """Step a rollout in one transaction; None: it is held, or another's by now."""
         kept = await repository.lock_own(connection, rollout_id, self._process)
         if kept is None:
-            return []
+            return None
         now_ms = await repository.clock_ms(connection)
         is_confirmed = await self._is_confirmed(connection, kept, now_ms)
         if kept.state.phase in ENDED:

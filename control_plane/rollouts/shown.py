@@ -1,17 +1,18 @@
 """Rollouts as JSON, for people and programs; pure."""
 
+from dataclasses import dataclass
 from math import log, log10
-from typing import Any
+from typing import Any, Self
 
 from control_plane.rollouts.evidence import Metric
 from control_plane.rollouts.plan import Gate
-from control_plane.rollouts.state import NO_STAGE, Phase, Reason, Rollout, explain
+from control_plane.rollouts.state import NO_STAGE, Phase, Reason, Rollout, Verdict, explain
 
 Json = dict[str, Any]
 
 SUMMARY = (
     *("id", "model_id", "control", "canary", "owner_tenant_id", "phase", "reason", "stage"),
-    *("stages", "share", "mirrored", "is_live", "explanation"),
+    *("stages", "share", "mirrored", "is_live", "explanation", "problem"),
     *("created_at", "started_at", "ended_at"),
 )
 DETAILS = (
@@ -33,27 +34,94 @@ _WHY = {
 }
 
 
-def explanation(state: Rollout) -> str:
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a rollout is: what lists show, and all that they read of its state.
+
+    Attributes:
+        stages: How many its plan has.
+    """
+
+    phase: Phase
+    reason: Reason | None
+    stage: int
+    wanted: int
+    stages: int
+    share: int
+    mirrored: int
+    verdict: Verdict | None
+
+    @classmethod
+    def of(cls, state: Rollout) -> Self:
+        """Return where a rollout is."""
+        return cls(
+            phase=state.phase,
+            reason=state.reason,
+            stage=state.stage,
+            wanted=state.wanted,
+            stages=len(state.plan.stages),
+            share=state.share,
+            mirrored=state.mirrored,
+            verdict=state.verdict,
+        )
+
+
+def explanation(standing: Standing) -> str:
     """Return why a rollout is where it is, in one line; empty when there is nothing to say."""
-    if state.verdict is not None:
-        return explain(state.verdict)
-    if state.reason is not None:
-        return _WHY[state.reason]
-    if state.is_waiting and state.phase is not Phase.PLANNED:
-        return f"waits until the fleet can serve stage {state.wanted}"
+    if standing.verdict is not None:
+        return explain(standing.verdict)
+    if standing.reason is not None:
+        return _WHY[standing.reason]
+    if standing.wanted != standing.stage and standing.phase is not Phase.PLANNED:
+        return f"waits until the fleet can serve stage {standing.wanted}"
     return ""
 
 
-def progress(state: Rollout) -> Json:
+def progress(standing: Standing) -> Json:
     """Return where a rollout is, as part of lists."""
     return {
-        "phase": state.phase.value,
-        "reason": state.reason.value if state.reason is not None else "",
-        "stage": state.stage,
-        "stages": len(state.plan.stages),
-        "share": state.share,
-        "mirrored": state.mirrored,
-        "explanation": explanation(state),
+        "phase": standing.phase.value,
+        "reason": standing.reason.value if standing.reason is not None else "",
+        "stage": standing.stage,
+        "stages": standing.stages,
+        "share": standing.share,
+        "mirrored": standing.mirrored,
+        "explanation": explanation(standing),
+        "problem": "",
+    }
+
+
+def unknown_progress(phase: str, share: int, mirrored: int, problem: str) -> Json:
+    """Return what lists show of a rollout whose state cannot be read: what is known besides it.
+
+    Args:
+        phase: That it was in when somebody wrote it, maybe none that we know.
+        share: That gateways send to canary.
+        mirrored: That they copy to it.
+        problem: Why it cannot be read.
+    """
+    return {
+        "phase": phase,
+        "reason": "",
+        "stage": NO_STAGE,
+        "stages": 0,
+        "share": share,
+        "mirrored": mirrored,
+        "explanation": "",
+        "problem": problem,
+    }
+
+
+def unknown_details() -> Json:
+    """Return the details of a rollout whose state cannot be read: nothing."""
+    counts = ("watched_s", "watched_needed_s", "sample", "control_sample", "sample_needed")
+    return {
+        "wanted_stage": NO_STAGE,
+        "is_ready": False,
+        **dict.fromkeys(counts, 0),
+        "gates": [],
+        "evidence_until_unix_ms": 0,
+        "plan": {},
     }
 
 

@@ -31,6 +31,7 @@ class Phase(StrEnum):
 
 
 ENDED = frozenset({Phase.ROLLED_BACK, Phase.ABORTED, Phase.DONE})
+UNREADABLE = "unreadable"  # no phase: of a rollout that this version cannot step
 
 
 class Reason(StrEnum):

@@ -146,9 +146,12 @@ async def make_model(plane: Any, model: str) -> None:
 
 
 async def make_fleet(plane: Any) -> None:
-    """A pool with a replica that is ready, on a node that is not lost for a day."""
+    """A pool with a replica that is ready, on a node that is not lost for a day.
+
+    Its profile is one that needs no router: there is none here.
+    """
     await plane.put(f"bases/{BASE}", context_tokens_max=64)
-    await plane.put("pools/main", base_digest=BASE, engine="embed", replicas_wanted=1)
+    await plane.put("pools/main", base_digest=BASE, engine="sim", replicas_wanted=1)
     url = make_url(plane.spec.env["CONTROL_PLANE__DATABASE_URL"])
     connection = await asyncpg.connect(
         url.set(drivername="postgresql").render_as_string(hide_password=False), timeout=20
@@ -156,7 +159,7 @@ async def make_fleet(plane: Any) -> None:
     try:
         await connection.execute(
             "INSERT INTO nodes (id, engines, cpu_count, seen_at)"
-            " VALUES ('node', '{embed}', 8, now() + interval '1 day')"
+            " VALUES ('node', '{sim}', 8, now() + interval '1 day')"
         )
         await connection.execute(
             "INSERT INTO replicas (id, pool_id, cell_id, node_id, state, profile, triton_model)"

@@ -5,7 +5,14 @@ from dataclasses import replace
 from control_plane.rollouts.evidence import Metric
 from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.sequential import Count, SequentialTest
-from control_plane.rollouts.shown import details, explanation, progress
+from control_plane.rollouts.shown import (
+    Standing,
+    details,
+    explanation,
+    progress,
+    unknown_details,
+    unknown_progress,
+)
 from control_plane.rollouts.state import Phase, Reason, Rollout, Verdict
 
 PLANNED = Rollout(Plan())
@@ -19,7 +26,7 @@ RUNNING = replace(
 
 
 def test_a_planned_one_has_seen_nothing() -> None:
-    found = progress(PLANNED) | details(PLANNED)
+    found = progress(Standing.of(PLANNED)) | details(PLANNED)
     assert (found["phase"], found["stage"], found["stages"]) == ("planned", -1, 4)
     assert (found["explanation"], found["gates"], found["watched_needed_s"]) == ("", [], 0.0)
 
@@ -39,10 +46,16 @@ def test_what_a_gate_has_counted_is_told_by_release() -> None:
 
 
 def test_it_says_why_it_is_where_it_is() -> None:
-    assert explanation(RUNNING) == ""
-    assert explanation(replace(RUNNING, wanted=1)).endswith("stage 1")
+    assert explanation(Standing.of(RUNNING)) == ""
+    assert explanation(Standing.of(replace(RUNNING, wanted=1))).endswith("stage 1")
     for reason in Reason:
-        assert explanation(replace(RUNNING, phase=Phase.PAUSED, reason=reason))
+        assert explanation(Standing.of(replace(RUNNING, phase=Phase.PAUSED, reason=reason)))
     verdict = Verdict(Metric.ERRORS, 0, Count(5, 9), Count(0, 9), 0.005, 7.0, 6.2, 10, 20)
     halted = replace(RUNNING, phase=Phase.HALTED, reason=Reason.WORSE, verdict=verdict)
-    assert explanation(halted).startswith("errors in stage 0: 5 of 9 in canary")
+    assert explanation(Standing.of(halted)).startswith("errors in stage 0: 5 of 9 in canary")
+
+
+def test_one_that_cannot_be_read_shows_the_same_fields() -> None:
+    shown = unknown_progress("of-tomorrow", 100, 0, "why") | unknown_details()
+    assert shown.keys() == (progress(Standing.of(RUNNING)) | details(RUNNING)).keys()
+    assert (shown["phase"], shown["share"], shown["problem"]) == ("of-tomorrow", 100, "why")

@@ -1,0 +1,83 @@
+"""Rollouts for lists: PostgreSQL picks a few values out of each state, which may have any size.
+
+A state that cannot be read, because another version of the control plane wrote it, hides no other
+rollout: it is shown with what is known besides it, and a `problem`.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import ColumnElement, Select, and_, case, func, select
+
+from control_plane.rollouts.shown import SUMMARY, Standing, progress, unknown_progress
+from control_plane.rollouts.tables import rollouts
+from control_plane.tables import splits
+
+Values = dict[str, Any]
+
+_STANDING: TypeAdapter[Standing] = TypeAdapter(Standing)
+_PICKED = ("phase", "reason", "stage", "wanted", "share", "mirrored", "verdict")
+_TIMES = ("created_at", "started_at", "ended_at")
+
+
+def listed() -> Select[Any]:
+    """Return the query of what lists show of all rollouts; `with_state` adds all else."""
+    t, split = rollouts.c, splits.c
+    own_split = and_(split.id == t.model_id, split.rollout_id == t.id)
+    return select(
+        *(column for column in t if column is not t.state),
+        _standing().label("standing"),
+        func.coalesce(split.share, 0).label("split_share"),
+        func.coalesce(split.mirrored, 0).label("split_mirrored"),
+    ).select_from(rollouts.outerjoin(splits, own_split))
+
+
+def with_state(query: Select[Any]) -> Select[Any]:
+    """Return the query with whole states, for a few."""
+    return query.add_columns(rollouts.c.state)
+
+
+def summary(row: Values, unread: Mapping[str, str]) -> Values:
+    """Return what lists show of a row.
+
+    Args:
+        row: Of `listed`.
+        unread: Rollouts that this control plane cannot step, and why.
+    """
+    times = {name: row[name].isoformat() if row[name] else "" for name in _TIMES}
+    owner = row["owner_tenant_id"] or ""
+    found = row | times | {"owner_tenant_id": owner} | _progress(row, unread.get(row["id"], ""))
+    return {name: found[name] for name in SUMMARY}
+
+
+def _progress(row: Values, problem: str) -> Values:
+    try:
+        found = progress(_STANDING.validate_json(json.dumps(row["standing"])))
+    except ValidationError as error:
+        shares = row["split_share"], row["split_mirrored"]
+        return unknown_progress(row["phase"], *shares, problem or why(error))
+    return found | {"problem": problem}
+
+
+def why(error: ValidationError) -> str:
+    """Return what to say about a state that cannot be read."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"]) or "state"
+    return (
+        f"its state cannot be read ({place}: {first['msg']}): another version of the control plane"
+        " wrote it, or it is damaged; it stays as it is until one steps it that can, or it is"
+        " aborted"
+    )
+
+
+def _standing() -> ColumnElement[Any]:
+    """Return a document with the values that lists show; JSON null where there is none."""
+    state = rollouts.c.state
+    stages = state["plan"]["stages"]
+    is_list = func.jsonb_typeof(stages) == "array"
+    pairs: list[object] = ["stages", case((is_list, func.jsonb_array_length(stages)))]
+    for name in _PICKED:
+        pairs += [name, state[name]]
+    return func.jsonb_build_object(*pairs)
