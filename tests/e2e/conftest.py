@@ -81,20 +81,20 @@ def run_sluice(
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     with started_stack("sim") as stack:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def real_stack() -> Iterator[Stack]:
     """A stack on the CPU engine, whose answers mean something; with embeddings where installed."""
     with started_stack("openvino", "--embeddings") as stack:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def real_client(real_stack) -> Iterator[openai.OpenAI]:
     """The official SDK on that stack; it does not hide errors behind retries."""
     with openai.OpenAI(
@@ -103,7 +103,7 @@ def real_client(real_stack) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of `node/` with what its lock file names, for the Node of our own lock file."""
     folder = tmp_path_factory.mktemp("node")
