@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
@@ -57,8 +57,9 @@ _SETTINGS_TAIL = """
 _METRICS_HEAD = """# Metrics
 
 Each process answers `GET /metrics` on its HTTP address in Prometheus' text format. Labels come from
-closed sets: tenants, requests and replicas are never labels. Gateways with several workers tell of
-all of them at their [operations address](operations.md#operations-address).
+closed sets: requests and replicas are never labels, tenants only as the busiest ones and `other`.
+What rules and dashboards make of them is in [alerts](alerts.md). Gateways with several workers tell
+of all of them at their [operations address](operations.md#operations-address).
 """
 _METRICS_COLUMNS = ("metric", "type", "labels", "meaning")
 _ENGINE_HEAD = """
@@ -105,14 +106,43 @@ def descriptions(owner: type[ServiceSettings]) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
+class Declared(NamedTuple):
+    """A metric as it is declared; `edges` are the bounds of a histogram's buckets."""
+
+    process: str
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+    edges: tuple[float, ...] = ()
+
+
+def declared_metrics() -> list[Declared]:
+    """Return all metrics of all processes, by process and name."""
+    found = [
+        metric
+        for process, registry in _registries().items()
+        for metric in sorted(_metrics(process, registry))
+    ]
+    engine = replica.host.metrics.FAMILIES
+    return found + sorted(
+        Declared("engine", it.name, it.kind.value, it.labels, it.text, it.buckets) for it in engine
+    )
+
+
 def metrics_page() -> str:
     """Return docs/metrics.md."""
     parts = [_METRICS_HEAD, _GENERATED]
-    for service, registry in _registries().items():
-        parts.append(f"\n## {service.capitalize()}\n\n")
-        parts.append(_table(_METRICS_COLUMNS, _metrics(registry)))
-    parts.append(_ENGINE_HEAD)
-    parts.append(_table(_METRICS_COLUMNS, _engine_metrics()))
+    declared = declared_metrics()
+    for process in dict.fromkeys(metric.process for metric in declared):
+        is_engine = process == "engine"
+        parts.append(_ENGINE_HEAD if is_engine else f"\n## {process.capitalize()}\n\n")
+        rows = [
+            (f"`{it.name}`", it.kind, ", ".join(f"`{label}`" for label in it.labels), it.text)
+            for it in declared
+            if it.process == process
+        ]
+        parts.append(_table(_METRICS_COLUMNS, rows))
     return "".join(parts)
 
 
@@ -128,30 +158,24 @@ def _registries() -> dict[str, CollectorRegistry]:
     }
 
 
-def _metrics(registry: CollectorRegistry) -> list[tuple[str, ...]]:
-    """Return name, type, labels and meaning of each metric, by name."""
-    rows: list[tuple[str, ...]] = []
+def _metrics(process: str, registry: CollectorRegistry) -> Iterable[Declared]:
     # The library shows label names only on samples, which there are none of before the first value.
     for collector in registry._collector_to_names:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        labels: Iterable[str] = getattr(collector, "_labelnames", ())
+        names: Iterable[str] = getattr(collector, "_labelnames", ())
+        bounds: Iterable[float] = getattr(collector, "_upper_bounds", ())
         for family in collector.collect():
-            suffix = "_total" if family.type == "counter" else ""
-            names = ", ".join(f"`{label}`" for label in labels)
-            rows.append((f"`{family.name}{suffix}`", family.type, names, family.documentation))
-    return sorted(rows)
-
-
-def _engine_metrics() -> list[tuple[str, ...]]:
-    """Return the rows of the engine host's metrics, by name."""
-    return sorted(
-        (
-            f"`{family.name}`",
-            family.kind,
-            ", ".join(f"`{label}`" for label in family.labels),
-            family.text,
-        )
-        for family in replica.host.metrics.FAMILIES
-    )
+            name = family.name + ("_total" if family.type == "counter" else "")
+            samples = [dict.fromkeys(it.labels) for it in family.samples[:1]]
+            labels = tuple(names) or tuple(label for it in samples for label in it)
+            edges = [float(it.labels["le"]) for it in family.samples if "le" in it.labels]
+            yield Declared(
+                process,
+                name,
+                family.type,
+                tuple(label for label in labels if label != "le"),
+                family.documentation,
+                tuple(edge for edge in edges or bounds if edge != float("inf")),
+            )
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -1,12 +1,16 @@
 """All metrics of the control plane."""
 
-from collections.abc import Mapping
+from collections import Counter as Counts
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from control_plane.rollouts.state import Phase
+from control_plane.rollouts.state import UNREADABLE, Phase
 from control_plane.watch.feed import Feed
 from sluice.watch import KINDS
+from sluice.wire.control.v1 import control_pb2 as wire
+
+_STATE_PREFIX = "REPLICA_STATE_"
 
 
 class Metrics:
@@ -30,6 +34,12 @@ class Metrics:
         )
         self._objects = Gauge(
             "control_plane_objects_count", "Objects in the state", ["kind"], registry=self.registry
+        )
+        self._replicas = Gauge(
+            "control_plane_replicas_count",
+            "Replicas by pool and state; lost: the agent is silent",
+            ["pool", "state"],
+            registry=self.registry,
         )
         self._version = Gauge(
             "control_plane_state_version", "Version of the state", registry=self.registry
@@ -79,7 +89,7 @@ class Metrics:
     def _define_rollouts(self) -> None:
         self._rollouts = Gauge(
             "control_plane_rollouts_count",
-            "Rollouts that are not over, by phase",
+            "Rollouts that are not over, by phase; unreadable: this version cannot step them",
             ["phase"],
             registry=self.registry,
         )
@@ -126,8 +136,8 @@ class Metrics:
 
     def show_rollouts(self, phases: Mapping[str, int], evidence_age_s: float) -> None:
         """Set how many live rollouts are in which phase, and how old the oldest evidence is."""
-        for phase in Phase:
-            self._rollouts.labels(phase.value).set(phases.get(phase, 0))
+        for phase in (*Phase, UNREADABLE):
+            self._rollouts.labels(str(phase)).set(phases.get(phase, 0))
         self._evidence_age_s.set(evidence_age_s)
 
     def count_rollback(self, cause: str) -> None:
@@ -168,7 +178,17 @@ class Metrics:
         state = feed.state
         for kind in KINDS:
             self._objects.labels(kind).set(len(state.of_kind(kind)))
+        self._show_replicas(state.replicas.values())
         self._version.set(state.version)
         self._database_up.set(feed.is_database_up)
         self._refresh_s.set(feed.refresh_s)
         return generate_latest(self.registry)
+
+    def _show_replicas(self, replicas: Iterable[wire.Replica]) -> None:
+        counts = Counts((replica.pool_id, int(replica.state)) for replica in replicas)
+        self._replicas.clear()
+        for pool_id in {pool_id for pool_id, _ in counts}:
+            for name, state in wire.ReplicaState.items():
+                if state != wire.REPLICA_STATE_UNSPECIFIED:
+                    word = name.removeprefix(_STATE_PREFIX).lower()
+                    self._replicas.labels(pool_id, word).set(counts[pool_id, state])

@@ -26,6 +26,7 @@ from gateway.endpoints.tokenize import Tokenizing
 from gateway.limits.limiter import Limiter
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
+from gateway.objectives import Objectives
 from gateway.pool_board import PoolBoard
 from gateway.rollouts.confirm import Confirmations
 from gateway.rollouts.decided import Decided
@@ -56,7 +57,9 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, events: EventProducer) -> None:
         """Compose everything; nothing is opened yet, apart from what `events` does."""
         self.settings = settings
-        self.metrics = GatewayMetrics()
+        self.metrics = GatewayMetrics(
+            Objectives(settings.objective_ttft_s, settings.objective_tpot_s)
+        )
         self.watcher = ControlWatcher(
             settings.control_address,
             control.ROLE_GATEWAY,
@@ -293,6 +296,8 @@ class Gateway:
                 "gateway_limit_local_decisions": lambda: self.limiter.local_decisions,
                 "gateway_limit_lost_settlements": lambda: self.limiter.lost_settlements,
                 "gateway_events_dropped": lambda: self.events.stats.dropped,
+                "gateway_event_spool_bytes": lambda: self.events.stats.spool_bytes,
+                "gateway_certificate_stale": lambda: self._tls is not None and self._tls.is_stale,
             }
         )
 

@@ -1,4 +1,7 @@
-"""All metrics of the gateway. Labels come from closed sets; tenants and models are never labels."""
+"""All metrics of the gateway. Labels come from closed sets; models are never labels.
+
+Tenants are one in `gateway.tenant_series` alone, where they are bounded.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,8 +10,13 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.objectives import OBJECTIVES, Objectives, Result, mean_tpot_s
+from gateway.tenant_series import TenantSeries
+from sluice.errors import STATUS, ErrorCode
+
 # Edges at the objectives: TTFT 0.3 s and 1.5 s.
 _TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
+_TPOT_EDGES_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _ITL_EDGES_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _TOTAL_EDGES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _GATEWAY_EDGES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
@@ -29,6 +37,8 @@ _FOLLOWED = (
     ("gateway_limit_local_decisions", "counter", "Reservations decided without Valkey"),
     ("gateway_limit_lost_settlements", "counter", "Settlements that Valkey did not take"),
     ("gateway_events_dropped", "counter", "Request events lost"),
+    ("gateway_event_spool_bytes", "gauge", "Request events that wait on disk for the broker"),
+    ("gateway_certificate_stale", "gauge", "1 when newer files of the certificate cannot be used"),
 )
 FOLLOWED_NAMES = tuple(name for name, _, _ in _FOLLOWED)
 
@@ -67,11 +77,17 @@ class FastHistogram(Collector):
 class GatewayMetrics:
     """The metrics of one gateway worker, in a registry of their own."""
 
-    def __init__(self) -> None:
-        """Declare everything."""
+    def __init__(self, objectives: Objectives = OBJECTIVES) -> None:
+        """Declare everything; `objectives` decide what is good."""
+        self._objectives = objectives
         self.registry = CollectorRegistry()
         self.ttft = self._histogram(
             "llm_ttft_seconds", "Request received to first token sent", _TTFT_EDGES_S
+        )
+        self.tpot = self._histogram(
+            "llm_tpot_seconds",
+            "Mean time per token after the first, of requests that ended well",
+            _TPOT_EDGES_S,
         )
         self.itl = self._histogram(
             "llm_itl_seconds", "Gap between two token frames of a stream", _ITL_EDGES_S
@@ -124,6 +140,62 @@ class GatewayMetrics:
             ("fate",),
             registry=self.registry,
         )
+
+        self._declare_goodput()
+
+    def _declare_goodput(self) -> None:
+        goodput = Counter(
+            "llm_goodput_requests_total",
+            "Accepted requests by what they came to: good, ttft_missed, tpot_missed or failed;"
+            " without those that their callers ended or got wrong",
+            ("result",),
+            registry=self.registry,
+        )
+        self._goodput = {result: goodput.labels(result.value) for result in Result}
+        self.aborts = Counter(
+            "llm_request_aborts_total",
+            "Accepted requests that ended without their whole answer, by code",
+            ("code",),
+            registry=self.registry,
+        )
+        self.tenants = TenantSeries()
+        self.registry.register(self.tenants)
+
+    def ended(
+        self,
+        tenant_id: str,
+        code: str,
+        *,
+        ttft_s: float,
+        decode_s: float,
+        prefill_s: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        answers: int,
+    ) -> None:
+        """Count an accepted request of text that ended.
+
+        Args:
+            tenant_id: Whose it was.
+            code: Why it failed; empty when it ended well.
+            ttft_s: From its arrival to its first token.
+            decode_s: From there to its end.
+            prefill_s: As the engine measured it.
+            prompt_tokens: Of all its prompts.
+            output_tokens: Of all answers.
+            answers: How many were asked for.
+        """
+        if code:
+            self.aborts.labels(code).inc()
+            result = Result.FAILED if STATUS[ErrorCode(code)] >= 500 else None
+        else:
+            tpot_s = mean_tpot_s(decode_s, output_tokens, answers)
+            if tpot_s:
+                self.tpot.observe(tpot_s)
+            result = self._objectives.result(ttft_s, prompt_tokens, prefill_s, tpot_s)
+        if result is not None:
+            self._goodput[result].inc()
+        self.tenants.count(tenant_id, result, prompt_tokens, output_tokens)
 
     def follow(self, read: Mapping[str, Callable[[], float]]) -> None:
         """Read what others keep at each scrape; `read` has a function for each of their names."""

@@ -51,6 +51,9 @@ class GatewaySettings(ServiceSettings):
         limit_local_share: Of each limit, what this process may grant while Valkey is away.
         copies_max: Copies of requests for shadow stages of rollouts that one worker has under way
             at most; further ones are not made.
+        objective_ttft_s: Within this time, and twice their prefill if they have more than 2,048
+            tokens of prompt, requests must have their first token to count as goodput.
+        objective_tpot_s: What their mean time per further token must not exceed for that.
         log_every: One in so many successful requests is logged.
     """
 
@@ -80,6 +83,8 @@ class GatewaySettings(ServiceSettings):
     limit_deadline_s: Annotated[float, Field(gt=0, le=5)] = 0.05
     limit_local_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     copies_max: Annotated[int, Field(ge=0, le=10_000)] = 64
+    objective_ttft_s: Annotated[float, Field(gt=0)] = 0.5
+    objective_tpot_s: Annotated[float, Field(gt=0)] = 0.05
     log_every: Annotated[int, Field(ge=1)] = 100
 
     @property

@@ -21,7 +21,7 @@ from sluice.errors import ErrorCode, FailedError
 from sluice.kserve import HostStream, ask, probe
 from sluice.lifecycle import run_every, stop_signals
 from sluice.status_http import status_server
-from sluice.watch import ControlWatcher
+from sluice.watch import ControlState, ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -52,6 +52,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         settings.grpc_address,
         settings.state_dir / "router-snapshot.bin",
     )
+    metrics.follow(watcher.age_s, partial(_pool_of, watcher.state))
     async with AsyncExitStack() as stack:
         service = RouterService(hub, settings.instance_id)
         server = await _start_server(service, settings.grpc_address)
@@ -96,6 +97,11 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         await fleet.stop()
         await server.stop(_FLUSH_S)
     log.info("router_stopped")
+
+
+def _pool_of(state: ControlState, cell_id: str) -> str:
+    cell = state.cells.get(cell_id)
+    return cell.pool_id if cell is not None else ""
 
 
 def core_config(settings: Settings) -> CoreConfig:

@@ -1,6 +1,7 @@
 """The router's metrics, all of them, on a registry of their own. Labels come from closed sets."""
 
 from collections import Counter as Counts
+from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -8,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from router.core.health import HealthState
 from router.core.model import Stats
 from router.core.router import RouterCore
+from sluice.priority import CLASSES
 
 # Edges at the objectives of interactive (0.3 s) and ordinary (1.5 s) tiers.
 _TTFT_EDGES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 3.0, 6.0, 15.0, 30.0)
@@ -58,6 +60,16 @@ class RouterMetrics:
             ["health"],
             registry=self.registry,
         )
+        self._depth = Gauge(
+            "llm_queue_depth",
+            "Waiting requests by pool and by the priority of their tier",
+            ["pool", "priority"],
+            registry=self.registry,
+        )
+        self._control_age_s = Gauge(
+            "router_control_age_seconds", "Age of the control state", registry=self.registry
+        )
+        self._pool_of: Callable[[str], str] = str
         gauges = {
             "queued": ("router_queue_requests", "Waiting requests"),
             "queued_tokens": ("router_queue_tokens", "Prompt tokens of waiting requests"),
@@ -69,6 +81,11 @@ class RouterMetrics:
         self._gauges = {
             key: Gauge(name, text, registry=self.registry) for key, (name, text) in gauges.items()
         }
+
+    def follow(self, control_age_s: Callable[[], float], pool_of: Callable[[str], str]) -> None:
+        """Read at each scrape how old the control state is, and which pool a cell belongs to."""
+        self._control_age_s.set_function(control_age_s)
+        self._pool_of = pool_of
 
     def take(self, stats: Stats) -> None:
         """Add what happened since the last call."""
@@ -104,6 +121,11 @@ class RouterMetrics:
         }
         for key, value in values.items():
             self._gauges[key].set(value)
+        self._depth.clear()  # of tiers and pools that are gone
+        for cell in cells:
+            for priority, requests in cell.queue.depths():
+                depth = self._depth.labels(self._pool_of(cell.cell_id), str(priority // CLASSES))
+                depth.inc(requests)
         health = Counts(
             core.cells[book.cell_id].health.state(book.replica_id)
             for book in core.replicas.values()

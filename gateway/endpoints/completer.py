@@ -202,6 +202,17 @@ class Completer:
         if exchange.submitted_at_s:
             metrics.before_router.observe(exchange.submitted_at_s - exchange.received_at_s)
         metrics.total.observe(ended_at_s - exchange.received_at_s)
+        metrics.ended(
+            exchange.principal.tenant.id,
+            exchange.outcome if exchange.has_failed else "",
+            ttft_s=(exchange.first_sent_at_s or tally.first_at_s or ended_at_s)
+            - exchange.received_at_s,
+            decode_s=ended_at_s - (tally.first_at_s or ended_at_s),
+            prefill_s=tally.prefill_us / 1e6,
+            prompt_tokens=tally.prompt_tokens,
+            output_tokens=tally.output_tokens,
+            answers=exchange.choices,
+        )
         if tally.resumes:
             metrics.resumes.inc(tally.resumes)
         if exchange.decision is not None:

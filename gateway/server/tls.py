@@ -13,6 +13,7 @@ class TlsFiles:
 
     Attributes:
         context: For servers; new connections get the newest certificate, open ones keep theirs.
+        is_stale: Newer files are there and could not be used.
     """
 
     def __init__(self, cert: Path, key: Path) -> None:
@@ -25,19 +26,23 @@ class TlsFiles:
         self._files = (cert, key)
         self._seen = self._versions()
         self.context = self._loaded()
+        self.is_stale = False
 
     def reload_changed(self) -> None:
         """Load the files again if they have changed; unusable ones are logged and left alone."""
         try:
             versions = self._versions()
             if versions == self._seen:
+                self.is_stale = False
                 return
             self._loaded()  # first apart: a certificate without its key would spoil the context
             self.context.load_cert_chain(*self._files)
         except (OSError, ssl.SSLError) as error:  # half-way replaced: the next look will tell
+            self.is_stale = True
             log.warning("certificate_not_loaded", error=str(error))
         else:
             self._seen = versions
+            self.is_stale = False
             log.info("certificate_loaded", file=str(self._files[0]))
 
     def _versions(self) -> list[tuple[int, int, int]]:

@@ -135,6 +135,10 @@ class FairQueue:
         found = [request for tier in self._descending for request in tier.waiting()]
         return sorted(found, key=lambda request: request.order)
 
+    def depths(self) -> list[tuple[int, int]]:
+        """Return (priority, waiting requests) of every tier there was so far."""
+        return [(tier.priority, tier.requests) for tier in self._descending]
+
     # --- estimates --------------------------------------------------------------------------
 
     def tenant_load(self, priority: int, tenant_id: str) -> tuple[int, int]:

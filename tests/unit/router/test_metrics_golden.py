@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Stats
+from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Request, Stats
 from router.core.router import RouterCore
 from router.metrics import RouterMetrics
 
@@ -45,6 +45,25 @@ def test_replicas_are_counted_by_health():
     assert 'router_replicas{health="healthy"} 2.0' in lines
     assert 'router_replicas{health="ejected"} 1.0' in lines
     assert 'router_replicas{health="half_open"} 0.0' in lines
+
+
+def test_waiting_requests_are_told_by_pool_and_priority_of_the_tier():
+    core, metrics = RouterCore(CoreConfig()), RouterMetrics()
+    core.on_cells(["cell", "other"], [])
+    for number, (cell, priority) in enumerate((("cell", 7), ("cell", 4), ("other", 3))):
+        request = Request(handle=number, cell_id=cell, prompt_tokens=9, priority=priority)
+        request.order = number
+        core.cells[cell].queue.push(request, 0.0)
+    metrics.follow(lambda: 2.5, lambda cell_id: {"cell": "big"}.get(cell_id, "small"))
+    lines = metrics.exposition(core).decode().splitlines()
+    assert 'llm_queue_depth{pool="big",priority="1"} 2.0' in lines
+    assert 'llm_queue_depth{pool="small",priority="0"} 1.0' in lines
+    assert "router_control_age_seconds 2.5" in lines
+    core.cells["cell"].queue.drain()
+    metrics.follow(lambda: 2.5, lambda _: "one")
+    page = metrics.exposition(core).decode()
+    assert 'llm_queue_depth{pool="one",priority="1"} 0.0' in page
+    assert 'pool="big"' not in page
 
 
 def test_histograms_have_edges_at_the_objectives():

@@ -1,0 +1,54 @@
+"""Whether a request got what it was promised: its part of goodput. Pure."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+# Prompts up to here have to begin within `ttft_s`; longer ones may take their prefill besides.
+PROMPT_TOKENS_SHORT = 2048
+_PREFILL_FACTOR = 2.0
+
+
+class Result(StrEnum):
+    """What a request counts as."""
+
+    GOOD = "good"
+    TTFT_MISSED = "ttft_missed"
+    TPOT_MISSED = "tpot_missed"
+    FAILED = "failed"  # by us: refused for lack of room, lost, late
+
+
+class Objectives(NamedTuple):
+    """What is promised.
+
+    Attributes:
+        ttft_s: From request to first token, of prompts that are not long. Long ones get twice the
+            time of their prefill, as the engine measured it, on top.
+        tpot_s: Mean time per token after the first.
+    """
+
+    ttft_s: float = 0.5
+    tpot_s: float = 0.05
+
+    def result(self, ttft_s: float, prompt_tokens: int, prefill_s: float, tpot_s: float) -> Result:
+        """Judge a request that ended well; a TPOT of 0 stands for answers of one token."""
+        allowed_s = self.ttft_s
+        if prompt_tokens > PROMPT_TOKENS_SHORT:
+            allowed_s += _PREFILL_FACTOR * prefill_s
+        if ttft_s > allowed_s:
+            return Result.TTFT_MISSED
+        return Result.TPOT_MISSED if tpot_s > self.tpot_s else Result.GOOD
+
+
+OBJECTIVES = Objectives()
+
+
+def mean_tpot_s(decode_s: float, output_tokens: int, answers: int) -> float:
+    """Return the mean time per token after the first, 0 when no answer has a second token.
+
+    Args:
+        decode_s: From the first token of any answer to the end of the request.
+        output_tokens: Of all answers together.
+        answers: That were generated side by side.
+    """
+    after_first = output_tokens / max(1, answers) - 1.0
+    return decode_s / after_first if after_first > 0.0 else 0.0
