@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import random
 import shutil
-import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,36 +11,21 @@ import grpc.aio
 import structlog
 
 from replica.agent.artifacts.fetcher import Fetcher, UnknownArtifactError
+from replica.agent.link import OPTIONS, Link
 from sluice.ids import new_id
-from sluice.lifecycle import backoff_s
 from sluice.manifests import MANIFEST_BYTES_MAX, Manifest, parse_manifest
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 from sluice.wire.distribution.v1 import distribution_pb2_grpc
 
 log = structlog.get_logger(__name__)
 
-_CALL_S = 5.0
 _MANIFEST_S = 20.0
-_SILENCE_S = 15.0  # the control plane answers each report
 _FETCHING_S = 0.5
 _IDLE_S = 2.0
 _SETTLE_S = 0.05  # news of one moment go up as one message
 _BACKOFF_MAX_S = 3.0
-_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 _Call = grpc.aio.StreamStreamCall[wire.DistributionReport, wire.DistributionAnswer]
-_Errors = (
-    grpc.aio.AioRpcError,
-    grpc.aio.UsageError,
-    asyncio.InvalidStateError,
-    ConnectionError,
-    TimeoutError,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +58,7 @@ class News:
         self._event.clear()
 
 
-class Exchange:
+class Exchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
     """Keeps one `Exchange` stream open, for ever."""
 
     def __init__(
@@ -91,7 +73,7 @@ class Exchange:
             news: When to report at once.
             directory: Of artifacts; its disk's free space is reported.
         """
-        self._address = address
+        super().__init__(address, "distribution", wire.DistributionAnswer, _BACKOFF_MAX_S)
         self._identity = identity
         self._fetcher = fetcher
         self._news = news
@@ -99,80 +81,48 @@ class Exchange:
         self._boot_id = new_id("boot")
         self._is_full_due = True
         self._peer_address = ""
-        self.is_connected = False
 
     def serve_at(self, peer_address: str) -> None:
         """Tell from now on where other nodes are served, host:port; empty: nowhere."""
         self._peer_address = peer_address
         self._news.note()
 
-    async def run(self) -> None:
-        """Connect, and again after every end, until cancelled."""
-        attempt = 0
-        while True:
-            begin_s = time.monotonic()
-            try:
-                await self._session()
-            except _Errors as cause:
-                text = cause.details() if isinstance(cause, grpc.aio.AioRpcError) else repr(cause)
-                if self.is_connected or attempt == 0:
-                    log.warning("distribution_lost", address=self._address, error=text)
-            except Exception:  # one answer must not end the agent and its engines
-                log.exception("distribution_failed", address=self._address)
-            attempt = 0 if self.is_connected and time.monotonic() - begin_s > 1 else attempt + 1
-            self.is_connected = False
-            self._fetcher.connected(is_connected=False)
-            pause_s = backoff_s(attempt, first_s=0.1, max_s=_BACKOFF_MAX_S)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
+    async def _end_of_session(self) -> str:
+        try:
+            return await super()._end_of_session()
+        except Exception:  # one answer must not end the agent and its engines
+            log.exception("distribution_failed", address=self._address)
+            return ""
 
-    async def _session(self) -> None:
-        async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
-            async with asyncio.timeout(_CALL_S):
-                await channel.channel_ready()
-            stub = distribution_pb2_grpc.DistributionServiceStub(channel)
-            call: _Call = stub.Exchange()  # pyright: ignore[reportAssignmentType] - sync stub's types
-            self._is_full_due = True
-            # The halves return their errors: raised, they would make the group swallow a
-            # cancellation of ours that comes at the same time.
-            async with asyncio.TaskGroup() as group:
-                halves = [
-                    group.create_task(_outcome(half))
-                    for half in (self._send(call), self._receive(call))
-                ]
-                await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
-                ended = [half for half in halves if half.done()]
-                for half in halves:
-                    half.cancel()
-            raise ended[0].result()
+    def _lost(self) -> None:
+        self._fetcher.connected(is_connected=False)
 
-    async def _send(self, call: _Call) -> None:
+    def _open(self, channel: grpc.aio.Channel) -> _Call:
+        self._is_full_due = True
+        return distribution_pb2_grpc.DistributionServiceStub(channel).Exchange()  # pyright: ignore[reportReturnType] - sync stub's types
+
+    async def _speak(self, call: _Call) -> None:
         while True:
-            report = self._fetcher.report(is_full=self._is_full_due)
-            self._is_full_due = False
-            identity = self._identity
-            report.node_id, report.boot_id = identity.node_id, self._boot_id
-            report.region, report.rack = identity.region, identity.rack
-            report.peer_address = self._peer_address
-            report.knows_unchanged = True
-            report.free_bytes = free_bytes(self._directory)
-            async with asyncio.timeout(_CALL_S):
-                await call.write(report)
+            await self._write(call, self._report())
             await self._news.wait(_FETCHING_S if self._fetcher.is_fetching else _IDLE_S)
 
-    async def _receive(self, call: _Call) -> None:
-        while True:
-            async with asyncio.timeout(_SILENCE_S):
-                answer = await call.read()
-            if not isinstance(answer, wire.DistributionAnswer):
-                raise ConnectionError("the control plane ended the stream")
-            if not self.is_connected:
-                log.info("distribution_connected", address=self._address)
-            self.is_connected = True
-            self._fetcher.connected(is_connected=True)
-            self._fetcher.take(answer)
-            if answer.wants_full:
-                self._is_full_due = True
-                self._news.note()
+    def _report(self) -> wire.DistributionReport:
+        report = self._fetcher.report(is_full=self._is_full_due)
+        self._is_full_due = False
+        identity = self._identity
+        report.node_id, report.boot_id = identity.node_id, self._boot_id
+        report.region, report.rack = identity.region, identity.rack
+        report.peer_address = self._peer_address
+        report.knows_unchanged = True
+        report.free_bytes = free_bytes(self._directory)
+        return report
+
+    async def _take(self, received: wire.DistributionAnswer) -> None:
+        self._fetcher.connected(is_connected=True)
+        self._fetcher.take(received)
+        if received.wants_full:
+            self._is_full_due = True
+            self._news.note()
 
 
 def free_bytes(directory: Path) -> int:
@@ -194,7 +144,7 @@ async def ask_manifest(address: str, digest: str) -> Manifest:
     try:
         async with (
             asyncio.timeout(_MANIFEST_S),
-            grpc.aio.insecure_channel(address, options=_OPTIONS) as channel,
+            grpc.aio.insecure_channel(address, options=OPTIONS) as channel,
         ):
             stub = distribution_pb2_grpc.DistributionServiceStub(channel)
             call = stub.Manifest(wire.ManifestRequest(digest=digest))
@@ -216,12 +166,3 @@ async def ask_manifest(address: str, digest: str) -> Manifest:
 
 def _parse(content: bytes) -> Manifest:
     return parse_manifest(json.loads(content))
-
-
-async def _outcome(half: Coroutine[object, object, None]) -> Exception:
-    """Return the error that ends one direction of the stream."""
-    try:
-        await half
-    except Exception as error:  # noqa: BLE001 - whoever gets it raises it
-        return error
-    raise AssertionError("a direction of the stream ended without an error")

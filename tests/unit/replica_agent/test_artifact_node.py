@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from replica.agent import link as link_module
 from replica.agent.artifacts import exchange as exchange_module
 from replica.agent.artifacts import node as module
 from replica.agent.artifacts.exchange import Exchange, Identity, News, free_bytes
@@ -103,7 +104,7 @@ async def test_an_answer_that_cannot_be_taken_ends_the_stream_and_not_the_agent(
         async def half() -> None:
             raise KeyError("a fault of ours")
 
-        raise await exchange_module._outcome(half())
+        raise await link_module._outcome(half())
 
     monkeypatch.setattr(exchange, "_session", session)
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:

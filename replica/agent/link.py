@@ -1,0 +1,138 @@
+"""What the agent's streams to the control plane have in common: how one is opened and kept."""
+
+import asyncio
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Generic, TypeVar
+
+import grpc.aio
+import structlog
+
+from sluice.lifecycle import backoff_s
+
+log = structlog.get_logger(__name__)
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+CALL_S = 5.0  # to connect, and for each message to leave
+_SILENCE_S = 15.0  # the control plane answers, or repeats what it said, every few seconds
+_STEADY_S = 1.0  # a session of this length is tried again at once when it ends
+_FIRST_PAUSE_S = 0.1
+_ERRORS = (
+    grpc.aio.UsageError,
+    asyncio.InvalidStateError,
+    ConnectionError,
+    TimeoutError,
+)
+
+
+class Link(ABC, Generic[Sent, Received]):
+    """Keeps one bidirectional stream open, for ever."""
+
+    def __init__(
+        self, address: str, name: str, answers: type[Received], pause_max_s: float
+    ) -> None:
+        """Take where to connect.
+
+        Args:
+            address: Of the control plane, host:port.
+            name: Of what is connected, for the log.
+            answers: What the control plane sends.
+            pause_max_s: Longest pause before it is tried again.
+        """
+        self._address = address
+        self._events = {"lost": f"{name}_lost", "connected": f"{name}_connected"}
+        self._answers = answers
+        self._pause_max_s = pause_max_s
+        self.is_connected = False
+
+    async def run(self) -> None:
+        """Connect, and again after every end, until cancelled."""
+        attempt = 0
+        while True:
+            begin_s = time.monotonic()
+            error = await self._end_of_session()
+            if error and (self.is_connected or attempt == 0):
+                log.warning(self._events["lost"], address=self._address, error=error)
+            is_steady = self.is_connected and time.monotonic() - begin_s > _STEADY_S
+            attempt = 0 if is_steady else attempt + 1
+            self.is_connected = False
+            self._lost()
+            pause_s = backoff_s(attempt, first_s=_FIRST_PAUSE_S, max_s=self._pause_max_s)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
+
+    async def _end_of_session(self) -> str:
+        """Run a session; return why it ended, empty if that is logged already."""
+        try:
+            await self._session()
+        except grpc.aio.AioRpcError as error:
+            return error.details() or error.code().name
+        except _ERRORS as error:
+            return repr(error)
+        raise AssertionError("a session ended without an error")
+
+    @abstractmethod
+    def _open(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Sent, Received]:
+        """Begin a call; the first message is not sent yet."""
+
+    @abstractmethod
+    async def _speak(self, call: grpc.aio.StreamStreamCall[Sent, Received]) -> None:
+        """Send, until cancelled; `write` has a deadline."""
+
+    @abstractmethod
+    async def _take(self, received: Received) -> None:
+        """Take a message; it must be quick."""
+
+    def _lost(self) -> None:
+        """Be told that there is no session."""
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[Sent, Received], message: Sent) -> None:
+        async with asyncio.timeout(CALL_S):
+            await call.write(message)
+
+    async def _session(self) -> None:
+        async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
+            async with asyncio.timeout(CALL_S):
+                await channel.channel_ready()
+            call = self._open(channel)
+            # The halves return their errors: raised, they would make the group swallow a
+            # cancellation of ours that comes at the same time.
+            async with asyncio.TaskGroup() as group:
+                halves = [
+                    group.create_task(_outcome(half))
+                    for half in (self._speak(call), self._listen(call))
+                ]
+                await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+                ended = [half for half in halves if half.done()]
+                for half in halves:
+                    half.cancel()
+            raise ended[0].result()
+
+    async def _listen(self, call: grpc.aio.StreamStreamCall[Sent, Received]) -> None:
+        while True:
+            async with asyncio.timeout(_SILENCE_S):
+                received = await call.read()
+            if not isinstance(received, self._answers):  # grpc.aio.EOF
+                raise ConnectionError("the control plane ended the stream")
+            if not self.is_connected:
+                log.info(self._events["connected"], address=self._address)
+            self.is_connected = True
+            await self._take(received)
+
+
+async def _outcome(half: Coroutine[object, object, None]) -> Exception:
+    """Return the error that ends one direction of the stream."""
+    try:
+        await half
+    except Exception as error:  # noqa: BLE001 - whoever gets it raises it
+        return error
+    raise AssertionError("a direction of the stream ended without an error")
