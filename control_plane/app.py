@@ -36,6 +36,7 @@ from control_plane.models import routes as models
 from control_plane.quality.repository import golden_counts
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
+from control_plane.quality.verdicts import Budget
 from control_plane.rollouts.confirmations import Confirmations
 from control_plane.rollouts.feed import open_feed
 from control_plane.rollouts.plan_routes import PlanRoutes
@@ -90,7 +91,8 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         distribution = DistributionService(
             database, feed, metrics, _links(settings), lambda sha256: artifacts.store.get(sha256)
         )
-        quality = Quality(database, feed, metrics)
+        budget = Budget(settings.quality_pool_hour_max, settings.quality_node_day_max)
+        quality = Quality(database, feed, metrics.quality, budget)
         for work in (feed, fleet, artifacts, distribution, rollouts, quality):
             stack.callback(background.create_task(work.run()).cancel)
         presence = fleet.presence

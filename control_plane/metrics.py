@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from control_plane.quality.metrics import QualityMetrics
 from control_plane.rollouts.state import UNREADABLE, Phase
 from control_plane.watch.feed import Feed
 from sluice.watch import KINDS
@@ -59,7 +60,7 @@ class Metrics:
         )
         self._define_distribution()
         self._define_rollouts()
-        self._define_quality()
+        self.quality = QualityMetrics(self.registry)
 
     def _define_distribution(self) -> None:
         self._rounds = Histogram(
@@ -104,35 +105,6 @@ class Metrics:
             "Since the end of the last window of evidence, of the rollout that has the oldest",
             registry=self.registry,
         )
-
-    def _define_quality(self) -> None:
-        self._quarantined = Gauge(
-            "control_plane_replicas_quarantined_count",
-            "Replicas that are being taken out because they answer golden prompts otherwise",
-            registry=self.registry,
-        )
-        self._quality_alerts = Gauge(
-            "control_plane_quality_alerts_count",
-            "Pools and prompts whose answers need somebody to look, by why",
-            ["alert"],
-            registry=self.registry,
-        )
-        self._deviations = Counter(
-            "control_plane_quality_deviations_total",
-            "Answers to golden prompts that are not what they should be, by what they differ in",
-            ["difference"],
-            registry=self.registry,
-        )
-
-    def count_deviations(self, difference: str, count: int) -> None:
-        """Count answers that deviate."""
-        self._deviations.labels(difference).inc(count)
-
-    def show_quality(self, quarantined: int, alerts: Mapping[str, int]) -> None:
-        """Set how many replicas are in quarantine, and how many alerts of each kind there are."""
-        self._quarantined.set(quarantined)
-        for alert, count in alerts.items():
-            self._quality_alerts.labels(alert).set(count)
 
     def show_rollouts(self, phases: Mapping[str, int], evidence_age_s: float) -> None:
         """Set how many live rollouts are in which phase, and how old the oldest evidence is."""

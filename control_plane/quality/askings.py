@@ -5,7 +5,7 @@ compared. Which adapter that is follows from what the prompt's model stands for 
 while a release is rolled out, from both releases.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sluice.profiles import FRAMES, profile_of
@@ -19,7 +19,6 @@ DEFAULT_TOKENS = (35, 120, 77, 210, 64, 99, 143, 58, 201, 46, 88, 175, 51, 132, 
 DEFAULT_OUTPUT_TOKENS = 16
 DEFAULT_EVERY_S = 60
 ROLLOUT_EVERY_S = 5  # of what is expected of a release that is being rolled out
-NODE_ASKINGS_MAX = 512
 _DIGEST_CHARACTERS = 16  # of a digest, in the id of an asking
 
 
@@ -49,6 +48,8 @@ class Asking:
         output_tokens_max: Of an answer.
         every_s: Between two askings of a replica.
         expected: What an answer has to begin with; empty: anything.
+        owner: The tenant whose model it is about; empty: the platform's own.
+        is_rollout: A rollout of the model waits for what is expected.
     """
 
     id: str
@@ -60,6 +61,8 @@ class Asking:
     output_tokens_max: int
     every_s: int
     expected: tuple[int, ...] = ()
+    owner: str = ""
+    is_rollout: bool = False
 
     def wire(self) -> wire.GoldenPrompt:
         """Return it as agents are told."""
@@ -96,6 +99,9 @@ def current(state: ControlState, prompts: Iterable[Prompt]) -> dict[str, Asking]
                 DEFAULT_EVERY_S,
             )
     for prompt in prompts:
+        if prompt.model_id not in state.models:
+            continue
+        owner = state.models[prompt.model_id].owner_tenant_id
         is_rollout = prompt.model_id in state.splits and bool(prompt.expected)
         every_s = min(prompt.every_s, ROLLOUT_EVERY_S) if is_rollout else prompt.every_s
         for base_digest, adapter_digest in _served(state, prompt.model_id):
@@ -110,15 +116,15 @@ def current(state: ControlState, prompts: Iterable[Prompt]) -> dict[str, Asking]
                 prompt.output_tokens_max,
                 every_s,
                 prompt.expected,
+                owner,
+                is_rollout,
             )
     return found
 
 
 def _served(state: ControlState, model_id: str) -> list[tuple[str, str]]:
     """Return (base, adapter) of what a model stands for, and of what is rolled out beside it."""
-    model = state.models.get(model_id)
-    if model is None:
-        return []
+    model = state.models[model_id]
     found = [(model.base_digest, model.adapter_digest)]
     split = state.splits.get(model_id)
     for name in (split.control, split.canary) if split is not None else ():
@@ -126,14 +132,3 @@ def _served(state: ControlState, model_id: str) -> list[tuple[str, str]]:
         if release is not None:
             found.append((release.base_digest, release.adapter_digest))
     return list(dict.fromkeys(found))
-
-
-def by_base(askings: Mapping[str, Asking]) -> dict[str, list[wire.GoldenPrompt]]:
-    """Return what replicas of each base are asked: the default first, then in order of ids."""
-    ordered = sorted(askings.values(), key=lambda one: (one.prompt_id != DEFAULT, one.id))
-    found: dict[str, list[wire.GoldenPrompt]] = {}
-    for asking in ordered:
-        of_base = found.setdefault(asking.base_digest, [])
-        if len(of_base) < NODE_ASKINGS_MAX:
-            of_base.append(asking.wire())
-    return found

@@ -1,19 +1,37 @@
 """Rows of golden prompts, answers, truths and quarantines."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, delete, func, select, tuple_, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    RowMapping,
+    Select,
+    Subquery,
+    and_,
+    any_,
+    cast,
+    delete,
+    func,
+    select,
+    update,
+)
+from sqlalchemy import (
+    Text as Words,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
 from control_plane.fleet.model import ReplicaState
 from control_plane.models.model import release_id
-from control_plane.quality.askings import Asking, Prompt
+from control_plane.quality.askings import DEFAULT, Asking, Prompt
 from control_plane.quality.consensus import RULES, Answer, Source, Text, Truth
 from control_plane.quality.tables import (
     golden_answers,
@@ -22,10 +40,13 @@ from control_plane.quality.tables import (
     golden_truths,
     quarantines,
 )
-from control_plane.quality.verdicts import Group, Kept, Quarantine, Serving
+from control_plane.quality.verdicts import Group, Kept, Quarantine, Serving, Spent
 
-_LOCK = 7310520310  # held by the one control plane that judges now
-_GROUPS_MAX = 256  # judged in one step
+ROWS_MAX = 5000  # read by one query
+_PAGES_MAX = 10  # of one reading
+_DECISION_LOCK = 7310520310  # held by the one control plane that decides about replicas
+_PROMPTS_LOCK = 731052032  # with an owner's hash: while one of its prompts is added
+_POOL_SPAN, _NODE_SPAN = timedelta(hours=1), timedelta(days=1)
 _RUNS_KEPT_S = 7 * 86_400
 _QUARANTINES_KEPT = timedelta(days=90)
 
@@ -51,9 +72,38 @@ class Report:
     asked_at_unix_ms: int
 
 
-async def try_lead(connection: AsyncConnection) -> bool:
-    """Return whether this transaction may judge."""
-    return bool(await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))))
+def _listed(values: Iterable[str]) -> ColumnElement[Any]:
+    """Return an array as one parameter: a statement has no room for thousands."""
+    return cast(list(values), ARRAY(Words))
+
+
+def _of(groups: Sequence[Group]) -> Subquery:
+    """Return pairs of pool and asking as a table."""
+    pools, ids = (_listed(group[index] for group in groups) for index in (0, 1))
+    return select(
+        func.unnest(pools).label("pool_id"), func.unnest(ids).label("asking_id")
+    ).subquery()
+
+
+async def prompts_mark(connection: AsyncConnection) -> tuple[int, int]:
+    """Return what changes when a prompt is added or removed; none is ever changed."""
+    one = golden_prompts.c.id
+    query = select(func.count(), func.coalesce(func.sum(func.hashtextextended(one, 0)), 0))
+    count, mark = (await connection.execute(query)).one()
+    return int(count), int(mark)
+
+
+async def prompts_of_owner(connection: AsyncConnection, owner: str | None) -> int:
+    """Return how many prompts the models of an owner have, and let nobody else add one."""
+    number = func.hashtext(owner or "")
+    await connection.execute(select(func.pg_advisory_xact_lock(_PROMPTS_LOCK, number)))
+    query = (
+        select(func.count())
+        .select_from(golden_prompts)
+        .join(tables.models, tables.models.c.id == golden_prompts.c.model_id)
+        .where(tables.models.c.owner_tenant_id.is_not_distinct_from(owner))
+    )
+    return await connection.scalar(query) or 0
 
 
 async def prompts(connection: AsyncConnection) -> tuple[Prompt, ...]:
@@ -96,14 +146,28 @@ async def add_reports(connection: AsyncConnection, reports: Sequence[Report]) ->
             ]
         )
     )
-    await _forget_older(connection, sorted({report.replica_id for report in known}))
+    await _forget_older(
+        connection,
+        sorted({(pool_of[r.replica_id, r.node_id], r.asking.id, r.replica_id) for r in known}),
+    )
     await _count_runs(connection, known)
 
 
-async def _forget_older(connection: AsyncConnection, replica_ids: Sequence[str]) -> None:
+async def _forget_older(
+    connection: AsyncConnection, written: Sequence[tuple[str, str, str]]
+) -> None:
+    """Keep the last answers to what was (pool, asking, replica) just answered."""
     a = golden_answers.c
+    names = ("pool_id", "asking_id", "replica_id")
+    told = select(
+        *(
+            func.unnest(_listed(one[index] for one in written)).label(name)
+            for index, name in enumerate(names)
+        )
+    ).subquery()
+    is_told = and_(*(a[name] == told.c[name] for name in names))
     age = func.row_number().over(partition_by=(a.replica_id, a.asking_id), order_by=a.id.desc())
-    ranked = select(a.id, age.label("age")).where(a.replica_id.in_(replica_ids)).subquery()
+    ranked = select(a.id, age.label("age")).join(told, is_told).subquery()
     old = select(ranked.c.id).where(ranked.c.age > RULES.askings)
     await connection.execute(delete(golden_answers).where(a.id.in_(old)))
 
@@ -174,33 +238,72 @@ async def golden_counts(
     return {name_of[one]: (int(runs), int(missed)) for one, runs, missed in rows}
 
 
-async def new_groups(connection: AsyncConnection) -> list[Group]:
-    """Return the pools and askings that have answers which were not judged."""
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """An answer that was not judged yet, and that no other control plane judges now."""
+
+    id: int
+    group: Group
+
+
+async def claim(
+    connection: AsyncConnection, left_alone: Sequence[Group], limit: int
+) -> list[Claimed]:
+    """Return answers that are to be judged: the platform's questions first, then the oldest.
+
+    They are this transaction's until its end; what another one has taken is passed over.
+    """
     a = golden_answers.c
-    query = select(a.pool_id, a.asking_id).where(~a.is_judged).distinct().limit(_GROUPS_MAX)
-    return [(pool, asking) for pool, asking in await connection.execute(query)]
+    query = select(a.id, a.pool_id, a.asking_id).where(~a.is_judged)
+    if left_alone:
+        of = _of(left_alone)
+        is_of = and_(a.pool_id == of.c.pool_id, a.asking_id == of.c.asking_id)
+        query = query.where(~select(of).where(is_of).exists())
+    query = query.order_by(a.asking_id.startswith(f"{DEFAULT}/").desc(), a.id).limit(limit)
+    rows = await connection.execute(query.with_for_update(skip_locked=True))
+    return [Claimed(number, (pool, asking)) for number, pool, asking in rows]
+
+
+async def sizes(connection: AsyncConnection, pools: Iterable[str]) -> dict[str, int]:
+    """Return how many answers to one asking pools can have at most."""
+    t = tables.replicas.c
+    query = select(t.pool_id, func.count()).group_by(t.pool_id)
+    rows = await connection.execute(query.where(t.pool_id == any_(_listed(sorted(set(pools))))))
+    return {pool: int(count) * RULES.askings for pool, count in rows}
 
 
 async def serving(connection: AsyncConnection, pools: Iterable[str]) -> list[Serving]:
     """Return the replicas of pools that serve: ready ones that do not drain."""
     t = tables.replicas.c
     query = select(t.id, t.pool_id, t.node_id).where(
-        t.pool_id.in_(sorted(set(pools))),
+        t.pool_id == any_(_listed(sorted(set(pools)))),
         ~t.is_draining,
         t.state == int(ReplicaState.READY),
     )
     return [Serving(*row) for row in await connection.execute(query)]
 
 
-async def answers(connection: AsyncConnection, groups: Sequence[Group]) -> dict[Group, list[Kept]]:
-    """Return the answers of groups, the newest first, and take them for judged."""
-    a = golden_answers.c
-    query = _answers().where(tuple_(a.pool_id, a.asking_id).in_(groups))
-    rows = list((await connection.execute(query)).mappings())
-    fresh = [row["id"] for row in rows if not row["is_judged"]]
-    judged = update(golden_answers).where(a.id.in_(fresh)).values(is_judged=True)
-    await connection.execute(judged)
-    return _grouped(rows)
+async def answers(
+    connection: AsyncConnection, groups: Sequence[Group], claimed: AbstractSet[int]
+) -> dict[Group, list[Kept]]:
+    """Return the answers of groups, the newest first; new are those that were claimed."""
+    a, of = golden_answers.c, _of(groups)
+    is_of = and_(a.pool_id == of.c.pool_id, a.asking_id == of.c.asking_id)
+    query = select(golden_answers).join(of, is_of).order_by(a.id.desc()).limit(ROWS_MAX)
+    rows: list[RowMapping] = []
+    for _ in range(_PAGES_MAX):
+        page = query.where(a.id < rows[-1]["id"]) if rows else query
+        found = (await connection.execute(page)).mappings().all()
+        rows += found
+        if len(found) < ROWS_MAX:
+            break
+    return _grouped(rows, claimed)
+
+
+async def set_judged(connection: AsyncConnection, ids: Sequence[int]) -> None:
+    """Note that answers were judged."""
+    judged = update(golden_answers).where(golden_answers.c.id == any_(cast(ids, ARRAY(BigInteger))))
+    await connection.execute(judged.values(is_judged=True))
 
 
 async def last_answers(
@@ -219,11 +322,13 @@ def _answers() -> Select[Any]:
     return select(golden_answers).order_by(golden_answers.c.id.desc())
 
 
-def _grouped(rows: Iterable[RowMapping]) -> dict[Group, list[Kept]]:
+def _grouped(
+    rows: Iterable[RowMapping], fresh: AbstractSet[int] = frozenset()
+) -> dict[Group, list[Kept]]:
     found: dict[Group, list[Kept]] = {}
     for row in rows:
         text = None if row["error"] else Text(tuple(row["token_ids"]), tuple(row["logprobs"]))
-        answer = Answer(row["id"], text, is_new=not row["is_judged"])
+        answer = Answer(row["id"], text, is_new=row["id"] in fresh)
         kept = Kept(row["replica_id"], answer, row["asked_at_unix_ms"])
         found.setdefault((row["pool_id"], row["asking_id"]), []).append(kept)
     return found
@@ -234,27 +339,46 @@ async def truths(connection: AsyncConnection, groups: Sequence[Group]) -> dict[G
     if not groups:
         return {}
     t = golden_truths.c
-    query = select(t.pool_id, t.asking_id, t.token_ids, t.logprobs, t.source)
-    rows = await connection.execute(query.where(tuple_(t.pool_id, t.asking_id).in_(groups)))
+    of = _of(groups)
+    is_of = and_(t.pool_id == of.c.pool_id, t.asking_id == of.c.asking_id)
+    query = select(t.pool_id, t.asking_id, t.token_ids, t.logprobs, t.source).join(of, is_of)
+    rows = await connection.execute(query)
     return {
         (pool, asking): Truth(Text(tuple(ids), tuple(logprobs)), Source(source))
         for pool, asking, ids, logprobs, source in rows
     }
 
 
-async def learn(connection: AsyncConnection, learned: Mapping[Group, Truth]) -> None:
+async def learn(connection: AsyncConnection, group: Group, truth: Truth) -> None:
     """Keep what is right from now on."""
-    for (pool, asking), truth in sorted(learned.items()):
-        values = {
-            "token_ids": list(truth.text.token_ids),
-            "logprobs": list(truth.text.logprobs),
-            "source": truth.source,
-            "since": func.now(),
-        }
-        query = insert(golden_truths).values(pool_id=pool, asking_id=asking, **values)
-        await connection.execute(
-            query.on_conflict_do_update(index_elements=["pool_id", "asking_id"], set_=values)
-        )
+    pool, asking = group
+    values = {
+        "token_ids": list(truth.text.token_ids),
+        "logprobs": list(truth.text.logprobs),
+        "source": truth.source,
+        "since": func.now(),
+    }
+    query = insert(golden_truths).values(pool_id=pool, asking_id=asking, **values)
+    await connection.execute(
+        query.on_conflict_do_update(index_elements=["pool_id", "asking_id"], set_=values)
+    )
+
+
+async def lock_decisions(connection: AsyncConnection) -> None:
+    """Wait until nobody else decides about replicas; what was decided is then seen."""
+    await connection.execute(select(func.pg_advisory_xact_lock(_DECISION_LOCK)))
+
+
+async def spent(connection: AsyncConnection) -> Spent:
+    """Return how many replicas were quarantined lately; also those that were released."""
+    q = quarantines.c
+    query = select(q.pool_id, q.node_id, q.created_at > func.now() - _POOL_SPAN)
+    rows = await connection.execute(query.where(q.created_at > func.now() - _NODE_SPAN))
+    found = rows.all()
+    return Spent(
+        Counter(pool for pool, _, is_of_hour in found if is_of_hour),
+        Counter(node for _, node, _ in found),
+    )
 
 
 async def quarantined(connection: AsyncConnection) -> dict[str, int]:
@@ -302,6 +426,7 @@ async def prune(connection: AsyncConnection, askings: AbstractSet[str]) -> None:
     await connection.execute(
         delete(quarantines).where(quarantines.c.created_at < func.now() - _QUARANTINES_KEPT)
     )
-    kept = sorted(askings)
+    of = select(func.unnest(_listed(sorted(askings))).label("asking_id")).subquery()
     for table in (golden_truths, golden_answers):
-        await connection.execute(delete(table).where(table.c.asking_id.not_in(kept)))
+        is_kept = select(of).where(of.c.asking_id == table.c.asking_id).exists()
+        await connection.execute(delete(table).where(~is_kept))

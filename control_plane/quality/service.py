@@ -1,26 +1,26 @@
 """The quality guard's loop: what is asked, what was answered, and what follows.
 
-Every control plane runs it: each tells its agents the questions and writes down what they answered;
-an advisory lock lets one judge at a time. Nobody's request waits for any of it.
+Every control plane runs it: each tells its agents the questions, writes down what they answered,
+and judges what nobody else judges at the moment. Nobody's request waits for any of it.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import ERRORS, Database, DatabaseDownError
 from control_plane.quality import repository
-from control_plane.quality.askings import Asking, Prompt, by_base, current
+from control_plane.quality.askings import Asking, Prompt, current
 from control_plane.quality.consensus import Text
+from control_plane.quality.judging import Judge, Outcome, told
 from control_plane.quality.repository import Report
-from control_plane.quality.verdicts import Alert, Group, Ruling, rule
+from control_plane.quality.shares import chosen, round_of
+from control_plane.quality.verdicts import Alert, Budget, Group, Held
 from control_plane.watch.feed import Feed
-from sluice.ids import new_id
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
 log = structlog.get_logger(__name__)
@@ -32,6 +32,14 @@ _TOKENS_MAX = 64  # of an answer that is kept
 _ERROR_MAX = 500
 _PRUNE_INTERVAL_S = 600.0
 _ALERT_S = 900.0  # one that is not found again for so long is over
+_ALERTS_MAX = 8192  # remembered; the oldest go first
+_REFRESH_S = 0.5  # between two looks at a state that keeps changing
+_NODES_MAX = 4096  # remembered, by what they serve
+_ADVICE = {
+    "pool": "look at `sluice golden results`; raise CONTROL_PLANE__QUALITY_POOL_HOUR_MAX if so many"
+    " replicas of the pool are broken",
+    "node": "the node's hardware may be broken: cordon it (`sluice fleet nodes cordon`)",
+}
 
 
 class Meter(Protocol):
@@ -39,6 +47,18 @@ class Meter(Protocol):
 
     def count_deviations(self, difference: str, count: int) -> None:
         """Count answers that deviate."""
+        ...
+
+    def count_held(self, budget: str) -> None:
+        """Count a replica that was not quarantined because of a budget."""
+        ...
+
+    def count_failure(self) -> None:
+        """Count a pool and prompt that could not be judged."""
+        ...
+
+    def show_parked(self, count: int) -> None:
+        """Set how many pools and prompts are parked."""
         ...
 
     def show_quality(self, quarantined: int, alerts: Mapping[str, int]) -> None:
@@ -49,23 +69,53 @@ class Meter(Protocol):
 class Quality:
     """Owns the loop."""
 
-    def __init__(self, database: Database, feed: Feed, meter: Meter) -> None:
-        """Prepare; `run` belongs into a TaskGroup."""
+    def __init__(
+        self,
+        database: Database,
+        feed: Feed,
+        meter: Meter,
+        budget: Budget,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare; `run` belongs into a TaskGroup.
+
+        Args:
+            database: Where answers are kept.
+            feed: What models stand for.
+            meter: Takes numbers.
+            budget: How many replicas may be quarantined.
+            unix_s: The time, by which questions take turns.
+        """
+        self._judge = Judge(database, budget)
+        self._unix_s = unix_s
         self._database = database
         self._feed = feed
         self._meter = meter
         self._prompts: tuple[Prompt, ...] = ()
         self._known: tuple[int, tuple[Prompt, ...]] | None = None
         self._askings: dict[str, Asking] = {}
-        self._by_base: dict[str, list[wire.GoldenPrompt]] = {}
+        self._of_base: dict[str, list[Asking]] = {}
+        self._told: dict[frozenset[str], list[wire.GoldenPrompt]] = {}
+        self._round = 0
+        self._mark: tuple[int, int] | None = None
+        self._refreshed_at_s = -_REFRESH_S
+        self._held: frozenset[Held] = frozenset()
         self._reports: deque[Report] = deque(maxlen=_REPORTS_MAX)
         self._alerts: dict[Group, tuple[float, Mapping[Alert, tuple[str, ...]]]] = {}
         self._pruned_at = time.monotonic()
 
     def prompts_for(self, bases: Iterable[str]) -> list[wire.GoldenPrompt]:
-        """Return what replicas of these bases are to be asked."""
+        """Return what a node is to ask its replicas of these bases, in the present round."""
         self._refresh()
-        return [prompt for base in sorted(set(bases)) for prompt in self._by_base.get(base, ())]
+        round_ = round_of(self._unix_s())
+        if round_ != self._round or len(self._told) >= _NODES_MAX:
+            self._round, self._told = round_, {}
+        key = frozenset(bases)
+        found = self._told.get(key)
+        if found is None:
+            askings = (one for base in key for one in self._of_base.get(base, ()))
+            found = self._told[key] = [one.wire() for one in chosen(askings, round_)]
+        return found
 
     def take(self, message: wire.SyncRequest) -> None:
         """Take the answers that an agent reports; nothing waits."""
@@ -103,14 +153,17 @@ class Quality:
             await asyncio.sleep(_TICK_S)
 
     async def _step(self) -> None:
-        self._prompts = await self._database.run(repository.prompts)
+        mark = await self._database.run(repository.prompts_mark)
+        if mark != self._mark:
+            self._prompts = await self._database.run(repository.prompts)
+            self._mark = mark
         self._refresh()
         while self._reports:
             batch = [self._reports.popleft() for _ in range(min(_BATCH, len(self._reports)))]
             await self._write(batch)
-        ruling = await self._database.run(self._judge)
-        if ruling is not None:
-            self._tell(ruling)
+        for outcome in await self._judge.turn(self._askings):
+            self._tell(outcome)
+        self._meter.show_parked(self._judge.deferrals.parked)
         quarantined = await self._database.run(repository.quarantined)
         now_s = time.monotonic()
         counts = dict.fromkeys(map(str, Alert), 0)
@@ -135,41 +188,16 @@ class Quality:
             self._reports.extendleft(reversed(batch[len(batch) - min(room, len(batch)) :]))
             raise
 
-    async def _judge(self, connection: AsyncConnection) -> Ruling | None:
-        """Judge what is new, if nobody else does."""
-        if not await repository.try_lead(connection):
-            return None
-        groups = await repository.new_groups(connection)
-        if not groups:
-            return None
-        kept = await repository.answers(connection, groups)
-        serving = await repository.serving(connection, (pool for pool, _ in groups))
-        truths = await repository.truths(connection, groups)
-        quarantined = await repository.quarantined(connection)
-        ruling = rule(
-            self._askings, kept, serving, truths, quarantined, lambda: new_id("quarantine")
-        )
-        await repository.learn(connection, ruling.learned)
-        await repository.quarantine(connection, ruling.quarantines)
-        return ruling
-
-    def _tell(self, ruling: Ruling) -> None:
+    def _tell(self, outcome: Outcome) -> None:
         """Log and count what was decided."""
+        ruling = outcome.ruling
         for case in ruling.quarantines:
-            log.error(
-                "replica_quarantined",
-                quarantine=case.id,
-                replica=case.replica_id,
-                node=case.node_id,
-                pool=case.pool_id,
-                prompt=case.prompt_id,
-                reason=case.reason,
-                deviations=case.evidence["deviations"],
-                agreeing=case.evidence["agreeing"],
-                asked=case.evidence["asked"],
-            )
+            told(case)
+        for _ in outcome.failures:
+            self._meter.count_failure()
         for difference, count in ruling.deviations.items():
             self._meter.count_deviations(difference, count)
+        self._tell_held(ruling.held)
         now_s = time.monotonic()
         for group, alerts in ruling.alerts.items():
             before = self._alerts.pop(group, (0.0, {}))[1]
@@ -178,18 +206,43 @@ class Quality:
             for alert, names in alerts.items():
                 if before.get(alert) != names:
                     pool, asking = group
-                    log.error(
+                    level = log.warning if alert is Alert.TENANT else log.error
+                    level(
                         "quality_alert",
                         alert=str(alert),
                         pool=pool,
                         asking=asking,
                         replicas=list(names),
                     )
+        while len(self._alerts) > _ALERTS_MAX:
+            del self._alerts[next(iter(self._alerts))]
+
+    def _tell_held(self, held: Iterable[Held]) -> None:
+        """Count who is not quarantined because of a budget; log each once."""
+        found = frozenset(held)
+        for one in sorted(found, key=lambda one: (one.pool_id, one.replica_id)):
+            self._meter.count_held(one.budget)
+            if one not in self._held:
+                log.error(
+                    "quarantine_held",
+                    replica=one.replica_id,
+                    pool=one.pool_id,
+                    node=one.node_id,
+                    budget=one.budget,
+                    advice=_ADVICE[one.budget],
+                )
+        if found:
+            self._held = found
 
     def _refresh(self) -> None:
-        """Find out what is asked, when the state or the prompts have changed."""
-        known = (self._feed.state.version, self._prompts)
-        if known != self._known:
-            self._askings = current(self._feed.state, self._prompts)
-            self._by_base = by_base(self._askings)
-            self._known = known
+        """Find out what can be asked, when the state or the prompts have changed."""
+        known, now_s = (self._feed.state.version, self._prompts), time.monotonic()
+        if known == self._known or now_s - self._refreshed_at_s < _REFRESH_S:
+            return
+        self._refreshed_at_s = now_s
+        self._known, before = known, self._askings
+        self._askings = current(self._feed.state, self._prompts)
+        if self._askings != before:
+            self._of_base, self._told = {}, {}
+            for asking in self._askings.values():
+                self._of_base.setdefault(asking.base_digest, []).append(asking)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
@@ -27,9 +28,11 @@ class Alert(StrEnum):
     """What only people can settle."""
 
     SPARED = "spared"  # a replica deviates and may not be taken out
+    HELD = "held"  # it may not be now: as many were as are allowed in this time
     SPLIT = "split"  # no answer has a majority
     CHANGED = "changed"  # all of a pool answers otherwise than before
     UNEXPECTED = "unexpected"  # answers are not what people expect
+    TENANT = "tenant"  # any of these, to a prompt of a tenant: it decides about no replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,64 +69,178 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """How many replicas may be quarantined in a time.
+
+    Attributes:
+        pool_hour: Of a pool within an hour.
+        node_day: Of a node within a day.
+    """
+
+    pool_hour: int = 3
+    node_day: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """How many replicas were quarantined: of each pool in the last hour, of each node in a day."""
+
+    pools: Mapping[str, int]
+    nodes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A replica that would be quarantined but for the budget of its `pool` or its `node`."""
+
+    replica_id: str
+    pool_id: str
+    node_id: str
+    budget: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """A replica that is suspect, and what that rests on."""
+
+    finding: Finding
+    evidence: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the answers of a pool to an asking come to.
+
+    Attributes:
+        asking: What was asked.
+        judgement: What the answers are worth.
+        replicas: Which were asked.
+        accusations: Suspects; none when a tenant owns the asking.
+    """
+
+    asking: Asking
+    judgement: Judgement
+    replicas: tuple[str, ...]
+    accusations: tuple[Accusation, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ruling:
     """What a round of judging comes to.
 
     Attributes:
         quarantines: Who is taken out now.
+        held: Who would be if fewer had been in this time.
         alerts: Of each group that was judged, what is wrong with it, and with which replicas.
         deviations: How many new answers deviate, by what they differ in.
-        learned: What is right from now on.
+        learned: What is known to be right from now on.
     """
 
     quarantines: tuple[Quarantine, ...]
+    held: tuple[Held, ...]
     alerts: Mapping[Group, Mapping[Alert, tuple[str, ...]]]
     deviations: Mapping[str, int]
     learned: Mapping[Group, Truth]
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    asking: Asking
-    judgement: Judgement
-    own: Mapping[str, Sequence[Kept]]
-
-
-def rule(
+def examine(
     askings: Mapping[str, Asking],
     kept: Mapping[Group, Sequence[Kept]],
     serving: Sequence[Serving],
     truths: Mapping[Group, Truth],
-    quarantined: Mapping[str, int],
-    new_id: Callable[[], str],
-) -> Ruling:
-    """Judge groups and decide about their pools.
+) -> tuple[dict[Group, Case], dict[Group, Exception]]:
+    """Judge groups, each by itself; return also those that could not be, and why.
 
     Args:
         askings: All that are put at present; answers to others are ignored.
         kept: Answers by pool and asking, the newest first.
         serving: Replicas of these pools whose answers count.
         truths: What is known to be right.
-        quarantined: Of each pool, how many are being taken out already.
-        new_id: Source of ids.
     """
-    cases: dict[Group, _Case] = {}
+    cases: dict[Group, Case] = {}
+    failures: dict[Group, Exception] = {}
     for group, all_ in kept.items():
         asking = askings.get(group[1])
-        if asking is not None:
-            cases[group] = _judge(group[0], asking, all_, serving, truths.get(group))
-    quarantines, spared = _decide(cases, serving, quarantined, new_id)
-    fresh = {one.answer.number for all_ in kept.values() for one in all_ if one.answer.is_new}
-    deviations = Counter(
-        str(found)
-        for case in cases.values()
-        for number, found in (case.judgement.deviating or {}).items()
-        if number in fresh
+        if asking is None:
+            continue
+        try:
+            cases[group] = _examine(group[0], asking, all_, serving, truths.get(group))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others are judged
+            failures[group] = error
+    return cases, failures
+
+
+def _examine(
+    pool_id: str,
+    asking: Asking,
+    all_: Sequence[Kept],
+    serving: Sequence[Serving],
+    known: Truth | None,
+) -> Case:
+    own: dict[str, list[Kept]] = {one.id: [] for one in serving if one.pool_id == pool_id}
+    for one in all_:
+        if one.replica_id in own:
+            own[one.replica_id].append(one)
+    answers = {name: [one.answer for one in kept] for name, kept in own.items() if kept}
+    judgement = judge(answers, known, asking.expected)
+    # A tenant's adapter that answers now this and now that says nothing about the replicas, which
+    # others use, too.
+    accused = judgement.findings if not asking.owner else ()
+    accusations = (
+        Accusation(finding, evidence(asking, judgement, finding, own)) for finding in accused
     )
+    return Case(asking, judgement, tuple(sorted(own)), tuple(accusations))
+
+
+def rule(
+    cases: Mapping[Group, Case],
+    kept: Mapping[Group, Sequence[Kept]],
+    serving: Sequence[Serving],
+    quarantined: Mapping[str, int],
+    spent: Spent,
+    budget: Budget,
+    new_id: Callable[[], str],
+) -> Ruling:
+    """Decide about the pools of what was judged.
+
+    Args:
+        cases: Of `examine`.
+        kept: The answers that they rest on.
+        serving: Replicas of these pools that serve now.
+        quarantined: Of each pool, how many are being taken out already.
+        spent: How many were lately.
+        budget: How many may be.
+        new_id: Source of ids.
+    """
+    suspects: dict[str, dict[str, list[tuple[Accusation, Case]]]] = {}
+    for (pool_id, _), case in sorted(cases.items()):
+        for accusation in case.accusations:
+            of_pool = suspects.setdefault(pool_id, {})
+            of_pool.setdefault(accusation.finding.replica_id, []).append((accusation, case))
+    found: list[Quarantine] = []
+    spared: set[str] = set()
+    held: list[Held] = []
+    nodes = Counter(spent.nodes)
+    for pool_id, of_pool in sorted(suspects.items()):
+        ready = {one.id: one.node_id for one in serving if one.pool_id == pool_id}
+        # The clearest cases first: most deviations over all prompts.
+        clear = {name: sum(a.finding.deviations for a, _ in all_) for name, all_ in of_pool.items()}
+        ordered = [n for n in sorted(of_pool, key=lambda n: (-clear[n], n)) if n in ready]
+        left = max(0, budget.pool_hour - spent.pools.get(pool_id, 0))
+        allowed, waiting = _within(ordered, ready, nodes, budget.node_day)
+        verdict = decide(allowed, ready, quarantined.get(pool_id, 0))
+        spared.update(verdict.spared)
+        held += [Held(name, pool_id, ready[name], "node") for name in waiting]
+        held += [Held(name, pool_id, ready[name], "pool") for name in verdict.quarantine[left:]]
+        for name in verdict.quarantine[:left]:
+            nodes[ready[name]] += 1
+            found.append(_quarantine(new_id(), pool_id, ready[name], of_pool[name]))
+    names = frozenset(one.replica_id for one in held)
     return Ruling(
-        tuple(quarantines),
-        {group: _alerts(group, case, spared) for group, case in cases.items()},
-        deviations,
+        tuple(found),
+        tuple(held),
+        {group: _alerts(group, case, spared, names) for group, case in cases.items()},
+        _deviations(cases, kept),
         {
             group: case.judgement.learned
             for group, case in cases.items()
@@ -132,70 +249,69 @@ def rule(
     )
 
 
-def _judge(
-    pool_id: str,
-    asking: Asking,
-    all_: Sequence[Kept],
-    serving: Sequence[Serving],
-    known: Truth | None,
-) -> _Case:
-    own: dict[str, list[Kept]] = {one.id: [] for one in serving if one.pool_id == pool_id}
-    for one in all_:
-        if one.replica_id in own:
-            own[one.replica_id].append(one)
-    answers = {name: [one.answer for one in kept] for name, kept in own.items() if kept}
-    return _Case(asking, judge(answers, known, asking.expected), own)
+def _within(
+    names: Sequence[str], node_of: Mapping[str, str], spent: Mapping[str, int], most: int
+) -> tuple[list[str], list[str]]:
+    """Return which replicas may be taken out by what was of their nodes, and which have to wait."""
+    counts = Counter(spent)
+    allowed: list[str] = []
+    waiting: list[str] = []
+    for name in names:
+        node_id = node_of[name]
+        if counts[node_id] < most:
+            counts[node_id] += 1
+            allowed.append(name)
+        else:
+            waiting.append(name)
+    return allowed, waiting
 
 
-def _decide(
-    cases: Mapping[Group, _Case],
-    serving: Sequence[Serving],
-    quarantined: Mapping[str, int],
-    new_id: Callable[[], str],
-) -> tuple[list[Quarantine], set[str]]:
-    """Return who is taken out, and who deviates and may not be."""
-    node_of = {one.id: one.node_id for one in serving}
-    suspects: dict[str, dict[str, list[tuple[Finding, _Case]]]] = {}
-    for (pool_id, _), case in sorted(cases.items()):
-        for finding in case.judgement.findings:
-            of_pool = suspects.setdefault(pool_id, {})
-            of_pool.setdefault(finding.replica_id, []).append((finding, case))
-    found: list[Quarantine] = []
-    spared: set[str] = set()
-    for pool_id, of_pool in sorted(suspects.items()):
-        # The clearest cases first: most deviations over all prompts.
-        clear = {name: sum(f.deviations for f, _ in all_) for name, all_ in of_pool.items()}
-        ordered = sorted(of_pool, key=lambda name: (-clear[name], name))
-        ready = [one.id for one in serving if one.pool_id == pool_id]
-        verdict = decide(ordered, ready, quarantined.get(pool_id, 0))
-        spared.update(verdict.spared)
-        for name in verdict.quarantine:
-            finding, case = max(of_pool[name], key=lambda pair: pair[0].deviations)
-            asking = case.asking
-            found.append(
-                Quarantine(
-                    new_id(),
-                    name,
-                    pool_id,
-                    node_of[name],
-                    asking.base_digest,
-                    asking.adapter_digest,
-                    asking.prompt_id,
-                    str(finding.difference),
-                    evidence(case.asking, case.judgement, finding, case.own),
-                )
-            )
-    return found, spared
+def _quarantine(
+    key: str, pool_id: str, node_id: str, accused: Sequence[tuple[Accusation, Case]]
+) -> Quarantine:
+    accusation, case = max(accused, key=lambda pair: pair[0].finding.deviations)
+    return Quarantine(
+        key,
+        accusation.finding.replica_id,
+        pool_id,
+        node_id,
+        case.asking.base_digest,
+        case.asking.adapter_digest,
+        case.asking.prompt_id,
+        str(accusation.finding.difference),
+        accusation.evidence,
+    )
 
 
-def _alerts(group: Group, case: _Case, spared: set[str]) -> dict[Alert, tuple[str, ...]]:
+def _deviations(
+    cases: Mapping[Group, Case], kept: Mapping[Group, Sequence[Kept]]
+) -> Mapping[str, int]:
+    return Counter(
+        str(case.judgement.deviating[one.answer.number])
+        for group, case in cases.items()
+        for one in kept[group]
+        if case.judgement.deviating
+        and one.answer.is_new
+        and one.answer.number in case.judgement.deviating
+    )
+
+
+def _alerts(
+    group: Group, case: Case, spared: AbstractSet[str], held: AbstractSet[str]
+) -> dict[Alert, tuple[str, ...]]:
     judgement = case.judgement
-    names = tuple(f.replica_id for f in judgement.findings if f.replica_id in spared)
+    suspects = [finding.replica_id for finding in judgement.findings]
     found: dict[Alert, tuple[str, ...]] = {}
-    if names:
+    if case.asking.owner:
+        is_odd = bool(suspects) or judgement.is_split or judgement.is_changed
+        names = sorted({*suspects, *judgement.unexpected})
+        return {Alert.TENANT: tuple(names) or (group[0],)} if is_odd or names else {}
+    if names := tuple(name for name in suspects if name in spared):
         found[Alert.SPARED] = names
+    if names := tuple(name for name in suspects if name in held):
+        found[Alert.HELD] = names
     if judgement.is_split:
-        found[Alert.SPLIT] = tuple(sorted(case.own))
+        found[Alert.SPLIT] = case.replicas
     if judgement.is_changed:
         found[Alert.CHANGED] = (group[0],)
     if judgement.unexpected:

@@ -1,19 +1,34 @@
 """From answers to askings, quarantines, alerts and what people are shown."""
 
+from collections import Counter
+from dataclasses import replace
 from itertools import count
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from control_plane.quality import verdicts
 from control_plane.quality.askings import (
     DEFAULT_TOKENS,
     ROLLOUT_EVERY_S,
     Asking,
     Prompt,
     asking_id,
-    by_base,
     current,
 )
 from control_plane.quality.consensus import Answer, Source, Text, Truth
 from control_plane.quality.results import RESULT_FIELDS, results
-from control_plane.quality.verdicts import Alert, Kept, Ruling, Serving, rule
+from control_plane.quality.verdicts import (
+    Alert,
+    Budget,
+    Held,
+    Kept,
+    Ruling,
+    Serving,
+    Spent,
+    examine,
+    rule,
+)
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -39,8 +54,7 @@ def test_every_base_that_generates_text_is_asked_without_set_up() -> None:
     assert {one.base_digest for one in found.values()} == {BASE, OTHER}
     assert {one.token_ids for one in found.values()} == {DEFAULT_TOKENS}
     assert max(DEFAULT_TOKENS) < 256
-    told = by_base(found)
-    assert [prompt.every_s for prompt in told[BASE]] == [60]
+    assert {(one.every_s, one.owner) for one in found.values()} == {(60, "")}
 
 
 def test_a_models_prompts_follow_its_releases() -> None:
@@ -59,28 +73,43 @@ def test_a_models_prompts_follow_its_releases() -> None:
     assert {one for one in found if one.startswith("g")} == both
     assert found[asking_id("g1", BASE, V2)].every_s == ROLLOUT_EVERY_S
     assert found[asking_id("g2", BASE, V2)].every_s == 60, "nothing is expected of it"
-    assert by_base(found)[BASE][0].token_ids == list(DEFAULT_TOKENS), "the default first"
+    waited_for = {one.id for one in found.values() if one.is_rollout}
+    assert waited_for == {asking_id("g1", BASE, digest) for digest in (V1, V2)}
+    assert {one.owner for one in found.values()} == {""}
+    state.models["m"].owner_tenant_id = "acme"
+    found = current(state, prompts)
+    assert {one.owner for one in found.values() if one.prompt_id != "default"} == {"acme"}
 
 
 ASKING = Asking("default/aa", "default", "", BASE, "", (1,), 4, 60)
 GROUP = ("p", ASKING.id)
 
 
-def ruled(pool: dict[str, list[Text]], known: Truth | None = None, quarantined: int = 0) -> Ruling:
+NOTHING = Spent({}, {})
+
+
+def ruled(
+    pool: dict[str, list[Text]],
+    known: Truth | None = None,
+    quarantined: int = 0,
+    *,
+    asking: Asking = ASKING,
+    spent: Spent = NOTHING,
+    node: str = "",
+) -> Ruling:
     number = count(1)
     kept = [
         Kept(name, Answer(next(number), text), 1000 + index)
         for name, texts in pool.items()
         for index, text in enumerate(texts)
     ]
-    return rule(
-        {ASKING.id: ASKING},
-        {GROUP: kept, ("p", "of yesterday"): kept},
-        [Serving(name, "p", f"node-of-{name}") for name in pool],
-        {} if known is None else {GROUP: known},
-        {"p": quarantined},
-        lambda: "q1",
-    )
+    serving = [Serving(name, "p", node or f"node-of-{name}") for name in pool]
+    all_ = {GROUP: kept, ("p", "of yesterday"): kept}
+    truths = {} if known is None else {GROUP: known}
+    cases, failures = examine({asking.id: asking}, all_, serving, truths)
+    assert not failures
+    new_id = (f"q{number}" for number in count(1)).__next__
+    return rule(cases, all_, serving, {"p": quarantined}, spent, Budget(2, 3), new_id)
 
 
 def test_a_quarantine_says_what_it_rests_on() -> None:
@@ -117,9 +146,95 @@ def test_who_may_not_be_taken_out_is_an_alert() -> None:
     assert changed.learned == {}
 
 
+def pool_of(liars: int, honest: int) -> dict[str, list[Text]]:
+    pool = {f"liar-{number}": [LIE] * 3 for number in range(liars)}
+    return pool | {f"honest-{number}": [RIGHT] * 3 for number in range(honest)}
+
+
+def test_a_tenants_prompts_take_nobody_out() -> None:
+    owned = replace(ASKING, owner="acme", model_id="acme/model")
+    ruling = ruled(pool_of(1, 5), asking=owned)
+    assert (ruling.quarantines, ruling.held) == ((), ())
+    assert ruling.alerts[GROUP] == {Alert.TENANT: ("liar-0",)}
+    assert ruling.deviations == {"tokens": 3}, "told all the same"
+    assert ruling.learned[GROUP].text == RIGHT
+    expecting = replace(owned, expected=(7,))
+    assert set(ruled(pool_of(0, 3), asking=expecting).alerts[GROUP]) == {Alert.TENANT}
+    split = ruled({"r0": [LIE], "r1": [RIGHT], "r2": [Text((4,))]}, asking=owned)
+    assert split.alerts[GROUP] == {Alert.TENANT: ("p",)}
+    assert ruled(pool_of(0, 3), asking=owned).alerts[GROUP] == {}
+
+
+def test_no_more_than_the_budget_of_a_pool_are_taken_out() -> None:
+    assert len(ruled(pool_of(2, 10)).quarantines) == 2
+    ruling = ruled(pool_of(3, 10))
+    assert [case.replica_id for case in ruling.quarantines] == ["liar-0", "liar-1"]
+    assert ruling.held == (Held("liar-2", "p", "node-of-liar-2", "pool"),)
+    assert ruling.alerts[GROUP] == {Alert.HELD: ("liar-2",)}
+    ruling = ruled(pool_of(1, 5), spent=Spent({"p": 5}, {}))
+    assert (ruling.quarantines, len(ruling.held)) == ((), 1)
+    assert len(ruled(pool_of(1, 5), spent=Spent({"another": 5}, {})).quarantines) == 1
+
+
+def test_no_more_than_the_budget_of_a_node_are_taken_out() -> None:
+    ruling = ruled(pool_of(2, 10), node="n", spent=Spent({}, {"n": 2}))
+    assert len(ruling.quarantines) == 1
+    assert ruling.held == (Held("liar-1", "p", "n", "node"),)
+    ruling = ruled(pool_of(2, 10), spent=Spent({}, {"node-of-liar-0": 3}))
+    assert [case.replica_id for case in ruling.quarantines] == ["liar-1"], "the other may be"
+    assert ruling.held == (Held("liar-0", "p", "node-of-liar-0", "node"),)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    liars=st.integers(0, 12),
+    honest=st.integers(0, 12),
+    quarantined=st.integers(0, 8),
+    of_pool=st.integers(0, 4),
+    nodes=st.integers(1, 4),
+)
+def test_every_limit_holds_at_once(liars, honest, quarantined, of_pool, nodes) -> None:
+    pool, truth = pool_of(liars, honest), Truth(RIGHT, Source.HISTORY)
+    serving = [Serving(name, "p", f"n{index % nodes}") for index, name in enumerate(pool)]
+    number = count(1)
+    kept = [Kept(name, Answer(next(number), t), 0) for name, ts in pool.items() for t in ts]
+    cases, _ = examine({ASKING.id: ASKING}, {GROUP: kept}, serving, {GROUP: truth})
+    spent = Spent({"p": of_pool}, {"n0": 1})
+    ruling = rule(cases, {GROUP: kept}, serving, {"p": quarantined}, spent, Budget(2, 2), str)
+    taken = [case.replica_id for case in ruling.quarantines]
+    assert len(taken) <= max(0, 2 - of_pool)
+    assert not taken or quarantined + len(taken) <= (len(pool) + quarantined) // 3
+    assert len(taken) < max(1, len(pool)), "never the last one"
+    at = Counter(case.node_id for case in ruling.quarantines)
+    assert all(many <= 2 - (node == "n0") for node, many in at.items())
+    assert not {one.replica_id for one in ruling.held} & set(taken)
+
+
+def test_one_group_that_cannot_be_judged_leaves_the_others_alone(monkeypatch) -> None:
+    honest = verdicts.judge
+
+    def judge(answers, known, expected):
+        if expected == (666,):
+            raise ZeroDivisionError
+        return honest(answers, known, expected)
+
+    monkeypatch.setattr(verdicts, "judge", judge)
+    bad = replace(ASKING, id="bad", expected=(666,))
+    kept = [Kept("r0", Answer(1, RIGHT), 0)]
+    askings = {ASKING.id: ASKING, "bad": bad}
+    groups = {("p", "bad"): kept, GROUP: kept}
+    cases, failures = examine(askings, groups, [Serving("r0", "p", "n")], {})
+    assert set(cases) == {GROUP}
+    assert {group: type(error) for group, error in failures.items()} == {
+        ("p", "bad"): ZeroDivisionError
+    }
+
+
 def test_answers_of_replicas_that_do_not_serve_count_for_nothing() -> None:
     kept = [Kept(name, Answer(n, LIE), 0) for n, name in enumerate(("x", "y", "z", "r0"))]
-    ruling = rule({ASKING.id: ASKING}, {GROUP: kept}, [Serving("r0", "p", "n")], {}, {}, str)
+    all_, serving = {GROUP: kept}, [Serving("r0", "p", "n")]
+    cases, _ = examine({ASKING.id: ASKING}, all_, serving, {})
+    ruling = rule(cases, all_, serving, {}, NOTHING, Budget(), str)
     assert (ruling.quarantines, ruling.deviations, ruling.learned) == ((), {}, {})
 
 

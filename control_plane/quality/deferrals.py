@@ -1,0 +1,53 @@
+"""Which groups of answers are not judged for a while, because judging them failed; pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from control_plane.quality.verdicts import Group
+
+_FIRST_S = 5.0
+_FAILURES_MAX = 6  # then it is parked
+PARKED_S = 3600.0
+_GROUPS_MAX = 1024  # remembered; of those that failed longest ago nothing is known any more
+
+
+@dataclass(frozen=True, slots=True)
+class _Deferral:
+    failures: int
+    until_s: float
+
+
+class Deferrals:
+    """Groups that failed: tried again later and later, and in the end once an hour."""
+
+    def __init__(self) -> None:
+        self._known: dict[Group, _Deferral] = {}
+
+    def failed(self, group: Group, now_s: float) -> bool:
+        """Note that a group could not be judged; return whether it has just been parked."""
+        before = self._known.pop(group, None)
+        failures = (before.failures if before is not None else 0) + 1
+        is_parked = failures >= _FAILURES_MAX
+        pause_s = PARKED_S if is_parked else _FIRST_S * 2 ** (failures - 1)
+        self._known[group] = _Deferral(failures, now_s + pause_s)
+        if len(self._known) > _GROUPS_MAX:
+            del self._known[next(iter(self._known))]
+        return failures == _FAILURES_MAX
+
+    def succeeded(self, groups: Iterable[Group]) -> None:
+        """Note that groups were judged."""
+        for group in groups:
+            self._known.pop(group, None)
+
+    def waiting(self, now_s: float) -> list[Group]:
+        """Return the groups that are to be left alone now."""
+        return sorted(group for group, one in self._known.items() if now_s < one.until_s)
+
+    def forget(self, now_s: float) -> None:
+        """Forget the groups that nobody has seen since long after they could be tried again."""
+        self._known = {g: one for g, one in self._known.items() if now_s < one.until_s + PARKED_S}
+
+    @property
+    def parked(self) -> int:
+        """How many groups are parked."""
+        return sum(one.failures >= _FAILURES_MAX for one in self._known.values())

@@ -1,0 +1,190 @@
+"""Judges what is new, in bounded batches, beside any number of other control planes.
+
+A batch is a transaction. It claims answers that nobody else judges, so that no two do the same work
+twice; a replica is taken out under a lock, after a second look at who serves, so that all of them
+together keep to the limits. A group (a pool and an asking) that cannot be judged is left behind:
+the others go on, and it is tried again later.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.database import Database, is_transient
+from control_plane.quality import repository
+from control_plane.quality.askings import Asking
+from control_plane.quality.consensus import Truth
+from control_plane.quality.deferrals import PARKED_S, Deferrals
+from control_plane.quality.repository import ROWS_MAX, Claimed
+from control_plane.quality.verdicts import (
+    Budget,
+    Case,
+    Group,
+    Kept,
+    Quarantine,
+    Ruling,
+    Spent,
+    examine,
+    rule,
+)
+from sluice.ids import new_id
+
+log = structlog.get_logger(__name__)
+
+_BATCHES_MAX = 8  # of one turn: then answers are written down again
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a batch came to.
+
+    Attributes:
+        ruling: What follows.
+        failures: Groups that could not be judged, and why.
+        judged: Groups that were.
+        is_last: Nothing else is to be judged now.
+    """
+
+    ruling: Ruling
+    failures: Mapping[Group, Exception]
+    judged: Sequence[Group]
+    is_last: bool
+
+
+@dataclass(slots=True)
+class Judge:
+    """Owns the memory of what could not be judged."""
+
+    database: Database
+    budget: Budget
+    deferrals: Deferrals = field(default_factory=Deferrals)
+
+    async def turn(self, askings: Mapping[str, Asking]) -> list[Outcome]:
+        """Judge what is new; what is left after so many batches waits for the next turn."""
+        found: list[Outcome] = []
+        while len(found) < _BATCHES_MAX and not (found and found[-1].is_last):
+            now_s = time.monotonic()
+            left_alone = self.deferrals.waiting(now_s)
+            outcome = await self.database.run(
+                lambda connection, left_alone=left_alone: judge_batch(
+                    connection, askings, left_alone, self.budget
+                )
+            )
+            self._note(outcome, now_s)
+            found.append(outcome)
+        return found
+
+    def _note(self, outcome: Outcome, now_s: float) -> None:
+        self.deferrals.succeeded(outcome.judged)
+        self.deferrals.forget(now_s)
+        for (pool, asking), error in outcome.failures.items():
+            about = {"pool": pool, "asking": asking, "error": repr(error)}
+            log.error("judging_failed", **about, exc_info=error)
+            if self.deferrals.failed((pool, asking), now_s):
+                advice = f"remove the prompt, or: sluice golden forget {pool}"
+                log.error("judging_parked", **about, retry_s=PARKED_S, advice=advice)
+
+
+async def judge_batch(
+    connection: AsyncConnection,
+    askings: Mapping[str, Asking],
+    left_alone: Sequence[Group],
+    budget: Budget,
+) -> Outcome:
+    """Judge a batch of answers and write down what follows."""
+    claimed = await repository.claim(connection, left_alone, ROWS_MAX)
+    pools = {one.group[0] for one in claimed}
+    taken = within(claimed, await repository.sizes(connection, pools) if pools else {}, ROWS_MAX)
+    is_last = len(claimed) < ROWS_MAX and len(taken) == len({one.group for one in claimed})
+    if not taken:
+        return Outcome(Ruling((), (), {}, {}, {}), {}, (), is_last=True)
+    fresh = frozenset(one.id for one in claimed)
+    kept = await repository.answers(connection, taken, fresh)
+    serving = await repository.serving(connection, pools)
+    truths = await repository.truths(connection, taken)
+    cases, failures = examine(askings, kept, serving, truths)
+    ruling = await _rule(connection, cases, kept, budget)
+    failures |= await _learn(connection, ruling.learned)
+    judged = [group for group in taken if group not in failures]
+    done = frozenset(judged)
+    await repository.set_judged(connection, [one.id for one in claimed if one.group in done])
+    return Outcome(ruling, failures, judged, is_last)
+
+
+def within(
+    claimed: Sequence[Claimed], sizes: Mapping[str, int], rows_max: int
+) -> tuple[Group, ...]:
+    """Return the groups of a batch: in the order of what was claimed, one at least.
+
+    Args:
+        claimed: Answers.
+        sizes: How many answers a group of each pool has at most.
+        rows_max: So many in all groups together.
+    """
+    found: list[Group] = []
+    rows = 0
+    for group in dict.fromkeys(one.group for one in claimed):
+        rows += sizes.get(group[0], 0)
+        if found and rows > rows_max:
+            break
+        found.append(group)
+    return tuple(found)
+
+
+async def _rule(
+    connection: AsyncConnection,
+    cases: Mapping[Group, Case],
+    kept: Mapping[Group, Sequence[Kept]],
+    budget: Budget,
+) -> Ruling:
+    """Decide, and take out who is to be; alone, and knowing what others decided, if there is."""
+    accused = {group[0] for group, case in cases.items() if case.accusations}
+    if not accused:
+        return rule(cases, kept, (), {}, Spent({}, {}), budget, _new_id)
+    await repository.lock_decisions(connection)
+    serving = await repository.serving(connection, accused)
+    quarantined = await repository.quarantined(connection)
+    spent = await repository.spent(connection)
+    ruling = rule(cases, kept, serving, quarantined, spent, budget, _new_id)
+    await repository.quarantine(connection, ruling.quarantines)
+    return ruling
+
+
+async def _learn(
+    connection: AsyncConnection, learned: Mapping[Group, Truth]
+) -> dict[Group, Exception]:
+    """Keep what is right from now on; return what could not be kept, and why."""
+    failures: dict[Group, Exception] = {}
+    for group, truth in sorted(learned.items(), key=lambda pair: pair[0]):
+        try:
+            async with connection.begin_nested():
+                await repository.learn(connection, group, truth)
+        except DBAPIError as error:  # its pool is gone, say
+            if is_transient(error):
+                raise
+            failures[group] = error
+    return failures
+
+
+def _new_id() -> str:
+    return new_id("quarantine")
+
+
+def told(case: Quarantine) -> None:
+    """Log a quarantine."""
+    log.error(
+        "replica_quarantined",
+        quarantine=case.id,
+        replica=case.replica_id,
+        node=case.node_id,
+        pool=case.pool_id,
+        prompt=case.prompt_id,
+        reason=case.reason,
+        deviations=case.evidence["deviations"],
+        agreeing=case.evidence["agreeing"],
+        asked=case.evidence["asked"],
+    )

@@ -1,0 +1,69 @@
+"""Metrics of the quality guard."""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class QualityMetrics:
+    """Counts what becomes of golden prompts' answers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._quarantined = Gauge(
+            "control_plane_replicas_quarantined_count",
+            "Replicas that are being taken out because they answer golden prompts otherwise",
+            registry=registry,
+        )
+        self._alerts = Gauge(
+            "control_plane_quality_alerts_count",
+            "Pools and prompts whose answers need somebody to look, by why; tenant: at a prompt of"
+            " a tenant, which decides about no replica",
+            ["alert"],
+            registry=registry,
+        )
+        self._deviations = Counter(
+            "control_plane_quality_deviations_total",
+            "Answers to golden prompts that are not what they should be, by what they differ in",
+            ["difference"],
+            registry=registry,
+        )
+        self._held = Counter(
+            "control_plane_quarantines_held_total",
+            "Judgements after which a replica was not quarantined because of the hourly budget of"
+            " its pool, or the daily one of its node",
+            ["budget"],
+            registry=registry,
+        )
+        self._failures = Counter(
+            "control_plane_quality_failures_total",
+            "Pools and prompts whose answers could not be judged, each time",
+            registry=registry,
+        )
+        self._parked = Gauge(
+            "control_plane_quality_parked_count",
+            "Pools and prompts whose answers could not be judged again and again; tried once an"
+            " hour",
+            registry=registry,
+        )
+
+    def count_deviations(self, difference: str, count: int) -> None:
+        """Count answers that deviate."""
+        self._deviations.labels(difference).inc(count)
+
+    def count_held(self, budget: str) -> None:
+        """Count a replica that was not quarantined because of a budget."""
+        self._held.labels(budget).inc()
+
+    def count_failure(self) -> None:
+        """Count a pool and prompt that could not be judged."""
+        self._failures.inc()
+
+    def show_parked(self, count: int) -> None:
+        """Set how many pools and prompts are parked."""
+        self._parked.set(count)
+
+    def show_quality(self, quarantined: int, alerts: Mapping[str, int]) -> None:
+        """Set how many replicas are in quarantine, and how many alerts of each kind there are."""
+        self._quarantined.set(quarantined)
+        for alert, count in alerts.items():
+            self._alerts.labels(alert).set(count)

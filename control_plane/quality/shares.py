@@ -1,0 +1,173 @@
+"""Which questions a node is told when there are more than it can be asked; pure.
+
+Room is counted in units of 4 KiB, so that 64 units are both limits: 64 prompts and 256 KiB. The
+platform's own questions, one per base, have a part of it for themselves. The rest is shared by the
+owners of models: whoever needs less than an equal share gets all, the others share what is left.
+
+What does not fit takes turns. The owners stand in a ring, and so do the prompts of each; a round
+goes on where the last one ended. That needs no memory: a round is known by its number, so every
+control plane says the same, and so do all nodes with the same bases, whose answers are compared.
+Releases of a prompt are asked together: else a rollout would compare answers to different prompts.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from control_plane.quality.askings import DEFAULT, Asking
+
+NODE_PROMPTS_MAX = 64
+NODE_BYTES_MAX = 256 << 10
+DEFAULTS_RESERVED = 16  # prompts of a node that are the platform's if it has so many bases
+ROUND_S = 300  # long enough for the three answers that are judged, at the usual interval
+_UNIT_BYTES = NODE_BYTES_MAX // NODE_PROMPTS_MAX
+_TOKEN_BYTES_MAX = 5  # as a varint
+_FRAME_BYTES = 64  # numbers, tags and lengths of a prompt's message
+_ITEM_UNITS_MAX = 16  # three releases of the longest prompt that was ever allowed need 9
+_Kind = TypeVar("_Kind")
+# While rollouts are asked about, every fourth turn of an owner is for the other prompts.
+_TURNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A prompt with all that it is put to on a node."""
+
+    askings: tuple[Asking, ...]
+    units: int
+    is_rollout: bool
+
+
+def round_of(unix_s: float) -> int:
+    """Return the number of the round at a time."""
+    return int(unix_s // ROUND_S)
+
+
+def chosen(askings: Iterable[Asking], round_: int) -> list[Asking]:
+    """Return what a node is told in a round: the platform's questions first, then by id.
+
+    Of an owner with n prompts each is asked within n * owners / slots + 1 rounds; while some of
+    them wait on a rollout, within 8 * n * owners / slots + 2. Slots are what the owners that need
+    more than an equal share have together: with 1,000 of them 48, if no prompt is put to several
+    releases.
+
+    Args:
+        askings: All to the bases of the node.
+        round_: Its number, from 0.
+    """
+    defaults: list[Asking] = []
+    owned: dict[str, dict[str, list[Asking]]] = {}
+    for asking in sorted(askings, key=lambda one: one.id):
+        if asking.prompt_id == DEFAULT:
+            defaults.append(asking)
+        else:
+            owned.setdefault(asking.owner, {}).setdefault(asking.prompt_id, []).append(asking)
+    items = {owner: _items(prompts.values()) for owner, prompts in sorted(owned.items())}
+    wanted = sum(item.units for all_ in items.values() for item in all_)
+    most = max(DEFAULTS_RESERVED, NODE_PROMPTS_MAX - wanted)
+    count = min(len(defaults), most)
+    told = _turn(defaults, round_ * count)[:count]
+    room = NODE_PROMPTS_MAX - count
+    if wanted <= room:
+        picked = [item for all_ in items.values() for item in all_]
+    else:
+        picked = _shared(items, room, round_)
+    rest = [asking for item in picked for asking in item.askings]
+    return sorted(told, key=lambda one: one.id) + sorted(rest, key=lambda one: one.id)
+
+
+def units(asking: Asking) -> int:
+    """Return how much room a question takes, at most."""
+    names = (asking.id, asking.base_digest, asking.adapter_digest)
+    size = sum(len(name.encode()) for name in names) + _FRAME_BYTES
+    return -(-(size + _TOKEN_BYTES_MAX * len(asking.token_ids)) // _UNIT_BYTES)
+
+
+def _items(prompts: Iterable[Sequence[Asking]]) -> list[_Item]:
+    found: list[_Item] = []
+    for askings in prompts:
+        item = _Item(
+            tuple(askings),
+            sum(units(asking) for asking in askings),
+            any(asking.is_rollout for asking in askings),
+        )
+        if item.units <= _ITEM_UNITS_MAX:
+            found.append(item)
+    return found
+
+
+def _shared(items: Mapping[str, Sequence[_Item]], room: int, round_: int) -> list[_Item]:
+    """Return what fits; everybody's turns first, each with room for the longest, then more."""
+    longest = max(item.units for all_ in items.values() for item in all_)
+    slots = room // longest
+    large = sorted((owner for owner in items if items[owner]), key=lambda one: len(items[one]))
+    picked: list[_Item] = []
+    while large and len(items[large[0]]) <= slots // len(large):
+        slots -= len(items[large[0]])
+        picked += items[large.pop(0)]
+    large.sort()
+    first = round_ * slots
+    waiting: list[list[_Item]] = []
+    for place, owner in enumerate(large):
+        before, until = (_turns(at, place, len(large)) for at in (first, first + slots))
+        ordered = _ordered(items[owner], before, until - before, slots // len(large), round_)
+        picked += ordered[: until - before]
+        waiting.append(ordered[until - before :])
+    room -= sum(item.units for item in picked)
+    return picked + _filled(_turn(waiting, first + slots), room)
+
+
+def _turns(slots: int, place: int, owners: int) -> int:
+    """Return how many of the first slots are those of an owner."""
+    return (slots - place + owners - 1) // owners
+
+
+def _ordered(
+    items: Sequence[_Item], before: int, count: int, steady: int, round_: int
+) -> list[_Item]:
+    """Return an owner's prompts, those first whose turn it is.
+
+    Args:
+        items: All of the owner's.
+        before: Its turns in earlier rounds.
+        count: Its turns in this one.
+        steady: Its turns in any round, at least.
+        round_: Its number.
+    """
+    rollouts = [item for item in items if item.is_rollout]
+    others = [item for item in items if not item.is_rollout]
+    if not rollouts or not others:
+        return _turn(items, before)
+    if _TURNS * len(rollouts) <= (_TURNS - 1) * steady:  # all of them, and room for others
+        return rollouts + _turn(others, before - round_ * len(rollouts))
+    found: dict[str, _Item] = {}
+    for turn in range(before, before + count):
+        passed, place = divmod(turn, _TURNS)
+        is_other = place == _TURNS - 1
+        ring, at = (others, passed) if is_other else (rollouts, turn - passed)
+        item = ring[at % len(ring)]
+        found.setdefault(item.askings[0].prompt_id, item)
+    for item in (*rollouts, *others):
+        found.setdefault(item.askings[0].prompt_id, item)
+    return list(found.values())
+
+
+def _filled(waiting: Sequence[Sequence[_Item]], room: int) -> list[_Item]:
+    """Return what still fits, one of each owner in turn."""
+    found: list[_Item] = []
+    rings = [iter(all_) for all_ in waiting]
+    while rings and room > 0:
+        going, rings = rings, []
+        for ring in going:
+            item = next((item for item in ring if item.units <= room), None) if room > 0 else None
+            if item is not None:
+                found.append(item)
+                room -= item.units
+                rings.append(ring)
+    return found
+
+
+def _turn(ring: Sequence[_Kind], start: int) -> list[_Kind]:
+    """Return a ring from one of its places on."""
+    at = start % len(ring) if ring else 0
+    return [*ring[at:], *ring[:at]]
