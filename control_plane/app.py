@@ -13,6 +13,7 @@ import grpc.aio
 import structlog
 from aiohttp import web
 
+from control_plane.adapters.routes import AdapterRoutes
 from control_plane.admin.audit import AuditRoutes
 from control_plane.admin.keys import ADMIN_KEYS
 from control_plane.artifacts.model import Bounds
@@ -131,6 +132,7 @@ def admin_routes(
         *RolloutRoutes(database, wake_rollouts, unread_rollouts).routes(),
         *PlanRoutes(database).routes(),
         *QualityRoutes(database).routes(),
+        *AdapterRoutes(database).routes(),
         *tenants.routes(database),
         *models.routes(database),
         *FleetRoutes(database).routes(),

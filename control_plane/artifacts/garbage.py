@@ -71,3 +71,30 @@ def decide(
         elif now - use.unreferenced_since >= grace:
             decision.retired.append(use.digest)
     return decision
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of an artifact if nothing changes.
+
+    Attributes:
+        state: `kept`; `noticed`: the next sweep sees that nobody needs it; `grace`: it is kept for
+            the grace time; `due`: the next sweep goes on with it; `retired`: invisible, and whole.
+        at: When it is retired (`grace`) or removed (`retired`) at the earliest; else None.
+    """
+
+    state: str
+    at: datetime | None = None
+
+
+def fate(use: ArtifactUse, now: datetime, grace: timedelta, settle: timedelta) -> Fate:
+    """Return what `decide` will make of an artifact, and when; the arguments are its own."""
+    if use.is_needed:
+        return Fate("kept")
+    if use.retired_at is not None:
+        at = use.retired_at + settle
+        return Fate("due") if now >= at else Fate("retired", at)
+    if use.unreferenced_since is None:
+        return Fate("noticed")
+    at = use.unreferenced_since + grace
+    return Fate("due") if now >= at else Fate("grace", at)

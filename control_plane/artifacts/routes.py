@@ -7,6 +7,7 @@ from aiohttp import web
 from control_plane.access.roles import Action
 from control_plane.artifacts import catalogue
 from control_plane.artifacts.bodies import PinBody
+from control_plane.artifacts.garbage_routes import GarbageRoutes
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.signing_keys import SIGNING_KEYS
 from control_plane.artifacts.tables import artifacts
@@ -52,6 +53,7 @@ class ArtifactRoutes:
             *uploads.routes(),
             *VersionRoutes(self._database, uploads).routes(),
             *ResourceRoutes(self._database, SIGNING_KEYS).routes(),
+            *GarbageRoutes(self._database, self._service).routes(),
             Route("GET", "/v1/artifacts", self.list, read, _KIND, listing),
             Route("GET", one, self.get, read, _KIND, show),
             Route("DELETE", one, self.delete, write, _KIND, remove),

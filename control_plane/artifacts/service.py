@@ -2,21 +2,18 @@
 
 import asyncio
 
-from sqlalchemy.exc import DBAPIError
-
 from control_plane.artifacts.importing import Importer
 from control_plane.artifacts.model import Bounds
 from control_plane.artifacts.pieces import Pieces
 from control_plane.artifacts.sources import Allowed
 from control_plane.artifacts.sweep import Graces, Sweeper
+from control_plane.artifacts.sweeping import SweepLoop
 from control_plane.artifacts.worker import Worker
 from control_plane.database import Database
 from sluice.chunk_store import ChunkStore, open_backend
 from sluice.errors import ErrorCode, PlatformError
-from sluice.lifecycle import run_every
 
 _SWEEP_S = 60.0
-_SWEEP_TIMEOUT_S = 600.0
 
 
 class Artifacts:
@@ -44,30 +41,23 @@ class Artifacts:
         self._store: ChunkStore | None = None
         self._pieces: Pieces | None = None
         self._worker: Worker | None = None
-        self._sweeper: Sweeper | None = None
-        self._sweep_s = min(_SWEEP_S, grace_s)
+        self._sweeps: SweepLoop | None = None
+        self.graces = Graces.of(grace_s)
         if store_url:
             self._store = ChunkStore(open_backend(store_url))
             self._pieces = Pieces(database, self._store)
             importer = Importer(database, self._pieces, allowed, bounds)
             self._worker = Worker(database, importer, store_url, bounds)
-            self._sweeper = Sweeper(database, self._store, Graces.of(grace_s))
+            sweeper = Sweeper(database, self._store, self.graces)
+            self._sweeps = SweepLoop(sweeper.sweep, min(_SWEEP_S, grace_s))
 
     async def run(self) -> None:
         """End uploads, and remove what nobody needs, until cancelled."""
-        if self._worker is None or self._sweeper is None:
+        if self._worker is None or self._sweeps is None:
             return
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.run())
-            tasks.create_task(
-                run_every(
-                    self._sweep_s,
-                    self._sweeper.sweep,
-                    name="artifact-sweep",
-                    expected=(PlatformError, DBAPIError),
-                    step_timeout_s=_SWEEP_TIMEOUT_S,
-                )
-            )
+            tasks.create_task(self._sweeps.run())
 
     def wake(self) -> None:
         """Tell that an upload may be complete."""
@@ -90,6 +80,13 @@ class Artifacts:
         if self._store is None:
             raise _no_store()
         return self._store
+
+    @property
+    def sweeps(self) -> SweepLoop:
+        """What removes what nobody needs; PlatformError when there is no store."""
+        if self._sweeps is None:
+            raise _no_store()
+        return self._sweeps
 
     @property
     def pieces(self) -> Pieces:

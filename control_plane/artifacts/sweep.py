@@ -70,6 +70,19 @@ class Graces:
         return cls(unused, min(unused, _ABANDONED), max(unused, _UPLOAD_MIN))
 
 
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep did.
+
+    Attributes:
+        decision: About artifacts; None: another control plane was at it.
+        chunks: How many were deleted from the store.
+    """
+
+    decision: Decision | None
+    chunks: int
+
+
 class Sweeper:
     """One pass over all artifacts at a time, by one control plane at a time."""
 
@@ -78,10 +91,11 @@ class Sweeper:
         self._store = store
         self._graces = graces
 
-    async def sweep(self) -> None:
+    async def sweep(self) -> Swept:
         """Remove what nobody needs; PlatformError when database or store are away."""
         decision = await self._database.run(self._artifacts, deadline_s=_SWEEP_DEADLINE_S)
-        if decision.retired or decision.removed:
+        count = 0
+        if decision is not None and (decision.retired or decision.removed):
             log.info("artifacts_swept", retired=decision.retired, removed=decision.removed)
         while doomed := await self._database.run(self._doom):
             await asyncio.gather(*(self._store.delete(sha256) for sha256 in doomed))
@@ -90,12 +104,14 @@ class Sweeper:
             )
             await self._database.run(lambda found, query=query: found.execute(query))
             log.info("chunks_swept", count=len(doomed))
+            count += len(doomed)
             if len(doomed) < _BATCH:
-                return
+                break
+        return Swept(decision, count)
 
-    async def _artifacts(self, connection: AsyncConnection) -> Decision:
+    async def _artifacts(self, connection: AsyncConnection) -> Decision | None:
         if not await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))):
-            return Decision()
+            return None
         await connection.execute(_old_uploads(self._graces.upload))
         now = await connection.scalar(select(func.now()))
         assert isinstance(now, datetime), "PostgreSQL has a clock"

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from control_plane.artifacts import garbage
 from control_plane.artifacts.garbage import ArtifactUse, decide
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -49,3 +50,25 @@ def test_what_is_needed_never_goes(is_needed: bool, since_s, retired_s) -> None:
         assert retired_s >= SETTLE.total_seconds()
     if found == "retired":
         assert since_s >= GRACE.total_seconds()
+
+
+@given(
+    st.booleans(),
+    st.none() | st.integers(0, 10_000),
+    st.none() | st.integers(0, 10_000),
+)
+def test_what_is_foretold_is_what_happens(
+    is_needed: bool, since_s: int | None, retired_s: int | None
+) -> None:
+    one = use(is_needed=is_needed, since_s=since_s, retired_s=retired_s)
+    told = garbage.fate(one, NOW, GRACE, SETTLE)
+    happens = fate(one)
+    expected = {"noticed": "noticed", "retired": "due", "removed": "due", "needed": "kept"}
+    if happens != "kept":
+        assert (told.state, told.at) == (expected[happens], None)
+    elif not is_needed:
+        assert told.state == ("grace" if retired_s is None else "retired")
+        assert told.at is not None
+        assert told.at > NOW
+        later = decide([one], told.at, GRACE, SETTLE)
+        assert later.retired + later.removed == ["d"]

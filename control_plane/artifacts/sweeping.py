@@ -1,0 +1,60 @@
+"""The loop that sweeps: regularly, and at once when somebody asks."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+from sqlalchemy.exc import DBAPIError
+
+from control_plane.artifacts.sweep import Swept
+from sluice.errors import PlatformError
+
+log = structlog.get_logger(__name__)
+
+_TIMEOUT_S = 600.0
+
+
+class SweepLoop:
+    """One sweep after the other; all who ask while one runs share the next one."""
+
+    def __init__(self, sweep: Callable[[], Awaitable[Swept]], interval_s: float) -> None:
+        self._sweep = sweep
+        self._interval_s = interval_s
+        self._asked = asyncio.Event()
+        self._next: asyncio.Future[Swept | None] | None = None
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        while True:
+            self._asked.clear()
+            told, self._next = self._next, None
+            swept = await self._step()
+            if told is not None and not told.done():
+                told.set_result(swept)
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+
+    async def ask(self, wait_s: float) -> Swept | None:
+        """Have a sweep begin that sees all that is there now; return what it did.
+
+        None: it did not end within `wait_s`, or failed, and is tried again in any case.
+        """
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        self._asked.set()
+        try:
+            async with asyncio.timeout(wait_s):
+                return await asyncio.shield(self._next)
+        except TimeoutError:
+            return None
+
+    async def _step(self) -> Swept | None:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await self._sweep()
+        except (PlatformError, DBAPIError, TimeoutError) as error:
+            log.warning("loop_step_failed", loop="artifact-sweep", error=repr(error))
+            return None

@@ -1,0 +1,64 @@
+"""Sweeps run regularly, and at once when somebody asks; a failed one is no end."""
+
+import asyncio
+
+from control_plane.artifacts.garbage import Decision
+from control_plane.artifacts.sweep import Swept
+from control_plane.artifacts.sweeping import SweepLoop
+from sluice.errors import ErrorCode, PlatformError
+
+PATIENCE_S = 60.0
+
+
+class Sweeps:
+    """Counts sweeps; fails when told so, and waits for leave when it is closed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.is_broken = False
+        self.begun = asyncio.Event()
+        self.leave = asyncio.Event()
+        self.leave.set()
+
+    async def __call__(self) -> Swept:
+        self.count += 1
+        self.begun.set()
+        await self.leave.wait()
+        if self.is_broken:
+            raise PlatformError(ErrorCode.UNAVAILABLE, "gone")
+        return Swept(Decision(), self.count)
+
+
+async def test_who_asks_gets_a_sweep_that_began_after() -> None:
+    sweeps = Sweeps()
+    loop = SweepLoop(sweeps, 3600)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(loop.run())
+        swept = await loop.ask(PATIENCE_S)
+        assert swept is not None
+        sweeps.leave.clear()
+        sweeps.begun.clear()
+        before = sweeps.count
+        first = tasks.create_task(loop.ask(PATIENCE_S))
+        await sweeps.begun.wait()
+        others = [tasks.create_task(loop.ask(PATIENCE_S)) for _ in range(3)]
+        await asyncio.sleep(0)
+        sweeps.leave.set()
+        assert await first == Swept(Decision(), before + 1)
+        assert [await other for other in others] == [Swept(Decision(), before + 2)] * 3
+        running.cancel()
+
+
+async def test_a_sweep_that_fails_or_takes_long_is_told_as_none() -> None:
+    sweeps = Sweeps()
+    loop = SweepLoop(sweeps, 3600)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(loop.run())
+        sweeps.is_broken = True
+        assert await loop.ask(PATIENCE_S) is None
+        sweeps.is_broken = False
+        sweeps.leave.clear()
+        assert await loop.ask(0.0) is None
+        sweeps.leave.set()
+        assert await loop.ask(PATIENCE_S) is not None
+        running.cancel()
