@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cli import (
+    adapter_commands,
     admin_key_commands,
     artifact_commands,
     audit_commands,
@@ -14,6 +15,7 @@ from cli import (
     key_commands,
     model_commands,
     rollout_commands,
+    store_commands,
     tier_commands,
     usage_commands,
 )
@@ -51,10 +53,14 @@ def register(app: typer.Typer) -> None:
     app.add_typer(tier_commands.tiers, name="tiers", epilog=WHERE)
     app.add_typer(model_commands.models, name="models", epilog=WHERE)
     model_commands.models.command("publish")(artifact_commands.publish)
+    app.add_typer(adapter_commands.adapters, name="adapters", epilog=WHERE)
+    adapter_commands.adapters.command("publish")(artifact_commands.publish)
     app.add_typer(artifact_commands.artifacts, name="artifacts", epilog=WHERE)
+    store_commands.register(artifact_commands.artifacts)
     app.add_typer(rollout_commands.rollouts, name="rollouts", epilog=WHERE)
     app.add_typer(fleet_commands.fleet, name="fleet", epilog=WHERE)
     fleet_commands.fleet.command("quarantines")(golden_commands.quarantines)
+    fleet_commands.fleet.command("quarantine")(golden_commands.show_quarantine)
     fleet_commands.fleet.command("release")(golden_commands.release_replica)
     app.add_typer(golden_commands.golden, name="golden", epilog=WHERE)
     app.add_typer(admin_key_commands.admin_keys, name="admin-keys", epilog=WHERE)

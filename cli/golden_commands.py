@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.admin import AsJson, ask, delete_one, setting
+from cli.admin import AsJson, ask, delete_one, setting, show_one
 from cli.api import Api, Json
 from cli.render import show_fields, show_json, show_objects
 from cli.stack_commands import fail
@@ -24,6 +24,7 @@ _EVERY = re.compile(r"(\d{1,6})(s|m|h)?")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 Model = Annotated[str, typer.Argument(help="Public name of a model.")]
+Quarantine = Annotated[str, typer.Argument(help="Its id; see: sluice fleet quarantines.")]
 
 
 @golden.command("add")
@@ -73,9 +74,19 @@ def list_prompts(
     as_json: AsJson = False,
 ) -> None:
     """List the golden prompts; every base has one more, which nobody has to write."""
-    only = {} if model is None else {"model_id": model}
-    found = ask(lambda api: api.list("/v1/golden-prompts", **only))
+    path = "/v1/golden-prompts" if model is None else f"/v1/models/{model}/golden-prompts"
+    found = ask(lambda api: api.list(path))
     show_objects(found, _SHOWN, as_json=as_json)
+
+
+@golden.command("show")
+def show_prompt(
+    prompt: Annotated[str, typer.Argument(help="Id of a golden prompt; see: sluice golden list.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show a golden prompt, with the token ids that replicas are asked."""
+    show_one(f"/v1/golden-prompts/{prompt}", as_json=as_json)
 
 
 @golden.command("remove")
@@ -112,8 +123,13 @@ def quarantines(*, as_json: AsJson = False) -> None:
     show_objects(found, _QUARANTINES, as_json=as_json)
 
 
+def show_quarantine(quarantine: Quarantine, *, as_json: AsJson = False) -> None:
+    """Show a quarantine, and the answers that led to it."""
+    show_one(f"/v1/quarantines/{quarantine}", as_json=as_json)
+
+
 def release_replica(
-    quarantine: Annotated[str, typer.Argument(help="Its id; see: sluice fleet quarantines.")],
+    quarantine: Quarantine,
     *,
     reason: Annotated[str, typer.Option(help="For the audit log.")] = "",
     as_json: AsJson = False,

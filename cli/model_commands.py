@@ -35,9 +35,14 @@ def list_models(*, as_json: AsJson = False) -> None:
 
 
 @models.command("show")
-def show_model(model: Model, *, as_json: AsJson = False) -> None:
-    """Show a model."""
-    show_one(f"/v1/models/{model}", as_json=as_json)
+def show_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL[@RELEASE]", help="Public name.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show a model, or one of its releases."""
+    kind = "releases" if "@" in model else "models"
+    show_one(f"/v1/{kind}/{model}", as_json=as_json)
 
 
 @models.command("create")
@@ -107,6 +112,12 @@ def list_aliases(*, as_json: AsJson = False) -> None:
     show_objects(found, ("id", "target", "owner_tenant_id"), as_json=as_json)
 
 
+@alias.command("show")
+def show_alias(name: AliasName, *, as_json: AsJson = False) -> None:
+    """Show what an alias names."""
+    show_one(f"/v1/aliases/{name}", as_json=as_json)
+
+
 @alias.command("set")
 def set_alias(
     name: AliasName,
@@ -132,6 +143,12 @@ def remove_alias(name: AliasName) -> None:
 def list_bases(*, as_json: AsJson = False) -> None:
     """List the bases."""
     show_objects(ask(lambda api: api.list("/v1/bases")), _BASE, as_json=as_json)
+
+
+@base.command("show")
+def show_base(digest: Digest, *, as_json: AsJson = False) -> None:
+    """Show a base."""
+    show_one(f"/v1/bases/{digest}", as_json=as_json)
 
 
 @base.command("set")

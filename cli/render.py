@@ -66,6 +66,18 @@ def _cell(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def size_text(size_bytes: int | None) -> str:
+    """Return a size for people, in decimal units; `-` when it is not known."""
+    if size_bytes is None:
+        return "-"
+    size, unit = float(size_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
 def status_json(rows: Sequence[Row], phase: str, engine: str) -> dict[str, Any]:
     """Return what `sluice status --json` prints."""
     return {

@@ -1,0 +1,22 @@
+"""Progress of bytes, on a terminal's stderr."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from cli.render import console
+
+
+@contextmanager
+def byte_bar(doing: str) -> Generator[Callable[[int, int], None]]:
+    """Yield what is told how many bytes are done, and of how many; nothing is shown in a pipe."""
+    columns = (TextColumn(doing), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    err = console(stderr=True)
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        bar = progress.add_task("")
+
+        def on_done(done_bytes: int, all_bytes: int) -> None:
+            progress.update(bar, completed=done_bytes, total=all_bytes)
+
+        yield on_done
