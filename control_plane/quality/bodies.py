@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from control_plane.fields import Body
 
-PROMPT_TOKENS_MAX = 2048
+PROMPT_TOKENS_MAX = 512
 OUTPUT_TOKENS_MAX = 64
 
 
@@ -14,6 +14,16 @@ def _without_nul(value: str) -> str:
     if "\0" in value:
         raise ValueError("the character NUL is not allowed")
     return value
+
+
+def _short_enough(token_ids: list[int]) -> list[int]:
+    if len(token_ids) > PROMPT_TOKENS_MAX:
+        message = (
+            f"{len(token_ids)} tokens; a golden prompt has at most {PROMPT_TOKENS_MAX}, because "
+            "every replica computes it anew each time: shorten it"
+        )
+        raise ValueError(message)
+    return token_ids
 
 
 _Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -28,7 +38,11 @@ class GoldenPromptBody(Body):
     people.
     """
 
-    token_ids: Annotated[list[_Token], Field(min_length=1, max_length=PROMPT_TOKENS_MAX)]
+    token_ids: Annotated[
+        list[_Token],
+        AfterValidator(_short_enough),
+        Field(min_length=1, json_schema_extra={"maxItems": PROMPT_TOKENS_MAX}),
+    ]
     output_tokens_max: Annotated[int, Field(ge=1, le=OUTPUT_TOKENS_MAX)] = 16
     every_s: Annotated[int, Field(ge=5, le=86_400)] = 60
     expected_token_ids: Annotated[list[_Token], Field(max_length=OUTPUT_TOKENS_MAX)] = Field(

@@ -31,6 +31,7 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.ids import new_id
 
 PROMPTS_MAX = 16  # of a model
+PROMPTS_OF_OWNER_MAX = 256  # of all models of a tenant, and of those that nobody owns
 _RESULTS_MAX = 5000  # answers that are looked at for one page
 
 _OWNER = (
@@ -129,6 +130,13 @@ class QualityRoutes:
             count = select(func.count()).select_from(golden_prompts).where(own)
             if (await connection.scalar(count) or 0) >= PROMPTS_MAX:
                 message = f"model {model_id} has {PROMPTS_MAX} golden prompts: delete one first"
+                raise PlatformError(ErrorCode.CONFLICT, message)
+            if await repository.prompts_of_owner(connection, owner) >= PROMPTS_OF_OWNER_MAX:
+                whose = f"tenant {owner}" if owner else "the platform"
+                message = (
+                    f"{whose} has {PROMPTS_OF_OWNER_MAX} golden prompts: delete some of its other "
+                    "models' first (sluice golden list, sluice golden remove)"
+                )
                 raise PlatformError(ErrorCode.CONFLICT, message)
             row = {"id": new_id("golden"), "model_id": model_id} | given
             await connection.execute(insert(golden_prompts).values(row))

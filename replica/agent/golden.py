@@ -30,6 +30,8 @@ log = structlog.get_logger(__name__)
 
 OUTPUT_TOKENS_MAX = 64  # whatever is asked for
 PROMPTS_MAX = 512  # of a node
+PLATFORM = "default/"  # begins the ids of the platform's own prompts, which nobody may crowd out
+_REMEMBERED_MAX = 16_384  # pairs of replica and prompt: prompts take turns, and come back
 RESULTS_MAX = 256  # kept for the control plane; the oldest go first
 DEADLINE_S = 20.0  # of one asking; an adapter may have to be read
 _LOOK_S = 0.25
@@ -74,6 +76,7 @@ class GoldenSchedule:
         self._prompts: dict[str, agent.GoldenPrompt] = {}
         self._asked_s: dict[tuple[str, str], float] = {}  # of a new pair: when it would have been
         self._free_s: dict[str, float] = {}  # of a replica: not before
+        self._replicas: frozenset[str] = frozenset()
 
     def want(self, prompts: Iterable[agent.GoldenPrompt]) -> None:
         """Replace the prompts; those that stay keep their time, also under another interval."""
@@ -81,16 +84,17 @@ class GoldenSchedule:
         self._prompts = {prompt.id: prompt for prompt in kept if prompt.every_s > 0}
 
     def next(self, target: Target, now_s: float) -> agent.GoldenPrompt | None:
-        """Return the prompt that is due the longest at a replica, None if there is none."""
+        """Return what is due the longest at a replica, None if nothing is; the platform's first."""
         if now_s < self._free_s.get(target.replica_id, 0.0):
             return None
-        best, best_s = None, now_s
+        best, first = None, (True, now_s)
         for prompt in self._prompts.values():
             if prompt.base_digest != target.base_digest:
                 continue
             due_s = self._due_s(target.replica_id, prompt, now_s)
-            if due_s <= best_s:
-                best, best_s = prompt, due_s
+            rank = not prompt.id.startswith(PLATFORM), due_s
+            if due_s <= now_s and rank <= first:
+                best, first = prompt, rank
         return best
 
     def asked(self, replica_id: str, prompt_id: str, now_s: float) -> None:
@@ -99,14 +103,18 @@ class GoldenSchedule:
         self._free_s[replica_id] = now_s + _PAUSE_S
 
     def forget(self, replica_ids: Iterable[str]) -> None:
-        """Forget all replicas but these, and the prompts that are gone."""
-        kept = set(replica_ids)
-        self._free_s = {name: at for name, at in self._free_s.items() if name in kept}
-        self._asked_s = {
-            pair: at
-            for pair, at in self._asked_s.items()
-            if pair[0] in kept and pair[1] in self._prompts
-        }
+        """Forget all replicas but these; of prompts that are gone, those asked longest ago."""
+        kept = frozenset(replica_ids)
+        if kept != self._replicas:
+            self._replicas = kept
+            self._free_s = {name: at for name, at in self._free_s.items() if name in kept}
+            self._asked_s = {pair: at for pair, at in self._asked_s.items() if pair[0] in kept}
+        if len(self._asked_s) > _REMEMBERED_MAX:
+            pairs = sorted(self._asked_s, key=self._worth)[-_REMEMBERED_MAX // 2 :]
+            self._asked_s = {pair: self._asked_s[pair] for pair in pairs}
+
+    def _worth(self, pair: tuple[str, str]) -> tuple[bool, float]:
+        return pair[1] in self._prompts, self._asked_s[pair]
 
     def _due_s(self, replica_id: str, prompt: agent.GoldenPrompt, now_s: float) -> float:
         pair = (replica_id, prompt.id)

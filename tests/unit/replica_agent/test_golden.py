@@ -172,3 +172,33 @@ async def test_an_engine_is_told_until_when_an_asking_is_waited_for(
     monkeypatch.setattr("sluice.kserve.ask", ask)
     await ask_engine(target("r"), prompt("p"))
     assert seen[0].probe.timeout_ms == DEADLINE_S * 1000
+
+
+def test_the_platforms_prompts_are_not_crowded_out() -> None:
+    schedule = GoldenSchedule()
+    schedule.want([prompt("default/1"), *(prompt(f"t{n}", every_s=1) for n in range(60))])
+    asked = ask_all(schedule, [target("r")], 600)
+    times = [at_s for at_s, _, name in asked if name == "default/1"]
+    assert max(b - a for a, b in pairwise(times)) <= 70
+    others = Counter(name for _, _, name in asked if name != "default/1")
+    assert len(others) == 60
+    assert max(others.values()) - min(others.values()) <= 3, "the rest take turns"
+
+
+def test_a_prompt_that_takes_turns_is_not_asked_more_often_for_that() -> None:
+    schedule = GoldenSchedule()
+    asked: list[tuple[float, str, str]] = []
+    for turn in range(20):
+        schedule.want([prompt("p", every_s=3600)] if turn % 2 else [])
+        schedule.forget(["r"])
+        asked += ask_all(schedule, [target("r")], 50, start_s=1000.0 + 50 * turn)
+    assert len(asked) == 1
+
+
+def test_what_a_schedule_remembers_is_bounded() -> None:
+    schedule = GoldenSchedule()
+    for turn in range(200):
+        schedule.want([prompt(f"{turn}-{n}") for n in range(100)])
+        schedule.next(target("r"), 1000.0 + turn)
+        schedule.forget(["r"])
+    assert len(schedule._asked_s) <= 16_384
