@@ -176,6 +176,30 @@ async def settle(connection: AsyncConnection, kept: Release, dropped: Release) -
     await connection.execute(update(pool_demands).where(_own(dropped)).values(ends_at=ends_at))
 
 
+async def abandon(connection: AsyncConnection, model_id: str) -> None:
+    """End what `prepare` asked for, for a model of which a release is not there any more.
+
+    The pool that serves the model keeps what its last stage needed. Any other one has again what
+    operators want: which pool would be given up, nobody knows.
+    """
+    t, d = pools.c, pool_demands.c
+    held = select(t.id, t.replicas_wanted, d.replicas, t.id == models.c.pool_id)
+    held = held.join(pool_demands, d.pool_id == t.id).join(models, models.c.id == d.model_id)
+    held = held.where(d.model_id == model_id).order_by(t.id)
+    rows = await connection.execute(held.with_for_update(of=pools, key_share=True))
+    for pool_id, wanted, asked, is_serving in rows.all():
+        demand = and_(d.pool_id == pool_id, d.model_id == model_id)
+        if not is_serving:
+            ending = update(pool_demands).where(demand)
+            await connection.execute(ending.values(ends_at=_soon(d.ends_at)))
+            continue
+        kept = max(wanted, asked - SURGE)
+        await _write(connection, pool_id, replicas_wanted=kept)
+        await _record(connection, pool_id, wanted, kept, f"rollout of {model_id}")
+        await connection.execute(delete(pool_demands).where(demand))
+        await _renew(connection, pool_id)
+
+
 async def retire_pools(connection: AsyncConnection) -> list[str]:
     """Let the pools that are to be given up go to 0 replicas, a few at once; return them.
 

@@ -2,6 +2,7 @@
 
 import time
 
+import structlog
 from sqlalchemy import Boolean, ColumnElement, Text, and_, column, or_, select, table, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -20,8 +21,10 @@ from control_plane.models.model import (
     release_of_digests,
 )
 from control_plane.models.names import take_name
-from control_plane.tables import aliases, bases, models, pools, releases, splits
+from control_plane.tables import aliases, bases, models, pools, releases, tenants
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
+
+log = structlog.get_logger(__name__)
 
 # Rollouts build on this module, so it names their table itself: there is no circle.
 _rollouts = table(
@@ -56,14 +59,29 @@ async def _check_replaced_model(connection: AsyncConnection, key: str, values: V
 
 
 async def _check_is_steady(connection: AsyncConnection, key: str) -> None:
-    """Refuse to change a model while a rollout shares its requests out."""
-    query = select(splits.c.rollout_id).where(splits.c.id == key)
-    if rollout := await connection.scalar(query):
+    """Refuse to change a model until its rollout has settled, a little after its split has gone."""
+    t = _rollouts.c
+    if rollout := await connection.scalar(select(t.id).where(t.is_live, t.model_id == key)):
         message = (
             f"model {key} is in rollout ({rollout}): wait for its end, or abort it, before the "
             "model is changed"
         )
         raise PlatformError(ErrorCode.CONFLICT, message)
+
+
+async def _remove_model(connection: AsyncConnection, key: str) -> None:
+    """Refuse to delete a model that is in rollout; nobody is pinned to what is deleted."""
+    await _check_is_steady(connection, key)
+    await _unpin(connection, key)
+
+
+async def _unpin(connection: AsyncConnection, model_id: str, release: str = "") -> None:
+    """Remove the pins of a model, or of one release; a release of that name is another one."""
+    pins = tenants.c.pins
+    is_pinned = pins[model_id].astext == release if release else pins.has_key(model_id)
+    query = update(tenants).where(is_pinned).values(pins=pins - model_id).returning(tenants.c.id)
+    for tenant_id in sorted((await connection.scalars(query)).all()):
+        log.info("pin_removed", tenant=tenant_id, model=model_id, release=release)
 
 
 async def _record_release(connection: AsyncConnection, key: str, values: Values) -> None:
@@ -131,6 +149,12 @@ async def _check_alias(connection: AsyncConnection, key: str, values: Values) ->
     values |= {"model_id": found.id, "release_id": found.release_id}
 
 
+async def _remove_release(connection: AsyncConnection, key: str) -> None:
+    """Refuse to forget what a model stands for or a rollout needs; nobody is pinned to it."""
+    await _check_release_is_past(connection, key)
+    await _unpin(connection, *key.rsplit(RELEASE_MARK, 1))
+
+
 async def _check_release_is_past(connection: AsyncConnection, key: str) -> None:
     """Refuse to forget what a model stands for now."""
     query = (
@@ -177,7 +201,7 @@ MODELS = Resource(
     on_create=lambda: {"created_at_unix_s": int(time.time())},
     before_write=_check_replaced_model,
     after_write=_record_release,
-    before_delete=_check_is_steady,
+    before_delete=_remove_model,
     id_pattern=".+",
 )
 RELEASES = Resource(
@@ -188,7 +212,7 @@ RELEASES = Resource(
     write=Action.WRITE_MODELS,
     owner=_RELEASE_OWNER,
     is_removable=True,
-    before_delete=_check_release_is_past,
+    before_delete=_remove_release,
     filters=("model_id",),
     id_pattern=".+",
 )

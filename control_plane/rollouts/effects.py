@@ -41,6 +41,10 @@ class Preparation(Protocol):
         """End what was asked for."""
         ...
 
+    def abandon(self, connection: AsyncConnection, model_id: str) -> Awaitable[None]:
+        """End it for a model of which a release is not there any more."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class News:
@@ -108,15 +112,14 @@ async def write(connection: AsyncConnection, kept: Kept) -> None:
 
 
 async def settle(connection: AsyncConnection, fleet: Preparation, kept: Kept) -> Kept:
-    """Put away what an ended rollout needed; it is not live any more.
-
-    A release that is not there any more has no pool to put away.
-    """
+    """Put away what an ended rollout needed; it is not live any more."""
     control, canary = await _releases(connection, kept)
     if control is not None and canary is not None:
         is_done = kept.state.phase is Phase.DONE
         stays, goes = (canary, control) if is_done else (control, canary)
         await fleet.settle(connection, stays, goes)
+    else:
+        await fleet.abandon(connection, kept.model_id)
     ended = replace(kept, is_live=False)
     await write(connection, ended)
     await repository.record(connection, kept.id, "settled", kept.state)

@@ -9,9 +9,11 @@ from control_plane.rollouts.state import (
     NO_STAGE,
     Event,
     Evidence,
+    Gone,
     NotReady,
     Phase,
     Ready,
+    Reason,
     Restarted,
     Rollout,
     SentBack,
@@ -56,6 +58,7 @@ class Facts:
         ready: Stages that it can serve.
         windows: Evidence since the last that was taken.
         is_confirmed: All gateways decide by the split that was there before this step.
+        gone: Why the rollout cannot go on, if so.
     """
 
     is_taken_over: bool = False
@@ -63,6 +66,7 @@ class Facts:
     ready: frozenset[int] = frozenset()
     windows: tuple[Window, ...] = ()
     is_confirmed: bool = False
+    gone: Reason | None = None
 
 
 def live(gateways: Sequence[Gateway], now_ms: int) -> list[Gateway]:
@@ -112,6 +116,8 @@ def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
 
     Evidence comes before what lets the share grow: it is about the stage that goes on.
     """
+    if facts.gone is not None and rollout.phase is not Phase.HALTED:
+        return (Gone(facts.gone),)
     told: list[Event] = []
     if facts.is_taken_over:
         told.append(Restarted())

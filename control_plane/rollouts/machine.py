@@ -20,6 +20,7 @@ from control_plane.rollouts.state import (
     Event,
     Evidence,
     Finish,
+    Gone,
     NotReady,
     Pause,
     Phase,
@@ -120,13 +121,22 @@ def _after_event(rollout: Rollout, event: Event, now_ms: int) -> Rollout:
         case NotReady():
             if event.stage == rollout.stage and rollout.is_ready:
                 rollout = replace(rollout, is_ready=False, asked_ms=now_ms)
-        case SentBack():
-            if rollout.phase is Phase.HALTED:
-                rollout = replace(rollout, phase=Phase.ROLLED_BACK)
+        case SentBack() | Gone():
+            rollout = _after_end(rollout, event)
         case Tick() | Restarted():
             pass
         case Start() | Pause() | Resume() | Abort() | Promote():
             rollout = _commanded(rollout, event, now_ms)
+    return rollout
+
+
+def _after_end(rollout: Rollout, event: SentBack | Gone) -> Rollout:
+    """Return the rollout after what ends it; who was sent back already stays that."""
+    if rollout.phase is Phase.HALTED:
+        is_confirmed = isinstance(event, SentBack)
+        return replace(rollout, phase=Phase.ROLLED_BACK) if is_confirmed else rollout
+    if isinstance(event, Gone):
+        return replace(_aborted(rollout), reason=event.reason)
     return rollout
 
 
@@ -162,7 +172,7 @@ def _commanded(
         case Resume():
             return replace(_resumed(rollout, now_ms), short_ms=rollout.watched_ms)
         case Abort():
-            return replace(rollout, phase=Phase.ABORTED, share=0, mirrored=0)
+            return _aborted(rollout)
         case Promote():
             if rollout.is_waiting or event.stage != rollout.stage:
                 message = f"stage {event.stage} is not the one that can be ended now"
@@ -170,6 +180,10 @@ def _commanded(
             if rollout.phase is Phase.PAUSED:
                 rollout = _resumed(rollout, now_ms)
             return _stage_ended(rollout, now_ms)
+
+
+def _aborted(rollout: Rollout) -> Rollout:
+    return replace(rollout, phase=Phase.ABORTED, share=0, mirrored=0)
 
 
 def _paused(rollout: Rollout, reason: Reason, now_ms: int) -> Rollout:

@@ -16,14 +16,14 @@ from control_plane.models.model import release_id
 from control_plane.rollouts.facts import Gateway
 from control_plane.rollouts.listing import why
 from control_plane.rollouts.plan import Plan
-from control_plane.rollouts.state import ENDED, STATE, Phase, Rollout, Verdict, explain
+from control_plane.rollouts.state import ENDED, STATE, Phase, Reason, Rollout, Verdict, explain
 from control_plane.rollouts.tables import (
     gateway_confirmations,
     rollout_events,
     rollout_plans,
     rollouts,
 )
-from control_plane.tables import changes, releases, splits
+from control_plane.tables import changes, models, releases, splits, tenants
 from sluice.errors import ErrorCode, PlatformError
 from sluice.ids import new_id
 
@@ -338,6 +338,20 @@ async def release_of(connection: AsyncConnection, model_id: str, name: str) -> R
     query = select(t.base_digest, t.adapter_digest, t.pool_id)
     row = (await connection.execute(query.where(t.id == release_id(model_id, name)))).first()
     return None if row is None else Release(model_id, name, row[0], row[1], row[2] or "")
+
+
+async def gone(connection: AsyncConnection, kept: Kept) -> Reason | None:
+    """Return why a rollout that has not ended cannot go on; None: what it is about is there."""
+    arms = [release_id(kept.model_id, name) for name in (kept.control, kept.canary)]
+    there = select(func.count()).where(releases.c.id.in_(arms)).scalar_subquery()
+    query = select(models.c.release, there, func.coalesce(tenants.c.is_disabled, False))
+    query = query.outerjoin(tenants, tenants.c.id == models.c.owner_tenant_id)
+    row = (await connection.execute(query.where(models.c.id == kept.model_id))).first()
+    if row is None or row[1] < len(arms):
+        return Reason.RELEASE_GONE
+    if row[0] != kept.control:
+        return Reason.MODEL_CHANGED
+    return Reason.OWNER_DISABLED if row[2] else None
 
 
 async def plan_of(connection: AsyncConnection, model_id: str) -> tuple[Plan, bool]:

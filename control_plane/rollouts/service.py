@@ -190,6 +190,8 @@ class Rollouts:
                 share=state.share,
                 reason=state.reason.value if state.reason else "",
             )
+            if state.phase is Phase.ABORTED and state.reason is not None:
+                log.warning("rollout_aborted", **_names(one.kept), reason=state.reason.value)
             if one.is_incident:
                 self._raise_incident(one.kept)
 
@@ -213,9 +215,12 @@ class Rollouts:
             if facts.may_settle(kept.state, is_confirmed=is_confirmed):
                 await effects.settle(connection, self._fleet, kept)
             return []
-        seen = replace(seen, is_confirmed=is_confirmed)
-        seen = await self._with_fleet(connection, kept, seen)
-        seen = replace(seen, windows=await self._with_golden(connection, kept, seen.windows))
+        seen = replace(
+            seen, is_confirmed=is_confirmed, gone=await repository.gone(connection, kept)
+        )
+        if seen.gone is None:
+            seen = await self._with_fleet(connection, kept, seen)
+            seen = replace(seen, windows=await self._with_golden(connection, kept, seen.windows))
         _, news = await effects.tell(connection, kept, facts.events(kept.state, seen), now_ms)
         return news
 

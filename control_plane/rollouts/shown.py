@@ -30,6 +30,9 @@ _WHY = {
     Reason.NO_EVIDENCE: "nobody can say how its requests fare; it goes on when that is known again",
     Reason.NOT_READY: "the fleet does not get ready for it; it goes on when that is so",
     Reason.PAUSED_TOO_LONG: "it was paused for too long",
+    Reason.RELEASE_GONE: "one of its releases was deleted",
+    Reason.MODEL_CHANGED: "the model was made to stand for something else meanwhile",
+    Reason.OWNER_DISABLED: "the tenant that the model belongs to is disabled",
     Reason.TOO_LITTLE_TRAFFIC: "there was too little traffic to compare; promote or abort it",
 }
 

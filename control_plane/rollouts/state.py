@@ -35,9 +35,10 @@ UNREADABLE = "unreadable"  # no phase: of a rollout that this version cannot ste
 
 
 class Reason(StrEnum):
-    """Why a rollout is paused, or was sent back.
+    """Why a rollout is paused, was sent back, or was aborted by the platform.
 
-    It goes on by itself when there is evidence again, or the fleet is ready after all.
+    It goes on by itself when there is evidence again, or the fleet is ready after all. The last
+    three abort it: what it is about is not there any more.
     """
 
     WORSE = "worse"
@@ -46,6 +47,9 @@ class Reason(StrEnum):
     NOT_READY = "not_ready"
     PAUSED_TOO_LONG = "paused_too_long"
     TOO_LITTLE_TRAFFIC = "too_little_traffic"
+    RELEASE_GONE = "release_gone"
+    MODEL_CHANGED = "model_changed"
+    OWNER_DISABLED = "owner_disabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +259,14 @@ class SentBack:
     kind: Literal["sent_back"] = "sent_back"
 
 
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What it is about is not there any more."""
+
+    reason: Reason
+    kind: Literal["gone"] = "gone"
+
+
 Event = (
     Start
     | Ready
@@ -267,6 +279,7 @@ Event = (
     | Tick
     | Restarted
     | SentBack
+    | Gone
 )
 
 

@@ -5,7 +5,7 @@ The telemetry service is a script: it tells windows in which canary is as good a
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,7 +133,32 @@ async def running_gateway(address: str) -> AsyncIterator[Gateway]:
                 task.cancel()
 
 
-async def make_model(plane: Any, model: str) -> None:
+async def begin(plane: Any, model: str, **more: Any) -> str:
+    """Begin the rollout of a model's release `new`; returns its id."""
+    body = {"model_id": model, "release": "new"} | more
+    made = await plane.admin.post("/v1/rollouts", json=body)
+    assert made.status_code == 201, made.text
+    return made.json()["id"]
+
+
+async def shown(plane: Any, rollout: str) -> dict[str, Any]:
+    """A rollout as everybody sees it."""
+    answer = await plane.admin.get(f"/v1/rollouts/{rollout}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def reaches(plane: Any, rollout: str, **wanted: Any) -> Callable[[], Awaitable[bool]]:
+    """A condition: a rollout shows these values."""
+
+    async def check() -> bool:
+        found = await shown(plane, rollout)
+        return all(found[name] == value for name, value in wanted.items())
+
+    return check
+
+
+async def make_model(plane: Any, model: str, **more: str) -> None:
     """A model that stands for `old`, with a release `new` beside it."""
     for release, digest in (("new", NEW), ("old", OLD)):
         await plane.put(
@@ -142,6 +167,7 @@ async def make_model(plane: Any, model: str) -> None:
             pool_id="main",
             adapter_digest=digest,
             release=release,
+            **more,
         )
 
 

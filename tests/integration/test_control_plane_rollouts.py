@@ -18,10 +18,13 @@ from tests.integration.rollout_site import (
     LONG,
     SHORT,
     Telemetry,
+    begin,
     make_fleet,
     make_model,
+    reaches,
     running_gateway,
     running_telemetry,
+    shown,
 )
 
 pytestmark = [
@@ -41,27 +44,6 @@ async def site(start_control_plane, url, directory) -> AsyncIterator[tuple[Any, 
     ):
         await make_fleet(plane)
         yield plane, telemetry
-
-
-async def begin(plane, model: str, **more: Any) -> str:
-    body = {"model_id": model, "release": "new"} | more
-    made = await plane.admin.post("/v1/rollouts", json=body)
-    assert made.status_code == 201, made.text
-    return made.json()["id"]
-
-
-async def shown(plane, rollout: str) -> dict[str, Any]:
-    answer = await plane.admin.get(f"/v1/rollouts/{rollout}")
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def reaches(plane, rollout: str, **wanted: Any):
-    async def check() -> bool:
-        found = await shown(plane, rollout)
-        return all(found[name] == value for name, value in wanted.items())
-
-    return check
 
 
 async def test_a_good_release_takes_over(

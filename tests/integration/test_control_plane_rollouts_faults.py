@@ -1,30 +1,25 @@
 """What is wrong with one rollout does not hold up the others."""
 
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
 
-from tests.integration.rollout_site import LONG, make_fleet, make_model, running_gateway
+from tests.integration.rollout_site import (
+    LONG,
+    begin,
+    make_fleet,
+    make_model,
+    reaches,
+    running_gateway,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 
 async def _begin(plane, model: str) -> str:
     await make_model(plane, model)
-    body = {"model_id": model, "release": "new", "plan": LONG}
-    made = await plane.admin.post("/v1/rollouts", json=body)
-    assert made.status_code == 201, made.text
-    return made.json()["id"]
-
-
-def _reaches(plane, rollout: str, **wanted: Any):
-    async def check() -> bool:
-        found = (await plane.admin.get(f"/v1/rollouts/{rollout}")).json()
-        return all(found[name] == value for name, value in wanted.items())
-
-    return check
+    return await begin(plane, model, plan=LONG)
 
 
 @pytest.mark.timeout(300)
@@ -43,7 +38,7 @@ async def test_others_are_stepped_beside_one_that_is_held_or_unreadable(
             await holding.start()
             await database.execute("SELECT FROM rollouts WHERE id = $1 FOR UPDATE", stuck)
             other = await _begin(plane, "other")
-            await eventually(_reaches(plane, other, share=1000), "another one goes on beside it")
+            await eventually(reaches(plane, other, share=1000), "another one goes on beside it")
 
             # Its state is of a version to come; and the model has taken over, but not settled.
             await database.execute("UPDATE rollouts SET state = '{}' WHERE id = $1", stuck)
@@ -60,14 +55,14 @@ async def test_others_are_stepped_beside_one_that_is_held_or_unreadable(
             await database.execute("DELETE FROM releases WHERE id = 'other@new'")
             aborted = await plane.admin.post(f"/v1/rollouts/{other}/abort")
             assert aborted.status_code == 200, aborted.text
-            over = _reaches(plane, other, is_live=False, share=0)
+            over = reaches(plane, other, is_live=False, share=0)
             await eventually(over, "what is not there any more is not waited for")
 
             for command in ("pause", "resume", "abort"):
                 told = await plane.admin.post(f"/v1/rollouts/{stuck}/{command}")
                 assert told.status_code == (200 if command == "abort" else 409), told.text
             assert told.json()["problem"] == "", "its state is one again"
-            over = _reaches(plane, stuck, phase="aborted", is_live=False, share=0, problem="")
+            over = reaches(plane, stuck, phase="aborted", is_live=False, share=0, problem="")
             await eventually(over, "people can end what nobody can read")
     finally:
         await database.close()

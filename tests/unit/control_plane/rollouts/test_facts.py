@@ -21,9 +21,11 @@ from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.state import (
     NO_STAGE,
     Evidence,
+    Gone,
     NotReady,
     Phase,
     Ready,
+    Reason,
     Restarted,
     Rollout,
     SentBack,
@@ -46,6 +48,13 @@ def test_nothing_new_is_time_that_passes() -> None:
 def test_evidence_comes_before_what_lets_the_share_grow() -> None:
     facts = Facts(is_taken_over=True, ready=frozenset({2}), windows=(WINDOW,))
     assert events(WAITING, facts) == (Restarted(), Evidence((WINDOW,)), Ready(2))
+
+
+def test_nothing_else_matters_when_what_it_is_about_is_gone() -> None:
+    facts = Facts(is_taken_over=True, windows=(WINDOW,), gone=Reason.MODEL_CHANGED)
+    assert events(RUNNING, facts) == (Gone(Reason.MODEL_CHANGED),)
+    confirmed = replace(facts, is_taken_over=False, windows=(), is_confirmed=True)
+    assert events(HALTED, confirmed) == (SentBack(),), "they are sent back already"
 
 
 def test_a_fleet_that_lost_something_is_told_once_and_so_is_its_return() -> None:

@@ -8,12 +8,14 @@ from control_plane.rollouts.evidence import Arm, Histogram, Metric, Window
 from control_plane.rollouts.machine import STEP_GAP_MAX_MS, Step, due, step
 from control_plane.rollouts.plan import Gate, Plan, Stage
 from control_plane.rollouts.state import (
+    ENDED,
     EVENT,
     STATE,
     Abort,
     Event,
     Evidence,
     Finish,
+    Gone,
     NotReady,
     Pause,
     Phase,
@@ -311,6 +313,23 @@ def test_an_abort_sends_everybody_back():
     assert life.rollout.share == 5_000
     life.tell(Abort())
     assert (life.standing, life.actions) == ((Phase.ABORTED, 1, 0), (SetShare(0, 0),))
+
+
+@pytest.mark.parametrize("phase", [*Phase])
+def test_what_is_about_nothing_any_more_is_aborted_in_any_phase(phase):
+    life = Life()
+    life.rollout = replace(life.rollout, phase=phase, stage=0, wanted=0, share=100)
+    if phase is Phase.HALTED:
+        life.rollout = replace(life.rollout, share=0, reason=Reason.WORSE)
+    before = life.rollout
+    life.tell(Gone(Reason.RELEASE_GONE))
+    if phase in ENDED or phase is Phase.HALTED:
+        found = (life.rollout.phase, life.rollout.reason, life.rollout.share)
+        assert found == (before.phase, before.reason, before.share)
+        return
+    found = life.rollout
+    assert (found.phase, found.reason) == (Phase.ABORTED, Reason.RELEASE_GONE)
+    assert life.actions == (SetShare(0, 0),)
 
 
 def test_a_stage_waits_for_the_fleet_and_the_one_before_is_watched_meanwhile():

@@ -14,11 +14,13 @@ from control_plane.rollouts.state import (
     Abort,
     Event,
     Evidence,
+    Gone,
     NotReady,
     Pause,
     Phase,
     Promote,
     Ready,
+    Reason,
     Restarted,
     Resume,
     Rollout,
@@ -167,6 +169,11 @@ class Lives(RuleBasedStateMachine):
     @rule()
     def sent_back(self):
         self.tell(SentBack())
+
+    @precondition(lambda self: len(self.told) > 12)  # most lives end otherwise
+    @rule(reason=st.sampled_from((Reason.RELEASE_GONE, Reason.OWNER_DISABLED)))
+    def gone(self, reason: Reason):
+        self.tell(Gone(reason))
 
     @invariant()
     def the_share_is_that_of_the_stage(self):
