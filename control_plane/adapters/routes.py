@@ -7,7 +7,19 @@ artifacts by hand.
 from typing import Any, cast
 
 from aiohttp import web
-from sqlalchemy import Column, ColumnElement, Select, Text, any_, func, literal, or_, select, union
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Select,
+    Text,
+    any_,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    union,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from control_plane.access.roles import Action, Actor, Reach
@@ -94,7 +106,9 @@ def _adapters(actor: Actor, wanted: dict[str, str]) -> tuple[Select[Any], Column
         actor: Who asks.
         wanted: Model, base and tenant that they are narrowed to.
     """
-    stored = seen_by(actor).where(artifacts.c.kind == literal(str(Kind.ADAPTER))).subquery("stored")
+    is_adapter = artifacts.c.kind == literal(str(Kind.ADAPTER))
+    is_given = exists().where(artifact_grants.c.digest == artifacts.c.digest)  # else it is going
+    stored = seen_by(actor).where(is_adapter, is_given).subquery("stored")
     used = _used(actor).subquery("used")
     known = union(select(stored.c.digest), select(used.c.digest)).subquery("known")
     held = select(func.count()).where(node_artifacts.c.digest == known.c.digest)
