@@ -7,7 +7,7 @@ the others go on, and it is tried again later.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -61,13 +61,14 @@ class Judge:
 
     database: Database
     budget: Budget
+    clock: Callable[[], float] = time.monotonic
     deferrals: Deferrals = field(default_factory=Deferrals)
 
     async def turn(self, askings: Mapping[str, Asking]) -> list[Outcome]:
         """Judge what is new; what is left after so many batches waits for the next turn."""
         found: list[Outcome] = []
         while len(found) < _BATCHES_MAX and not (found and found[-1].is_last):
-            now_s = time.monotonic()
+            now_s = self.clock()
             left_alone = self.deferrals.waiting(now_s)
             outcome = await self.database.run(
                 lambda connection, left_alone=left_alone: judge_batch(

@@ -220,3 +220,99 @@ async def test_prompts_of_a_model_are_asked_of_both_releases_and_counted(
         answer = await plane.admin.delete(f"/v1/golden-prompts/{prompt['id']}")
         assert answer.status_code == 204, answer.text
         assert (await plane.admin.get(path)).json()["data"] == []
+
+
+async def _owned_model(plane: Any, tenant: str, digest: str, pool_id: str) -> str:
+    model = f"{tenant}/{new_id('model')}"
+    about = {"base_digest": digest, "pool_id": pool_id, "adapter_digest": "ad" * 32}
+    await plane.put(f"models/{model}", **about, owner_tenant_id=tenant)
+    return model
+
+
+async def test_a_tenants_prompt_takes_nobody_out_and_the_platforms_does(
+    shared_control_plane, eventually
+) -> None:
+    plane, engine, tenant = shared_control_plane, new_id("sim"), new_id("tenant")
+    lies: dict[str, bool] = {}  # whether also about what the platform asks
+
+    def answers(replica_id: str, prompt: agent.GoldenPrompt) -> list[int]:
+        is_lie = replica_id in lies and (bool(prompt.adapter_digest) or lies[replica_id])
+        return WRONG if is_lie else RIGHT
+
+    await plane.put("tiers/quality", priority=1)
+    await plane.put(f"tenants/{tenant}", tier_id="quality")
+    async with nodes(plane, engine, 3, answers):
+        pool_id, digest = await _pool(plane, engine, 3)
+        model = await _owned_model(plane, tenant, digest, pool_id)
+        made = await plane.admin.post(
+            f"/v1/models/{model}/golden-prompts", json={"token_ids": [4, 5, 6]}
+        )
+        assert made.status_code == 201, made.text
+
+        async def are_ready() -> bool:
+            return len(await _ready(plane, pool_id)) == 3
+
+        await eventually(are_ready, "three replicas are ready", DEADLINE_S)
+        liar = (await _ready(plane, pool_id))[0]
+        lies[liar] = False
+
+        async def deviates() -> bool:
+            params = {"pool_id": pool_id}
+            found = (await plane.admin.get("/v1/golden-results", params=params)).json()["data"]
+            return any(
+                one["replica_id"] == liar
+                and one["asking_id"].startswith(made.json()["id"])
+                and one["deviations"] == 3
+                for one in found
+            )
+
+        await eventually(deviates, "the liar lies to the tenant", DEADLINE_S)
+
+        async def is_told() -> bool:
+            metrics = (await plane.admin.get("/metrics")).text
+            name = 'control_plane_quality_alerts_count{alert="tenant"}'
+            return name in metrics and f"{name} 0.0" not in metrics
+
+        await eventually(is_told, "that is an alert", DEADLINE_S)
+        assert await _quarantines(plane, pool_id) == []
+        lies[liar] = True
+
+        async def is_out() -> bool:
+            found = await _quarantines(plane, pool_id)
+            return [(q["replica_id"], q["prompt_id"]) for q in found] == [(liar, "default")]
+
+        await eventually(is_out, "the platform's prompt finds the liar", DEADLINE_S)
+
+
+async def test_a_tenant_has_so_many_prompts_and_no_longer_ones(
+    shared_control_plane, postgres_server
+) -> None:
+    plane, tenant = shared_control_plane, new_id("tenant")
+    await plane.put("tiers/quality", priority=1)
+    await plane.put(f"tenants/{tenant}", tier_id="quality")
+    pool_id, digest = await _pool(plane, new_id("sim"), 0)
+    full = await _owned_model(plane, tenant, digest, pool_id)
+    model = await _owned_model(plane, tenant, digest, pool_id)
+    path = f"/v1/models/{model}/golden-prompts"
+    long = await plane.admin.post(path, json={"token_ids": [1] * 513})
+    assert long.status_code == 400
+    assert "513 tokens; a golden prompt has at most 512" in long.text
+    assert "shorten it" in long.text
+    await postgres_server.execute(
+        "INSERT INTO golden_prompts (id, model_id, token_ids, output_tokens_max, every_s)"
+        f" SELECT '{tenant}-' || n, '{full}', '{{1}}', 1, 3600 FROM generate_series(1, 255) n",
+        "shared",
+    )
+    both = [plane.admin.post(path, json={"token_ids": [1] * 512, "every_s": 3600}) for _ in "12"]
+    made = await asyncio.gather(*both)
+    assert sorted(answer.status_code for answer in made) == [201, 409], "not both the last one"
+    refused = next(answer for answer in made if answer.status_code == 409)
+    assert f"tenant {tenant} has 256 golden prompts: delete some" in refused.text
+    other = new_id("model")
+    await plane.put(f"models/{other}", base_digest=digest, pool_id=pool_id)
+    body = {"token_ids": [1], "every_s": 3600}
+    free = await plane.admin.post(f"/v1/models/{other}/golden-prompts", json=body)
+    assert free.status_code == 201, "a tenant's prompts take nothing from others"
+    for key in (full, model, other):
+        removed = await plane.admin.delete(f"/v1/models/{key}")
+        assert removed.status_code == 204, removed.text
