@@ -17,6 +17,7 @@ from control_plane.distribution.model import (
     Report,
     Trouble,
 )
+from control_plane.distribution.tickets import Tickets
 from control_plane.distribution.wants import Wants
 from control_plane.fields import is_address, is_digest, is_id
 from sluice.manifests import CHUNKS_MAX
@@ -99,21 +100,34 @@ def read_report(message: wire.DistributionReport) -> Said:
     )
 
 
-def write_answer(answer: Answer, addresses: Mapping[str, str]) -> wire.DistributionAnswer:
+def write_answer(
+    answer: Answer,
+    node_id: str,
+    addresses: Mapping[str, str],
+    tickets: Tickets,
+    now_unix_s: float,
+) -> wire.DistributionAnswer:
     """Return an answer as a message, without what is wanted.
 
     Args:
         answer: The planner's. Orders whose source has no address are left out: it is gone.
+        node_id: Who is answered.
         addresses: Where nodes serve chunks, by node id.
+        tickets: Writes what a source wants to see.
+        now_unix_s: The moment.
     """
-    return wire.DistributionAnswer(
-        orders=[
-            _write_order(order, addresses.get(order.source, ""))
-            for order in answer.orders
-            if order.source == STORE or order.source in addresses
-        ],
+    keys = tickets.keys(node_id, now_unix_s)
+    message = wire.DistributionAnswer(
         wants_full=answer.wants_full,
+        peer_keys=[wire.PeerKey(id=number, key=key) for number, key in keys.items()],
     )
+    for order in answer.orders:
+        if order.source == STORE:
+            message.orders.append(_write_order(order))
+        elif order.source in addresses:
+            ticket = tickets.write(order.digest, order.source, node_id, now_unix_s)
+            message.orders.append(_write_order(order, addresses[order.source], ticket))
+    return message
 
 
 class WantedWriter:
@@ -185,7 +199,7 @@ def new_orders(before: Sequence[Order], after: Sequence[Order]) -> tuple[int, in
     return len(fresh) - of_store, of_store
 
 
-def _write_order(order: Order, address: str) -> wire.Order:
+def _write_order(order: Order, address: str = "", ticket: str = "") -> wire.Order:
     return wire.Order(
         digest=order.digest,
         start=order.start,
@@ -193,6 +207,7 @@ def _write_order(order: Order, address: str) -> wire.Order:
         source_node_id="" if order.source == STORE else order.source,
         source_address=address,
         priority=_PRIORITIES[order.priority],
+        ticket=ticket,
     )
 
 

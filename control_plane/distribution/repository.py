@@ -4,11 +4,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import func, select, text
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.artifacts.tables import artifact_chunks, artifacts
 from control_plane.distribution.model import Artifact
-from control_plane.distribution.tables import node_artifacts
+from control_plane.distribution.tables import fleet_secrets, node_artifacts
 from sluice.manifests import CHUNK_BYTES
 
 _PAIRS = "unnest(CAST(:nodes AS text[]), CAST(:digests AS text[]))"
@@ -49,6 +50,15 @@ async def manifest(connection: AsyncConnection, digest: str) -> dict[str, Any] |
         artifacts.c.digest == digest, artifacts.c.retired_at.is_(None)
     )
     return await connection.scalar(query)
+
+
+async def secret(connection: AsyncConnection, name: str, if_none: bytes) -> bytes:
+    """Return a secret of the fleet; where there is none yet, `if_none` becomes it."""
+    t = fleet_secrets.c
+    values = {"name": name, "secret": if_none}
+    await connection.execute(insert(fleet_secrets).values(values).on_conflict_do_nothing())
+    query = select(t.secret).where(t.name == name)
+    return (await connection.execute(query)).scalar_one()
 
 
 async def complete_on(connection: AsyncConnection, node_id: str) -> set[str]:

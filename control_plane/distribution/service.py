@@ -5,8 +5,10 @@ own: nothing is wrong then, but nodes of different ones do not ask one another.
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -28,11 +30,14 @@ from control_plane.distribution.messages import (
 )
 from control_plane.distribution.model import STORE, Answer, Limits, Priority, Report
 from control_plane.distribution.recorder import Recorder
+from control_plane.distribution.text_files import ReadChunk, TextFiles
+from control_plane.distribution.tickets import SECRET_BYTES, Tickets
 from control_plane.distribution.wanted import WantedIndex
 from control_plane.distribution.wants import Wants, wants_of
 from control_plane.fields import is_digest
 from control_plane.metrics import Metrics
 from control_plane.watch.feed import Feed
+from sluice.errors import ErrorCode, PlatformError
 from sluice.manifests import parse_manifest
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 from sluice.wire.distribution.v1.distribution_pb2_grpc import DistributionServiceServicer
@@ -47,10 +52,18 @@ _SILENCE_S = 15.0
 _WRITE_S = 10.0
 _ASK_AGAIN_S = 2.0  # for artifacts that the database does not know
 _DATABASE_S = 2.0
+_SECRET_AGAIN_S = 1.0
 _PIECE_BYTES = 1 << 20
 
 Context = grpc.aio.ServicerContext[wire.DistributionReport, wire.DistributionAnswer]
 ManifestContext = grpc.aio.ServicerContext[wire.ManifestRequest, wire.ManifestPiece]
+TextFileContext = grpc.aio.ServicerContext[wire.TextFileRequest, wire.TextFilePiece]
+
+_STATUS = {
+    ErrorCode.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 
 
 @dataclass(eq=False)
@@ -100,7 +113,12 @@ class DistributionService(DistributionServiceServicer):
     """Serves `DistributionService`, and plans."""
 
     def __init__(
-        self, database: Database, feed: Feed, metrics: Metrics, limits: Limits = LIMITS
+        self,
+        database: Database,
+        feed: Feed,
+        metrics: Metrics,
+        limits: Limits,
+        read_chunk: ReadChunk,
     ) -> None:
         """Take the parts; `run` it.
 
@@ -109,8 +127,10 @@ class DistributionService(DistributionServiceServicer):
             feed: Has the state from which follows what nodes should have.
             metrics: Told what happens.
             limits: Of the planner.
+            read_chunk: Reads a chunk of the store, verified.
         """
         self._database = database
+        self._text_files = TextFiles(database, read_chunk)
         self._feed = feed
         self._metrics = metrics
         self._wanted = WantedIndex(feed.state)
@@ -169,19 +189,49 @@ class DistributionService(DistributionServiceServicer):
             async with asyncio.timeout(_WRITE_S):
                 await context.write(wire.ManifestPiece(json=content[begin : begin + _PIECE_BYTES]))
 
+    async def TextFile(  # noqa: N802 - gRPC's name
+        self, request: wire.TextFileRequest, context: TextFileContext
+    ) -> None:
+        """Send one of a base's small files."""
+        try:
+            async with aclosing(self._text_files.read(request.digest, request.name)) as pieces:
+                async for piece in pieces:
+                    async with asyncio.timeout(_WRITE_S):
+                        await context.write(wire.TextFilePiece(content=piece))
+        except PlatformError as error:
+            status = _STATUS.get(error.code, grpc.StatusCode.UNAVAILABLE)
+            await context.abort(status, error.message)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the gateway does not read")
+
     async def run(self) -> None:
         """Plan until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._recorder.run())
             tasks.create_task(self._follow())
+            tickets = await self._open_tickets()
             while True:
                 await self._has_work.wait()
                 self._has_work.clear()
                 begin_s = time.monotonic()
-                await self._round()
+                await self._round(tickets)
                 took_s = time.monotonic() - begin_s
                 self._metrics.count_round(took_s)
                 await asyncio.sleep(max(_ROUND_S, took_s))  # at most half of the time is planned
+
+    async def _open_tickets(self) -> Tickets:
+        """Return what writes tickets; nobody is answered before PostgreSQL has told the secret."""
+        proposed = secrets.token_bytes(SECRET_BYTES)
+        while True:
+            try:
+                found = await self._database.run(
+                    partial(repository.secret, name="peers", if_none=proposed)
+                )
+            except (DatabaseDownError, DBAPIError) as error:
+                log.warning("secret_not_read", error=str(getattr(error, "reason", error)))
+                await asyncio.sleep(_SECRET_AGAIN_S)
+            else:
+                return Tickets(found)
 
     # --- agents
 
@@ -266,7 +316,7 @@ class DistributionService(DistributionServiceServicer):
                 session.want(wanted)
                 self._has_work.set()
 
-    async def _round(self) -> None:
+    async def _round(self, tickets: Tickets) -> None:
         sessions = [s for s in self._sessions.values() if s.pending is not None or s.is_due]
         left, self._left = self._left, set()
         await self._learn(sessions)
@@ -284,7 +334,7 @@ class DistributionService(DistributionServiceServicer):
                 continue
             self._metrics.count_orders(*new_orders(session.last.orders, answer.orders))
             session.last = answer
-            session.answer = write_answer(answer, addresses)
+            session.answer = write_answer(answer, node_id, addresses, tickets, time.time())
             session.has_answer.set()
             if session.told is not session.wants.shared:
                 await asyncio.sleep(0)  # a long one is written before the next is begun

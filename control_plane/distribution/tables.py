@@ -1,6 +1,6 @@
-"""Which artifacts lie complete on which node, as agents said last."""
+"""Which artifacts lie complete on which node, as agents said last, and the fleet's secrets."""
 
-from sqlalchemy import Column, DateTime, Table, Text, func
+from sqlalchemy import Column, DateTime, LargeBinary, Table, Text, func
 
 from control_plane.tables import metadata
 
@@ -12,4 +12,12 @@ node_artifacts = Table(
     Column("node_id", Text, primary_key=True),
     Column("digest", Text, primary_key=True, index=True),
     Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+
+fleet_secrets = Table(
+    "fleet_secrets",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("secret", LargeBinary, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )

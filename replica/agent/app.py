@@ -294,6 +294,7 @@ def _artifacts(settings: AgentSettings, library: Library) -> NodeArtifacts | Non
         control_address=settings.control_address,
         directory=settings.artifacts_dir,
         store_url=settings.artifact_store_url,
+        keys_file=settings.state_dir / "peer_keys.json",
         peer_address=settings.peer_address,
         peer_advertised=settings.peer_advertised,
         downloads_max=settings.downloads_max,

@@ -81,7 +81,13 @@ class Node:
         return path.is_dir() and digest_directory(path) == manifest.digest
 
 
-def options(root: Path, control_address: str, store: Path, rate: float = 0.0) -> NodeOptions:
+def options(
+    root: Path,
+    control_address: str,
+    store: Path,
+    rate: float = 0.0,
+    peer_address: str = "127.0.0.1:0",
+) -> NodeOptions:
     return NodeOptions(
         node_id=root.name,
         region="here",
@@ -89,6 +95,8 @@ def options(root: Path, control_address: str, store: Path, rate: float = 0.0) ->
         control_address=control_address,
         directory=root,
         store_url=store.as_uri(),
+        keys_file=root.with_name(f"{root.name}-keys.json"),
+        peer_address=peer_address,
         downloads_max=2,
         download_bytes_per_s=rate,
     )

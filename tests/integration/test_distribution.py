@@ -3,15 +3,19 @@
 import asyncio
 import os
 import signal
+import stat
 import sys
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
+from control_plane.distribution.tickets import Tickets
 from replica.agent.artifacts import fetcher
 from sluice.manifests import CHUNK_BYTES
-from sluice.process import ChildProcess, ProcessSpec
+from sluice.process import ChildProcess, ProcessSpec, free_port
 from tests.integration.distribution_site import (
     CHUNKS,
     connect,
@@ -154,3 +158,48 @@ async def test_artifacts_come_while_the_control_plane_is_killed_and_away(
             await one.artifacts.ensure(manifest.digest, needed=True)
         assert one.is_whole(manifest)
         assert one.bytes_from["store"] > before
+
+
+async def test_peers_want_tickets_also_while_the_control_plane_is_away(
+    control_plane, database_url, tmp_path, eventually
+) -> None:
+    store, address = tmp_path / "store", f"127.0.0.1:{free_port()}"
+    manifest = await publish(database_url, store, tmp_path / "source")
+    found = options(tmp_path / "node", control_plane.grpc_address, store, peer_address=address)
+    connection = await connect(database_url)
+    url = f"http://{address}/v1/artifacts/{manifest.digest}/chunks/0"
+
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
+
+        async def status(shown: str) -> int:
+            try:
+                answer = await client.get(url, headers={"Authorization": f"Bearer {shown}"})
+            except httpx.TransportError:
+                return 0  # it does not listen yet, or has just ended
+            return answer.status_code
+
+        async with running_node(found) as node:
+            async with asyncio.timeout(DEADLINE_S):
+                await node.artifacts.ensure(manifest.digest, needed=True)
+            await eventually(found.keys_file.exists, "its keys are on the disk", DEADLINE_S)
+            secret = await connection.fetchval("SELECT secret FROM fleet_secrets")
+            tickets, other = Tickets(secret), Tickets(bytes(32))
+            good = tickets.write(manifest.digest, "node", "me", time.time())
+            assert await status(good) == 200
+            assert await status("none") == 403
+            assert await status(other.write(manifest.digest, "node", "me", time.time())) == 403
+            assert await status(tickets.write(manifest.digest, "else", "me", time.time())) == 403
+            assert await status(tickets.write("0" * 64, "node", "me", time.time())) == 403
+        assert stat.S_IMODE(found.keys_file.stat().st_mode) == 0o600
+        await connection.close()
+
+        os.kill(control_plane.child.pid, signal.SIGKILL)
+        await control_plane.child.wait()
+        async with running_node(found):
+            fresh = tickets.write(manifest.digest, "node", "me", time.time())
+
+            async def is_served() -> bool:
+                return await status(fresh) == 200
+
+            await eventually(is_served, "the node serves as before", DEADLINE_S)
+            assert await status("none") == 403

@@ -11,6 +11,7 @@ import grpc.aio
 import structlog
 
 from replica.agent.artifacts.fetcher import Fetcher, UnknownArtifactError
+from replica.agent.artifacts.peer_keys import PeerKeys
 from replica.agent.link import OPTIONS, Link
 from sluice.ids import new_id
 from sluice.manifests import MANIFEST_BYTES_MAX, Manifest, parse_manifest
@@ -62,7 +63,13 @@ class Exchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
     """Keeps one `Exchange` stream open, for ever."""
 
     def __init__(
-        self, address: str, identity: Identity, fetcher: Fetcher, news: News, directory: Path
+        self,
+        address: str,
+        identity: Identity,
+        fetcher: Fetcher,
+        keys: PeerKeys,
+        news: News,
+        directory: Path,
     ) -> None:
         """Take the control plane's address, who we are, and both directions.
 
@@ -70,12 +77,14 @@ class Exchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
             address: Of the control plane, host:port.
             identity: Of the node.
             fetcher: Says what is new, and does what is answered.
+            keys: Of this node, for what others show it; they change every hour.
             news: When to report at once.
             directory: Of artifacts; its disk's free space is reported.
         """
         super().__init__(address, "distribution", wire.DistributionAnswer, _BACKOFF_MAX_S)
         self._identity = identity
         self._fetcher = fetcher
+        self._keys = keys
         self._news = news
         self._directory = directory
         self._boot_id = new_id("boot")
@@ -118,6 +127,9 @@ class Exchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         return report
 
     async def _take(self, received: wire.DistributionAnswer) -> None:
+        keys = {peer_key.id: peer_key.key for peer_key in received.peer_keys}
+        if keys and keys != self._keys.known:
+            await asyncio.to_thread(self._keys.take, keys)
         self._fetcher.connected(is_connected=True)
         self._fetcher.take(received)
         if received.wants_full:

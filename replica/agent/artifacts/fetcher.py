@@ -19,6 +19,7 @@ from replica.agent.artifacts.partial import CorruptChunkError, Partial, Piece, m
 from replica.agent.artifacts.sources import STORE, RefusedError
 from sluice.errors import ErrorCode, PlatformError
 from sluice.manifests import Manifest
+from sluice.tickets import LIFETIME_S
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 
 log = structlog.get_logger(__name__)
@@ -30,6 +31,7 @@ _AWAY_S = 2.0
 _LOST_S = 10.0
 _LOST_SPREAD_S = 5.0
 _UNORDERED_S = 6.0
+_ORDERS_S = LIFETIME_S - 30.0  # then tickets may expire while they wait in line
 _IDLE_S = 300.0  # then goes what is on its way of an artifact that nobody asks for any more
 _FAILED_S = 1.0  # a source is not asked again for a chunk until the planner has heard of it
 _DISK_PAUSE_S = 5.0
@@ -45,7 +47,9 @@ class UnknownArtifactError(Exception):
 class ChunkSource(Protocol):
     """Peers and the store."""
 
-    async def get(self, address: str, digest: str, number: int, piece: Piece) -> bytes:
+    async def get(
+        self, address: str, digest: str, number: int, piece: Piece, ticket: str = ""
+    ) -> bytes:
         """Return what is said to be a chunk; RefusedError or TimeoutError when nothing comes."""
         ...
 
@@ -118,6 +122,7 @@ class Fetcher:
         self._downloads_max = downloads_max
         self._on_news = on_news
         self._orders: tuple[wire.Order, ...] = ()
+        self._ordered_s = 0.0
         self._shared: Mapping[str, int] = {}  # the last `wanted` that came
         self._wanted: Mapping[str, int] = {}
         self._state = _State()
@@ -140,6 +145,7 @@ class Fetcher:
     def take(self, answer: wire.DistributionAnswer) -> None:
         """Take over what is to be fetched from now on."""
         self._orders = tuple(answer.orders)
+        self._ordered_s = time.monotonic()
         if not answer.is_wanted_unchanged:
             self._shared = {item.digest: max(0, item.priority - 1) for item in answer.wanted}
         self._wanted = _with_own(self._shared, answer.own)
@@ -254,7 +260,9 @@ class Fetcher:
             is_unordered = away_since_s is None and digest not in ordered
             if is_away or (is_unordered and now_s - wait.since_s > _UNORDERED_S):
                 yield wire.Order(digest=digest, stop=1 << 16)
-        yield from self._orders
+        # Without a newer answer the tickets for peers have expired: it is not their fault.
+        is_stale = now_s - self._ordered_s > _ORDERS_S
+        yield from (o for o in self._orders if not (is_stale and o.source_node_id))
 
     @property
     def _patience_s(self) -> float:
@@ -366,7 +374,7 @@ class Fetcher:
         try:
             async with scope:
                 piece, address = partial.pieces[number], order.source_address
-                content = await self._source.get(address, digest, number, piece)
+                content = await self._source.get(address, digest, number, piece, order.ticket)
             download.is_over = True
             await asyncio.to_thread(partial.write, number, content)
         except TimeoutError:

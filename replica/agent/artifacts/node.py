@@ -15,6 +15,7 @@ from replica.agent.artifacts.exchange import Exchange, Identity, News, ask_manif
 from replica.agent.artifacts.fetcher import Fetcher
 from replica.agent.artifacts.holdings import Holdings
 from replica.agent.artifacts.library import Library
+from replica.agent.artifacts.peer_keys import PeerKeys
 from replica.agent.artifacts.peers import serve_peers
 from replica.agent.artifacts.sources import Sources
 from sluice.errors import ErrorCode, PlatformError
@@ -39,6 +40,7 @@ class NodeOptions:
         control_address: host:port of the control plane's gRPC.
         directory: Of artifacts.
         store_url: Where chunks lie.
+        keys_file: Where the keys are kept with which the tickets of others are checked.
         peer_address: host:port on which others are served; port 0 picks one.
         peer_advertised: host:port at which they reach it, port 0 the bound one; empty: the bound
             address, unless it is known to be of no use to others.
@@ -54,6 +56,7 @@ class NodeOptions:
     control_address: str
     directory: Path
     store_url: str
+    keys_file: Path
     peer_address: str = "127.0.0.1:0"
     peer_advertised: str = ""
     downloads_max: int = 8
@@ -144,7 +147,10 @@ class NodeArtifacts:
                 on_news=news.note,
             )
             identity = Identity(options.node_id, options.region, options.rack)
-            exchange = Exchange(options.control_address, identity, fetcher, news, options.directory)
+            keys = await asyncio.to_thread(PeerKeys, options.keys_file)
+            exchange = Exchange(
+                options.control_address, identity, fetcher, keys, news, options.directory
+            )
             self._before = self.downloaded_bytes
             self._fetcher, self._sources = fetcher, sources
             stack.callback(self._is_up.clear)
@@ -152,12 +158,14 @@ class NodeArtifacts:
             is_serving_tried = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 group.create_task(fetcher.run())
-                group.create_task(self._serve(holdings, exchange, is_serving_tried))
+                group.create_task(self._serve(holdings, keys, exchange, is_serving_tried))
                 await is_serving_tried.wait()  # so that the first report has the address
                 group.create_task(exchange.run())
                 await self._warm(group)
 
-    async def _serve(self, holdings: Holdings, exchange: Exchange, is_tried: asyncio.Event) -> None:
+    async def _serve(
+        self, holdings: Holdings, keys: PeerKeys, exchange: Exchange, is_tried: asyncio.Event
+    ) -> None:
         """Serve other nodes; while the address cannot be had, nobody is told to come."""
         options = self._options
         while True:
@@ -165,6 +173,7 @@ class NodeArtifacts:
                 async with serve_peers(
                     options.peer_address,
                     holdings,
+                    keys,
                     uploads_max=options.uploads_max,
                     bytes_per_s=options.upload_bytes_per_s,
                     count=self._count_upload,

@@ -1,9 +1,11 @@
 """Serves verified chunks to other nodes: `GET /v1/artifacts/{digest}/chunks/{number}`.
 
-Artifacts are no secrets within a fleet, but models are: listen where only nodes can reach.
+Artifacts are tenants' property: only who shows a ticket of the control plane for an artifact gets
+chunks of it, and is told whether they are here. Nothing is encrypted.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -11,7 +13,9 @@ from http import HTTPStatus
 from aiohttp import web
 
 from replica.agent.artifacts.holdings import Holdings
+from replica.agent.artifacts.peer_keys import PeerKeys
 from replica.agent.artifacts.sources import Pace
+from sluice.tickets import is_valid
 
 _CHUNK = r"/v1/artifacts/{digest:[0-9a-f]{64}}/chunks/{number:\d{1,5}}"
 _LINE_MAX = 256  # requests that wait for their turn; who comes later is told to come again
@@ -24,9 +28,15 @@ class _Handler:
     """Serves a few chunks at once; some more requests wait in line."""
 
     def __init__(
-        self, holdings: Holdings, uploads_max: int, pace: Pace, count: Callable[[int], None]
+        self,
+        holdings: Holdings,
+        keys: PeerKeys,
+        uploads_max: int,
+        pace: Pace,
+        count: Callable[[int], None],
     ) -> None:
         self._holdings = holdings
+        self._keys = keys
         self._uploads_max = uploads_max
         self._turns = asyncio.Semaphore(uploads_max)
         self._pace = pace
@@ -35,6 +45,8 @@ class _Handler:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answer a request for a chunk."""
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
         if self._here >= self._uploads_max + _LINE_MAX:
             return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text="busy\n")
         self._here += 1
@@ -43,6 +55,15 @@ class _Handler:
                 return await self._send(request)
         finally:
             self._here -= 1
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        scheme, _, ticket = request.headers.get("Authorization", "").partition(" ")
+        digest, keys = request.match_info["digest"], self._keys.known
+        if ticket and not keys:  # our first keys are on their way, with our first answer
+            return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text="no keys yet\n")
+        if scheme == "Bearer" and is_valid(ticket, keys, digest, time.time()):
+            return None
+        return web.Response(status=HTTPStatus.FORBIDDEN, text="no ticket for this artifact\n")
 
     async def _send(self, request: web.Request) -> web.StreamResponse:
         digest, number = request.match_info["digest"], int(request.match_info["number"])
@@ -63,6 +84,7 @@ class _Handler:
 async def serve_peers(
     address: str,
     holdings: Holdings,
+    keys: PeerKeys,
     *,
     uploads_max: int,
     bytes_per_s: float,
@@ -73,6 +95,7 @@ async def serve_peers(
     Args:
         address: host:port to listen on; port 0 picks one.
         holdings: What there is.
+        keys: With which tickets are checked.
         uploads_max: At once; some more wait in line.
         bytes_per_s: Of all uploads together; 0: any.
         count: Told the bytes of each chunk that was sent.
@@ -83,7 +106,7 @@ async def serve_peers(
     Raises:
         OSError: The address is taken.
     """
-    handler = _Handler(holdings, uploads_max, Pace(bytes_per_s), count)
+    handler = _Handler(holdings, keys, uploads_max, Pace(bytes_per_s), count)
     application = web.Application()
     application.router.add_get(_CHUNK, handler.serve)
     runner = web.AppRunner(

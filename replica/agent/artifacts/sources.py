@@ -69,7 +69,9 @@ class Sources:
         finally:
             store.close()
 
-    async def get(self, address: str, digest: str, number: int, piece: Piece) -> bytes:
+    async def get(
+        self, address: str, digest: str, number: int, piece: Piece, ticket: str = ""
+    ) -> bytes:
         """Return the bytes that are said to be a chunk.
 
         Args:
@@ -77,6 +79,7 @@ class Sources:
             digest: Of the artifact.
             number: Of the chunk.
             piece: The chunk.
+            ticket: Shown to the peer.
 
         Raises:
             RefusedError: There is no such source, or it has no such chunk.
@@ -84,7 +87,8 @@ class Sources:
         """
         await self._pace.take(piece.size_bytes)
         if address:
-            content = await self._from_peer(address, digest, number, piece.size_bytes)
+            url = f"http://{address}/v1/artifacts/{digest}/chunks/{number}"
+            content = await self._from_peer(url, ticket, piece.size_bytes)
         else:
             content = await self._from_store(piece.sha256)
         self.bytes_from["peer" if address else "store"] += len(content)
@@ -98,20 +102,21 @@ class Sources:
         except StoreDownError as error:
             raise TimeoutError(error.reason) from None
 
-    async def _from_peer(self, address: str, digest: str, number: int, size_bytes: int) -> bytes:
-        url = f"http://{address}/v1/artifacts/{digest}/chunks/{number}"
+    async def _from_peer(self, url: str, ticket: str, size_bytes: int) -> bytes:
+        headers = {"Authorization": f"Bearer {ticket}"}
         try:
             while True:
-                async with self._session.get(url, allow_redirects=False) as answer:
+                request = self._session.get(url, headers=headers, allow_redirects=False)
+                async with request as answer:
                     if answer.status == HTTPStatus.OK:
                         return await _body(answer, size_bytes)
                     if answer.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                        raise RefusedError(f"{address} answered {answer.status}")
+                        raise RefusedError(f"{answer.host} answered {answer.status}")
                 await asyncio.sleep(_BUSY_PAUSE_S)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, TimeoutError):
                 raise
-            raise RefusedError(f"{address}: {error!r}") from None
+            raise RefusedError(f"{url}: {error!r}") from None
 
 
 async def _body(answer: aiohttp.ClientResponse, size_bytes: int) -> bytes:

@@ -29,9 +29,11 @@ class Source:
     contents: dict[str, bytes]
     bad: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
+    tickets: list[str] = field(default_factory=list)
 
-    async def get(self, address, digest, number, piece) -> bytes:
+    async def get(self, address, digest, number, piece, ticket="") -> bytes:
         self.asked.append((address, number))
+        self.tickets.append(ticket)
         match self.bad.get(address):
             case "refuses":
                 raise RefusedError("not here")
@@ -74,6 +76,7 @@ class Site:
             stop=stop,
             source_node_id=source_node_id,
             source_address=address,
+            ticket=f"for {source_node_id}" if source_node_id else "",
             priority=wire.PRIORITY_WARMING,
         )
         self.fetcher.take(wire.DistributionAnswer(orders=[order]))
@@ -167,7 +170,7 @@ async def test_an_answer_that_comes_when_the_time_of_a_chunk_is_over_does_no_har
     async with running(Site(tmp_path / "node", source_dir)) as site:
         expired = asyncio.Event()
 
-        async def slow(address, digest, number, piece) -> bytes:
+        async def slow(address, digest, number, piece, ticket) -> bytes:
             if address:
                 try:
                     await asyncio.sleep(3600)
@@ -334,4 +337,25 @@ async def test_a_full_disk_is_said_and_tried_again(tmp_path, source_dir, monkeyp
             with pytest.raises(PlatformError, match="disk is full"):
                 await site.fetcher.ensure(site.digest, needed=True)
         await site.report(is_complete)
+        assert not site.failures
+
+
+async def test_peers_are_shown_the_ticket_of_the_order(tmp_path, source_dir) -> None:
+    async with running(Site(tmp_path / "node", source_dir)) as site:
+        site.order("peer")
+        await site.report(is_complete)
+        assert site.source.asked == [(PEER, 0), (PEER, 1), (PEER, 2)]
+        assert set(site.source.tickets) == {"for peer"}
+
+
+async def test_nobody_is_asked_with_tickets_that_have_expired(
+    tmp_path, source_dir, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "_ORDERS_S", -1.0)
+    async with running(Site(tmp_path / "node", source_dir)) as site:
+        site.order("peer")
+        assert site.fetcher._next() is None
+        site.order()
+        await site.report(is_complete)
+        assert {address for address, _ in site.source.asked} == {""}
         assert not site.failures

@@ -11,6 +11,7 @@ from replica.agent.artifacts import node as module
 from replica.agent.artifacts.exchange import Exchange, Identity, News, free_bytes
 from replica.agent.artifacts.library import Library
 from replica.agent.artifacts.node import NodeArtifacts, NodeOptions, advertised
+from replica.agent.artifacts.peer_keys import PeerKeys
 from sluice.errors import ErrorCode, PlatformError
 
 
@@ -40,6 +41,7 @@ def made(directory, tmp_path, peer_address: str = "127.0.0.1:0") -> NodeArtifact
         control_address="127.0.0.1:1",
         directory=directory,
         store_url=(tmp_path / "store").as_uri(),
+        keys_file=tmp_path / "keys.json",
         peer_address=peer_address,
     )
     return NodeArtifacts(options, Library(directory, max_bytes=0, reserve_bytes=0))
@@ -91,7 +93,9 @@ async def test_an_answer_that_cannot_be_taken_ends_the_stream_and_not_the_agent(
 ) -> None:
     monkeypatch.setattr(exchange_module, "_BACKOFF_MAX_S", 0.01)
     identity = Identity("node", "here", "one")
-    exchange = Exchange("127.0.0.1:1", identity, _Fetcher(), News(), tmp_path)  # type: ignore[arg-type]
+    exchange = Exchange(
+        "127.0.0.1:1", identity, _Fetcher(), PeerKeys(tmp_path / "keys.json"), News(), tmp_path
+    )  # type: ignore[arg-type]
     sessions = 0
     are_enough = asyncio.Event()
 

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.sluice/wire/distribution/v1/distribution.proto\x12\x1bsluice.wire.distribution.v1\"\xb3\x02\n\x12\x44istributionReport\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x0e\n\x06region\x18\x03 \x01(\t\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x14\n\x0cpeer_address\x18\x05 \x01(\t\x12/\n\x04held\x18\x06 \x03(\x0b\x32!.sluice.wire.distribution.v1.Held\x12\x0f\n\x07is_full\x18\x07 \x01(\x08\x12\x36\n\x08\x66\x61ilures\x18\x08 \x03(\x0b\x32$.sluice.wire.distribution.v1.Failure\x12\x0e\n\x06needed\x18\t \x03(\t\x12\x12\n\nfree_bytes\x18\n \x01(\x04\x12\x10\n\x08\x64\x65\x63lined\x18\x0b \x03(\t\x12\x17\n\x0fknows_unchanged\x18\x0c \x01(\x08\";\n\x04Held\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\x0c\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\"w\n\x07\x46\x61ilure\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\r\x12\x16\n\x0esource_node_id\x18\x03 \x01(\t\x12\x35\n\x07trouble\x18\x04 \x01(\x0e\x32$.sluice.wire.distribution.v1.Trouble\"\xe0\x01\n\x12\x44istributionAnswer\x12\x33\n\x06wanted\x18\x01 \x03(\x0b\x32#.sluice.wire.distribution.v1.Wanted\x12\x32\n\x06orders\x18\x02 \x03(\x0b\x32\".sluice.wire.distribution.v1.Order\x12\x12\n\nwants_full\x18\x03 \x01(\x08\x12\x1b\n\x13is_wanted_unchanged\x18\x04 \x01(\x08\x12\x30\n\x03own\x18\x05 \x03(\x0b\x32#.sluice.wire.distribution.v1.Wanted\"Q\n\x06Wanted\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x37\n\x08priority\x18\x02 \x01(\x0e\x32%.sluice.wire.distribution.v1.Priority\"\x9d\x01\n\x05Order\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x01(\r\x12\x16\n\x0esource_node_id\x18\x04 \x01(\t\x12\x16\n\x0esource_address\x18\x05 \x01(\t\x12\x37\n\x08priority\x18\x06 \x01(\x0e\x32%.sluice.wire.distribution.v1.Priority\"!\n\x0fManifestRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\x1d\n\rManifestPiece\x12\x0c\n\x04json\x18\x01 \x01(\x0c*f\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x13\n\x0fPRIORITY_NEEDED\x10\x01\x12\x14\n\x10PRIORITY_WARMING\x10\x02\x12\x15\n\x11PRIORITY_PREFETCH\x10\x03*a\n\x07Trouble\x12\x17\n\x13TROUBLE_UNSPECIFIED\x10\x00\x12\x13\n\x0fTROUBLE_CORRUPT\x10\x01\x12\x13\n\x0fTROUBLE_TIMEOUT\x10\x02\x12\x13\n\x0fTROUBLE_REFUSED\x10\x03\x32\xef\x01\n\x13\x44istributionService\x12p\n\x08\x45xchange\x12/.sluice.wire.distribution.v1.DistributionReport\x1a/.sluice.wire.distribution.v1.DistributionAnswer(\x01\x30\x01\x12\x66\n\x08Manifest\x12,.sluice.wire.distribution.v1.ManifestRequest\x1a*.sluice.wire.distribution.v1.ManifestPiece0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.sluice/wire/distribution/v1/distribution.proto\x12\x1bsluice.wire.distribution.v1\"\xb3\x02\n\x12\x44istributionReport\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x0e\n\x06region\x18\x03 \x01(\t\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x14\n\x0cpeer_address\x18\x05 \x01(\t\x12/\n\x04held\x18\x06 \x03(\x0b\x32!.sluice.wire.distribution.v1.Held\x12\x0f\n\x07is_full\x18\x07 \x01(\x08\x12\x36\n\x08\x66\x61ilures\x18\x08 \x03(\x0b\x32$.sluice.wire.distribution.v1.Failure\x12\x0e\n\x06needed\x18\t \x03(\t\x12\x12\n\nfree_bytes\x18\n \x01(\x04\x12\x10\n\x08\x64\x65\x63lined\x18\x0b \x03(\t\x12\x17\n\x0fknows_unchanged\x18\x0c \x01(\x08\";\n\x04Held\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\x0c\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\"w\n\x07\x46\x61ilure\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\r\x12\x16\n\x0esource_node_id\x18\x03 \x01(\t\x12\x35\n\x07trouble\x18\x04 \x01(\x0e\x32$.sluice.wire.distribution.v1.Trouble\"\x99\x02\n\x12\x44istributionAnswer\x12\x33\n\x06wanted\x18\x01 \x03(\x0b\x32#.sluice.wire.distribution.v1.Wanted\x12\x32\n\x06orders\x18\x02 \x03(\x0b\x32\".sluice.wire.distribution.v1.Order\x12\x12\n\nwants_full\x18\x03 \x01(\x08\x12\x1b\n\x13is_wanted_unchanged\x18\x04 \x01(\x08\x12\x30\n\x03own\x18\x05 \x03(\x0b\x32#.sluice.wire.distribution.v1.Wanted\x12\x37\n\tpeer_keys\x18\x06 \x03(\x0b\x32$.sluice.wire.distribution.v1.PeerKey\"\"\n\x07PeerKey\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0b\n\x03key\x18\x02 \x01(\x0c\"Q\n\x06Wanted\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x37\n\x08priority\x18\x02 \x01(\x0e\x32%.sluice.wire.distribution.v1.Priority\"\xad\x01\n\x05Order\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x01(\r\x12\x16\n\x0esource_node_id\x18\x04 \x01(\t\x12\x16\n\x0esource_address\x18\x05 \x01(\t\x12\x37\n\x08priority\x18\x06 \x01(\x0e\x32%.sluice.wire.distribution.v1.Priority\x12\x0e\n\x06ticket\x18\x07 \x01(\t\"!\n\x0fManifestRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\x1d\n\rManifestPiece\x12\x0c\n\x04json\x18\x01 \x01(\x0c\"/\n\x0fTextFileRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\" \n\rTextFilePiece\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c*f\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x13\n\x0fPRIORITY_NEEDED\x10\x01\x12\x14\n\x10PRIORITY_WARMING\x10\x02\x12\x15\n\x11PRIORITY_PREFETCH\x10\x03*a\n\x07Trouble\x12\x17\n\x13TROUBLE_UNSPECIFIED\x10\x00\x12\x13\n\x0fTROUBLE_CORRUPT\x10\x01\x12\x13\n\x0fTROUBLE_TIMEOUT\x10\x02\x12\x13\n\x0fTROUBLE_REFUSED\x10\x03\x32\xd7\x02\n\x13\x44istributionService\x12p\n\x08\x45xchange\x12/.sluice.wire.distribution.v1.DistributionReport\x1a/.sluice.wire.distribution.v1.DistributionAnswer(\x01\x30\x01\x12\x66\n\x08Manifest\x12,.sluice.wire.distribution.v1.ManifestRequest\x1a*.sluice.wire.distribution.v1.ManifestPiece0\x01\x12\x66\n\x08TextFile\x12,.sluice.wire.distribution.v1.TextFileRequest\x1a*.sluice.wire.distribution.v1.TextFilePiece0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sluice.wire.distribution.v1.distribution_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRIORITY']._serialized_start=1107
-  _globals['_PRIORITY']._serialized_end=1209
-  _globals['_TROUBLE']._serialized_start=1211
-  _globals['_TROUBLE']._serialized_end=1308
+  _globals['_PRIORITY']._serialized_start=1299
+  _globals['_PRIORITY']._serialized_end=1401
+  _globals['_TROUBLE']._serialized_start=1403
+  _globals['_TROUBLE']._serialized_end=1500
   _globals['_DISTRIBUTIONREPORT']._serialized_start=80
   _globals['_DISTRIBUTIONREPORT']._serialized_end=387
   _globals['_HELD']._serialized_start=389
@@ -42,15 +42,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FAILURE']._serialized_start=450
   _globals['_FAILURE']._serialized_end=569
   _globals['_DISTRIBUTIONANSWER']._serialized_start=572
-  _globals['_DISTRIBUTIONANSWER']._serialized_end=796
-  _globals['_WANTED']._serialized_start=798
-  _globals['_WANTED']._serialized_end=879
-  _globals['_ORDER']._serialized_start=882
-  _globals['_ORDER']._serialized_end=1039
-  _globals['_MANIFESTREQUEST']._serialized_start=1041
-  _globals['_MANIFESTREQUEST']._serialized_end=1074
-  _globals['_MANIFESTPIECE']._serialized_start=1076
-  _globals['_MANIFESTPIECE']._serialized_end=1105
-  _globals['_DISTRIBUTIONSERVICE']._serialized_start=1311
-  _globals['_DISTRIBUTIONSERVICE']._serialized_end=1550
+  _globals['_DISTRIBUTIONANSWER']._serialized_end=853
+  _globals['_PEERKEY']._serialized_start=855
+  _globals['_PEERKEY']._serialized_end=889
+  _globals['_WANTED']._serialized_start=891
+  _globals['_WANTED']._serialized_end=972
+  _globals['_ORDER']._serialized_start=975
+  _globals['_ORDER']._serialized_end=1148
+  _globals['_MANIFESTREQUEST']._serialized_start=1150
+  _globals['_MANIFESTREQUEST']._serialized_end=1183
+  _globals['_MANIFESTPIECE']._serialized_start=1185
+  _globals['_MANIFESTPIECE']._serialized_end=1214
+  _globals['_TEXTFILEREQUEST']._serialized_start=1216
+  _globals['_TEXTFILEREQUEST']._serialized_end=1263
+  _globals['_TEXTFILEPIECE']._serialized_start=1265
+  _globals['_TEXTFILEPIECE']._serialized_end=1297
+  _globals['_DISTRIBUTIONSERVICE']._serialized_start=1503
+  _globals['_DISTRIBUTIONSERVICE']._serialized_end=1846
 # @@protoc_insertion_point(module_scope)

@@ -80,18 +80,28 @@ class Failure(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., chunk: _Optional[int] = ..., source_node_id: _Optional[str] = ..., trouble: _Optional[_Union[Trouble, str]] = ...) -> None: ...
 
 class DistributionAnswer(_message.Message):
-    __slots__ = ("wanted", "orders", "wants_full", "is_wanted_unchanged", "own")
+    __slots__ = ("wanted", "orders", "wants_full", "is_wanted_unchanged", "own", "peer_keys")
     WANTED_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     WANTS_FULL_FIELD_NUMBER: _ClassVar[int]
     IS_WANTED_UNCHANGED_FIELD_NUMBER: _ClassVar[int]
     OWN_FIELD_NUMBER: _ClassVar[int]
+    PEER_KEYS_FIELD_NUMBER: _ClassVar[int]
     wanted: _containers.RepeatedCompositeFieldContainer[Wanted]
     orders: _containers.RepeatedCompositeFieldContainer[Order]
     wants_full: bool
     is_wanted_unchanged: bool
     own: _containers.RepeatedCompositeFieldContainer[Wanted]
-    def __init__(self, wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., wants_full: _Optional[bool] = ..., is_wanted_unchanged: _Optional[bool] = ..., own: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ...) -> None: ...
+    peer_keys: _containers.RepeatedCompositeFieldContainer[PeerKey]
+    def __init__(self, wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., wants_full: _Optional[bool] = ..., is_wanted_unchanged: _Optional[bool] = ..., own: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ..., peer_keys: _Optional[_Iterable[_Union[PeerKey, _Mapping]]] = ...) -> None: ...
+
+class PeerKey(_message.Message):
+    __slots__ = ("id", "key")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    key: bytes
+    def __init__(self, id: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class Wanted(_message.Message):
     __slots__ = ("digest", "priority")
@@ -102,20 +112,22 @@ class Wanted(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("digest", "start", "stop", "source_node_id", "source_address", "priority")
+    __slots__ = ("digest", "start", "stop", "source_node_id", "source_address", "priority", "ticket")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     SOURCE_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     SOURCE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     digest: str
     start: int
     stop: int
     source_node_id: str
     source_address: str
     priority: Priority
-    def __init__(self, digest: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., source_node_id: _Optional[str] = ..., source_address: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+    ticket: str
+    def __init__(self, digest: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., source_node_id: _Optional[str] = ..., source_address: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., ticket: _Optional[str] = ...) -> None: ...
 
 class ManifestRequest(_message.Message):
     __slots__ = ("digest",)
@@ -128,3 +140,17 @@ class ManifestPiece(_message.Message):
     JSON_FIELD_NUMBER: _ClassVar[int]
     json: bytes
     def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
+class TextFileRequest(_message.Message):
+    __slots__ = ("digest", "name")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    name: str
+    def __init__(self, digest: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class TextFilePiece(_message.Message):
+    __slots__ = ("content",)
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    content: bytes
+    def __init__(self, content: _Optional[bytes] = ...) -> None: ...

@@ -44,6 +44,11 @@ class DistributionServiceStub:
                 request_serializer=sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.ManifestRequest.SerializeToString,
                 response_deserializer=sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.ManifestPiece.FromString,
                 _registered_method=True)
+        self.TextFile = channel.unary_stream(
+                '/sluice.wire.distribution.v1.DistributionService/TextFile',
+                request_serializer=sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.TextFileRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.TextFilePiece.FromString,
+                _registered_method=True)
 
 
 class DistributionServiceServicer:
@@ -63,6 +68,14 @@ class DistributionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TextFile(self, request, context):
+        """A file that gateways need of a base (tokenizer, template, configuration; never weights), in pieces; NOT_FOUND when the artifact has none of this name,
+        INVALID_ARGUMENT for any other file, RESOURCE_EXHAUSTED while too many are read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DistributionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +88,11 @@ def add_DistributionServiceServicer_to_server(servicer, server):
                     servicer.Manifest,
                     request_deserializer=sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.ManifestRequest.FromString,
                     response_serializer=sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.ManifestPiece.SerializeToString,
+            ),
+            'TextFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.TextFile,
+                    request_deserializer=sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.TextFileRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.TextFilePiece.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +149,33 @@ class DistributionService:
             '/sluice.wire.distribution.v1.DistributionService/Manifest',
             sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.ManifestRequest.SerializeToString,
             sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.ManifestPiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TextFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.wire.distribution.v1.DistributionService/TextFile',
+            sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.TextFileRequest.SerializeToString,
+            sluice_dot_wire_dot_distribution_dot_v1_dot_distribution__pb2.TextFilePiece.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,7 +22,9 @@ from control_plane.distribution.model import (
     Report,
     Trouble,
 )
+from control_plane.distribution.tickets import Tickets
 from control_plane.distribution.wants import wants_of
+from sluice.tickets import is_valid
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 
 A, B = "aa" * 32, "bb" * 32
@@ -119,12 +121,17 @@ def test_an_answer_names_sources_that_are_there() -> None:
         Order(A, 1, 2, "node-gone", Priority.NEEDED),
         Order(B, 0, 9, STORE, Priority.PREFETCH),
     )
-    answer = write_answer(Answer(orders), {"node-2": "127.0.0.1:1"})
+    tickets = Tickets(bytes(32))
+    answer = write_answer(Answer(orders), "node-1", {"node-2": "127.0.0.1:1"}, tickets, 1e9)
     assert [(o.source_node_id, o.source_address) for o in answer.orders] == [
         ("node-2", "127.0.0.1:1"),
         ("", ""),
     ]
     assert new_orders(orders[:1], orders) == (1, 1)
+    theirs, ours = tickets.keys("node-2", 1e9), tickets.keys("node-1", 1e9)
+    assert is_valid(answer.orders[0].ticket, theirs, A, 1e9)
+    assert not answer.orders[1].ticket, "the store wants none"
+    assert {key.id: key.key for key in answer.peer_keys} == ours
 
 
 def test_an_answer_leaves_out_what_is_wanted_as_before() -> None:

@@ -1,0 +1,72 @@
+"""The small files of bases for gateways, which have no way into the store; a few at a time."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from sqlalchemy.exc import DBAPIError
+
+from control_plane.database import Database, DatabaseDownError
+from control_plane.distribution import repository
+from control_plane.fields import is_digest
+from sluice.base_files import TEXT_FILE_BYTES_MAX, TEXT_FILES
+from sluice.errors import BadRequestError, ErrorCode, PlatformError
+from sluice.manifests import FileEntry, parse_manifest
+
+# Each holds a chunk of 4 MiB. Who finds more at work than wait in line comes back by itself.
+_READS_MAX, _WAITING_MAX = 4, 64
+_PIECE_BYTES = 1 << 20
+
+# Takes the SHA-256 of a chunk and returns its bytes; PlatformError when they cannot be had.
+ReadChunk = Callable[[str], Awaitable[bytes]]
+
+
+class TextFiles:
+    """Reads them; chunks come verified from the store."""
+
+    def __init__(self, database: Database, read_chunk: ReadChunk) -> None:
+        """Take what has the manifests, and what has the chunks."""
+        self._database = database
+        self._read_chunk = read_chunk
+        self._reads = asyncio.Semaphore(_READS_MAX)
+        self._open = 0
+
+    async def read(self, digest: str, name: str) -> AsyncGenerator[bytes]:
+        """Yield a file in pieces of at most 1 MiB.
+
+        Raises:
+            PlatformError: INVALID_REQUEST if it is none of these files, NOT_FOUND if there is none,
+                OVERLOADED if too many are read, UNAVAILABLE if nobody can say.
+        """
+        if not is_digest(digest) or name not in TEXT_FILES:
+            message = f"digest is no SHA-256 in hex, or name none of {', '.join(TEXT_FILES)}"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message)
+        if self._open >= _READS_MAX + _WAITING_MAX:
+            raise PlatformError(ErrorCode.OVERLOADED, "too many files are read; come back later")
+        self._open += 1
+        try:
+            async with self._reads:
+                entry = await self._find(digest, name)
+                for sha256 in entry.chunk_sha256s:
+                    content = await self._read_chunk(sha256)
+                    for begin in range(0, len(content), _PIECE_BYTES):
+                        yield content[begin : begin + _PIECE_BYTES]
+        finally:
+            self._open -= 1
+
+    async def _find(self, digest: str, name: str) -> FileEntry:
+        try:
+            document = await self._database.run(
+                lambda connection: repository.manifest(connection, digest)
+            )
+        except (DatabaseDownError, DBAPIError):
+            message = "the database cannot be reached"
+            raise PlatformError(ErrorCode.UNAVAILABLE, message) from None
+        if document is None:
+            raise PlatformError(ErrorCode.NOT_FOUND, f"no artifact {digest}")
+        entry = await asyncio.to_thread(lambda: parse_manifest(document).find(name))
+        if entry is None:
+            raise PlatformError(ErrorCode.NOT_FOUND, f"artifact {digest} has no {name}")
+        if entry.size_bytes > TEXT_FILE_BYTES_MAX:
+            message = f"{name} of artifact {digest} is larger than {TEXT_FILE_BYTES_MAX} bytes"
+            raise PlatformError(ErrorCode.INVALID_REQUEST, message)
+        return entry

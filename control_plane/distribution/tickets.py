@@ -1,0 +1,62 @@
+"""Keys of nodes and tickets for what they serve, from one secret of the fleet; pure.
+
+The secret never leaves the control plane. A node's key of an hour follows from the secret, the hour
+and the node's id: control planes that share a database agree without talking, keys change without
+being written anywhere, and who takes a node's keys can open that node alone.
+"""
+
+import hmac
+
+from sluice import tickets
+
+SECRET_BYTES = 32
+_HOUR_S = 3600
+_STEP_S = 60  # tickets of one minute are the same, and written once
+_KEPT_MAX = 200_000
+
+
+class Tickets:
+    """Writes tickets.
+
+    A node knows two keys: of this hour and of the next one. The next one is used from half past
+    on, when all connected nodes have long had it; what the last one was used for has expired when
+    it goes.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        """Take the fleet's secret."""
+        assert len(secret) >= SECRET_BYTES
+        self._secret = secret
+        self._keys: dict[tuple[int, str], bytes] = {}
+        self._written: dict[tuple[str, str, str], str] = {}
+        self._step = -1
+
+    def keys(self, node_id: str, now_unix_s: float) -> dict[int, bytes]:
+        """Return the keys that a node shall know, by id."""
+        self._tidy(now_unix_s)
+        hour = int(now_unix_s // _HOUR_S)
+        return {number: self._key(number, node_id) for number in (hour, hour + 1)}
+
+    def write(self, digest: str, source: str, node_id: str, now_unix_s: float) -> str:
+        """Return a ticket with which a node gets chunks of an artifact from a source."""
+        self._tidy(now_unix_s)
+        names = digest, source, node_id
+        if names not in self._written:
+            number = int((now_unix_s + _HOUR_S / 2) // _HOUR_S)
+            expires_unix_s = (self._step + 1) * _STEP_S + tickets.LIFETIME_S
+            key = self._key(number, source)
+            self._written[names] = tickets.write(number, key, digest, node_id, expires_unix_s)
+        return self._written[names]
+
+    def _tidy(self, now_unix_s: float) -> None:
+        """Forget what was written in another minute, and keys of past hours."""
+        step, hour = int(now_unix_s // _STEP_S), int(now_unix_s // _HOUR_S)
+        if step != self._step or len(self._written) > _KEPT_MAX:
+            self._step, self._written = step, {}
+            self._keys = {of: key for of, key in self._keys.items() if of[0] >= hour}
+
+    def _key(self, hour: int, node_id: str) -> bytes:
+        if (hour, node_id) not in self._keys:
+            message = f"peer key\n{hour}\n{node_id}".encode()
+            self._keys[hour, node_id] = hmac.digest(self._secret, message, "sha256")
+        return self._keys[hour, node_id]

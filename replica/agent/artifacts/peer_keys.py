@@ -1,0 +1,54 @@
+"""The keys with which this node checks the tickets of others, kept for the next start."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+class PeerKeys:
+    """The last keys that the control plane told; on disk, for their owner alone."""
+
+    def __init__(self, path: Path) -> None:
+        """Take where they are kept, and read them if they are there."""
+        self._path = path
+        self._keys: Mapping[int, bytes] = {}
+        try:
+            written = json.loads(path.read_bytes())
+            self._keys = {int(number): bytes.fromhex(key) for number, key in written.items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            log.warning("peer_keys_unreadable", path=str(path), error=repr(error))
+
+    @property
+    def known(self) -> Mapping[int, bytes]:
+        """All keys that count now, by id; none before the control plane has told any."""
+        return self._keys
+
+    def take(self, keys: Mapping[int, bytes]) -> None:
+        """Let these keys count instead, and keep them. Blocks when they are others.
+
+        An unwritable disk is logged, not raised: serving does not depend on it.
+        """
+        if not keys or keys == self._keys:
+            return
+        self._keys = dict(keys)
+        try:
+            self._save({str(number): key.hex() for number, key in keys.items()})
+        except OSError as error:
+            log.warning("peer_keys_not_saved", path=str(self._path), error=str(error))
+
+    def _save(self, document: Mapping[str, str]) -> None:
+        staging = self._path.with_suffix(".new")
+        staging.unlink(missing_ok=True)  # of an agent that was killed
+        descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(document, file)
+            file.flush()
+            os.fsync(file.fileno())
+        staging.replace(self._path)

@@ -1,0 +1,52 @@
+"""Tickets with which one node may get the chunks of an artifact from another; pure.
+
+The control plane writes a ticket with a key that only it and the node that serves know; see
+docs/distribution.md. A ticket is no secret of the artifact itself: who holds it may fetch until it
+expires.
+"""
+
+import hmac
+from collections.abc import Mapping
+
+LIFETIME_S = 300  # covers clocks that differ a little, and a control plane that is away for a while
+_TICKET_MAX = 512  # characters
+_NUMBER_MAX = 15  # digits
+
+
+def write(key_id: int, key: bytes, digest: str, node_id: str, expires_unix_s: int) -> str:
+    """Return a ticket.
+
+    Args:
+        key_id: Names the key.
+        key: Of the node that is asked.
+        digest: Of the artifact.
+        node_id: Who may fetch.
+        expires_unix_s: It is worth nothing from then on.
+    """
+    mac = _mac(key, digest, node_id, expires_unix_s)
+    return f"{key_id}.{expires_unix_s}.{mac}.{node_id}"
+
+
+def is_valid(ticket: str, keys: Mapping[int, bytes], digest: str, now_unix_s: float) -> bool:
+    """Return whether a ticket is for an artifact, written with one of some keys, and not expired.
+
+    Args:
+        ticket: Anything that somebody sent.
+        keys: By id.
+        digest: Of the artifact that is asked for.
+        now_unix_s: The moment.
+    """
+    if len(ticket) > _TICKET_MAX or not ticket.isascii():
+        return False
+    key_id, expires, mac, node_id = (*ticket.split(".", 3), "", "", "", "")[:4]
+    if not all(text.isdigit() and len(text) <= _NUMBER_MAX for text in (key_id, expires)):
+        return False
+    key = keys.get(int(key_id))
+    if key is None or int(expires) <= now_unix_s:
+        return False
+    return hmac.compare_digest(mac, _mac(key, digest, node_id, int(expires)))
+
+
+def _mac(key: bytes, digest: str, node_id: str, expires_unix_s: int) -> str:
+    message = f"{digest}\n{expires_unix_s}\n{node_id}".encode()
+    return hmac.digest(key, message, "sha256").hex()
