@@ -14,6 +14,7 @@ from cli.stack_commands import fail
 
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Tenant = Annotated[str, typer.Argument(help="Id of a tenant.")]
+Digest = Annotated[str, typer.Argument(help="SHA-256 that names the artifact, 64 hex digits.")]
 
 WHERE = (
     "Where: SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and SLUICE_TELEMETRY_URL of the environment, else "

@@ -1,16 +1,14 @@
 """`sluice artifacts`: bases and adapters on their way to the platform."""
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from cli.admin import AsJson, ask, show_one
+from cli.admin import AsJson, Digest, ask, given, show_one
 from cli.api import Api, Json
-from cli.render import console, show_json, show_objects
+from cli.bars import byte_bar
+from cli.render import show_json, show_objects
 from cli.stack_commands import fail
 from cli.uploads import ended, upload
 from sluice.manifests import Manifest, ManifestError, manifest_of_directory
@@ -33,13 +31,19 @@ Signature = Annotated[
 
 
 @artifacts.command("list")
-def list_artifacts(*, as_json: AsJson = False) -> None:
+def list_artifacts(
+    *,
+    kind: Annotated[str | None, typer.Option(help="Only of this kind: base or adapter.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """List the artifacts."""
-    show_objects(ask(lambda api: api.list("/v1/artifacts")), _SHOWN, as_json=as_json)
+    only = given(kind=kind)
+    found = ask(lambda api: api.list("/v1/artifacts", **only))
+    show_objects(found, _SHOWN, as_json=as_json)
 
 
 @artifacts.command("show")
-def show_artifact(digest: str, *, as_json: AsJson = False) -> None:
+def show_artifact(digest: Digest, *, as_json: AsJson = False) -> None:
     """Show an artifact."""
     show_one(f"/v1/artifacts/{digest}", as_json=as_json)
 
@@ -59,7 +63,7 @@ def push_artifact(
     body = _subject(base, tenant, signature) | {"manifest": manifest.document()}
 
     async def work(api: Api) -> Json:
-        with _bar() as on_sent:
+        with byte_bar("sending") as on_sent:
             return await upload(api, directory, manifest, body, jobs=jobs, on_sent=on_sent)
 
     found = ask(work)
@@ -85,7 +89,7 @@ def import_artifact(
 
 
 @artifacts.command("verify")
-def verify_artifact(directory: Directory, digest: str) -> None:
+def verify_artifact(directory: Directory, digest: Digest) -> None:
     """Compare a directory with an artifact, file by file; exit status 1 when they differ."""
     mine = {file.name: file.sha256 for file in _manifest(directory).files}
     found = ask(lambda api: api.call("GET", f"/v1/artifacts/{digest}/manifest"))
@@ -101,10 +105,10 @@ def verify_artifact(directory: Directory, digest: str) -> None:
 
 
 @artifacts.command("remove")
-def remove_artifact(digest: str, *, tenant: OfTenant = "") -> None:
+def remove_artifact(digest: Digest, *, tenant: OfTenant = "") -> None:
     """Take an artifact from a tenant; its bytes go when nobody needs them."""
-    query = f"?tenant_id={tenant}" if tenant else ""
-    ask(lambda api: api.call("DELETE", f"/v1/artifacts/{digest}{query}"))
+    query = {"tenant_id": tenant} if tenant else None
+    ask(lambda api: api.call("DELETE", f"/v1/artifacts/{digest}", query=query))
     typer.echo(f"removed {digest}")
 
 
@@ -133,7 +137,7 @@ def publish(
         if directory is not None and manifest is not None:
             base = (await api.call("GET", f"/v1/models/{base_model}"))["base_digest"]
             body = _subject(base, "", None) | {"manifest": manifest.document()}
-            with _bar() as on_sent:
+            with byte_bar("sending") as on_sent:
                 ready = await upload(api, directory, manifest, body, on_sent=on_sent)
             uri = f"sha256:{ready['digest']}"
         promote_to = "100%" if promote else "staged" if staged else ""
@@ -163,20 +167,6 @@ def _subject(base: str, tenant: str, signatures: list[str] | None) -> Json:
         signed[key] = text
     kind = "adapter" if base else "base"
     return {"kind": kind, "base_digest": base, "tenant_id": tenant, "signatures": signed}
-
-
-@contextmanager
-def _bar() -> Generator[Callable[[int, int], None]]:
-    """Show how much was sent, on a terminal's stderr."""
-    columns = (TextColumn("sending"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    err = console(stderr=True)
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        bar = progress.add_task("")
-
-        def on_sent(sent_bytes: int, all_bytes: int) -> None:
-            progress.update(bar, completed=sent_bytes, total=all_bytes)
-
-        yield on_sent
 
 
 def _show_end(upload: Json, *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.admin import AsJson, ask, delete_one, show_one
+from cli.admin import AsJson, Digest, ask, delete_one, show_one
 from cli.api import Api, Json
 from cli.bars import byte_bar
 from cli.downloads import Pull, find_manifest
@@ -27,7 +27,6 @@ _STATES = {
     "busy": "another control plane is sweeping: look again in a moment",
 }
 
-Digest = Annotated[str, typer.Argument(help="SHA-256 that names the artifact, in 64 hex digits.")]
 UploadId = Annotated[str, typer.Argument(help="Its id; see: sluice artifacts uploads list.")]
 KeyName = Annotated[str, typer.Argument(metavar="KEY", help="Id of a signing key.")]
 

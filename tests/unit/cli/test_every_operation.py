@@ -1,0 +1,316 @@
+"""Every operation of the admin REST has a command, and every command says what it takes.
+
+Each command is run once against a transport that knows the OpenAPI document alone: a request that
+is not in it fails, and so does an operation that no command has asked for.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import click
+import httpx
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import cli.api
+from cli.app import app
+from control_plane.app import admin_routes
+from control_plane.artifacts.routes import ArtifactRoutes
+from control_plane.http.describe import SCHEMAS
+from control_plane.http.openapi import document
+from sluice.manifests import manifest_of_directory
+
+DOCUMENT = document([*ArtifactRoutes(Mock(), Mock()).routes(), *admin_routes(Mock())], "1")
+D = "ab" * 32
+# What these commands ask is not the admin REST, or nothing.
+ELSEWHERE = {"up", "down", "status", "logs", "version", "requests", "usage", "explain"}
+# By command, what it is given; several lines where it takes different ways.
+COMMANDS = """
+tenants list
+tenants show t
+tenants create t --tier standard
+tenants update t --rpm 5
+tenants delete t
+tenants pin t m 1
+tenants unpin t m
+keys list t
+keys show t k
+keys create t --expires 1d
+keys update t k --rpm 5
+keys rotate t k
+keys revoke t k
+tiers list
+tiers show s
+tiers create s --rpm 5
+tiers update s --rpm 5
+tiers delete s
+models list
+models show m
+models show m@1
+models create m --base {D} --pool p
+models update m --pool p
+models delete m
+models forget m@1
+models releases m
+models publish m 1 sha256:{D} --base-model tiny
+models alias list
+models alias show a
+models alias set a m
+models alias remove a
+models base list
+models base show {D}
+models base set {D} --context-tokens-max 64
+models base delete {D}
+adapters list --model m --base {D} --tenant t
+adapters show {D}
+adapters publish m 1 sha256:{D} --base-model tiny
+adapters remove m@1
+artifacts list
+artifacts show {D}
+artifacts push {directory}
+artifacts import file:///x
+artifacts verify {directory} {digest}
+artifacts remove {D} --tenant t
+artifacts pull {digest} {target}
+artifacts pin {D}
+artifacts unpin {D}
+artifacts nodes {D}
+artifacts gc --run
+artifacts uploads list
+artifacts uploads show u
+artifacts signing-keys list
+artifacts signing-keys show k
+artifacts signing-keys set k AAAA
+artifacts signing-keys delete k
+rollouts start m 1
+rollouts list --model m --phase done
+rollouts show r
+rollouts events r
+rollouts watch r
+rollouts launch r
+rollouts pause r
+rollouts resume r
+rollouts abort r
+rollouts promote r
+rollouts plan m
+rollouts plan m --default
+rollouts plan m --set {plan}
+fleet pools
+fleet cells
+fleet replicas
+fleet routers
+fleet quarantines
+fleet quarantine q
+fleet release q --reason x
+fleet pool show p
+fleet pool create p --base {D} --engine sim
+fleet pool update p --replicas 2
+fleet pool delete p
+fleet nodes list
+fleet nodes show n
+fleet nodes cordon n --reason x
+fleet nodes uncordon n
+fleet nodes drain n
+fleet nodes lift n c@1
+fleet nodes forget n
+golden add m --prompt hello
+golden list
+golden list m
+golden show g
+golden remove g
+golden results --pool p
+golden forget p
+admin-keys list
+admin-keys show k
+admin-keys create viewer
+admin-keys update k --name x
+admin-keys rotate k
+admin-keys revoke k
+audit --actor a --kind k --object o --since 1h
+"""
+# What fields are where the document says no more than that there are some.
+VALUES: dict[str, Any] = {
+    **dict.fromkeys(("expires_at_unix_ms", "stage", "mirrored", "share", "sample"), 0),
+    **dict.fromkeys(("size_bytes", "watched_s", "watched_needed_s", "sample_needed"), 1),
+    **dict.fromkeys(("control_sample", "chunks", "replicas", "file_count", "node_count"), 0),
+    **dict.fromkeys(("is_draining", "is_uploaded", "is_public"), False),
+    **dict.fromkeys(("gates", "missing", "accelerator_facts", "needed_by", "noticed"), []),
+    **dict.fromkeys(("needed", "retired", "removed", "tenant_ids", "base_digests"), []),
+    **dict.fromkeys(("limits", "pins", "fallbacks", "roles", "needs", "engine_options"), {}),
+    **dict.fromkeys(("model_limits", "before", "after"), {}),
+    "pins": {"m": "1"},
+    "stages": 1,
+    "state": "ready",
+    "phase": "done",
+    "ended_at": "2030-01-01T00:00:00",
+    "tokens": [1, 2],
+    "plan": {"stages": [], "gates": []},
+}
+# What is answered besides, by how operations end.
+REST: dict[str, Any] = {
+    "_rotate": {"replaces": {"id": "k", "expires_at_unix_ms": 0}},
+    "_release": {"is_serving_again": True},
+}
+
+
+class Server:
+    """Answers what the document describes, and notes which operations were asked for."""
+
+    def __init__(self, manifest: dict[str, Any], chunks: dict[str, bytes]) -> None:
+        self.manifest, self.chunks = manifest, chunks
+        self.asked: set[str] = set()
+        self.lines: list[list[str]] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        if path == "/tokenize":  # the gateway's
+            return httpx.Response(200, json={"tokens": [1, 2]})
+        operation = find(request.method, path)
+        name = operation["operationId"]
+        self.asked.add(name)
+        known = {one["name"] for one in operation["parameters"] if one["in"] == "query"}
+        assert set(request.url.params) <= known, (
+            f"{name} takes no {set(request.url.params) - known}"
+        )
+        if "requestBody" in operation:
+            self.check(operation, json.loads(request.content))
+        headers = {"ETag": '"x"'}
+        if name == "get_artifacts_manifest":
+            return httpx.Response(200, json=self.manifest, headers=headers)
+        if name == "get_artifacts_chunks":
+            return httpx.Response(200, content=self.chunks[path.rpartition("/")[2]])
+        status, told = next(iter(operation["responses"].items()))
+        if "content" not in told:
+            return httpx.Response(int(status))
+        shape = told["content"]["application/json"]["schema"]
+        body = instance("", shape)
+        body |= REST.get(name[name.rindex("_") :], {})
+        if name == "post_artifacts_uploads":
+            found = self.chunks.items()
+            body["missing"] = [{"sha256": sha256, "size_bytes": len(one)} for sha256, one in found]
+        if name == "put_models_versions":
+            body.pop("state", None)
+        return httpx.Response(int(status), json=body, headers=headers)
+
+    @staticmethod
+    def check(operation: dict[str, Any], body: dict[str, Any]) -> None:
+        shape = resolved(operation["requestBody"]["content"]["application/json"]["schema"])
+        name, known = operation["operationId"], shape["properties"].keys()
+        assert body.keys() <= known, f"{name} takes no {body.keys() - known}"
+        assert set(shape.get("required", ())) <= body.keys(), f"{name} needs more than {body}"
+
+
+def find(method: str, path: str) -> dict[str, Any]:
+    """Return the operation of a request; of paths that fit the one with the most fixed words."""
+    fitting: list[tuple[int, dict[str, Any]]] = []
+    for template, operations in DOCUMENT["paths"].items():
+        pattern = re.sub(r"\{\w+\}", "[^/]+", template)
+        if re.fullmatch(pattern, path) and method.lower() in operations:
+            fitting.append((-template.count("{"), operations[method.lower()]))
+    assert fitting, f"{method} {path} is not in the document"
+    return max(fitting, key=lambda one: one[0])[1]
+
+
+def resolved(shape: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in shape:
+        return DOCUMENT["components"]["schemas"][shape["$ref"].removeprefix(SCHEMAS)]
+    return shape
+
+
+def instance(name: str, shape: dict[str, Any]) -> Any:
+    """Return a value of a schema."""
+    if name in VALUES:
+        return VALUES[name]
+    shape = resolved(shape)
+    match shape.get("type"):
+        case "object" if "properties" in shape:
+            inner = shape["properties"]
+            return {key: instance(key, part) for key, part in inner.items()}
+        case "object":
+            return {}
+        case "array":
+            return [instance("", shape["items"])] if name == "data" else []
+        case "boolean":
+            return False
+        case "integer" | "number":
+            return 1
+        case _:
+            return "x"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Server:
+    directory = tmp_path_factory.mktemp("reach") / "artifact"
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text('{"r": 2}')
+    manifest = manifest_of_directory(directory)
+    content = (directory / "adapter_config.json").read_bytes()
+    made = Server(manifest.document(), {manifest.files[0].sha256: content})
+    plan = directory.with_name("plan.json")
+    plan.write_text("{}")
+    words = {"directory": directory, "target": directory.with_name("pulled"), "plan": plan}
+    words |= {"D": D, "digest": manifest.digest}
+    made.lines = [line.format(**words).split() for line in COMMANDS.strip().splitlines()]
+    return made
+
+
+def leaves(command: click.Command, name: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield all commands with their names."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield " ".join(name), command
+        return
+    for word, one in inner.items():
+        yield from leaves(one, (*name, word))
+
+
+COMMAND_LINES = dict(leaves(typer.main.get_command(app)))
+ADMIN = [name for name in COMMAND_LINES if name.split()[0] not in ELSEWHERE]
+
+
+def test_every_operation_has_a_command(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client(httpx.AsyncClient):
+        def __init__(self, **options: Any) -> None:
+            options |= {"transport": httpx.MockTransport(server)}
+            super().__init__(**options)
+
+    monkeypatch.setattr(cli.api.httpx, "AsyncClient", Client)
+    for name in ("SLUICE_ADMIN_URL", "OPENAI_BASE_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("SLUICE_ADMIN_KEY", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "key")
+    run = CliRunner().invoke
+    for words in server.lines:
+        done = run(app, words)
+        assert done.exit_code == 0, (words, done.output, done.exception)
+    operations = {
+        operation["operationId"]
+        for path in DOCUMENT["paths"].values()
+        for method, operation in path.items()
+        if method != "parameters"
+    }
+    assert operations - server.asked == set(), "give each a command, and its line above"
+
+
+def test_every_command_is_tried(server: Server) -> None:
+    tried = {" ".join(words) + " " for words in server.lines}
+    untried = [name for name in ADMIN if not any(line.startswith(f"{name} ") for line in tried)]
+    assert untried == []
+
+
+@pytest.mark.parametrize("name", ADMIN)
+def test_help_says_what_a_command_is_for_and_takes(name: str) -> None:
+    command = COMMAND_LINES[name]
+    assert command.help, "has no purpose"
+    silent = [p.name for p in command.params if not getattr(p, "help", "")]
+    assert silent == []
+
+
+@pytest.mark.parametrize("name", [n for n in ADMIN if re.search(r"list|show|s$|audit|gc", n)])
+def test_what_is_shown_is_also_for_programs(name: str) -> None:
+    assert "--json" in [option for p in COMMAND_LINES[name].params for option in p.opts]
