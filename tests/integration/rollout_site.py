@@ -50,6 +50,9 @@ class Telemetry:
     port: int = field(default_factory=free_port)
     is_bad: bool = False
     asked: int = 0
+    # Rollouts of which it takes requests and answers none, until this is set.
+    silent: dict[str, asyncio.Event] = field(default_factory=dict)
+    unanswered: int = 0
 
     @property
     def environment(self) -> dict[str, str]:
@@ -59,9 +62,20 @@ class Telemetry:
             "CONTROL_PLANE__ROLLOUT_WINDOW_S": "1",
         }
 
+    def hang(self, rollout: str) -> None:
+        self.silent[rollout] = asyncio.Event()
+
+    def answer(self) -> None:
+        for answers in self.silent.values():
+            answers.set()
+        self.silent.clear()
+
     async def windows(self, request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == f"Bearer {KEY}"
         self.asked += 1
+        if (answers := self.silent.get(request.match_info["id"])) is not None:
+            self.unanswered += 1
+            await answers.wait()
         after, until, length = (
             int(request.query[name]) for name in ("after_ms", "until_ms", "window_ms")
         )
@@ -89,6 +103,7 @@ async def running_telemetry() -> AsyncIterator[Telemetry]:
         await web.TCPSite(runner, "127.0.0.1", telemetry.port).start()
         yield telemetry
     finally:
+        telemetry.answer()
         await runner.cleanup()
 
 

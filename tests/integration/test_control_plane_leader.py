@@ -1,11 +1,17 @@
 """One control plane decides about the fleet; one that freezes while it does is not waited for."""
 
+import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
 import pytest
+
+from sluice.watch import ControlWatcher
+from sluice.wire.control.v1 import control_pb2 as wire
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -22,28 +28,57 @@ async def test_a_frozen_leader_is_replaced(
     """It holds its lock in an open transaction, which PostgreSQL ends when nothing comes of it."""
     database = await asyncpg.connect(database_url.replace("+asyncpg", ""))
     try:
-        async with start_control_plane(database_url, tmp_path) as leader:
+        async with (
+            start_control_plane(database_url, tmp_path) as leader,
+            _running_router(leader.grpc_address),
+        ):
             await leader.put(f"bases/{DIGEST}", context_tokens_max=64)
+            # What writes down that the router is there holds its row until the step ends.
+            is_here = "SELECT count(*) FROM routers WHERE id = 'router'"
+            await eventually(_is(database, is_here, 1), "the router is known")
             await _freeze_while_it_leads(database, leader.child.pid, eventually)
-            async with start_control_plane(database_url, tmp_path) as other:
+            frozen_at = await database.fetchval("SELECT clock_timestamp()")
+            async with (
+                start_control_plane(database_url, tmp_path) as other,
+                _running_router(other.grpc_address),
+            ):
                 await database.execute("INSERT INTO nodes (id, engines) VALUES ('n', '{sim}')")
                 await other.put("pools/p", base_digest=DIGEST, engine="sim", replicas_wanted=1)
 
-                async def is_made() -> bool:
-                    return await database.fetchval("SELECT count(*) FROM replicas") == 1
+                count = "SELECT count(*) FROM replicas"
+                await eventually(_is(database, count, 1), "the other one decides", 60)
 
-                await eventually(is_made, "the other one decides", 60)
+                async def is_heard() -> bool:
+                    query = "SELECT seen_at > $1 FROM routers WHERE id = 'router'"
+                    return await database.fetchval(query, frozen_at)
+
+                await eventually(is_heard, "and writes down who is there", 60)
                 os.kill(leader.child.pid, signal.SIGCONT)
                 await eventually(leader.is_ready, "it wakes up", 60)
                 # What it began was undone; it goes on, beside the other one or after it.
                 await leader.put("pools/p", base_digest=DIGEST, engine="sim", replicas_wanted=2)
-
-                async def are_two() -> bool:
-                    return await database.fetchval("SELECT count(*) FROM replicas") == 2
-
-                await eventually(are_two, "and one of them decides", 60)
+                await eventually(_is(database, count, 2), "and one of them decides", 60)
     finally:
         await database.close()
+
+
+def _is(database, query: str, wanted: int):
+    async def check() -> bool:
+        return await database.fetchval(query) == wanted
+
+    return check
+
+
+@asynccontextmanager
+async def _running_router(address: str) -> AsyncIterator[None]:
+    """A router as control planes see it: one that watches."""
+    watcher = ControlWatcher(address, wire.ROLE_ROUTER, "router", "127.0.0.1:1")
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watcher.run())
+        try:
+            yield
+        finally:
+            running.cancel()
 
 
 async def _freeze_while_it_leads(database, leader: int, eventually) -> None:

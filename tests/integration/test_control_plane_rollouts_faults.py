@@ -1,5 +1,7 @@
 """What is wrong with one rollout does not hold up the others."""
 
+import os
+import signal
 from pathlib import Path
 
 import asyncpg
@@ -12,6 +14,8 @@ from tests.integration.rollout_site import (
     make_model,
     reaches,
     running_gateway,
+    running_telemetry,
+    shown,
 )
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
@@ -81,6 +85,117 @@ async def _is_shown(plane, stuck: str, other: str) -> None:
     assert (shown["plan"], shown["gates"], shown["verdict"]) == ({}, [], None)
     metrics = (await plane.admin.get("/metrics")).text
     assert 'control_plane_rollouts_count{phase="unreadable"} 1.0' in metrics
+
+
+@pytest.mark.timeout(300)
+async def test_telemetry_that_hangs_holds_its_rollouts_and_nothing_else(
+    database_url: str, start_control_plane, tmp_path: Path, eventually
+) -> None:
+    async with (
+        running_telemetry() as telemetry,
+        start_control_plane(database_url, tmp_path, **telemetry.environment) as plane,
+        running_gateway(plane.grpc_address),
+    ):
+        await make_fleet(plane)
+        held, free = await _begin(plane, "held"), await _begin(plane, "free")
+        for rollout in (held, free):
+            await eventually(_has_sample(plane, rollout, 1), "evidence is counted")
+        telemetry.hang(held)
+        await eventually(lambda: telemetry.unanswered > 1, "it is asked, and does not answer")
+        before = {rollout: await shown(plane, rollout) for rollout in (held, free)}
+        more = _has_sample(plane, free, before[free]["sample"] + 1000)
+        await eventually(more, "the other one goes on")
+        found = await shown(plane, held)
+        for name in ("phase", "stage", "share", "sample", "watched_s", "is_live"):
+            assert found[name] == before[held][name], name
+        # Nobody answers for any of them: people still get answers, and are obeyed.
+        telemetry.hang(free)
+        for command, phase in (("pause", "paused"), ("resume", "running")):
+            told = await plane.admin.post(f"/v1/rollouts/{held}/{command}")
+            assert (told.status_code, told.json()["phase"]) == (200, phase)
+        assert (await plane.admin.get("/readyz")).status_code == 200
+        telemetry.answer()
+        for rollout in (held, free):
+            sample = (await shown(plane, rollout))["sample"]
+            await eventually(_has_sample(plane, rollout, sample + 1), "it goes on by itself")
+            found = await shown(plane, rollout)
+            assert (found["phase"], found["share"]) == ("running", 1000)
+
+
+def _has_sample(plane, rollout: str, least: int):
+    async def check() -> bool:
+        return (await shown(plane, rollout))["sample"] >= least
+
+    return check
+
+
+@pytest.mark.timeout(300)
+async def test_a_frozen_stepper_is_replaced(
+    database_url: str, start_control_plane, tmp_path: Path, eventually
+) -> None:
+    """It holds the row of its rollout in an open transaction, which somebody else ends."""
+    database = await asyncpg.connect(database_url.replace("+asyncpg", ""))
+    try:
+        async with (
+            running_telemetry() as telemetry,
+            start_control_plane(database_url, tmp_path, **telemetry.environment) as frozen,
+        ):
+            await make_fleet(frozen)
+            rollout = await _begin(frozen, "m")
+            await eventually(reaches(frozen, rollout, share=1000), "the first stage opens")
+            session = await _freeze_in_a_step(database, frozen.child.pid, eventually)
+            held = "SELECT id FROM rollouts WHERE id = $1 FOR UPDATE SKIP LOCKED"
+            assert await database.fetchval(held, rollout) is None, "its row is locked"
+            environment = telemetry.environment
+            async with (
+                start_control_plane(database_url, tmp_path, **environment) as other,
+                running_gateway(other.grpc_address),
+            ):
+
+                async def is_ended() -> bool:
+                    query = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1"
+                    return await database.fetchval(query, session) == 0
+
+                await eventually(is_ended, "the session of the frozen one is ended", 90)
+                sample = (await shown(other, rollout))["sample"]
+                await eventually(
+                    _has_sample(other, rollout, sample + 1000), "the other one goes on", 90
+                )
+                assert (await shown(other, rollout))["share"] == 1000
+                os.kill(frozen.child.pid, signal.SIGCONT)
+                await eventually(frozen.is_ready, "it wakes up")
+                aborted = await frozen.admin.post(f"/v1/rollouts/{rollout}/abort")
+                assert aborted.status_code == 200, aborted.text
+                over = reaches(other, rollout, phase="aborted", is_live=False)
+                await eventually(over, "they work side by side")
+    finally:
+        await database.close()
+
+
+_IN_A_STEP = """
+SELECT waits.pid FROM pg_locks AS waits JOIN pg_locks AS held USING (pid)
+WHERE waits.relation = 'releases'::regclass AND NOT waits.granted
+AND held.relation = 'rollouts'::regclass AND held.mode = 'RowShareLock' AND held.granted
+"""
+
+
+async def _freeze_in_a_step(database, stepper: int, eventually) -> int:
+    """Stop it while it reads releases, with its rollout locked; returns its session."""
+    blocking = database.transaction()
+    await blocking.start()
+    await database.execute("SET LOCAL lock_timeout = '60s'")
+    await database.execute("LOCK TABLE releases IN ACCESS EXCLUSIVE MODE")
+    sessions: list[int] = []
+
+    async def waits() -> bool:
+        session = await database.fetchval(_IN_A_STEP)
+        sessions.extend([session] if session else [])
+        return bool(sessions)
+
+    await eventually(waits, "the stepper reads the releases")
+    os.kill(stepper, signal.SIGSTOP)
+    await blocking.rollback()
+    return sessions[0]
 
 
 @pytest.mark.timeout(300)
