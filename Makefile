@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PROTOS := $(shell cd proto && find sluice -name '*.proto' | sort)
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
 $(VENV)/.ready: requirements/dev.lock requirements/embed.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python 3.11 or 3.12 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
@@ -33,6 +33,9 @@ test: setup ## All tests, on real servers from pip wheels, on up to four cores
 
 test-unit: setup ## Unit and simulation tests only (about two minutes)
 	@$(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
+
+test-last-release: setup ## The last release's tests of control plane and telemetry on the new schemas (six minutes)
+	@.ci/test-last-release $(ARGS)
 
 lint: setup ## ruff, pyright strict, import contracts, spelling, generated code and protocol definitions
 	@$(BIN)/ruff check .
@@ -76,4 +79,4 @@ bench: setup ## Run the benchmarks and write benchmarks/results/
 clean: ## Remove .venv and caches (never .sluice, which holds data)
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup up down test test-unit lint fix proto proto-check lock docs bench train-default clean
+.PHONY: help setup up down test test-unit test-last-release lint fix proto proto-check lock docs bench train-default clean

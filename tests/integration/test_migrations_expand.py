@@ -18,8 +18,8 @@ from control_plane.migrate import scripts
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
-# The schema of the release before this one; to be moved on when this one is out.
-LAST_RELEASE = "0003"
+# Commit and schema of the release before this one; to be moved on when this one is out.
+_, LAST_RELEASE = (scripts().parent / "last_release").read_text().split()
 _BASE = "ab" * 32
 # What the last release writes, in its own words: no columns that came later.
 _OLD_WRITES = (
