@@ -10,6 +10,7 @@ import httpx
 
 _TIMEOUT_S = 10.0
 _EDITS_MAX = 5  # how often somebody else may be faster
+_PAGE_MAX = 1000
 _PRECONDITION_FAILED = 412
 # Whoever took the request ended or hung before it answered; another one may be there by now.
 _ANSWER_LOST = (httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout)
@@ -156,13 +157,15 @@ class Api:
 
     async def list(self, path: str, **query: str | int) -> list[dict[str, Any]]:
         """Return the objects of a list: the first `limit`, or all, page by page."""
-        page = await self.call("GET", path, query=query)
-        found = list(page["data"])
-        while page.get("has_more") and "limit" not in query:
-            last = found[-1].get("id") or found[-1]["digest"]
-            page = await self.call("GET", path, query={**query, "after": last})
+        limit = int(query.pop("limit", 0))
+        found: list[dict[str, Any]] = []
+        while True:
+            size = {"limit": min(limit - len(found), _PAGE_MAX)} if limit else {}
+            page = await self.call("GET", path, query={**query, **size})
             found += page["data"]
-        return found
+            if not page.get("has_more") or len(found) == limit:
+                return found
+            query["after"] = found[-1].get("id") or found[-1]["digest"]
 
 
 def _problem(answer: httpx.Response) -> str:

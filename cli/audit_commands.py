@@ -16,7 +16,7 @@ _SHOWN = ("at", "actor_id", "actor_role", "action", "kind", "object_id", "outcom
 
 def audit(
     *,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many; 0: all.")] = 20,
     actor: Annotated[
         str | None, typer.Option(help="Id of the admin key; bootstrap is the stack's own.")
     ] = None,

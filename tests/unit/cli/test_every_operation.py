@@ -7,7 +7,6 @@ is not in it fails, and so does an operation that no command has asked for.
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -134,21 +133,21 @@ admin-keys revoke k
 audit --actor a --kind k --object o --since 1h
 """
 # What fields are where the document says no more than that there are some.
+_NUMBERS = {
+    0: "expires_at_unix_ms stage mirrored share sample control_sample chunks replicas file_count",
+    1: "size_bytes watched_s watched_needed_s sample_needed stages",
+}
+_LISTS = "gates missing accelerator_facts needed_by noticed needed retired removed tenant_ids"
+_OBJECTS = "limits fallbacks roles needs engine_options model_limits before after"
 VALUES: dict[str, Any] = {
-    **dict.fromkeys(("expires_at_unix_ms", "stage", "mirrored", "share", "sample"), 0),
-    **dict.fromkeys(("size_bytes", "watched_s", "watched_needed_s", "sample_needed"), 1),
-    **dict.fromkeys(("control_sample", "chunks", "replicas", "file_count", "node_count"), 0),
+    **{name: value for value, names in _NUMBERS.items() for name in names.split()},
+    **{name: [] for name in (*_LISTS.split(), "base_digests")},
+    **{name: {} for name in _OBJECTS.split()},
     **dict.fromkeys(("is_draining", "is_uploaded", "is_public"), False),
-    **dict.fromkeys(("gates", "missing", "accelerator_facts", "needed_by", "noticed"), []),
-    **dict.fromkeys(("needed", "retired", "removed", "tenant_ids", "base_digests"), []),
-    **dict.fromkeys(("limits", "pins", "fallbacks", "roles", "needs", "engine_options"), {}),
-    **dict.fromkeys(("model_limits", "before", "after"), {}),
     "pins": {"m": "1"},
-    "stages": 1,
     "state": "ready",
     "phase": "done",
     "ended_at": "2030-01-01T00:00:00",
-    "tokens": [1, 2],
     "plan": {"stages": [], "gates": []},
 }
 # What is answered besides, by how operations end.

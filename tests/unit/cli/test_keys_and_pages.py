@@ -56,6 +56,15 @@ async def test_a_list_is_followed_to_its_end_unless_it_is_limited() -> None:
         assert len(await api.list("/v1/tiers", limit=3)) == 3
 
 
+async def test_a_limit_may_be_more_than_a_page(monkeypatch) -> None:
+    monkeypatch.setattr("cli.api._PAGE_MAX", 2)
+    async with Pages("http://127.0.0.1:1", "key") as api:
+        api.asked = []
+        found = await api.list("/v1/tiers", limit=3)
+        assert [tier["id"] for tier in found] == list("abc")
+        assert api.asked == [{"limit": 2}, {"limit": 1, "after": "b"}]
+
+
 def test_lists_and_limits_in_a_table(capsys) -> None:
     row = {"a": ["x", "y"], "b": {"rpm": 5, "tpm": 6}, "c": [], "d": {}}
     show_objects([row], ("a", "b", "c", "d"), as_json=False)
