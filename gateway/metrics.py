@@ -103,6 +103,10 @@ class GatewayMetrics:
             "By how much a timer of the event loop is late",
             _LAG_EDGES_S,
         )
+        self._declare_requests()
+        self._declare_goodput()
+
+    def _declare_requests(self) -> None:
         self.requests = Counter(
             "gateway_requests_total",
             "HTTP requests by endpoint, status and code (outcome or error)",
@@ -140,8 +144,6 @@ class GatewayMetrics:
             ("fate",),
             registry=self.registry,
         )
-
-        self._declare_goodput()
 
     def _declare_goodput(self) -> None:
         goodput = Counter(

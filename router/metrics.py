@@ -54,6 +54,10 @@ class RouterMetrics:
             "Predicted at their admission for the requests of router_ttft_seconds, summed",
         )
         self.queue_s = histogram("router_queue_seconds", "Arrival at the router to dispatch")
+        self._pool_of: Callable[[str], str] = str
+        self._define_gauges()
+
+    def _define_gauges(self) -> None:
         self._health = Gauge(
             "router_replicas",
             "Attached replicas, by health",
@@ -69,7 +73,6 @@ class RouterMetrics:
         self._control_age_s = Gauge(
             "router_control_age_seconds", "Age of the control state", registry=self.registry
         )
-        self._pool_of: Callable[[str], str] = str
         gauges = {
             "queued": ("router_queue_requests", "Waiting requests"),
             "queued_tokens": ("router_queue_tokens", "Prompt tokens of waiting requests"),
