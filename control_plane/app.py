@@ -105,7 +105,6 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             Confirmations(database).confirm,
         )
         agents = AgentService(database, feed, fleet, quality)
-        stack.callback(background.create_task(agents.run()).cancel)
         await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution)
         routes = [
             *ArtifactRoutes(database, artifacts).routes(),

@@ -31,7 +31,6 @@ log = structlog.get_logger(__name__)
 _WRITE_TIMEOUT_S = 10.0
 _REFRESH_S = 5.0  # the desired state is repeated this often, changed or not
 _SETTLE_S = 0.05  # changes of one moment are told as one
-_GOLDEN_LOOK_S = 1.0
 
 Context = grpc.aio.ServicerContext[wire.SyncRequest, wire.SyncResponse]
 
@@ -72,18 +71,7 @@ class AgentService(AgentServiceServicer):
         self._golden = golden
         self._streams: dict[str, _Stream] = {}
         self._index = DesiredIndex(feed.state)
-        self._asked: dict[str, list[wire.GoldenPrompt]] = {}  # by base
         feed.on_change(self._take_change)
-
-    async def run(self) -> None:
-        """Have agents told when golden prompts change, until cancelled."""
-        while True:
-            await asyncio.sleep(_GOLDEN_LOOK_S)
-            asked = {base: list(self._golden.prompts_for((base,))) for base in self._index.bases}
-            before, self._asked = self._asked, asked
-            changed = {b for b in asked.keys() | before.keys() if asked.get(b) != before.get(b)}
-            if changed:
-                self._wake(self._index.nodes_with(changed))
 
     async def Sync(  # noqa: N802 - gRPC's name
         self,
@@ -133,7 +121,10 @@ class AgentService(AgentServiceServicer):
                 stream.changed.set()
 
     async def _tell(self, stream: _Stream, context: Context) -> None:
-        """Say what is desired when it changes, and every few seconds, however much else changes."""
+        """Say what is desired when it changes, and every few seconds, however much else changes.
+
+        Other golden prompts wake nobody: they change for all nodes at once, and may be large.
+        """
         clock = asyncio.get_running_loop().time
         last, repeat_at = wire.SyncResponse(), clock()
         while True:

@@ -21,11 +21,6 @@ class DesiredIndex:
         self._of_node: dict[str, dict[str, control.Replica]] = {}
         self.restart(state)
 
-    @property
-    def bases(self) -> frozenset[str]:
-        """The bases of all pools."""
-        return frozenset(pool.base_digest for pool in self._pools.values())
-
     def restart(self, state: ControlState) -> None:
         """Begin anew with a state of which it is not known how it came to be."""
         self._pools = dict(state.pools)
@@ -59,10 +54,6 @@ class DesiredIndex:
                     accelerators=replica.accelerators,
                 )
         return response
-
-    def nodes_with(self, bases: Collection[str]) -> set[str]:
-        """Return the nodes that have replicas of some bases."""
-        return self._nodes_of({p.id for p in self._pools.values() if p.base_digest in bases})
 
     def _nodes_of(self, pool_ids: Collection[str]) -> set[str]:
         if not pool_ids:
