@@ -1,7 +1,7 @@
 """Releases take over, or go back, by themselves under load: the whole way, on the CPU engine.
 
-From `sluice models publish --staged` through the gateway's split, events, broker and trace
-store to the verdict, and back to the gateway.
+From `sluice models publish --staged` through the gateway's split, events, broker, trace store and
+golden prompts on the replica to the verdict, and back to the gateway.
 """
 
 import asyncio
@@ -30,13 +30,28 @@ PLAN = {
         {"share": 10_000, "duration_min_s": 2},
     ],
 }
+# Evidence counts from the 50th answer of control on; the stage waits until there is more of it.
+GOLDEN = [
+    {"metric": "errors", "tolerated": 0.005},
+    {"metric": "golden", "tolerated": 0.05, "sample_min": 100},
+]
+GOLDEN_QUESTIONS = tuple(f"What is {number} + 2?" for number in range(16))
 CLIENTS = 3  # of each model, one request at a time
-WAIT_S = 240
+WAIT_S = 420
 
 
 def _identical(folder: Path) -> None:
     """Other bytes, same weights."""
     (folder / "README.md").write_text("The same weights again.\n")
+
+
+def _wrong(folder: Path) -> None:
+    """Weights that pass every check and mean nothing."""
+    file = folder / "adapter_model.safetensors"
+    content = file.read_bytes()
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    noise = np.random.default_rng(0).normal(0, 0.5, (len(content) - start) // 2)
+    file.write_bytes(content[:start] + noise.astype("<f2").tobytes())
 
 
 def _refused(folder: Path) -> None:
@@ -61,12 +76,12 @@ def _refused(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config | {"r": rank}))
 
 
-CASES = {"identical": _identical, "refused": _refused}
+CASES = {"identical": _identical, "wrong": _wrong, "refused": _refused}
 
 
 @pytest.fixture(scope="module")
 def models(real_stack, tmp_path_factory) -> dict[str, str]:
-    """A model of each case, with its plan; and the directories of version 2."""
+    """A model of each case, with its plan and golden prompts; and the directories of version 2."""
     folders: dict[str, str] = {}
     with real_stack.admin() as admin, _public(real_stack) as public:
         for case, spoil in CASES.items():
@@ -76,11 +91,20 @@ def models(real_stack, tmp_path_factory) -> dict[str, str]:
             spoil(folder)
             folders[model] = str(folder)
             _publish(real_stack, model, "1", str(CONTROL), "--promote")
-            admin.put(f"/v1/models/{model}/rollout-plan", json=PLAN).raise_for_status()
+            plan = PLAN | ({"gates": GOLDEN} if case == "wrong" else {})
+            admin.put(f"/v1/models/{model}/rollout-plan", json=plan).raise_for_status()
         _until_served(public, folders)
+        for question in GOLDEN_QUESTIONS:
+            answer = _text(_ask(public, "roll-wrong", question))
+            asked = {"messages": [{"role": "user", "content": question}]}
+            expected = _tokens(public, {"prompt": answer, "add_special_tokens": False})[:6]
+            body = {"token_ids": _tokens(public, asked), "expected_token_ids": expected}
+            body |= {"output_tokens_max": len(expected), "every_s": 5}
+            admin.post("/v1/models/roll-wrong/golden-prompts", json=body).raise_for_status()
     return folders
 
 
+@pytest.mark.timeout(1800)  # three rollouts; what waits has deadlines of its own
 def test_a_good_release_takes_over_and_bad_ones_go_back(real_stack, models) -> None:
     served: dict[str, Counter[str]] = {model: Counter() for model in models}
     with _load(real_stack, served), real_stack.admin() as admin:
@@ -90,17 +114,20 @@ def test_a_good_release_takes_over_and_bad_ones_go_back(real_stack, models) -> N
     assert ended["roll-identical"]["phase"] == "done"
     assert ended["roll-refused"]["phase"] == "rolled_back"
     assert ended["roll-refused"]["verdict"]["metric"] == "errors"
+    assert ended["roll-wrong"]["phase"] == "rolled_back"
+    assert ended["roll-wrong"]["verdict"]["metric"] == "golden"
     with real_stack.admin() as admin:
         stands_for = {model: admin.get(f"/v1/models/{model}").json()["release"] for model in models}
-    assert stands_for == {"roll-identical": "2", "roll-refused": "1"}
+    assert stands_for == {"roll-identical": "2", "roll-refused": "1", "roll-wrong": "1"}
     for model, counts in served.items():
         failures = counts["none error"]  # errors do not say who they are of
         assert counts["2 200"] or failures, f"{model}: canary had its share"
         assert bool(failures) == (model == "roll-refused")
     with _public(real_stack) as public:  # nobody is sent to what was sent back
-        answers = [_ask(public, "roll-refused", QUESTIONS[0]) for _ in range(20)]
-        assert {answer.status_code for answer in answers} == {200}
-        assert len({_text(answer) for answer in answers}) == 1
+        for model in ("roll-refused", "roll-wrong"):
+            answers = [_ask(public, model, QUESTIONS[0]) for _ in range(20)]
+            assert {answer.status_code for answer in answers} == {200}
+            assert len({_text(answer) for answer in answers}) == 1
 
 
 def _publish(stack, model: str, version: str, folder: str, how: str) -> None:
@@ -121,6 +148,12 @@ def _ask(public: httpx.Client, model: str, question: str, **more: object) -> htt
 
 def _text(answer: httpx.Response) -> str:
     return answer.json()["choices"][0]["message"]["content"]
+
+
+def _tokens(public: httpx.Client, body: dict) -> list[int]:
+    answer = public.post("/tokenize", json={"model": BASE} | body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["tokens"]
 
 
 def _until_served(public: httpx.Client, models: dict[str, str]) -> None:
