@@ -1,0 +1,84 @@
+"""What can be asked of a Prometheus that scrapes us: metrics, recorded series, and their labels."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cli.reference import Declared, declared_metrics
+from tests.unit.observability.promql import Names, names_in
+
+ROOT = Path(__file__).parents[3]
+PROMETHEUS = ROOT / "deploy" / "observability" / "prometheus"
+# What Prometheus adds to every series, and prometheus.yml's targets to those of engines.
+TARGET_LABELS = {"job", "instance"}
+ENGINE_LABELS = {"pool", "replica", "model", "version"}
+_SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "gauge": ("",), "counter": ("",)}
+
+METRICS: dict[str, Declared] = {it.name: it for it in declared_metrics()}
+
+
+def rules(file: str) -> list[dict[str, Any]]:
+    """Return the rules of a file, in order."""
+    groups = yaml.safe_load((PROMETHEUS / file).read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+RECORDED: dict[str, str] = {rule["record"]: rule["expr"] for rule in rules("recording.yml")}
+
+
+def _scraped() -> dict[str, set[str]]:
+    found = {"up": set(TARGET_LABELS)}
+    for metric in METRICS.values():
+        labels = TARGET_LABELS | set(metric.labels)
+        labels |= ENGINE_LABELS if metric.process == "engine" else {"worker"}
+        for suffix in _SUFFIXES[metric.kind]:
+            bucket = {"le"} if suffix == "_bucket" else set[str]()
+            found[metric.name + suffix] = labels | bucket
+    return found
+
+
+SCRAPED = _scraped()
+
+
+def labels_of(metric: str) -> set[str]:
+    """Return the labels that a series may have; KeyError: nothing has that name."""
+    if metric in SCRAPED:
+        return SCRAPED[metric]
+    return set().union(*(labels_of(it.metric) for it in names_in(RECORDED[metric]).selectors))
+
+
+def wrong_in(names: Names) -> list[str]:
+    """Return what an expression names that does not exist."""
+    wrong: list[str] = []
+    seen: set[str] = set()
+    for selector in names.selectors:
+        try:
+            labels = labels_of(selector.metric)
+        except KeyError:
+            wrong.append(f"no metric {selector.metric}")
+            continue
+        seen |= labels
+        wrong += [
+            f"{selector.metric} has no label {it[0]}"
+            for it in selector.labels
+            if it[0] not in labels
+        ]
+    return wrong + [f"nothing has the label {label}" for label in names.grouping - seen]
+
+
+def scraped_names(expression: str) -> set[str]:
+    """Return the declared metrics that an expression reads, through recorded series as well."""
+    found: set[str] = set()
+    for selector in names_in(expression).selectors:
+        if selector.metric in RECORDED:
+            found |= scraped_names(RECORDED[selector.metric])
+        elif selector.metric != "up":
+            found.add(
+                next(
+                    name
+                    for name, it in METRICS.items()
+                    if selector.metric in {name + suffix for suffix in _SUFFIXES[it.kind]}
+                )
+            )
+    return found
