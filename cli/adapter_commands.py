@@ -135,7 +135,8 @@ async def _digest(api: Api, adapter: str) -> str:
 
 async def _of_prefix(api: Api, prefix: str) -> str:
     if not _PREFIX.fullmatch(prefix):
-        raise ApiError(f"there is no model {prefix}, nor can a digest begin so; see: adapters list")
+        message = f"there is no model {prefix}, nor are that 4 digits or more of a digest"
+        raise ApiError(f"{message}; see: sluice adapters list")
     every = await api.list("/v1/adapters")
     digests = [row["digest"] for row in every if row["digest"].startswith(prefix)]
     if not digests:

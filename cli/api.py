@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -12,6 +13,32 @@ _TIMEOUT_S = 10.0
 _EDITS_MAX = 5  # how often somebody else may be faster
 _PAGE_MAX = 1000
 _PRECONDITION_FAILED = 412
+_NOT_FOUND = 404
+_UNAUTHORIZED = 401
+# Which command lists what can be at a path; the first one that fits.
+_LISTS = {
+    "artifacts/uploads": "artifacts uploads list",
+    "signing-keys": "artifacts signing-keys list",
+    "releases": "models releases",
+    "aliases": "models alias list",
+    "bases": "models base list",
+    "pools": "fleet pools",
+    "nodes": "fleet nodes",
+    "quarantines": "fleet quarantines",
+    "golden-prompts": "golden list",
+    **{
+        kind: f"{kind} list"
+        for kind in [
+            "tiers",
+            "tenants",
+            "models",
+            "adapters",
+            "artifacts",
+            "rollouts",
+            "admin-keys",
+        ]
+    },
+}
 # Whoever took the request ended or hung before it answered; another one may be there by now.
 _ANSWER_LOST = (httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout)
 
@@ -111,7 +138,7 @@ class Api:
         query: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        sent = dict(headers or {})
+        sent, path = dict(headers or {}), _checked(path)
         if method != "GET":  # so that asking again cannot do it twice
             sent["idempotency-key"] = secrets.token_hex(16)
         request = partial(
@@ -133,9 +160,9 @@ class Api:
                 "is the stack running? See: sluice status"
             ) from error
         if answer.status_code >= 400:
-            raise ApiError(
-                f"{method} {path}: {answer.status_code} {_problem(answer)}", answer.status_code
-            )
+            status = answer.status_code
+            told = f"{method} {path}: {status} {_problem(answer)}{_hint(path, status)}"
+            raise ApiError(told, status)
         return answer
 
     async def send_bytes(self, path: str, content: bytes) -> None:
@@ -166,6 +193,23 @@ class Api:
             if not page.get("has_more") or len(found) == limit:
                 return found
             query["after"] = found[-1].get("id") or found[-1]["digest"]
+
+
+def _checked(path: str) -> str:
+    """Return a path as it is sent; an id that would lead elsewhere is refused."""
+    if not all(part.strip(".") for part in path.split("/")[1:]):
+        raise ApiError(f"{path}: an id is missing, or of dots alone", 400)
+    return quote(path, safe="/%@:+,=~")
+
+
+def _hint(path: str, status: int) -> str:
+    """Return where to look after a refusal; empty when its reason says enough."""
+    if status == _UNAUTHORIZED:
+        return "; the key is that of SLUICE_ADMIN_KEY, else of the running stack"
+    if status != _NOT_FOUND:
+        return ""
+    kind = next((kind for kind in _LISTS if path.startswith(f"/v1/{kind}/")), None)
+    return "" if kind is None else f"; see: sluice {_LISTS[kind]}"
 
 
 def _problem(answer: httpx.Response) -> str:

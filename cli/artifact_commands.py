@@ -1,5 +1,6 @@
 """`sluice artifacts`: bases and adapters on their way to the platform."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,14 @@ _SHOWN = ("digest", "kind", "size_bytes", "file_count", "base_digests", "is_pinn
 _VERSION = ("id", "adapter_digest", "base_digest", "is_promoted", "rollout_id")
 _JOBS = 4
 
+
+class Kind(StrEnum):
+    """What an artifact is."""
+
+    BASE = "base"
+    ADAPTER = "adapter"
+
+
 Directory = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Of its files.")]
 Base = Annotated[str, typer.Option("--base", help="Digest of an adapter's base; none: a base.")]
 OfTenant = Annotated[
@@ -33,11 +42,11 @@ Signature = Annotated[
 @artifacts.command("list")
 def list_artifacts(
     *,
-    kind: Annotated[str | None, typer.Option(help="Only of this kind: base or adapter.")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="Only of this kind.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the artifacts."""
-    only = given(kind=kind)
+    only = given(kind=None if kind is None else kind.value)
     found = ask(lambda api: api.list("/v1/artifacts", **only))
     show_objects(found, _SHOWN, as_json=as_json)
 

@@ -131,10 +131,11 @@ def collect_garbage(
         show_objects(rows, _GARBAGE, as_json=False)
     freed = size_text(sum(row["size_bytes"] for row in going))
     kept = Counter(reason.split()[0] for row in found for reason in row["needed_by"])
-    why = ", ".join(f"{count} by {reason}" for reason, count in kept.most_common())
+    why = ", ".join(f"{count} {reason}" for reason, count in kept.most_common())
+    kept_count = len(found) - len(going)
     typer.echo(
-        f"nobody needs {len(going)} artifacts ({freed}); "
-        f"{len(found) - len(going)} are kept{f': {why}' if why else ''}"
+        f"nobody needs {len(going)} artifacts ({freed}); {kept_count} are kept"
+        + (f", because of: {why}; see --all" if why else "")
     )
 
 

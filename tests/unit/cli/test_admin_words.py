@@ -123,3 +123,38 @@ async def test_who_does_not_answer_is_named(deaths: int, error: Any, sent: int) 
         with pytest.raises(ApiError, match=f"does not answer .{error.__name__}"):
             await api.call("POST", "/v1/admin-keys", {})
     assert len(server.keys) == sent
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [("/v1/tiers/a?b", "/v1/tiers/a%3Fb"), ("/v1/models/a/b@1", "/v1/models/a/b@1")],
+)
+async def test_an_id_is_never_more_than_an_id(path: str, sent: str) -> None:
+    seen: list[bytes] = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.raw_path)
+        return httpx.Response(200, json={})
+
+    async with served(server) as api:
+        await api.call("DELETE", path)
+        assert seen == [sent.encode()]
+        for wrong in ("/v1/tiers/..", "/v1/tiers/", "/v1/models/../tiers/a"):
+            with pytest.raises(ApiError, match="an id is missing"):
+                await api.call("DELETE", wrong)
+        assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "path", "told"),
+    [
+        (404, "/v1/tiers/x", "see: sluice tiers list"),
+        (404, "/v1/artifacts/uploads/x", "see: sluice artifacts uploads list"),
+        (401, "/v1/tiers", "SLUICE_ADMIN_KEY"),
+        (409, "/v1/tiers/x", "why$"),
+    ],
+)
+async def test_a_refusal_says_where_to_look(status: int, path: str, told: str) -> None:
+    async with served(lambda _: httpx.Response(status, json={"detail": "why"})) as api:
+        with pytest.raises(ApiError, match=told):
+            await api.call("GET", path)
