@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sluice.profiles import FRAMES, profile_of
 from sluice.watch import ControlState
 from sluice.wire.agent.v1 import agent_pb2 as wire
+from sluice.wire.control.v1 import control_pb2 as control
 
 DEFAULT = "default"  # first word of the askings that every base has
 # Ids that every vocabulary has and that are ordinary tokens in most. What they mean is no matter:
@@ -84,51 +85,84 @@ def asking_id(prompt_id: str, base_digest: str, adapter_digest: str) -> str:
 
 def current(state: ControlState, prompts: Iterable[Prompt]) -> dict[str, Asking]:
     """Return all askings by id: the default of every base that generates text, and the prompts'."""
-    found: dict[str, Asking] = {}
-    for pool in state.pools.values():
-        if profile_of(pool.engine) is FRAMES:
-            one = asking_id(DEFAULT, pool.base_digest, "")
-            found[one] = Asking(
-                one,
-                DEFAULT,
-                "",
-                pool.base_digest,
-                "",
-                DEFAULT_TOKENS,
-                DEFAULT_OUTPUT_TOKENS,
-                DEFAULT_EVERY_S,
-            )
+    found = {one.id: one for one in defaults(state)}
     for prompt in prompts:
-        if prompt.model_id not in state.models:
-            continue
-        owner = state.models[prompt.model_id].owner_tenant_id
-        is_rollout = prompt.model_id in state.splits and bool(prompt.expected)
-        every_s = min(prompt.every_s, ROLLOUT_EVERY_S) if is_rollout else prompt.every_s
-        for base_digest, adapter_digest in _served(state, prompt.model_id):
-            one = asking_id(prompt.id, base_digest, adapter_digest)
-            found[one] = Asking(
-                one,
-                prompt.id,
-                prompt.model_id,
-                base_digest,
-                adapter_digest,
-                prompt.token_ids,
-                prompt.output_tokens_max,
-                every_s,
-                prompt.expected,
-                owner,
-                is_rollout,
-            )
+        about = about_model(state, prompt.model_id)
+        if about is not None:
+            found |= {one.id: one for one in put(prompt, about)}
     return found
 
 
-def _served(state: ControlState, model_id: str) -> list[tuple[str, str]]:
+def defaults(state: ControlState) -> list[Asking]:
+    """Return what every base that generates text is asked."""
+    bases = {pool.base_digest for pool in state.pools.values() if profile_of(pool.engine) is FRAMES}
+    return [
+        Asking(
+            asking_id(DEFAULT, base, ""),
+            DEFAULT,
+            "",
+            base,
+            "",
+            DEFAULT_TOKENS,
+            DEFAULT_OUTPUT_TOKENS,
+            DEFAULT_EVERY_S,
+        )
+        for base in sorted(bases)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What decides how a model's prompts are put.
+
+    Attributes:
+        owner: The tenant; empty: the platform.
+        served: (base, adapter) of what the model stands for, and of what is rolled out beside it.
+        is_rollout: Whether a rollout shares its requests out.
+    """
+
+    owner: str
+    served: tuple[tuple[str, str], ...]
+    is_rollout: bool
+
+
+def about_model(state: ControlState, model_id: str) -> About | None:
+    """Return how a model's prompts are put at present; None: there is no such model."""
+    model = state.models.get(model_id)
+    if model is None:
+        return None
+    is_rollout = model_id in state.splits
+    return About(model.owner_tenant_id, tuple(_served(state, model)), is_rollout)
+
+
+def put(prompt: Prompt, about: About) -> list[Asking]:
+    """Return the askings of a prompt."""
+    is_rollout = about.is_rollout and bool(prompt.expected)
+    every_s = min(prompt.every_s, ROLLOUT_EVERY_S) if is_rollout else prompt.every_s
+    return [
+        Asking(
+            asking_id(prompt.id, base_digest, adapter_digest),
+            prompt.id,
+            prompt.model_id,
+            base_digest,
+            adapter_digest,
+            prompt.token_ids,
+            prompt.output_tokens_max,
+            every_s,
+            prompt.expected,
+            about.owner,
+            is_rollout,
+        )
+        for base_digest, adapter_digest in about.served
+    ]
+
+
+def _served(state: ControlState, model: control.Model) -> list[tuple[str, str]]:
     """Return (base, adapter) of what a model stands for, and of what is rolled out beside it."""
-    model = state.models[model_id]
     found = [(model.base_digest, model.adapter_digest)]
-    split = state.splits.get(model_id)
+    split = state.splits.get(model.id)
     for name in (split.control, split.canary) if split is not None else ():
-        release = state.releases.get(f"{model_id}@{name}")
+        release = state.releases.get(f"{model.id}@{name}")
         if release is not None:
             found.append((release.base_digest, release.adapter_digest))
     return list(dict.fromkeys(found))

@@ -14,11 +14,11 @@ import structlog
 
 from control_plane.database import ERRORS, Database, DatabaseDownError
 from control_plane.quality import repository
-from control_plane.quality.askings import Asking, Prompt, current
+from control_plane.quality.board import Board, Prompts
 from control_plane.quality.consensus import Text
 from control_plane.quality.judging import Judge, Outcome, told
 from control_plane.quality.repository import Report
-from control_plane.quality.shares import chosen, round_of
+from control_plane.quality.shares import round_of
 from control_plane.quality.verdicts import Alert, Budget, Group, Held
 from control_plane.watch.feed import Feed
 from sluice.wire.agent.v1 import agent_pb2 as wire
@@ -34,7 +34,7 @@ _PRUNE_INTERVAL_S = 600.0
 _ALERT_S = 900.0  # one that is not found again for so long is over
 _ALERTS_MAX = 8192  # remembered; the oldest go first
 _REFRESH_S = 0.5  # between two looks at a state that keeps changing
-_NODES_MAX = 4096  # remembered, by what they serve
+_REST = 20.0  # as long as the last look took, at least, so that looking takes little of our time
 _ADVICE = {
     "pool": "look at `sluice golden results`; raise CONTROL_PLANE__QUALITY_POOL_HOUR_MAX if so many"
     " replicas of the pool are broken",
@@ -91,14 +91,11 @@ class Quality:
         self._database = database
         self._feed = feed
         self._meter = meter
-        self._prompts: tuple[Prompt, ...] = ()
-        self._known: tuple[int, tuple[Prompt, ...]] | None = None
-        self._askings: dict[str, Asking] = {}
-        self._of_base: dict[str, list[Asking]] = {}
-        self._told: dict[frozenset[str], list[wire.GoldenPrompt]] = {}
-        self._round = 0
+        self._prompts: Prompts = ()
+        self._known: tuple[int, Prompts] | None = None
+        self._board = Board()
         self._mark: tuple[int, int] | None = None
-        self._refreshed_at_s = -_REFRESH_S
+        self._refresh_at_s = 0.0
         self._held: frozenset[Held] = frozenset()
         self._reports: deque[Report] = deque(maxlen=_REPORTS_MAX)
         self._alerts: dict[Group, tuple[float, Mapping[Alert, tuple[str, ...]]]] = {}
@@ -107,20 +104,12 @@ class Quality:
     def prompts_for(self, bases: Iterable[str]) -> list[wire.GoldenPrompt]:
         """Return what a node is to ask its replicas of these bases, in the present round."""
         self._refresh()
-        round_ = round_of(self._unix_s())
-        if round_ != self._round or len(self._told) >= _NODES_MAX:
-            self._round, self._told = round_, {}
-        key = frozenset(bases)
-        found = self._told.get(key)
-        if found is None:
-            askings = (one for base in key for one in self._of_base.get(base, ()))
-            found = self._told[key] = [one.wire() for one in chosen(askings, round_)]
-        return found
+        return self._board.told(bases, round_of(self._unix_s()))
 
     def take(self, message: wire.SyncRequest) -> None:
         """Take the answers that an agent reports; nothing waits."""
         for result in message.golden_results:
-            asking = self._askings.get(result.prompt_id)
+            asking = self._board.askings.get(result.prompt_id)
             if asking is None:  # it is no question any more
                 continue
             text = Text(
@@ -161,7 +150,7 @@ class Quality:
         while self._reports:
             batch = [self._reports.popleft() for _ in range(min(_BATCH, len(self._reports)))]
             await self._write(batch)
-        for outcome in await self._judge.turn(self._askings):
+        for outcome in await self._judge.turn(self._board.askings):
             self._tell(outcome)
         self._meter.show_parked(self._judge.deferrals.parked)
         quarantined = await self._database.run(repository.quarantined)
@@ -176,7 +165,7 @@ class Quality:
         self._meter.show_quality(sum(quarantined.values()), counts)
         if now_s - self._pruned_at > _PRUNE_INTERVAL_S:
             self._pruned_at = now_s
-            kept = frozenset(self._askings)
+            kept = frozenset(self._board.askings)
             await self._database.run(lambda connection: repository.prune(connection, kept))
 
     async def _write(self, batch: list[Report]) -> None:
@@ -237,12 +226,8 @@ class Quality:
     def _refresh(self) -> None:
         """Find out what can be asked, when the state or the prompts have changed."""
         known, now_s = (self._feed.state.version, self._prompts), time.monotonic()
-        if known == self._known or now_s - self._refreshed_at_s < _REFRESH_S:
-            return
-        self._refreshed_at_s = now_s
-        self._known, before = known, self._askings
-        self._askings = current(self._feed.state, self._prompts)
-        if self._askings != before:
-            self._of_base, self._told = {}, {}
-            for asking in self._askings.values():
-                self._of_base.setdefault(asking.base_digest, []).append(asking)
+        if known != self._known and now_s >= self._refresh_at_s:
+            self._known = known
+            self._board.update(self._feed.state, self._prompts)
+            ended_s = time.monotonic()
+            self._refresh_at_s = ended_s + max(_REFRESH_S, _REST * (ended_s - now_s))

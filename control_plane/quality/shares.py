@@ -10,11 +10,11 @@ control plane says the same, and so do all nodes with the same bases, whose answ
 Releases of a prompt are asked together: else a rollout would compare answers to different prompts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from control_plane.quality.askings import DEFAULT, Asking
+from control_plane.quality.askings import Asking
 
 NODE_PROMPTS_MAX = 64
 NODE_BYTES_MAX = 256 << 10
@@ -30,8 +30,8 @@ _TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
-    """A prompt with all that it is put to on a node."""
+class Item:
+    """A prompt with all that it is put to of a base."""
 
     askings: tuple[Asking, ...]
     units: int
@@ -43,26 +43,21 @@ def round_of(unix_s: float) -> int:
     return int(unix_s // ROUND_S)
 
 
-def chosen(askings: Iterable[Asking], round_: int) -> list[Asking]:
+def chosen(
+    defaults: Sequence[Asking], items: Mapping[str, Sequence[Item]], round_: int
+) -> list[Asking]:
     """Return what a node is told in a round: the platform's questions first, then by id.
 
     Of an owner with n prompts each is asked within n * owners / slots + 1 rounds; while some of
     them wait on a rollout, within 8 * n * owners / slots + 2. Slots are what the owners that need
-    more than an equal share have together: with 1,000 of them 48, if no prompt is put to several
-    releases.
+    more than an equal share have together: with 1,000 of them 48 to 63, if no prompt is put to
+    several releases.
 
     Args:
-        askings: All to the bases of the node.
+        defaults: The platform's, by id, to the bases of the node.
+        items: Of each owner, by id, to these bases.
         round_: Its number, from 0.
     """
-    defaults: list[Asking] = []
-    owned: dict[str, dict[str, list[Asking]]] = {}
-    for asking in sorted(askings, key=lambda one: one.id):
-        if asking.prompt_id == DEFAULT:
-            defaults.append(asking)
-        else:
-            owned.setdefault(asking.owner, {}).setdefault(asking.prompt_id, []).append(asking)
-    items = {owner: _items(prompts.values()) for owner, prompts in sorted(owned.items())}
     wanted = sum(item.units for all_ in items.values() for item in all_)
     most = max(DEFAULTS_RESERVED, NODE_PROMPTS_MAX - wanted)
     count = min(len(defaults), most)
@@ -78,36 +73,32 @@ def chosen(askings: Iterable[Asking], round_: int) -> list[Asking]:
 
 def units(asking: Asking) -> int:
     """Return how much room a question takes, at most."""
-    names = (asking.id, asking.base_digest, asking.adapter_digest)
-    size = sum(len(name.encode()) for name in names) + _FRAME_BYTES
+    # These are made of ASCII: a byte each.
+    names = len(asking.id) + len(asking.base_digest) + len(asking.adapter_digest)
+    size = names + _FRAME_BYTES
     return -(-(size + _TOKEN_BYTES_MAX * len(asking.token_ids)) // _UNIT_BYTES)
 
 
-def _items(prompts: Iterable[Sequence[Asking]]) -> list[_Item]:
-    found: list[_Item] = []
-    for askings in prompts:
-        item = _Item(
-            tuple(askings),
-            sum(units(asking) for asking in askings),
-            any(asking.is_rollout for asking in askings),
-        )
-        if item.units <= _ITEM_UNITS_MAX:
-            found.append(item)
-    return found
+def item_of(askings: Sequence[Asking]) -> Item | None:
+    """Return the askings of a prompt to one base as what is chosen; None: too long to be asked."""
+    size = sum(units(asking) for asking in askings)
+    if size > _ITEM_UNITS_MAX:
+        return None
+    return Item(tuple(askings), size, any(asking.is_rollout for asking in askings))
 
 
-def _shared(items: Mapping[str, Sequence[_Item]], room: int, round_: int) -> list[_Item]:
+def _shared(items: Mapping[str, Sequence[Item]], room: int, round_: int) -> list[Item]:
     """Return what fits; everybody's turns first, each with room for the longest, then more."""
     longest = max(item.units for all_ in items.values() for item in all_)
     slots = room // longest
     large = sorted((owner for owner in items if items[owner]), key=lambda one: len(items[one]))
-    picked: list[_Item] = []
+    picked: list[Item] = []
     while large and len(items[large[0]]) <= slots // len(large):
         slots -= len(items[large[0]])
         picked += items[large.pop(0)]
     large.sort()
     first = round_ * slots
-    waiting: list[list[_Item]] = []
+    waiting: list[list[Item]] = []
     for place, owner in enumerate(large):
         before, until = (_turns(at, place, len(large)) for at in (first, first + slots))
         ordered = _ordered(items[owner], before, until - before, slots // len(large), round_)
@@ -123,8 +114,8 @@ def _turns(slots: int, place: int, owners: int) -> int:
 
 
 def _ordered(
-    items: Sequence[_Item], before: int, count: int, steady: int, round_: int
-) -> list[_Item]:
+    items: Sequence[Item], before: int, count: int, steady: int, round_: int
+) -> list[Item]:
     """Return an owner's prompts, those first whose turn it is.
 
     Args:
@@ -140,21 +131,21 @@ def _ordered(
         return _turn(items, before)
     if _TURNS * len(rollouts) <= (_TURNS - 1) * steady:  # all of them, and room for others
         return rollouts + _turn(others, before - round_ * len(rollouts))
-    found: dict[str, _Item] = {}
+    found: dict[str, Item] = {}
     for turn in range(before, before + count):
         passed, place = divmod(turn, _TURNS)
         is_other = place == _TURNS - 1
         ring, at = (others, passed) if is_other else (rollouts, turn - passed)
         item = ring[at % len(ring)]
-        found.setdefault(item.askings[0].prompt_id, item)
+        found.setdefault(item.askings[0].id, item)
     for item in (*rollouts, *others):
-        found.setdefault(item.askings[0].prompt_id, item)
+        found.setdefault(item.askings[0].id, item)
     return list(found.values())
 
 
-def _filled(waiting: Sequence[Sequence[_Item]], room: int) -> list[_Item]:
+def _filled(waiting: Sequence[Sequence[Item]], room: int) -> list[Item]:
     """Return what still fits, one of each owner in turn."""
-    found: list[_Item] = []
+    found: list[Item] = []
     rings = [iter(all_) for all_ in waiting]
     while rings and room > 0:
         going, rings = rings, []

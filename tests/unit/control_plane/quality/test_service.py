@@ -2,17 +2,15 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from control_plane.database import Database
 from control_plane.quality.askings import Prompt
 from control_plane.quality.metrics import QualityMetrics
 from control_plane.quality.service import Quality
 from control_plane.quality.shares import NODE_BYTES_MAX, NODE_PROMPTS_MAX, ROUND_S
 from control_plane.quality.verdicts import Budget
-from control_plane.watch.feed import Feed
 from sluice.watch import ControlState
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -34,7 +32,8 @@ class Site:
         self.feed, self.unix_s = StubFeed(), 1e9
         self.feed.state.pools["p"] = wire.Pool(id="p", base_digest=BASE, engine="sim")
         meter = QualityMetrics(CollectorRegistry())
-        feed, database = cast("Feed", self.feed), cast("Database", None)
+        feed: Any = self.feed
+        database: Any = None
         self.quality: Any = Quality(database, feed, meter, Budget(), lambda: self.unix_s)
 
     def add_tenants(self) -> None:
@@ -82,7 +81,7 @@ def test_answers_to_what_is_not_asked_in_this_round_still_count() -> None:
     site = Site()
     site.add_tenants()
     told = {one.id for one in site.quality.prompts_for([BASE])}
-    other = next(one for one in sorted(site.quality._askings) if one not in told)
+    other = next(one for one in sorted(site.quality._board.askings) if one not in told)
     message = agent.SyncRequest(node_id="n")
     for prompt_id in (other, "nobody asked"):
         message.golden_results.add(replica_id="r", prompt_id=prompt_id, token_ids=[1])

@@ -12,9 +12,13 @@ from control_plane.quality.shares import (
     NODE_BYTES_MAX,
     NODE_PROMPTS_MAX,
     ROUND_S,
-    chosen,
+    Item,
+    item_of,
     round_of,
     units,
+)
+from control_plane.quality.shares import (
+    chosen as chosen_items,
 )
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
@@ -55,6 +59,20 @@ def plain(counts: Sequence[int]) -> list[Asking]:
 
 def by_owner(told: Sequence[Asking]) -> Counter[str]:
     return Counter(one.owner for one in told if one.prompt_id != DEFAULT)
+
+
+def chosen(askings: Sequence[Asking], round_: int) -> list[Asking]:
+    """What a node is told, its bases all the same."""
+    ordered = sorted(askings, key=lambda one: one.id)
+    prompts: dict[tuple[str, str], list[Asking]] = {}
+    for one in ordered:
+        if one.prompt_id != DEFAULT:
+            prompts.setdefault((one.owner, one.prompt_id), []).append(one)
+    items: dict[str, list[Item]] = {}
+    for (owner, _), parts in prompts.items():
+        if item := item_of(parts):
+            items.setdefault(owner, []).append(item)
+    return chosen_items([one for one in ordered if one.prompt_id == DEFAULT], items, round_)
 
 
 @st.composite

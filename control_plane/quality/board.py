@@ -1,0 +1,124 @@
+"""What is asked at present, and which of it a node is told; pure, and kept up to date cheaply.
+
+The state changes all the time, and thousands of models may have prompts: only those whose releases
+or prompts have changed are worked out anew, and what a node is told once per round.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from control_plane.quality.askings import About, Asking, Prompt, about_model, defaults, put
+from control_plane.quality.shares import Item, chosen, item_of
+from sluice.watch import ControlState
+from sluice.wire.agent.v1 import agent_pb2 as wire
+
+_NODES_MAX = 4096  # remembered, by what they serve
+
+Prompts = tuple[Prompt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is asked about a model, and what that rests on."""
+
+    about: About | None
+    prompts: Prompts
+    askings: tuple[Asking, ...]
+    items: tuple[Item, ...]
+
+
+class Board:
+    """Owns the questions.
+
+    Attributes:
+        askings: All, by id.
+    """
+
+    def __init__(self) -> None:
+        self.askings: dict[str, Asking] = {}
+        self._prompts: Prompts = ()
+        self._of_model: dict[str, Prompts] = {}
+        self._models: dict[str, _Model] = {}
+        self._defaults: list[Asking] = []
+        self._items: dict[str, dict[str, list[Item]]] = {}  # by base and owner
+        self._round = 0
+        self._told: dict[frozenset[str], list[wire.GoldenPrompt]] = {}
+
+    def update(self, state: ControlState, prompts: Prompts) -> None:
+        """Find out what is asked."""
+        if prompts is not self._prompts:
+            self._prompts, self._of_model = prompts, _by_model(prompts, self._of_model)
+        models: dict[str, _Model] = {}
+        for model_id, own in self._of_model.items():
+            about, known = about_model(state, model_id), self._models.get(model_id)
+            if known is None or known.about != about or known.prompts is not own:
+                known = _model(about, own)
+            models[model_id] = known
+        ordinary = defaults(state)
+        before, self._models = self._models, models
+        is_same = before.keys() == models.keys() and all(
+            before[model_id] is one for model_id, one in models.items()
+        )
+        if not is_same or ordinary != self._defaults:
+            self._defaults = ordinary
+            self._arrange()
+
+    def told(self, bases: Iterable[str], round_: int) -> list[wire.GoldenPrompt]:
+        """Return what a node with replicas of these bases is told in a round."""
+        if round_ != self._round or len(self._told) >= _NODES_MAX:
+            self._round, self._told = round_, {}
+        key = frozenset(bases)
+        found = self._told.get(key)
+        if found is None:
+            ordinary = [one for one in self._defaults if one.base_digest in key]
+            askings = chosen(ordinary, self._owned(sorted(key)), round_)
+            found = self._told[key] = [one.wire() for one in askings]
+        return found
+
+    def _owned(self, bases: Sequence[str]) -> dict[str, list[Item]]:
+        if len(bases) == 1:
+            return self._items.get(bases[0], {})
+        found: dict[str, list[Item]] = {}
+        for base in bases:
+            for owner, items in self._items.get(base, {}).items():
+                found.setdefault(owner, []).extend(items)
+        return {owner: sorted(items, key=_name) for owner, items in found.items()}
+
+    def _arrange(self) -> None:
+        """Put all questions in order."""
+        self._told, self._items = {}, {}
+        self.askings = {one.id: one for one in self._defaults}
+        for model in self._models.values():
+            for asking in model.askings:
+                self.askings[asking.id] = asking
+            for item in model.items:
+                of_base = self._items.setdefault(item.askings[0].base_digest, {})
+                of_base.setdefault(item.askings[0].owner, []).append(item)
+        for of_base in self._items.values():
+            for items in of_base.values():
+                items.sort(key=_name)
+
+
+def _model(about: About | None, prompts: Prompts) -> _Model:
+    askings: list[Asking] = []
+    items: list[Item] = []
+    for prompt in prompts:
+        own = [] if about is None else sorted(put(prompt, about), key=lambda one: one.id)
+        askings += own
+        for base in dict.fromkeys(one.base_digest for one in own):
+            item = item_of([one for one in own if one.base_digest == base])
+            items += () if item is None else (item,)
+    return _Model(about, prompts, tuple(askings), tuple(items))
+
+
+def _by_model(prompts: Iterable[Prompt], before: dict[str, Prompts]) -> dict[str, Prompts]:
+    """Return the prompts of each model; the same tuple where they are the same."""
+    found: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        found.setdefault(prompt.model_id, []).append(prompt)
+    new = {model_id: tuple(own) for model_id, own in found.items()}
+    return {m: before[m] if before.get(m) == own else own for m, own in new.items()}
+
+
+def _name(item: Item) -> str:
+    return item.askings[0].id
