@@ -69,7 +69,7 @@ class Gateway:
         self.directory = Directory(self.watcher.state)
         self.lag = LoopLag(self.metrics.loop_lag.observe)
         self.pace = Pace(self.lag)
-        self.links = RouterLinks(self.directory, settings.instance_id, self.pace)
+        self.links = RouterLinks(self.directory, settings.instance_id, self.pace, events.emit)
         self.embedders = Embedders(self.watcher.state)
         self.assets = AssetCache(settings.artifacts_dir)
         self.embedding_bases = EmbeddingBaseCache(settings.artifacts_dir)
@@ -125,7 +125,13 @@ class Gateway:
             directory=self.directory,
             assets=self.assets,
             limiter=self.limiter,
-            means=Means(self.dispatcher, self.metrics.itl, self.pace, self.settings.keep_alive_s),
+            means=Means(
+                self.dispatcher,
+                self.metrics.itl,
+                self.pace,
+                self.settings.keep_alive_s,
+                self.settings.instance_id,
+            ),
             metrics=self.metrics,
             emit=self.events.emit,
             gateway_id=self.settings.instance_id,

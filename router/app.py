@@ -44,7 +44,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     """Run the router until `stop` is set, then drain and return."""
     core = RouterCore(core_config(settings))
     metrics = RouterMetrics()
-    hub = Hub(core, metrics)
+    hub = Hub(core, metrics, settings.instance_id)
     watcher = ControlWatcher(
         settings.control_address,
         control.ROLE_ROUTER,

@@ -11,6 +11,7 @@ from contextlib import suppress
 import structlog
 
 from router import wire as convert
+from router.closing import Closings
 from router.core.explain import explain
 from router.core.model import Actions, EngineLimits, ReplicaPlan, Slot, Transfer
 from router.core.router import RouterCore
@@ -26,11 +27,16 @@ _MEASURE_S = 0.25  # metrics are behind by so much at most, but for a scrape
 
 
 class Hub:
-    """The core with its connections."""
+    """The core with its connections.
 
-    def __init__(self, core: RouterCore, metrics: RouterMetrics) -> None:
+    Attributes:
+        is_ending: It is us who end the gateways' streams.
+    """
+
+    def __init__(self, core: RouterCore, metrics: RouterMetrics, router_id: str = "") -> None:
         self.core = core
         self.metrics = metrics
+        self._closings = Closings(router_id)
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, GatewayLink] = {}
         self._outboxes: dict[str, HostOutbox] = {}
@@ -43,6 +49,7 @@ class Hub:
         self._measured_at = 0.0
         self._frames = 0
         self._idle = asyncio.Event()
+        self.is_ending = False
 
     def next_epoch(self) -> int:
         """Return an epoch that is greater than every earlier one of this router."""
@@ -60,8 +67,10 @@ class Hub:
         return link
 
     def disconnect(self, link: GatewayLink) -> None:
-        """End a gateway connection; its requests are cancelled."""
+        """End a gateway connection; its requests are cancelled, and closed if it does not."""
         del self._links[link.key]
+        if not self.is_ending:  # else it lives, and goes on elsewhere
+            self._closings.cut(link.accounts, self.core.gateways[link.key], self._loop.time())
         self.core.on_gateway_gone(link.key)
         self._tick_soon()
 
@@ -74,6 +83,7 @@ class Hub:
         now = self._loop.time()
         for submit in message.submits:
             self.core.submit(link.key, convert.request(submit), now)
+        link.accounts.submitted(message.submits)
         for handle in message.cancels:
             self.core.cancel(link.key, handle)
         self._tick_soon()
@@ -197,13 +207,27 @@ class Hub:
         for transfer in actions.transfers:
             self._transfer(transfer)
         for key, batch in actions.batches:
-            self._links[key].put(batch, now)
+            link = self._links[key]
+            link.put(batch, now)
+            if batch.placed or batch.outcomes:
+                link.accounts.told(batch, now)
+        if self._closings.has_work:
+            self._hand_on(now)
+
+    def _hand_on(self, now: float) -> None:
+        """Give a gateway what others have left open; while there is none, it waits."""
+        self._closings.settle(self.core.has_ended, now)
+        link = next((link for link in self._links.values() if not link.cut.is_set()), None)
+        if link is not None and (closings := self._closings.take()):
+            link.carry(closings, now)
+            self.metrics.closings.inc(len(closings))
 
     def measure(self) -> None:
         """Move the core's running totals into the metrics."""
         self._measured_at = self._loop.time()
         self.metrics.take(self.core.take_stats())
         self.metrics.frames.inc(self._frames)
+        self.metrics.closings_dropped.inc(self._closings.take_dropped())
         self._frames = 0
 
     def exposition(self) -> bytes:

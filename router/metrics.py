@@ -47,6 +47,12 @@ class RouterMetrics:
             "router_streams_resumed", "Broken streams to replicas that went on without a loss"
         )
         self.gateways_cut = counter("router_gateways_cut", "Gateways that read too slowly")
+        self.closings = counter(
+            "router_closings", "Requests of lost gateways whose account was closed here"
+        )
+        self.closings_dropped = counter(
+            "router_closings_dropped", "Of these, forgotten because no gateway came to tell them"
+        )
         histogram = partial(Histogram, buckets=_TTFT_EDGES_S, registry=self.registry)
         self.ttft_s = histogram("router_ttft_seconds", "Arrival at the router to first token")
         self.ttft_predicted_s = counter(

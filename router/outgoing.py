@@ -3,6 +3,7 @@
 import asyncio
 
 from router import wire as convert
+from router.closing import Accounts
 from router.core.model import Batch, Slot
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -35,6 +36,7 @@ class GatewayLink:
         cut: It reads too slowly.
         writing_since: When the write under way began; None: there is none.
         ready: Something may leave.
+        accounts: What would have to be told if this gateway were lost.
     """
 
     def __init__(self, key: int, gateway_id: str) -> None:
@@ -43,6 +45,8 @@ class GatewayLink:
         self.cut = asyncio.Event()
         self.writing_since: float | None = None
         self.ready = asyncio.Event()
+        self.accounts = Accounts()
+        self._closings: list[bytes] = []
         self._loop = asyncio.get_running_loop()
         self._left_at = float("-inf")
         self._leaving: Batch | None = None
@@ -95,6 +99,12 @@ class GatewayLink:
         if leaving.entries > PENDING_TOKENS_MAX or events > PENDING_EVENTS_MAX:
             self.cut.set()
 
+    def carry(self, closings: list[bytes], now: float) -> None:
+        """Let this gateway bring closings of another one to the broker."""
+        self.accounts.carried(closings, now)
+        self._closings += closings
+        self.ready.set()
+
     def take(self) -> bytes | None:
         """Return everything that may leave as one serialized message; None when nothing may.
 
@@ -102,12 +112,18 @@ class GatewayLink:
         """
         batch, self._leaving = self._leaving, None
         self.ready.clear()
+        if self._closings:
+            message = convert.connect_response(batch or Batch())
+            message.closings.extend(self._closings)
+            self._closings.clear()
+            return message.SerializeToString()
         return None if batch is None else convert.connect_response(batch).SerializeToString()
 
     @property
     def is_flushed(self) -> bool:
         """Whether nothing waits."""
-        return self._leaving is None and self._held is None and self.writing_since is None
+        is_empty = self._leaving is None and self._held is None and not self._closings
+        return is_empty and self.writing_since is None
 
 
 class HostOutbox:

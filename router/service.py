@@ -64,6 +64,7 @@ class RouterService:
 
     def end(self) -> None:
         """End every stream, after what waits for it has been written."""
+        self._hub.is_ending = True
         self._ended.set()
 
     async def explain(

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import structlog
 from aiohttp import web
 
+from telemetry.closings import Closer
 from telemetry.consumer import EventConsumer
 from telemetry.http import Api
 from telemetry.metrics import Metrics
@@ -52,7 +53,8 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
             protocol=settings.kafka_group_protocol,
             metrics=metrics,
         )
-        api = Api(store, sink, observer.progress, metrics, settings.admin_key_sha256)
+        closer = Closer(store, metrics, settle_s=settings.closing_settle_s)
+        api = Api(store, sink, observer.progress, closer, metrics, settings.admin_key_sha256)
         runner = make_runner(api.application())
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
@@ -62,8 +64,10 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(sink.run())
             observing = group.create_task(observer.run())
+            closing = group.create_task(closer.run())
             await stop.wait()
             observing.cancel()
+            closing.cancel()
             sink.drain()
             await asyncio.wait([task], timeout=_DRAIN_S)
             task.cancel()

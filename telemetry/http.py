@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 from telemetry import evidence, params
+from telemetry.closings import Closer
 from telemetry.metrics import Metrics
 from telemetry.progress import Progress
 from telemetry.queries import LIMIT_MAX, recent_requests
@@ -38,12 +39,14 @@ class Api:
         store: Store,
         sink: Sink,
         progress: Progress,
+        closer: Closer,
         metrics: Metrics,
         admin_key_sha256: str,
     ) -> None:
         self._store = store
         self._sink = sink
         self._progress = progress
+        self._closer = closer
         self._metrics = metrics
         self._admin_key_sha256 = admin_key_sha256
 
@@ -100,7 +103,7 @@ class Api:
             export = _EXPORTS[name]
             body = await _asked(exported_usage(self._store, query, export))
             return web.Response(body=body, content_type=_CONTENT_TYPES[export])
-        closed_ms = closed_until_ms(self._progress.until_ms)
+        closed_ms = closed_until_ms(min(self._progress.until_ms, self._closer.until_ms))
         rows = await _asked(usage(self._store, query))
         from_ms, to_ms = query.span_ms
         return web.json_response(

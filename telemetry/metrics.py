@@ -1,5 +1,7 @@
 """Every metric of the service, in one place; a test holds their names."""
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from telemetry.rows import PoisonReason
@@ -10,36 +12,35 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.events_written = Counter(
-            "telemetry_events_written", "Events acknowledged by ClickHouse.", registry=self.registry
+        counter = partial(Counter, registry=self.registry)
+        self.events_written = counter(
+            "telemetry_events_written", "Events acknowledged by ClickHouse."
         )
-        self.duplicates = Counter(
+        self.duplicates = counter(
             "telemetry_events_duplicate",
             "Messages left out because their event id came before in the same batch.",
-            registry=self.registry,
         )
-        self.poisoned = Counter(
-            "telemetry_messages_poisoned",
-            "Messages parked in the table poison.",
-            ["reason"],
-            registry=self.registry,
+        self.closings = counter(
+            "telemetry_closings_written", "Closings of routers acknowledged by ClickHouse."
+        )
+        self.gateway_lost = counter(
+            "telemetry_requests_closed",
+            "Requests whose gateway was killed: rows made of what routers told of them.",
+        )
+        self.poisoned = counter(
+            "telemetry_messages_poisoned", "Messages parked in the table poison.", ["reason"]
         )
         for reason in PoisonReason:
             self.poisoned.labels(reason=reason)
-        self.missing = Counter(
-            "telemetry_messages_missing",
-            "Messages that the broker deleted before they were read.",
-            registry=self.registry,
+        self.missing = counter(
+            "telemetry_messages_missing", "Messages that the broker deleted before they were read."
         )
-        self.write_failures = Counter(
-            "telemetry_write_failures",
-            "Inserts that failed and are retried.",
-            registry=self.registry,
+        self.write_failures = counter(
+            "telemetry_write_failures", "Inserts that failed and are retried."
         )
-        self.session_failures = Counter(
+        self.session_failures = counter(
             "telemetry_session_failures",
             "Times that broker or ClickHouse could not be reached and everything began anew.",
-            registry=self.registry,
         )
         self.write_seconds = Histogram(
             "telemetry_write_seconds",

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 SCHEMA_VERSION = 1
+CLOSING_VERSION = 2
 # 2020-01-01 and 2100-01-01: a clock that says otherwise is wrong, and would make odd partitions.
 _RECEIVED_MIN_MS = 1_577_836_800_000
 _RECEIVED_MAX_MS = 4_102_444_800_000
@@ -55,6 +56,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("is_pinned", "is_copy", "is_refusal"), "Bool"),
     "choices": "UInt32",
 }
+CLOSING_COLUMNS: dict[str, str] = COLUMNS | {"part": "UInt32"}
 _FIELDS = tuple(_RENAMED.get(column, column) for column in COLUMNS)
 
 POISON_COLUMNS: dict[str, str] = {
@@ -100,11 +102,13 @@ class Batch:
 
     Attributes:
         events: One per event id, in the order of arrival.
+        closings: What routers tell of requests whose gateway they have lost.
         poisons: Everything else.
         duplicates: Messages left out because their event id came before in this batch.
     """
 
     events: list[RequestEvent] = field(default_factory=list[RequestEvent])
+    closings: list[RequestEvent] = field(default_factory=list[RequestEvent])
     poisons: list[Poison] = field(default_factory=list[Poison])
     duplicates: int = 0
 
@@ -117,6 +121,8 @@ def decode(messages: Iterable[Source]) -> Batch:
         found = _decode_one(message)
         if isinstance(found, Poison):
             batch.poisons.append(found)
+        elif found.schema_version == CLOSING_VERSION:
+            batch.closings.append(found)
         elif found.event_id in seen:
             batch.duplicates += 1
         else:
@@ -128,6 +134,11 @@ def decode(messages: Iterable[Source]) -> Batch:
 def event_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
     """Return one list per column of `COLUMNS`; times as integer milliseconds."""
     return [[getattr(event, name) for event in events] for name in _FIELDS]
+
+
+def closing_columns(closings: Sequence[RequestEvent]) -> list[list[Any]]:
+    """Return one list per column of `CLOSING_COLUMNS`; times as integer milliseconds."""
+    return [*event_columns(closings), [closing.part for closing in closings]]
 
 
 def poison_columns(poisons: Sequence[Poison]) -> list[list[Any]]:
@@ -147,8 +158,9 @@ def _decode_one(message: Source) -> RequestEvent | Poison:
         event = RequestEvent.FromString(message.payload)
     except DecodeError as error:
         return Poison(message, PoisonReason.UNDECODABLE, str(error))
-    if event.schema_version != SCHEMA_VERSION:
-        detail = f"schema version {event.schema_version}, this sink knows {SCHEMA_VERSION}"
+    if event.schema_version not in (SCHEMA_VERSION, CLOSING_VERSION):
+        known = f"{SCHEMA_VERSION} and, of closings, {CLOSING_VERSION}"
+        detail = f"schema version {event.schema_version}, this sink knows {known}"
         return Poison(message, PoisonReason.UNKNOWN_SCHEMA, detail)
     problem = _problem(event)
     return event if problem is None else Poison(message, PoisonReason.INVALID, problem)

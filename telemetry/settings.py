@@ -44,6 +44,8 @@ class Settings(StoreSettings):
         group: Consumer group; the id of the Kafka cluster is appended, see `telemetry.consumer`.
         batch_max: Events per insert at most.
         batch_wait_s: How long to wait for a batch to fill.
+        closing_settle_s: How long a gateway whose stream broke may take to tell of its requests
+            itself, before a router's word counts; longer than an insert takes.
         http_address: host:port of queries, health and metrics.
         admin_key_sha256: SHA-256 of the admin key, in hex.
     """
@@ -54,6 +56,7 @@ class Settings(StoreSettings):
     group: Annotated[str, Field(min_length=1)] = "sluice-telemetry"
     batch_max: Annotated[int, Field(ge=1, le=100_000)] = 10_000
     batch_wait_s: Annotated[float, Field(gt=0, le=10)] = 0.25
+    closing_settle_s: Annotated[float, Field(ge=0)] = 60.0
     http_address: Annotated[str, Field(pattern=_ADDRESS)]
     admin_key_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -67,5 +70,6 @@ class MigrateSettings(StoreSettings):
     group: str = ""
     batch_max: str = ""
     batch_wait_s: str = ""
+    closing_settle_s: str = ""
     http_address: str = ""
     admin_key_sha256: str = ""

@@ -173,6 +173,7 @@ class Sink:
 
     def _count(self, batch: Batch) -> None:
         self._metrics.events_written.inc(len(batch.events))
+        self._metrics.closings.inc(len(batch.closings))
         self._metrics.duplicates.inc(batch.duplicates)
         for poison in batch.poisons:
             self._metrics.poisoned.labels(reason=poison.reason).inc()

@@ -11,9 +11,18 @@ import structlog
 from clickhouse_connect.driver import options
 from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
+from clickhouse_connect.driver.summary import QuerySummary
 
 from telemetry import migrations
-from telemetry.rows import COLUMNS, POISON_COLUMNS, Batch, event_columns, poison_columns
+from telemetry.rows import (
+    CLOSING_COLUMNS,
+    COLUMNS,
+    POISON_COLUMNS,
+    Batch,
+    closing_columns,
+    event_columns,
+    poison_columns,
+)
 from telemetry.settings import StoreSettings
 
 log = structlog.get_logger(__name__)
@@ -28,6 +37,7 @@ STORE_ERRORS: tuple[type[Exception], ...] = (
 _SCHEMA_GONE = (60, 81)  # UNKNOWN_TABLE, UNKNOWN_DATABASE
 _CONNECT_S = 5.0
 _STATEMENT_S = 30.0
+_WRITE_S = 60.0
 # One batch may hold events of many months when a spool is replayed.
 _INSERT_SETTINGS = {"max_partitions_per_insert_block": 0}
 
@@ -75,6 +85,9 @@ class Store:
             async with asyncio.timeout(_STATEMENT_S):
                 if batch.events:
                     await self._insert(client, "requests", COLUMNS, event_columns(batch.events))
+                if batch.closings:
+                    columns = closing_columns(batch.closings)
+                    await self._insert(client, "closings", CLOSING_COLUMNS, columns)
                 if batch.poisons:
                     columns = poison_columns(batch.poisons)
                     await self._insert(client, "poison", POISON_COLUMNS, columns)
@@ -94,6 +107,18 @@ class Store:
         async with asyncio.timeout(_STATEMENT_S):
             result = await client.query(sql, parameters=dict(parameters))
         return [dict(zip(result.column_names, row, strict=True)) for row in result.result_rows]
+
+    async def write(self, sql: str, parameters: Mapping[str, Any]) -> int:
+        """Run an INSERT ... SELECT; return how many rows it wrote, as far as the server says.
+
+        Raises:
+            STORE_ERRORS: It is away, slow, or refuses; nothing, a part or all may be written.
+        """
+        client = await self.prepare()
+        async with asyncio.timeout(_WRITE_S):
+            summary = await client.command(sql, parameters=dict(parameters))
+        written = summary.written_rows if isinstance(summary, QuerySummary) else 0
+        return max(0, written)
 
     async def raw(self, sql: str, parameters: Mapping[str, Any], file_format: str) -> bytes:
         """Run a query and return its rows as a file in one of ClickHouse's formats.

@@ -175,6 +175,17 @@ class Exchange:
             event.cached_tokens = tally.cached_tokens
         return event
 
+    def prepare_closings(
+        self, generations: Sequence[Generation], answers_per_prompt: int, gateway_id: str
+    ) -> None:
+        """Give each generation what its router tells of it if this process is killed."""
+        event = self.event(Tally(session_hash=generations[0].spec.session_hash), gateway_id, 0.0)
+        for part, generation in enumerate(generations):
+            is_first = part % answers_per_prompt == 0
+            event.part = part
+            event.prompt_tokens = len(generation.spec.prompt) if is_first else 0
+            generation.closing = event.SerializeToString()
+
     def _us(self, at_s: float) -> int:
         return _us(at_s - self.received_at_s) if at_s else 0
 

@@ -120,6 +120,7 @@ class Generation:
         resumes: Attempts that continued an answer already begun.
         ending: The end of the current attempt.
         is_fresh: Whether the current attempt has brought no token yet.
+        closing: What its router tells of it if this process is killed; empty: nothing.
         is_nudged: Somebody waits for a sign of life before the first token; taken back when it
             is given.
     """
@@ -130,6 +131,7 @@ class Generation:
         "_news",
         "answer",
         "cached_tokens",
+        "closing",
         "emitted",
         "ending",
         "first_at_s",
@@ -155,6 +157,7 @@ class Generation:
         self.first_at_s = self.last_at_s = self.itl_max_s = 0.0
         self.placed: wire.Placed | None = None
         self.cached_tokens = 0
+        self.closing = b""
         self.prefill_us = 0
         self.resumes = 0
         self.is_fresh = True
@@ -306,6 +309,7 @@ class Generation:
             resumed_tokens=len(self.emitted),
             is_begun=spec.is_begun,
             traceparent=spec.traceparent,
+            closing=self.closing,
         )
 
     def _wake(self) -> None:

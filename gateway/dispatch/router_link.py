@@ -22,6 +22,7 @@ from sluice.lifecycle import backoff_s
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +72,12 @@ class RouterLink:
     """
 
     def __init__(
-        self, address: str, gateway_id: str, on_change: Callable[[], None], pace: Pace
+        self,
+        address: str,
+        gateway_id: str,
+        on_change: Callable[[], None],
+        pace: Pace,
+        emit: Callable[[RequestEvent], None] = lambda _: None,
     ) -> None:
         """Prepare.
 
@@ -80,6 +86,7 @@ class RouterLink:
             gateway_id: Tells the router who we are.
             on_change: Called when the link comes up or goes down, or owns a cell.
             pace: Of this worker; told where steps begin and end.
+            emit: Takes what the router tells of requests whose gateway was lost.
         """
         self.address = address
         self.router_id = ""
@@ -88,6 +95,7 @@ class RouterLink:
         self._gateway_id = gateway_id
         self._on_change = on_change
         self._pace = pace
+        self._emit = emit
         self._generations: dict[int, Generation] = {}
         self._last_handle = 0
         self._batches: deque[wire.ConnectRequest] = deque()
@@ -227,6 +235,8 @@ class RouterLink:
             if (generation := generations.pop(outcome.handle, None)) is not None:
                 generation.prefill_us = outcome.prefill_us
                 generation.end(ending_of(outcome))
+        for closing in message.closings:
+            self._emit(RequestEvent.FromString(closing))
         if message.cells:
             self._learn_cells(message.cells)
 

@@ -9,6 +9,7 @@ from gateway.directory import Directory
 from gateway.dispatch.cell_choice import CellView, Wish, choose
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _SWEEP_S = 1.0
 
@@ -33,8 +34,22 @@ class Home:
 class RouterLinks:
     """One link per router that owns a cell; `run` belongs into the service's TaskGroup."""
 
-    def __init__(self, directory: Directory, gateway_id: str, pace: Pace) -> None:
-        """Prepare; nothing is opened yet. `pace` is told where steps begin and end."""
+    def __init__(
+        self,
+        directory: Directory,
+        gateway_id: str,
+        pace: Pace,
+        emit: Callable[[RequestEvent], None] = lambda _: None,
+    ) -> None:
+        """Prepare; nothing is opened yet.
+
+        Args:
+            directory: Knows who owns cells.
+            gateway_id: Tells routers who we are.
+            pace: Told where steps begin and end.
+            emit: Takes what routers tell of requests whose gateway was lost.
+        """
+        self._emit = emit
         self._pace = pace
         self._directory = directory
         self._gateway_id = gateway_id
@@ -70,7 +85,9 @@ class RouterLinks:
             while True:
                 wanted = self._directory.router_addresses()
                 for address in sorted(wanted - self._links.keys()):
-                    link = RouterLink(address, self._gateway_id, self._announce, self._pace)
+                    link = RouterLink(
+                        address, self._gateway_id, self._announce, self._pace, self._emit
+                    )
                     self._links[address] = link
                     tasks[address] = group.create_task(link.run())
                 for address in sorted(self._links.keys() - wanted):

@@ -133,7 +133,7 @@ class Copies:
                     resolved=shadow,
                     cache=self._assets,
                 )
-                await copy.run(_as_last(plan), self._dispatcher)
+                await copy.run(_as_last(plan), self._dispatcher, self._gateway_id)
         except TimeoutError:
             error = PlatformError(ErrorCode.DEADLINE_EXCEEDED, "The copy took too long.")
         except PlatformError as refusal:
@@ -160,13 +160,14 @@ class _Copy:
         self._generations: Sequence[Generation] = ()
         self._plan: Plan | None = None
 
-    async def run(self, plan: Plan, dispatcher: Dispatcher) -> None:
+    async def run(self, plan: Plan, dispatcher: Dispatcher, gateway_id: str) -> None:
         """Get everything answered; PlatformError when it is refused."""
         exchange = self._exchange
         generations = [
             Generation(spec, plan.pipe(self._task, index)) for index, spec in enumerate(plan.specs)
         ]
         self._plan, self._generations = plan, generations
+        exchange.prepare_closings(generations, plan.answers_per_prompt, gateway_id)
         self._task.forget_text()
 
         def submitted(cell_id: str, router_id: str) -> None:

@@ -39,12 +39,14 @@ class Means:
         itl: Told about every gap between tokens.
         pace: Says whether a token may wait for the next step.
         keep_alive_s: How long a stream may be silent.
+        gateway_id: Of this worker.
     """
 
     dispatcher: Dispatcher
     itl: FastHistogram
     pace: Pace
     keep_alive_s: float
+    gateway_id: str
 
 
 class Run:
@@ -91,10 +93,12 @@ class Run:
     async def answer(self, means: Means) -> web.StreamResponse:
         """Return the answer; PlatformError when it is refused before anything was sent."""
         if not self.task.fields.stream:
-            return await self._whole(means.dispatcher)
+            return await self._whole(means)
         head = self._stream_head()
         streams = self._streams(head, means)
         self.generations = streams
+        per_prompt = self.plan.answers_per_prompt
+        self.exchange.prepare_closings(streams, per_prompt, means.gateway_id)
         with KeepAlive(streams, means.keep_alive_s):
             return await self._stream(means.dispatcher, streams, head)
 
@@ -121,20 +125,21 @@ class Run:
 
     # --- whole ------------------------------------------------------------------------------
 
-    async def _whole(self, dispatcher: Dispatcher) -> web.Response:
+    async def _whole(self, means: Means) -> web.Response:
         task, plan, exchange = self.task, self.plan, self.exchange
         generations = [
             Generation(spec, plan.pipe(task, index), self._line())
             for index, spec in enumerate(plan.specs)
         ]
         self.generations = generations
+        exchange.prepare_closings(generations, plan.answers_per_prompt, means.gateway_id)
         reasons: dict[Generation, str] = {}
 
         def ended(generation: Generation, ending: Ending) -> None:
             generation.finish()
             reasons[generation] = finish_reason(ending, generation)
 
-        refusal = await dispatcher.run_all(
+        refusal = await means.dispatcher.run_all(
             generations, plan.answers_per_prompt, self._submitted, _nothing, ended
         )
         if refusal is not None:

@@ -150,6 +150,11 @@ class RouterCore:
             if cell.cell_id not in wanted and not cell.replicas:
                 del self.cells[cell.cell_id]
 
+    def has_ended(self, slot: Slot) -> bool:
+        """Return whether an engine has said its last word about a sequence, or is gone."""
+        book = self.replicas.get(slot.replica_id)
+        return book is None or book.slots.get(slot.sequence) is not slot
+
     def is_surplus(self, replica_id: str) -> bool:
         """Return whether a replica left its cell and runs nothing of ours: time to detach."""
         book = self.replicas.get(replica_id)

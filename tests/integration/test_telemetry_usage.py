@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from cli.app import app
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from telemetry.closings import Closer
 from telemetry.http import Api
 from telemetry.metrics import Metrics
 from telemetry.progress import Progress
@@ -52,7 +53,10 @@ async def http(store: Store) -> AsyncIterator[httpx.AsyncClient]:
 
     sink = Sink(nothing_to_read, store, metrics, batch_max=1)
     key_sha256 = hashlib.sha256(ADMIN_KEY.encode()).hexdigest()
-    runner = web.AppRunner(Api(store, sink, progress, metrics, key_sha256).application())
+    closer = Closer(store, metrics, settle_s=0.0)
+    closer.until_ms = progress.until_ms
+    api = Api(store, sink, progress, closer, metrics, key_sha256)
+    runner = web.AppRunner(api.application())
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with httpx.AsyncClient(

@@ -283,6 +283,110 @@ async def test_each_accepted_request_is_told_once(site, broker) -> None:
         assert event.prompt_tokens > 0
 
 
+async def begun(sdk: openai.AsyncOpenAI, number: int) -> tuple[str, openai.AsyncStream]:
+    """Begin an answer that takes long; return its id, too."""
+    stream = await sdk.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": f"tell me about {number}"}],
+        stream=True,
+        max_tokens=1500,
+        n=1 + number % 2,
+        extra_body={"ignore_eos": True},
+    )
+    first = await anext(aiter(stream))
+    return first.id.partition("-")[2], stream
+
+
+async def test_what_a_killed_gateway_had_open_is_told_once_and_in_full(site, broker) -> None:
+    place = site(broker.address)
+    router = place.router()
+    async with running(router), running(place.gateway()) as gateway, place.sdk() as sdk:
+        await place.until_ready()
+        streams = await asyncio.gather(*(begun(sdk, number) for number in range(16)))
+        whole = await asyncio.gather(
+            *(
+                sdk.chat.completions.create(model="tiny", messages=HELLO, max_tokens=4)
+                for _ in range(4)
+            )
+        )
+        os.kill(gateway.pid, signal.SIGKILL)  # with events of the last four in its memory
+        await gateway.stop()
+        for _, stream in streams:
+            with pytest.raises((httpx.TransportError, openai.APIError)):
+                async for _ in stream:
+                    pass
+        async with running(place.gateway()):  # brings the router's closings to the broker
+            await place.until_ready()
+            ids = {uid for uid, _ in streams} | {it.id.partition("-")[2] for it in whole}
+            ledger = Ledger(broker.address)
+            await asyncio.to_thread(ledger.read_until, {f"evt_{uid}" for uid in ids})
+            page = await fetch(router.env["ROUTER__HTTP_ADDRESS"], "/metrics")
+    assert len(ids) == 20
+    lost = {f"evt_{uid}" for uid, _ in streams}
+    assert set(ledger.closings) >= lost
+    assert not set(ledger.told) & lost
+    [made] = [line for line in page.splitlines() if line.startswith("router_tokens_total ")]
+    assert sum(ledger.tokens().values()) == float(made.split()[1])
+    for parts in (ledger.closings[event_id] for event_id in lost):
+        assert {event.outcome for event in parts.values()} == {"gateway_lost"}
+        assert parts[0].prompt_tokens > 0
+        assert parts[0].replica_id.startswith("replica-")
+        assert parts[0].output_tokens > 0
+        assert (parts[0].tenant_id, parts[0].key_id, parts[0].model) == ("one", "k", "tiny")
+
+
+async def fetch(address: str, path: str) -> str:
+    async with httpx.AsyncClient(timeout=WAIT_S) as http:
+        return (await http.get(f"http://{address}{path}")).text
+
+
+class Ledger:
+    """What the broker holds, under the precedence that telemetry has."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.told: dict[str, RequestEvent] = {}
+        self.closings: dict[str, dict[int, RequestEvent]] = {}
+
+    def read_until(self, ids: set[str]) -> None:
+        """Read until all these are told of, and a little longer."""
+        consumer = Consumer(
+            {"bootstrap.servers": self.address, "group.id": "l", "auto.offset.reset": "earliest"}
+        )
+        consumer.subscribe([REQUESTS_TOPIC])
+        idle = 0
+        try:
+            for _ in range(600):
+                message = consumer.poll(0.1)
+                idle = 0 if message is not None else idle + 1
+                if message is not None and message.error() is None:
+                    self._take(RequestEvent.FromString(message.value()))
+                if idle > 10 and ids <= self.told.keys() | self.closings.keys():
+                    return
+        finally:
+            consumer.close()
+        missing = ids - self.told.keys() - self.closings.keys()
+        raise AssertionError(f"nobody tells of {missing}")
+
+    def _take(self, event: RequestEvent) -> None:
+        if event.schema_version == 1:
+            assert event.event_id not in self.told
+            self.told[event.event_id] = event
+            return
+        parts = self.closings.setdefault(event.event_id, {})
+        known = parts.get(event.part)
+        if known is None or known.output_tokens < event.output_tokens:
+            parts[event.part] = event
+
+    def tokens(self) -> dict[str, int]:
+        """Return the output tokens of each request."""
+        closed = {
+            event_id: sum(event.output_tokens for event in parts.values())
+            for event_id, parts in self.closings.items()
+        }
+        return closed | {event_id: event.output_tokens for event_id, event in self.told.items()}
+
+
 def consume(address: str, count: int) -> list[RequestEvent]:
     consumer = Consumer(
         {"bootstrap.servers": address, "group.id": "test", "auto.offset.reset": "earliest"}

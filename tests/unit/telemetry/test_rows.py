@@ -22,7 +22,7 @@ def source(payload: bytes, offset: int = 0) -> Source:
 
 def test_every_field_of_the_event_is_a_column() -> None:
     names = {field.name for field in RequestEvent.DESCRIPTOR.fields}
-    assert names == {rows._RENAMED.get(column, column) for column in rows.COLUMNS}
+    assert names == {rows._RENAMED.get(column, column) for column in rows.CLOSING_COLUMNS}
 
 
 def test_the_columns_are_those_of_the_table() -> None:
@@ -53,11 +53,24 @@ def test_the_first_of_equal_event_ids_stays() -> None:
     assert batch.duplicates == 1
 
 
+def test_closings_are_kept_apart() -> None:
+    messages = [
+        source(event("a").SerializeToString()),
+        source(event("a", schema_version=2, part=1, output_tokens=4).SerializeToString()),
+        source(event("a", schema_version=2).SerializeToString()),
+    ]
+    batch = rows.decode(messages)
+    assert [e.event_id for e in batch.events] == ["a"]
+    columns = dict(zip(rows.CLOSING_COLUMNS, rows.closing_columns(batch.closings), strict=True))
+    assert (columns["part"], columns["output_tokens"]) == ([1, 0], [4, 0])
+    assert (batch.duplicates, batch.poisons) == (0, [])
+
+
 def test_each_kind_of_poison_is_parked_with_its_reason() -> None:
     payloads = [
         b"\xff\xff\xff",
         b"",
-        event(schema_version=2).SerializeToString(),
+        event(schema_version=3).SerializeToString(),
         event("").SerializeToString(),
         event(received_at_unix_ms=0).SerializeToString(),
         event(status=70_000).SerializeToString(),

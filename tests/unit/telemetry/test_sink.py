@@ -147,6 +147,7 @@ async def test_draining_does_not_wait_for_a_table_that_is_away() -> None:
 def test_the_metrics_are_known() -> None:
     names = {metric.name for metric in Metrics().registry.collect()}
     assert names == {
+        "telemetry_closings_written",
         "telemetry_events_duplicate",
         "telemetry_events_written",
         "telemetry_ingested_until_seconds",
@@ -154,6 +155,7 @@ def test_the_metrics_are_known() -> None:
         "telemetry_messages_missing",
         "telemetry_messages_poisoned",
         "telemetry_ready",
+        "telemetry_requests_closed",
         "telemetry_session_failures",
         "telemetry_write_failures",
         "telemetry_write_seconds",

@@ -15,7 +15,7 @@ ARM_CONTROL: Arm
 ARM_CANARY: Arm
 
 class RequestEvent(_message.Message):
-    __slots__ = ("schema_version", "event_id", "received_at_unix_ms", "request_id", "trace_id", "tenant_id", "key_id", "tier_id", "session_hash", "model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id", "replica_id", "router_id", "gateway_id", "endpoint", "is_stream", "prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us", "engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us", "outcome", "status", "resumes", "requested_model", "rollout_id", "arm", "is_pinned", "is_copy", "is_refusal", "choices")
+    __slots__ = ("schema_version", "event_id", "received_at_unix_ms", "request_id", "trace_id", "tenant_id", "key_id", "tier_id", "session_hash", "model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id", "replica_id", "router_id", "gateway_id", "endpoint", "is_stream", "prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us", "engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us", "outcome", "status", "resumes", "requested_model", "rollout_id", "arm", "is_pinned", "is_copy", "is_refusal", "choices", "part")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class RequestEvent(_message.Message):
     IS_COPY_FIELD_NUMBER: _ClassVar[int]
     IS_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     event_id: str
     received_at_unix_ms: int
@@ -96,4 +97,5 @@ class RequestEvent(_message.Message):
     is_copy: bool
     is_refusal: bool
     choices: int
-    def __init__(self, schema_version: _Optional[int] = ..., event_id: _Optional[str] = ..., received_at_unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., tier_id: _Optional[str] = ..., session_hash: _Optional[int] = ..., model: _Optional[str] = ..., release: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., router_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., is_stream: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., gateway_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., itl_max_us: _Optional[int] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., resumes: _Optional[int] = ..., requested_model: _Optional[str] = ..., rollout_id: _Optional[str] = ..., arm: _Optional[_Union[Arm, str]] = ..., is_pinned: _Optional[bool] = ..., is_copy: _Optional[bool] = ..., is_refusal: _Optional[bool] = ..., choices: _Optional[int] = ...) -> None: ...
+    part: int
+    def __init__(self, schema_version: _Optional[int] = ..., event_id: _Optional[str] = ..., received_at_unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., tier_id: _Optional[str] = ..., session_hash: _Optional[int] = ..., model: _Optional[str] = ..., release: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., router_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., is_stream: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., gateway_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., itl_max_us: _Optional[int] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., resumes: _Optional[int] = ..., requested_model: _Optional[str] = ..., rollout_id: _Optional[str] = ..., arm: _Optional[_Union[Arm, str]] = ..., is_pinned: _Optional[bool] = ..., is_copy: _Optional[bool] = ..., is_refusal: _Optional[bool] = ..., choices: _Optional[int] = ..., part: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,103 @@
+"""Closings become rows where no gateway's own event is, in the real trace store."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from telemetry.closings import OUTCOME, Closer
+from telemetry.metrics import Metrics
+from telemetry.rows import CLOSING_COLUMNS, CLOSING_VERSION, Batch
+from telemetry.store import Store
+from tests.integration.trace_site import empty_store
+
+pytestmark = pytest.mark.real
+
+NOW_MS = int(time.time() * 1000)
+
+
+@pytest_asyncio.fixture
+async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
+    async with empty_store(shared_tracestore.address) as found:
+        yield found
+
+
+def event(number: int, **fields: Any) -> RequestEvent:
+    values = {"schema_version": 1, "outcome": "stop", "status": 200, "model": "m"} | fields
+    return RequestEvent(
+        event_id=f"evt_{number}",
+        received_at_unix_ms=NOW_MS + number,
+        tenant_id="ten_a",
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def closing(number: int, **fields: Any) -> RequestEvent:
+    told = {"outcome": OUTCOME, "status": 500, "router_id": "r1"} | fields
+    return event(number, schema_version=CLOSING_VERSION, **told)
+
+
+def closer(store: Store, settle_s: float = -1.0) -> Closer:
+    """Return one that takes what was written up to now."""
+    return Closer(store, Metrics(), settle_s=settle_s)
+
+
+async def rows(store: Store) -> dict[str, tuple[str, int, int]]:
+    found = await store.query(
+        "SELECT event_id, outcome, prompt_tokens, output_tokens FROM requests FINAL", {}
+    )
+    assert len({row["event_id"] for row in found}) == len(found)
+    return {
+        row["event_id"]: (row["outcome"], row["prompt_tokens"], row["output_tokens"])
+        for row in found
+    }
+
+
+async def test_the_gateways_own_event_wins_whenever_it_comes(store: Store) -> None:
+    await store.insert(Batch([event(1, output_tokens=5)]))
+    closings = [closing(number, output_tokens=3) for number in (1, 2, 3)]
+    await store.insert(Batch(closings=closings))
+    await store.insert(Batch([event(2, output_tokens=6)]))
+    await closer(store).step()
+    told = {"evt_1": ("stop", 0, 5), "evt_2": ("stop", 0, 6)}
+    assert await rows(store) == told | {"evt_3": (OUTCOME, 0, 3)}
+    await store.insert(Batch([event(3, output_tokens=7)]))  # it had spooled it to its disk
+    await closer(store).step()
+    assert await rows(store) == told | {"evt_3": ("stop", 0, 7)}
+
+
+async def test_a_request_is_the_sum_of_its_answers_wherever_they_ran(store: Store) -> None:
+    first = closing(1, prompt_tokens=9, cached_tokens=4, output_tokens=10, choices=2)
+    again = closing(1, prompt_tokens=9, output_tokens=25, router_id="r2", choices=2)
+    other = closing(1, part=1, output_tokens=7, choices=2)
+    await store.insert(Batch(closings=[first, other]))
+    once = closer(store)
+    await once.step()
+    assert await rows(store) == {"evt_1": (OUTCOME, 9, 17)}
+    await store.insert(Batch(closings=[again, first, other]))  # told twice, as brokers do
+    await once.step()
+    await once.step()
+    await closer(store).step()
+    assert await rows(store) == {"evt_1": (OUTCOME, 9, 32)}
+
+
+async def test_a_closing_waits_until_its_gateway_had_its_time(store: Store) -> None:
+    await store.insert(Batch(closings=[closing(1, output_tokens=3)]))
+    late = closer(store, settle_s=3600.0)
+    await late.step()
+    assert await rows(store) == {}
+    assert 0 < late.until_ms < NOW_MS - 3_000_000
+    await closer(store).step()
+    assert await rows(store) == {"evt_1": (OUTCOME, 0, 3)}
+
+
+async def test_columns_are_those_of_requests(store: Store) -> None:
+    found = await store.query(
+        "SELECT name, type FROM system.columns"
+        " WHERE database = currentDatabase() AND table = 'closings' AND name != 'ingested_at'",
+        {},
+    )
+    assert {row["name"]: row["type"] for row in found} == CLOSING_COLUMNS

@@ -1,0 +1,107 @@
+"""What a lost gateway leaves open is closed once, with what engines made."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.closing import KEPT_S, OUTCOME, SCHEMA_VERSION, Accounts, Closings
+from router.core.model import Batch, Gateway, Request, Slot
+from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+
+FINISH = wire.OUTCOME_KIND_LENGTH
+
+
+def submit(handle: int, *, resumed: int = 0) -> wire.Submit:
+    closing = RequestEvent(schema_version=1, event_id=f"e{handle}", prompt_tokens=7)
+    return wire.Submit(handle=handle, closing=closing.SerializeToString(), resumed_tokens=resumed)
+
+
+def ended(handle: int, tokens: int, kind: wire.OutcomeKind = FINISH) -> Batch:
+    batch = Batch()
+    batch.placed.append(wire.Placed(handle=handle, replica_id="r", cached_tokens=2))
+    batch.outcomes.append(wire.Outcome(handle=handle, kind=kind, output_tokens=tokens))
+    return batch
+
+
+def running(handle: int, emitted: int, output: list[int] | None = None) -> Request:
+    request = Request(handle=handle, cell_id="c", prompt_tokens=7)
+    request.output = output
+    request.slot = Slot(request, _Tenant(), "r", sequence=handle, now=0.0)  # type: ignore[arg-type]
+    request.slot.emitted = emitted
+    return request
+
+
+class _Tenant:
+    weight = 1
+
+
+def told(closings: Closings) -> dict[str, RequestEvent]:
+    events = [RequestEvent.FromString(data) for data in closings.take()]
+    assert len({event.event_id for event in events}) == len(events)
+    return {event.event_id: event for event in events}
+
+
+def test_what_runs_is_told_when_its_engine_has_said_its_last_word():
+    accounts, closings, gateway = Accounts(), Closings("router"), Gateway(1)
+    accounts.submitted([submit(1), submit(2, resumed=10), submit(3), submit(4)])
+    request, resumed = running(1, 3), running(2, 5)
+    preempted = running(3, 4, output=[0] * 9)  # five of them on another replica
+    queued = Request(handle=4, cell_id="c", prompt_tokens=7)
+    gateway.requests = {it.handle: it for it in (request, resumed, preempted, queued)}
+    slots = [it.slot for it in (request, resumed, preempted)]
+    closings.cut(accounts, gateway, now=1.0)
+    [waited] = told(closings).values()
+    assert (waited.event_id, waited.replica_id, waited.output_tokens) == ("e4", "", 0)
+    slots[0].emitted += 2  # before the engine heard of the cancel
+    closings.settle(lambda slot: slot is slots[0], now=1.1)
+    [event] = told(closings).values()
+    assert (event.outcome, event.status, event.schema_version) == (OUTCOME, 500, SCHEMA_VERSION)
+    assert (event.output_tokens, event.prompt_tokens, event.replica_id) == (5, 7, "r")
+    assert event.router_id == "router"
+    closings.settle(lambda _: False, now=100.0)  # they never said it
+    assert {key: it.output_tokens for key, it in told(closings).items()} == {"e2": 15, "e3": 9}
+    assert not closings.has_work
+
+
+def test_what_ended_a_moment_ago_is_told_and_what_ended_long_ago_is_not():
+    accounts, closings, gateway = Accounts(), Closings("router"), Gateway(1)
+    accounts.submitted(submit(handle) for handle in range(1, 5))
+    accounts.told(ended(1, 11), now=0.0)
+    accounts.told(ended(2, 12), now=KEPT_S)
+    accounts.told(ended(3, 0, wire.OUTCOME_KIND_REJECTED), now=KEPT_S)
+    gateway.batch = ended(4, 14)  # not handed out yet
+    closings.cut(accounts, gateway, now=KEPT_S + 1.0)
+    events = told(closings)
+    assert {key: it.output_tokens for key, it in events.items()} == {"e2": 12, "e4": 14}
+    assert events["e2"].cached_tokens == 2
+
+
+def test_closings_that_a_gateway_took_with_it_are_given_to_the_next():
+    closings, second = Closings("router"), Accounts()
+    second.carried([submit(1).closing], now=5.0)
+    closings.cut(second, Gateway(2), now=6.0)
+    assert set(told(closings)) == {"e1"}
+    closings.cut(second, Gateway(2), now=5.1 + KEPT_S)
+    assert not closings.has_work
+
+
+def test_a_gateway_that_tells_nothing_or_nonsense_harms_nobody():
+    accounts, closings, gateway = Accounts(), Closings("router"), Gateway(1)
+    accounts.submitted([wire.Submit(handle=1), wire.Submit(handle=2, closing=b"\xff\xff")])
+    gateway.requests = {1: running(1, 3), 2: Request(handle=2, cell_id="c", prompt_tokens=7)}
+    closings.cut(accounts, gateway, now=0.0)
+    assert not closings.has_work
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99)), max_size=40))
+def test_each_request_is_told_once(outcomes: list[tuple[int, int]]):
+    accounts, closings, gateway = Accounts(), Closings("router"), Gateway(1)
+    accounts.submitted(submit(handle) for handle in range(10))
+    last = dict(reversed(outcomes))  # the first outcome of a handle counts
+    for handle, tokens in outcomes:
+        accounts.told(ended(handle, tokens), now=0.0)
+    gateway.requests = {it: running(it, 1) for it in range(10) if it not in last}
+    closings.cut(accounts, gateway, now=1.0)
+    closings.settle(lambda _: True, now=1.0)
+    expected = {f"e{handle}": last.get(handle, 1) for handle in range(10)}
+    assert {key: it.output_tokens for key, it in told(closings).items()} == expected
