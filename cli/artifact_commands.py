@@ -125,20 +125,28 @@ def publish(
     model: Annotated[str, typer.Argument(help="Public name.")],
     version: Annotated[str, typer.Argument(help="Of the model; becomes MODEL@VERSION.")],
     adapter: Annotated[
-        str, typer.Argument(help="A directory here, sha256:DIGEST, or what can be imported.")
-    ],
+        str,
+        typer.Argument(
+            help="A directory here, sha256:DIGEST, or what can be imported; none: the base alone."
+        ),
+    ] = "",
     *,
-    base_model: Annotated[str, typer.Option(help="A model without adapter, as it is served.")],
+    base_model: Annotated[
+        str, typer.Option(help="Of an adapter: a model without one, as it is served.")
+    ] = "",
+    pool: Annotated[str, typer.Option(help="Of a base alone: the pool that serves it.")] = "",
     promote: Annotated[bool, typer.Option(help="Let the model stand for it, at once.")] = False,
     staged: Annotated[
         bool, typer.Option("--staged", help="Roll it out; see: sluice rollouts watch.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make an adapter a version of a model; the first version of a new model is promoted."""
+    """Make an adapter, or a base, a version of a model; the first one of a model is promoted."""
     if promote and staged:
         raise typer.BadParameter("is one or the other", param_hint="--promote, --staged")
-    directory = Path(adapter) if ":" not in adapter else None
+    if bool(adapter) != bool(base_model) or bool(adapter) == bool(pool):
+        raise typer.BadParameter("an adapter needs --base-model, a base alone --pool")
+    directory = Path(adapter) if adapter and ":" not in adapter else None
     manifest = None if directory is None else _manifest(directory)
 
     async def work(api: Api) -> Json:
@@ -151,6 +159,8 @@ def publish(
             uri = f"sha256:{ready['digest']}"
         promote_to = "100%" if promote else "staged" if staged else ""
         body = {"artifact_uri": uri, "base_model": base_model, "promote_to": promote_to}
+        if pool:
+            body = {"pool_id": pool, "adapter_type": "none", "promote_to": promote_to}
         while True:
             made = await api.call("PUT", f"/v1/models/{model}/versions/{version}", body)
             if "state" not in made:

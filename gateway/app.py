@@ -4,11 +4,15 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import structlog
 
 from gateway.bases.assets import AssetCache
 from gateway.bases.embedding import EmbeddingBaseCache
+from gateway.bases.fetcher import BaseFetcher
+from gateway.bases.shelf import Shelf
+from gateway.bases.source import fetch_base
 from gateway.directory import Directory
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.pace import Pace
@@ -49,6 +53,7 @@ log = structlog.get_logger(__name__)
 
 _CERTIFICATE_POLL_S = 5.0
 _READY_POLL_S = 0.02
+_LOOK_AGAIN_S = 2.0  # for bases that could not be loaded
 
 
 class Gateway:
@@ -66,13 +71,14 @@ class Gateway:
             settings.instance_id,
             snapshot_file=settings.state_dir / "control.snapshot",
         )
-        self.directory = Directory(self.watcher.state)
+        self.bases = self._make_fetcher()
+        self.assets = AssetCache(self.bases.find, self.bases.want)
+        self.embedding_bases = EmbeddingBaseCache(self.bases.find, self.bases.want)
+        self.directory = Directory(self.watcher.state, self.assets.has)
         self.lag = LoopLag(self.metrics.loop_lag.observe)
         self.pace = Pace(self.lag)
         self.links = RouterLinks(self.directory, settings.instance_id, self.pace, events.emit)
         self.embedders = Embedders(self.watcher.state)
-        self.assets = AssetCache(settings.artifacts_dir)
-        self.embedding_bases = EmbeddingBaseCache(settings.artifacts_dir)
         self.valkey = ValkeyClient(
             settings.valkey_url.get_secret_value(), deadline_s=settings.limit_deadline_s
         )
@@ -272,19 +278,41 @@ class Gateway:
         if response.is_snapshot or response.removals.bases:
             self.assets.keep_only(set(self.watcher.state.bases))
             self.embedding_bases.keep_only(set(self.watcher.state.bases))
+            self.bases.keep_only(set(self.watcher.state.bases))
+        self._changed.set()
+
+    def _make_fetcher(self) -> BaseFetcher:
+        settings = self.settings
+        return BaseFetcher(
+            settings.artifacts_dir,
+            Shelf(settings.state_dir / "bases", settings.bases_bytes_max),
+            partial(fetch_base, settings.control_address),
+            on_arrival=self._base_came,
+            count=lambda result: self.metrics.base_fetches.labels(result).inc(),
+        )
+
+    def _base_came(self, digest: str) -> None:
+        self.assets.look_again(digest)
+        self.embedding_bases.look_again(digest)
         self._changed.set()
 
     async def preload(self) -> None:
         """Load the bases of all models before somebody asks for them; runs until cancelled."""
+        is_complete = True
         while True:
-            await self._changed.wait()
+            with suppress(TimeoutError):  # nobody tells when a directory has come by hand
+                async with asyncio.timeout(None if is_complete else _LOOK_AGAIN_S):
+                    await self._changed.wait()
             self._changed.clear()
             models = [*self.watcher.state.models.values(), *self.directory.canaries()]
             wanted = {(self.directory.generates_text(m), m.base_digest) for m in models}
+            is_complete = True
             for is_chat, digest in sorted(wanted):
                 bases = self.assets if is_chat else self.embedding_bases
-                with suppress(RejectedError):  # told in the log; tried again when asked for
+                try:
                     await bases.get(digest)
+                except RejectedError:  # told in the log
+                    is_complete = False
 
     def _follow_metrics(self) -> None:
         self.metrics.follow(
@@ -298,6 +326,7 @@ class Gateway:
                 "gateway_embedders_trusted": lambda: self.embedders.usable,
                 "gateway_open_embeddings": lambda: self.embedders.open,
                 "gateway_control_age_seconds": self.watcher.age_s,
+                "gateway_bases_missing": lambda: self.bases.wanted,
                 "gateway_valkey_up": lambda: self.valkey.is_connected,
                 "gateway_limit_local_decisions": lambda: self.limiter.local_decisions,
                 "gateway_limit_lost_settlements": lambda: self.limiter.lost_settlements,
@@ -343,6 +372,7 @@ async def running_gateway(
                 tasks.create_task(gateway.copies.run()),
                 tasks.create_task(gateway.embedders.run()),
                 tasks.create_task(gateway.valkey.run()),
+                tasks.create_task(gateway.bases.run()),
                 tasks.create_task(gateway.preload()),
                 tasks.create_task(gateway.lag.run()),
                 tasks.create_task(gateway.follow_certificate()),

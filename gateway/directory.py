@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -65,6 +65,7 @@ class Fork:
         split: Decides who is in canary; knows of no pins, which come before it.
         mirror: Decides whose requests are copied, unless they are in canary; None: nobody's.
         control: For those who are not in canary.
+        instead: The same, for those of canary while its base is not here.
         copied: The same, with canary as `shadow`.
         canary: The release that is rolled out.
     """
@@ -72,14 +73,19 @@ class Fork:
     split: Split
     mirror: Split | None
     control: ResolvedModel
+    instead: ResolvedModel
     copied: ResolvedModel
     canary: ResolvedModel
 
-    def choose(self, tenant_id: str, session: str, request_id: str) -> ResolvedModel:
-        """Return what answers a request."""
+    def choose(
+        self, tenant_id: str, session: str, request_id: str, has_base: Callable[[str], bool]
+    ) -> ResolvedModel:
+        """Return what answers a request; nothing goes to a canary whose base is not loaded."""
+        base = self.canary.model.base_digest
+        is_ready = base == self.control.model.base_digest or has_base(base)
         if self.split.choose(tenant_id, session, request_id).is_canary:
-            return self.canary
-        if self.mirror is None:
+            return self.canary if is_ready else self.instead
+        if self.mirror is None or not is_ready:
             return self.control
         is_copied = self.mirror.choose(tenant_id, session, request_id).is_canary
         return self.copied if is_copied else self.control
@@ -102,9 +108,17 @@ _NOBODY = Principal(
 class Directory:
     """Answers from a `ControlState`; call `update` after each change of it."""
 
-    def __init__(self, state: ControlState) -> None:
-        """Index what is known so far."""
+    def __init__(
+        self, state: ControlState, has_base: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """Index what is known so far.
+
+        Args:
+            state: What is known.
+            has_base: Whether requests to a base, by its digest, can be tokenized now.
+        """
         self._state = state
+        self._has_base = has_base
         self._names = Names(state)
         self._key_ids: dict[bytes, str] = {}  # SHA-256 of the secret -> key id
         self._hashes: dict[str, bytes] = {}  # key id -> SHA-256 of the secret
@@ -237,7 +251,8 @@ class Directory:
         """
         resolved = self._resolved.get((principal, name)) or self.resolve_any(principal, name)
         if resolved.fork is not None:
-            return resolved.fork.choose(principal.tenant.id, session, request_id)
+            tenant_id = principal.tenant.id
+            return resolved.fork.choose(tenant_id, session, request_id, self._has_base)
         if not resolved.generates_text:
             raise BadRequestError(
                 ErrorCode.INVALID_REQUEST,
@@ -350,6 +365,7 @@ class Directory:
             split=_split(told, told.share),
             mirror=_split(told, told.mirrored) if told.mirrored else None,
             control=control,
+            instead=replace(control, decision=Decision(unready=told.canary)),
             copied=replace(control, shadow=canary),
             canary=canary,
         )

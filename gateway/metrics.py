@@ -34,6 +34,7 @@ _FOLLOWED = (
     ("gateway_open_embeddings", "gauge", "Texts that accepted requests may have under way"),
     ("gateway_control_age_seconds", "gauge", "Age of the control state"),
     ("gateway_valkey_up", "gauge", "1 when connected"),
+    ("gateway_bases_missing", "gauge", "Bases whose small files are not here yet"),
     ("gateway_limit_local_decisions", "counter", "Reservations decided without Valkey"),
     ("gateway_limit_lost_settlements", "counter", "Settlements that Valkey did not take"),
     ("gateway_events_dropped", "counter", "Request events lost"),
@@ -133,8 +134,14 @@ class GatewayMetrics:
         self.decided = Counter(
             "gateway_rollout_requests_total",
             "Accepted requests whose release a rollout (control, canary) or a pin (pinned) chose,"
-            " or would have, were it served (unserved)",
+            " or would have, were it served (unserved) or its base here (unready: to control)",
             ("arm",),
+            registry=self.registry,
+        )
+        self.base_fetches = Counter(
+            "gateway_base_fetches_total",
+            "Tries to get the small files of a base from the control plane: fetched or failed",
+            ("result",),
             registry=self.registry,
         )
         self.copies = Counter(

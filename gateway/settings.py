@@ -31,7 +31,9 @@ class GatewaySettings(ServiceSettings):
         tls_key: PEM file of its key. Both are read again when they change.
         control_address: `host:port` of the control plane's Watch.
         state_dir: Last snapshot and event spool.
-        artifacts_dir: Where bases lie, by digest.
+        artifacts_dir: Where whole bases lie, by digest; what is not there, or all without it, is
+            fetched from the control plane: tokenizers and other small files alone.
+        bases_bytes_max: Of those files, what `state_dir` keeps; the least recently used ones go.
         valkey_url: `redis://[:password@]host:port` of the limits.
         kafka_bootstrap: `host:port,...` of the brokers.
         workers: Processes that share the port; from two on, a parent replaces those that end, and
@@ -63,9 +65,10 @@ class GatewaySettings(ServiceSettings):
     http_address: Address
     control_address: Address
     state_dir: Path
-    artifacts_dir: Path
     valkey_url: SecretStr
     kafka_bootstrap: str
+    artifacts_dir: Path | None = None
+    bases_bytes_max: Annotated[int, Field(ge=128 << 20)] = 1 << 30
     ops_address: Address | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None

@@ -9,14 +9,21 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from sluice.manifests import manifest_of_directory
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.control.v1 import control_pb2_grpc
+from sluice.wire.distribution.v1 import distribution_pb2 as distribution
+from sluice.wire.distribution.v1 import distribution_pb2_grpc
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1 import router_pb2_grpc
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _HEARTBEAT_S = 0.25
 
@@ -233,15 +240,62 @@ class ControlFeed(control_pb2_grpc.ControlServiceServicer):
                 yield control.WatchResponse(version=sent, is_heartbeat=True)
 
 
+class BaseFiles(distribution_pb2_grpc.DistributionServiceServicer):
+    """What a control plane serves of artifacts to gateways, out of directories by digest.
+
+    Attributes:
+        directories: Where each is.
+        asked: Names of files that were asked for, in order.
+        is_open: While it is not set, everybody waits for files.
+        spoiled: How many of the next files come with a byte changed.
+    """
+
+    def __init__(self) -> None:
+        """Prepare; `serve` starts it."""
+        self.directories: dict[str, Path] = {}
+        self.asked: list[str] = []
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.spoiled = 0
+
+    async def Manifest(  # noqa: N802 - gRPC's name
+        self,
+        request: distribution.ManifestRequest,
+        context: "grpc.aio.ServicerContext[distribution.ManifestRequest, distribution.ManifestPiece]",  # noqa: E501 - gRPC's names
+    ) -> AsyncIterator[distribution.ManifestPiece]:
+        """Send a manifest."""
+        directory = self.directories.get(request.digest)
+        if directory is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no artifact {request.digest}")
+        yield distribution.ManifestPiece(json=manifest_of_directory(directory).canonical_json())
+
+    async def TextFile(  # noqa: N802 - gRPC's name
+        self,
+        request: distribution.TextFileRequest,
+        context: "grpc.aio.ServicerContext[distribution.TextFileRequest, distribution.TextFilePiece]",  # noqa: ARG002, E501 - gRPC's signature
+    ) -> AsyncIterator[distribution.TextFilePiece]:
+        """Send a file, in two pieces."""
+        self.asked.append(request.name)
+        await self.is_open.wait()
+        content = (self.directories[request.digest] / request.name).read_bytes()
+        if self.spoiled:
+            self.spoiled -= 1
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        yield distribution.TextFilePiece(content=content[:10])
+        yield distribution.TextFilePiece(content=content[10:])
+
+
 @asynccontextmanager
 async def serve(
-    *servicers: ScriptedRouter | ControlFeed, address: str = "127.0.0.1:0"
+    *servicers: ScriptedRouter | ControlFeed | BaseFiles, address: str = "127.0.0.1:0"
 ) -> AsyncGenerator[str]:
     """Serve on a port of loopback; yield its address."""
     server = grpc.aio.server(options=(("grpc.http2.min_ping_interval_without_data_ms", 5_000),))
     for servicer in servicers:
         if isinstance(servicer, ScriptedRouter):
             router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
+        elif isinstance(servicer, BaseFiles):
+            distribution_pb2_grpc.add_DistributionServiceServicer_to_server(servicer, server)
         else:
             control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)

@@ -4,10 +4,10 @@ A promotion points the model at the release at once and for everybody, or in sta
 requests that run end on what they began with.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from aiohttp import web
-from pydantic import Field
+from pydantic import Field, model_validator
 from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 
@@ -17,7 +17,7 @@ from control_plane.artifacts.model import Kind, UploadState
 from control_plane.artifacts.upload_routes import UploadRoutes, show_upload
 from control_plane.artifacts.uploads import NewUpload
 from control_plane.database import Database
-from control_plane.fields import Body, Id, checked_digest
+from control_plane.fields import Body, OptionalId, checked_digest
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import first, lock_id
@@ -26,7 +26,7 @@ from control_plane.http.writes import RECORDED, Answer, Write, Writes
 from control_plane.models.model import release_id
 from control_plane.models.routes import MODELS, check_model
 from control_plane.rollouts.beginning import begin
-from control_plane.tables import models, releases
+from control_plane.tables import models, pools, releases
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 Values = dict[str, Any]
@@ -41,18 +41,29 @@ SHOWN = (
 
 
 class VersionBody(Body):
-    """An adapter that becomes a version of a model.
+    """An adapter, or a base, that becomes a version of a model.
 
-    `artifact_uri` is `sha256:` and the digest of an artifact, or what imports take. `base_model` is
-    a model without an adapter, whose base and pool serve this one. Without `promote_to` the version
-    can be asked for as `model@version`, and the model stays what it is; `staged` begins a rollout,
-    whose id is in the answer.
+    An adapter (`lora`): `artifact_uri` is `sha256:` and the digest of an artifact, or what imports
+    take; `base_model` is a model without an adapter, whose base and pool serve this one. A base
+    alone (`none`): `pool_id` is the pool that serves it. Without `promote_to` the version can be
+    asked for as `model@version`, and the model stays what it is; `staged` begins a rollout, whose
+    id is in the answer.
     """
 
-    artifact_uri: Annotated[str, Field(min_length=1, max_length=2048)]
-    base_model: Id
-    adapter_type: Literal["lora"] = "lora"
+    artifact_uri: Annotated[str, Field(max_length=2048)] = ""
+    base_model: OptionalId = ""
+    pool_id: OptionalId = ""
+    adapter_type: Literal["lora", "none"] = "lora"
     promote_to: Literal["", "100%", "production", "staged"] = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.adapter_type == "none":
+            if not self.pool_id or self.artifact_uri or self.base_model:
+                raise ValueError("a base alone needs pool_id, and no artifact_uri or base_model")
+        elif not (self.artifact_uri and self.base_model) or self.pool_id:
+            raise ValueError("an adapter needs artifact_uri and base_model, and no pool_id")
+        return self
 
 
 class VersionRoutes:
@@ -79,6 +90,12 @@ class VersionRoutes:
         plain = _without_key(request)  # before the body is read: later there are no copies
         body = await read_body(request, VersionBody)
         tenant_id = request[ACTOR].tenant_id or None
+        if body.pool_id:
+            base_digest = await self._base_of_pool(body.pool_id)
+            values = _values(base_digest, body.pool_id, "", version)
+            return await self._writes.run(
+                request, lambda write: _publish(write, model_id, values, body.promote_to)
+            )
         base = await self._base(body.base_model, tenant_id)
         if body.artifact_uri.startswith(_DIGEST):
             digest = _digest(body.artifact_uri)
@@ -92,12 +109,7 @@ class VersionRoutes:
             digest = upload["digest"]
 
         async def work(write: Write) -> Answer:
-            values = {
-                "base_digest": base["base_digest"],
-                "pool_id": base["pool_id"],
-                "adapter_digest": digest,
-                "release": version,
-            }
+            values = _values(base["base_digest"], base["pool_id"], digest, version)
             return await _publish(write, model_id, values, body.promote_to)
 
         return await self._writes.run(request, work)
@@ -111,6 +123,24 @@ class VersionRoutes:
             message = f"base_model: {model_id} is no model without an adapter: name such a one"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="base_model")
         return found
+
+    async def _base_of_pool(self, pool_id: str) -> str:
+        query = select(pools.c.base_digest).where(pools.c.id == pool_id)
+        found = await self._database.run(lambda connection: connection.scalar(query))
+        if found is None:
+            message = f"pool_id: there is no pool {pool_id}: create it first"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="pool_id")
+        return found
+
+
+def _values(base_digest: str, pool_id: str, adapter_digest: str, version: str) -> Values:
+    """Return what a release consists of."""
+    return {
+        "base_digest": base_digest,
+        "pool_id": pool_id,
+        "adapter_digest": adapter_digest,
+        "release": version,
+    }
 
 
 def _without_key(request: web.Request) -> web.Request:
@@ -136,7 +166,8 @@ async def _publish(write: Write, model_id: str, values: Values, promote_to: str)
     if before is None and not is_promoted:
         message = "promote_to: a new model needs a version to stand for; promote its first one"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="promote_to")
-    await _check_artifact(write, owner, values)
+    if values["adapter_digest"]:
+        await _check_artifact(write, owner, values)
     name = release_id(model_id, values["release"])
     known = await connection.scalar(select(releases.c.id).where(releases.c.id == name))
     check = MODELS.before_write if is_promoted else check_model

@@ -225,9 +225,9 @@ def load_base(directory: Path, threads: Executor | None = None) -> BaseAssets:
 class AssetCache(BaseCache[BaseAssets]):
     """The bases that chat completions of this process need."""
 
-    def __init__(self, artifacts: Path) -> None:
+    def __init__(self, find: Callable[[str], Path], on_missing: Callable[[str], None]) -> None:
         self._threads = threads = ThreadPoolExecutor(_THREADS, "prompts")
-        super().__init__(artifacts, lambda directory: load_base(directory, threads))
+        super().__init__(find, lambda directory: load_base(directory, threads), on_missing)
 
     def close(self) -> None:
         """End the threads, after the prompts that they are at; blocks. Nothing is asked then."""

@@ -1,7 +1,7 @@
 """What the gateway needs of an embedding base: its tokenizer and its sizes; no chat template."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,5 +67,5 @@ def load_embedding_base(directory: Path) -> EmbeddingBase:
 class EmbeddingBaseCache(BaseCache[EmbeddingBase]):
     """The embedding bases of this process."""
 
-    def __init__(self, artifacts: Path) -> None:
-        super().__init__(artifacts, load_embedding_base)
+    def __init__(self, find: Callable[[str], Path], on_missing: Callable[[str], None]) -> None:
+        super().__init__(find, load_embedding_base, on_missing)

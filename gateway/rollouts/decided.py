@@ -21,14 +21,14 @@ class Decided:
     def note(self, tenant_id: str, model_id: str, decision: Decision) -> None:
         """Count one accepted request; what is amiss is logged once."""
         self._count[decision.kind]()
-        if not decision.missed:
+        release = decision.missed or decision.unready
+        if not release:
             return
-        case = (tenant_id, model_id, decision.missed)
+        case = (tenant_id, model_id, release)
         if case in self._told:
             return
         if len(self._told) >= _TOLD_MAX:
             self._told.clear()
         self._told.add(case)
-        log.warning(
-            "release_unserved", tenant_id=tenant_id, model=model_id, release=decision.missed
-        )
+        event = "release_unserved" if decision.missed else "release_unready"
+        log.warning(event, tenant_id=tenant_id, model=model_id, release=release)

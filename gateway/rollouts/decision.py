@@ -17,25 +17,30 @@ class Decision:
         is_pinned: The tenant's pin did: nobody drew lots, so no rollout counts the request.
         missed: The release that a pin or a split names and nobody serves: it could not decide, and
             the request goes to what the name stands for.
+        unready: The release that a split names and whose base is not loaded here yet: the request
+            goes to control, which no rollout counts, because the split did not choose it.
     """
 
     rollout_id: str = ""
     arm: wire.Arm = wire.ARM_UNSPECIFIED
     is_pinned: bool = False
     missed: str = ""
+    unready: str = ""
 
     @property
     def has_decided(self) -> bool:
         """Whether a pin or a split chose the release."""
-        return not self.missed
+        return not (self.missed or self.unready)
 
     @property
     def kind(self) -> str:
-        """`control`, `canary`, `pinned` or `unserved`: a label of metrics."""
+        """`control`, `canary`, `pinned`, `unserved` or `unready`: a label of metrics."""
         if self.missed:
             return "unserved"
+        if self.unready:
+            return "unready"
         return "pinned" if self.is_pinned else _ARMS[self.arm]
 
 
 PINNED = Decision(is_pinned=True)
-KINDS = (*_ARMS.values(), "pinned", "unserved")
+KINDS = (*_ARMS.values(), "pinned", "unserved", "unready")

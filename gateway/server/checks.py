@@ -54,7 +54,7 @@ def _files(settings: GatewaySettings) -> Iterator[str]:
             pass
     except OSError as error:
         yield f"GATEWAY__STATE_DIR: {error}; name a directory that can be written to"
-    if not _is_readable(settings.artifacts_dir):
+    if settings.artifacts_dir is not None and not _is_readable(settings.artifacts_dir):
         yield (
             f"GATEWAY__ARTIFACTS_DIR: {settings.artifacts_dir} is no directory that can be read;"
             " name the one that holds the bases"

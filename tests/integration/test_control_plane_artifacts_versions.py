@@ -117,3 +117,39 @@ async def test_what_is_refused(site) -> None:
     changed = good | {"artifact_uri": f"sha256:{digest_directory(other)}"}
     again = await acme.put("/v1/models/acme/x/versions/1", json=changed)
     assert (again.status_code, again.json()["param"]) == (409, "release")
+
+
+async def test_a_base_alone_becomes_a_version_that_the_model_does_not_stand_for(site) -> None:
+    admin, put = site.admin, site.plane.put
+    old = (await admin.get("/v1/models/tiny")).json()
+    write_random_model(site.store.parent / "other", seed=1)
+    digest = (await push(admin, site.store.parent / "other")).json()["digest"]
+    await put(f"bases/{digest}", context_tokens_max=64)
+    await put("pools/other", base_digest=digest, engine="sim", replicas_wanted=0)
+    path = "/v1/models/tiny/versions/2"
+    body = {"pool_id": "other", "adapter_type": "none"}
+    made = await admin.put(path, json=body)
+    assert made.status_code == 201, made.text
+    assert (made.json()["base_digest"], made.json()["adapter_digest"]) == (digest, "")
+    assert (await admin.get("/v1/models/tiny")).json() == old
+    staged = await admin.put(path, json=body | {"promote_to": "staged"})
+    assert staged.status_code == 200, staged.text
+    told = await admin.get(f"/v1/rollouts/{staged.json()['rollout_id']}")
+    assert told.status_code == 200, told.text
+    assert (told.json()["model_id"], told.json()["canary"]) == ("tiny", "2")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"adapter_type": "none"},
+        {"adapter_type": "none", "pool_id": "nowhere"},
+        {"adapter_type": "none", "pool_id": "main", "artifact_uri": "sha256:" + "0" * 64},
+        {"pool_id": "main"},
+        {"artifact_uri": "sha256:" + "0" * 64},
+    ],
+)
+async def test_a_version_is_an_adapter_or_a_base(site, body) -> None:
+    refused = await site.admin.put("/v1/models/tiny/versions/9", json=body)
+    assert refused.status_code in {400, 422}, refused.text
+    assert refused.json()["detail"]

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from cli.stack.valkey import valkey_spec, valkey_url
 from gateway.app import Gateway, running_gateway
 from gateway.settings import GatewaySettings
-from gateway.testing import ControlFeed, Plan, ScriptedRouter, serve
+from gateway.testing import BaseFiles, ControlFeed, Plan, ScriptedRouter, serve
 from replica.engine.testing import write_random_model
 from sluice.artifacts import import_directory
 from sluice.process import ChildProcess, ProcessSpec, free_port
@@ -62,6 +62,7 @@ class World:
         self.text = "Hello héllo 你好 😀 world, the router owns a cell."
         self.router = ScriptedRouter(self.default_plan)
         self.feed = ControlFeed(control.Objects())
+        self.base_files = BaseFiles()
         self.gateway: Gateway
         self.settings: GatewaySettings
         self.valkey: ChildProcess
@@ -153,7 +154,10 @@ def world(tmp_path: Path, artifacts, valkey) -> MakeWorld:
     async def start(**settings: object) -> AsyncIterator[World]:
         made = World(digest, tokenizer)
         made.valkey = valkey[0]
-        async with serve(made.router) as router_address, serve(made.feed) as control_address:
+        async with (
+            serve(made.router) as router_address,
+            serve(made.feed, made.base_files) as control_address,
+        ):
             made.feed.replace(made.objects(router_address))
             port = free_port()
             config = GatewaySettings(

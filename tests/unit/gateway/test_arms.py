@@ -1,7 +1,7 @@
 """Which release answers: pins first, then the split of a rollout, then what the name stands for."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,11 @@ def split(share: int = 0, **fields: object) -> wire.Split:
 
 
 def directory(
-    *splits: wire.Split, pins: Mapping[str, str] | None = None, engine: str = "sim"
+    *splits: wire.Split,
+    pins: Mapping[str, str] | None = None,
+    engine: str = "sim",
+    more: Sequence[wire.Release] = (),
+    has_base: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Directory, Principal]:
     """Return a directory, and the one caller that it knows."""
     state = ControlState()
@@ -48,13 +52,14 @@ def directory(
             ),
             wire.Release(id="m@far", model_id="m", base_digest="e", pool_id="q"),
             wire.Release(id="m@gone", model_id="m", base_digest="f"),
+            *more,
         ],
         aliases=[wire.Alias(id="any", target="m"), wire.Alias(id="fixed", target="m@old")],
         pools=[wire.Pool(id="p", engine=engine), wire.Pool(id="q", engine="embed")],
         splits=splits,
     )
     state.apply(wire.WatchResponse(version=1, is_snapshot=True, upserts=objects))
-    made = Directory(state)
+    made = Directory(state, has_base)
     return made, made.authenticate("key", 0)
 
 
@@ -190,3 +195,29 @@ def test_copies_are_made_of_control_only(share: int, mirrored: int, session: str
 def test_a_share_beyond_everything_is_everything() -> None:
     made, caller = directory(split(SHARE_MAX + 1))
     assert made.resolve(caller, "m", "session").decision == CANARY
+
+
+def test_nothing_goes_to_a_canary_whose_base_cannot_be_tokenized_here() -> None:
+    """Those drawn for canary get control, which the rollout does not count; nothing is copied."""
+    loaded: set[str] = set()
+    rebased = wire.Release(id="m@rebased", model_id="m", base_digest="b", pool_id="p")
+    told_split = split(5000, canary="rebased", mirrored=SHARE_MAX)
+    made, caller = directory(told_split, more=[rebased], has_base=loaded.__contains__)
+    names = [f"session {n}" for n in range(50)]
+    before = [made.resolve(caller, "m", name) for name in names]
+    assert {it.model.release for it in before} == {"old"}
+    assert {it.decision for it in before} == {CONTROL, Decision(unready="rebased")}
+    assert not any(it.shadow for it in before)
+    loaded.add("b")
+    after = [made.resolve(caller, "m", name) for name in names]
+    assert {(it.model.release, it.decision) for it in after} == {
+        ("old", CONTROL),
+        ("rebased", CANARY),
+    }
+    assert all(it.shadow for it in after if it.decision == CONTROL)
+    assert [it.decision == CONTROL for it in before] == [it.decision == CONTROL for it in after]
+
+
+def test_a_canary_on_the_same_base_is_as_ready_as_control() -> None:
+    made, caller = directory(split(SHARE_MAX), has_base=lambda _: False)
+    assert made.resolve(caller, "m", "s").decision == CANARY

@@ -39,3 +39,13 @@ def test_what_could_not_be_decided_is_logged_once_and_always_counted() -> None:
     page = metrics.page().decode()
     for arm, count in (("unserved", 4), ("pinned", 3), ("control", 3), ("canary", 0)):
         assert f'gateway_rollout_requests_total{{arm="{arm}"}} {float(count)}' in page
+
+
+def test_what_waits_for_its_base_is_counted_and_logged_once() -> None:
+    metrics = GatewayMetrics()
+    decided = Decided(metrics)
+    with capture_logs() as logs:
+        for _ in range(2):
+            decided.note("t", "m", Decision(unready="new"))
+    assert [(it["event"], it["release"]) for it in logs] == [("release_unready", "new")]
+    assert 'gateway_rollout_requests_total{arm="unready"} 2.0' in metrics.page().decode()

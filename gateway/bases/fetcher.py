@@ -1,0 +1,138 @@
+"""Brings the small files of bases that this gateway lacks; one base at a time, the oldest first.
+
+All workers of a machine share the shelf: one of them fetches, the others find it there.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from gateway.bases.shelf import Shelf
+from gateway.bases.source import FetchError
+from sluice.artifacts import artifact_path
+from sluice.lifecycle import backoff_s
+
+log = structlog.get_logger(__name__)
+
+_FIRST_SPREAD_S = 0.5  # all gateways hear of a base at once
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
+_BUSY_PAUSE_S = 0.25  # before the shelf is looked at again that another worker holds
+
+# Takes a digest and returns files by name; FetchError when they cannot be had now.
+Fetch = Callable[[str], Awaitable[dict[str, bytes]]]
+
+
+@dataclass(slots=True)
+class _Wanted:
+    not_before_s: float
+    attempt: int = 0
+
+
+class BaseFetcher:
+    """Knows where bases lie, and gets those that lie nowhere; `run` it."""
+
+    def __init__(
+        self,
+        artifacts: Path | None,
+        shelf: Shelf,
+        fetch: Fetch,
+        *,
+        on_arrival: Callable[[str], None],
+        count: Callable[[str], None],
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            artifacts: Whole artifacts of this machine, by digest; None: there are none.
+            shelf: For what is fetched.
+            fetch: Gets the files of a base.
+            on_arrival: Told the digest of a base that has come.
+            count: Told `fetched` or `failed` after each try.
+        """
+        self._artifacts = artifacts
+        self._shelf = shelf
+        self._fetch = fetch
+        self._on_arrival = on_arrival
+        self._count = count
+        self._wanted: dict[str, _Wanted] = {}
+        self._asked = asyncio.Event()
+
+    def find(self, digest: str) -> Path:
+        """Return the directory of a base; blocks; FileNotFoundError when it is not here."""
+        if self._artifacts is not None:
+            try:
+                return artifact_path(self._artifacts, digest)
+            except FileNotFoundError:
+                pass
+        return self._shelf.find(digest)
+
+    def want(self, digest: str) -> None:
+        """Have a base fetched that is not here."""
+        if digest not in self._wanted:
+            spread_s = random.uniform(0.0, _FIRST_SPREAD_S)  # noqa: S311 - spreads
+            self._wanted[digest] = _Wanted(time.monotonic() + spread_s)
+            self._asked.set()
+
+    def keep_only(self, digests: Collection[str]) -> None:
+        """Give up the bases that no longer exist."""
+        for digest in self._wanted.keys() - set(digests):
+            del self._wanted[digest]
+
+    @property
+    def wanted(self) -> int:
+        """How many are on their way."""
+        return len(self._wanted)
+
+    async def run(self) -> None:
+        """Fetch until cancelled."""
+        while True:
+            self._asked.clear()
+            now_s = time.monotonic()
+            due = min(self._wanted.items(), key=lambda it: it[1].not_before_s, default=None)
+            if due is not None and due[1].not_before_s <= now_s:
+                await self._try(*due)
+                continue
+            try:
+                async with asyncio.timeout(None if due is None else due[1].not_before_s - now_s):
+                    await self._asked.wait()
+            except TimeoutError:
+                continue
+
+    async def _try(self, digest: str, wanted: _Wanted) -> None:
+        try:
+            is_there = await self._bring(digest)
+        except (FetchError, OSError) as error:
+            pause_s = backoff_s(wanted.attempt, first_s=_BACKOFF_FIRST_S, max_s=_BACKOFF_MAX_S)
+            wanted.attempt += 1
+            log.warning("base_not_fetched", digest=digest, error=str(error), again_in_s=pause_s)
+            self._count("failed")
+        else:
+            if is_there:
+                self._wanted.pop(digest, None)
+                self._on_arrival(digest)
+                return
+            pause_s = _BUSY_PAUSE_S
+        wanted.not_before_s = time.monotonic() + pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads
+
+    async def _bring(self, digest: str) -> bool:
+        """Return whether the base is here now; False while another worker is at work."""
+        try:
+            await asyncio.to_thread(self.find, digest)
+        except FileNotFoundError:
+            pass
+        else:
+            return True
+        with self._shelf.locked() as is_ours:
+            if not is_ours:
+                return False
+            if not self._shelf.has(digest):  # it may have come in this moment
+                files = await self._fetch(digest)
+                await asyncio.to_thread(self._shelf.put, digest, files)
+                log.info("base_fetched", digest=digest, size_bytes=sum(map(len, files.values())))
+                self._count("fetched")
+        return True

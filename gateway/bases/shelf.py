@@ -1,0 +1,139 @@
+"""Small files of bases on this machine's disk, shared by all workers; everything here blocks.
+
+A base is there whole or not at all: it is written beside its place, under a lock that ends with
+the process that holds it, and moved there by one rename. Its files are compared with their hashes
+before they are read.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sluice.ids import new_id
+
+_LOCK, _STAGING, _GONE = ".lock", ".staging", ".gone"
+_SUMS = "SHA256SUMS"  # `sha256  name`, a line for each file
+
+
+class Shelf:
+    """The directory; the least recently used bases make room for new ones."""
+
+    def __init__(self, directory: Path, bytes_max: int) -> None:
+        """Take the directory, which is made when it is needed, and what may lie in it."""
+        self._directory = directory
+        self._bytes_max = bytes_max
+
+    def find(self, digest: str) -> Path:
+        """Return where a base lies, undamaged; FileNotFoundError when it does not."""
+        path = self._directory / digest
+        if not _is_whole(path):
+            if path.exists():  # the disk has lost something of it
+                self._remove(path)
+            raise FileNotFoundError(f"base {digest} is not in {self._directory}")
+        with suppress(FileNotFoundError):  # another process made room
+            os.utime(path)
+        return path
+
+    def has(self, digest: str) -> bool:
+        """Return whether a base has its place, damaged or not."""
+        return (self._directory / digest).is_dir()
+
+    @contextmanager
+    def locked(self) -> Generator[bool]:
+        """Hold the directory while the block runs; yields False, at once, when another does."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(descriptor)
+
+    def put(self, digest: str, files: Mapping[str, bytes]) -> None:
+        """Add a base; the caller holds the lock, and has verified the files.
+
+        Raises:
+            OSError: The disk does not take it, or it is larger than all that may lie here.
+        """
+        sums = "".join(f"{_sha256(content)}  {name}\n" for name, content in files.items())
+        written = {**files, _SUMS: sums.encode()}
+        size_bytes = sum(map(len, written.values()))
+        if size_bytes > self._bytes_max:
+            raise OSError(f"base {digest} has {size_bytes} bytes of small files; that is too much")
+        self._tidy()
+        self._make_room(self._bytes_max - size_bytes)
+        staging = self._directory / _STAGING
+        staging.mkdir()
+        for name, content in written.items():
+            _write(staging / name, content)
+        _sync(staging)
+        staging.rename(self._directory / digest)
+        _sync(self._directory)
+
+    def _tidy(self) -> None:
+        """Remove what killed processes left."""
+        for left in (self._directory / _STAGING, *self._directory.glob(f"{_GONE}*")):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _make_room(self, bytes_max: int) -> None:
+        found = [(path, _used(path)) for path in self._directory.iterdir() if path.is_dir()]
+        total = sum(size_bytes for _, (_, size_bytes) in found)
+        for path, (_, size_bytes) in sorted(found, key=lambda item: item[1]):
+            if total <= bytes_max:
+                return
+            self._remove(path)
+            total -= size_bytes
+
+    def _remove(self, path: Path) -> None:
+        """Remove a base; who reads it meanwhile finds none of it missing, or nothing."""
+        gone = self._directory / new_id(_GONE)
+        with suppress(FileNotFoundError):  # another process was faster
+            path.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        lines = (path / _SUMS).read_text().splitlines()
+        for line in lines:
+            sha256, _, name = line.partition("  ")
+            if _sha256((path / name).read_bytes()) != sha256:
+                return False
+    except (OSError, UnicodeDecodeError):
+        return False
+    return bool(lines)
+
+
+def _used(path: Path) -> tuple[float, int]:
+    """Return when a base was used last, and its bytes; nothing of one that just goes."""
+    try:
+        return path.stat().st_mtime, sum(file.stat().st_size for file in path.iterdir())
+    except FileNotFoundError:
+        return 0.0, 0
+
+
+def _write(file: Path, content: bytes) -> None:
+    with file.open("xb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,190 @@
+"""A slow base is rolled out by replacing replicas, and goes back by itself under load.
+
+The whole way on the CPU engine: a base is uploaded, gets replicas of its own beside those that
+serve, gets its share of the streams, is found to be slower, and loses its replicas again.
+"""
+
+import asyncio
+import json
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from replica.engine.safetensors import read_safetensors, write_safetensors
+
+pytestmark = pytest.mark.real
+
+SHIPPED = Path(__file__).parents[2] / "model_repo" / "default"
+MODEL, POOL = "roll-base", "roll-base-slow"
+LAYERS = 24  # six times the shipped ones: a step takes four to six times as long
+# Only a gate ends the first stage: nobody waits for an hour.
+PLAN = {
+    "stages": [
+        {"share": 4000, "duration_min_s": 3600, "duration_max_s": 7200},
+        {"share": 10_000, "duration_min_s": 2},
+    ],
+}
+QUESTIONS = ("Who are you?", "What is 3 + 4?", "Spell the word river", "Say hello")
+CLIENTS = 4
+TOKENS_MAX = 32
+WAIT_S = 300
+
+
+def write_slow_base(directory: Path) -> None:
+    """Write the shipped base with layers that add nothing: the same answers, at several times the
+    cost."""
+    shutil.copytree(SHIPPED, directory)
+    config = json.loads((directory / "config.json").read_text())
+    tensors = {
+        name: np.array(values)
+        for name, values in read_safetensors(SHIPPED / "model.safetensors").items()
+    }
+    first = {name: it for name, it in tensors.items() if name.startswith("model.layers.0.")}
+    for layer in range(config["num_hidden_layers"], LAYERS):
+        for name, values in first.items():
+            # What these two give is added to what goes through the layer.
+            is_silent = name.endswith(("o_proj.weight", "down_proj.weight"))
+            copied = np.zeros_like(values) if is_silent else values
+            tensors[name.replace(".0.", f".{layer}.", 1)] = copied
+    write_safetensors(directory / "model.safetensors", tensors)
+    changed = config | {"num_hidden_layers": LAYERS}
+    (directory / "config.json").write_text(json.dumps(changed))
+
+
+class Streams:
+    """Clients that read one stream after the other, each in a new session, and what they saw.
+
+    Attributes:
+        served: Whole streams by the release that a split chose; empty: there was none.
+        broken: Everything that was no whole stream, in words.
+    """
+
+    def __init__(self, stack) -> None:
+        self._stack = stack
+        self._stop = Event()
+        self.served: Counter[str] = Counter()
+        self.broken: list[str] = []
+
+    async def _client(self, client: openai.AsyncOpenAI, chosen: random.Random) -> None:
+        while not self._stop.is_set():
+            try:
+                raw = await client.chat.completions.with_raw_response.create(
+                    model=MODEL,
+                    messages=[{"role": "user", "content": chosen.choice(QUESTIONS)}],
+                    temperature=0,
+                    max_tokens=TOKENS_MAX,
+                    stream=True,
+                    extra_body={"session_id": f"{chosen.random()}"},
+                )
+                reason = None
+                async for chunk in raw.parse():
+                    for choice in chunk.choices:
+                        reason = choice.finish_reason or reason
+            except openai.APIError as error:
+                self.broken.append(repr(error))
+                continue
+            if reason in {"stop", "length"}:
+                self.served[raw.headers.get("x-sluice-release", "")] += 1
+            else:
+                self.broken.append(f"ended with {reason}")
+
+    async def _run(self) -> None:
+        async with (
+            openai.AsyncOpenAI(
+                base_url=self._stack.base_url,
+                api_key=self._stack.api_key,
+                max_retries=0,
+                timeout=60,
+            ) as client,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for number in range(CLIENTS):
+                tasks.create_task(self._client(client, random.Random(number)))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        thread = Thread(target=lambda: asyncio.run(self._run()))
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def old_pool(real_stack, tmp_path_factory) -> str:
+    """The model on the shipped base, and a pool without replicas for the slow one."""
+    folder = tmp_path_factory.mktemp("slow") / "base"
+    write_slow_base(folder)
+    pushed = real_stack.sluice("artifacts", "push", str(folder), "--json")
+    assert pushed.returncode == 0, pushed.stdout + pushed.stderr
+    digest = json.loads(pushed.stdout)["digest"]
+    with real_stack.admin() as admin:
+        shipped = admin.get("/v1/models/sluice-tiny").json()
+        pool = admin.get(f"/v1/pools/{shipped['pool_id']}").json()
+        model = {key: shipped[key] for key in ("base_digest", "pool_id")} | {"release": "1"}
+        slow = {"base_digest": digest, "engine": pool["engine"], "replicas_wanted": 0}
+        for path, body in (
+            (f"bases/{digest}", {"name": "slow", "context_tokens_max": 4096}),
+            (f"pools/{POOL}", slow),
+            (f"models/{MODEL}", model),
+            (f"models/{MODEL}/rollout-plan", PLAN),
+        ):
+            admin.put(f"/v1/{path}", json=body).raise_for_status()
+        return shipped["pool_id"]
+
+
+def test_a_slow_base_gets_replicas_and_its_share_and_goes_back(real_stack, old_pool) -> None:
+    streams = Streams(real_stack)
+    with real_stack.admin() as admin, streams.running():
+        until(lambda: streams.served[""] >= 50, "control is known", streams)
+        done = real_stack.sluice("models", "publish", MODEL, "2", "--pool", POOL, "--staged")
+        assert done.returncode == 0, done.stdout + done.stderr
+        until(lambda: len(replicas(admin, POOL)) == 2, "one for its share, and one more", streams)
+        until(lambda: streams.served["2"], "the base serves", streams)
+        assert ready(admin, old_pool), "beside the one that was there"
+        ended = until(lambda: over(admin), "the rollout ends", streams)
+        before = streams.served.total()
+        until(lambda: not replicas(admin, POOL), "its replicas are gone", streams)
+        assert streams.served.total() > before
+    assert ended["phase"] == "rolled_back", ended
+    assert ended["verdict"]["metric"] in {"slow_tokens", "slow_first_token"}, ended["verdict"]
+    assert streams.broken == []
+    assert 0 < ended["sample"] <= streams.served["2"], "those that it was judged by were exposed"
+    with real_stack.admin() as admin:
+        assert admin.get(f"/v1/models/{MODEL}").json()["release"] == "1"
+        assert admin.get(f"/v1/pools/{POOL}").json()["replicas_wanted"] == 0
+
+
+def replicas(admin: httpx.Client, pool: str) -> list[dict[str, Any]]:
+    found = admin.get("/v1/replicas", params={"pool_id": pool}).json()["data"]
+    return [it for it in found if it["pool_id"] == pool]
+
+
+def ready(admin: httpx.Client, pool: str) -> list[dict[str, Any]]:
+    return [it for it in replicas(admin, pool) if it["state"] == "ready"]
+
+
+def over(admin: httpx.Client) -> dict[str, Any] | None:
+    (rollout,) = admin.get("/v1/rollouts", params={"model_id": MODEL}).json()["data"]
+    found = admin.get(f"/v1/rollouts/{rollout['id']}").json()
+    return None if found["is_live"] else found
+
+
+def until(check: Callable[[], Any], what: str, streams: Streams) -> Any:
+    for _ in range(WAIT_S * 4):
+        if found := check():
+            return found
+        Event().wait(0.25)
+    raise AssertionError(f"never: {what}; {dict(streams.served)}, broken: {streams.broken[:5]}")

@@ -1,0 +1,92 @@
+"""What gateways get of bases: small files by name, out of the store, and nothing else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from gateway.bases.source import FetchError, fetch_base
+from replica.engine.testing import write_random_model
+from sluice.wire.distribution.v1 import distribution_pb2 as wire
+from sluice.wire.distribution.v1.distribution_pb2_grpc import DistributionServiceStub
+from tests.integration.artifact_site import Site, artifact_site, push
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+GATEWAYS = 100
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def site(database_url, tmp_path, start_control_plane) -> AsyncIterator[Site]:
+    async with artifact_site(start_control_plane, database_url, tmp_path) as found:
+        yield found
+
+
+async def pushed(site: Site) -> tuple[str, Path]:
+    directory = site.store.parent / "base"
+    write_random_model(directory)
+    answer = await push(site.admin, directory)
+    assert answer.is_success, answer.text
+    return answer.json()["digest"], directory
+
+
+async def test_a_gateway_gets_the_small_files_of_a_base(site) -> None:
+    digest, directory = await pushed(site)
+    found = await fetch_base(site.plane.grpc_address, digest)
+    assert found == {name: (directory / name).read_bytes() for name in found}
+    assert {"tokenizer.json", "tokenizer_config.json", "config.json"} <= found.keys()
+    assert "model.safetensors" not in found
+
+
+async def test_others_are_refused_and_what_is_not_there_is_said(site) -> None:
+    digest, _ = await pushed(site)
+    codes: list[grpc.StatusCode] = []
+    async with grpc.aio.insecure_channel(site.plane.grpc_address) as channel:
+        stub = DistributionServiceStub(channel)
+        for asked, name in (
+            (digest, "model.safetensors"),
+            (digest, "../../secrets"),
+            ("x", "tokenizer.json"),
+            ("0" * 64, "tokenizer.json"),
+            (digest, "chat_template.jinja"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async with asyncio.timeout(60):
+                    await stub.TextFile(wire.TextFileRequest(digest=asked, name=name)).read()
+            codes.append(refused.value.code())
+    bad, missing = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+    assert codes == [bad, bad, bad, missing, missing]
+
+
+async def test_what_the_store_has_lost_or_changed_is_never_handed_out(site) -> None:
+    digest, directory = await pushed(site)
+    content = (directory / "tokenizer.json").read_bytes()
+    (chunk,) = (
+        path for path in site.store.rglob("*") if path.is_file() and path.read_bytes() == content
+    )
+    chunk.write_bytes(content[:-1] + b" ")
+    with pytest.raises(FetchError, match="changed in the store"):
+        await fetch_base(site.plane.grpc_address, digest)
+    chunk.unlink()
+    with pytest.raises(FetchError, match="not in the store"):
+        await fetch_base(site.plane.grpc_address, digest)
+    chunk.write_bytes(content)
+    assert await fetch_base(site.plane.grpc_address, digest)
+
+
+async def test_many_gateways_at_once_are_served_or_told_to_come_back(site) -> None:
+    digest, _ = await pushed(site)
+
+    async def one() -> bool:
+        try:
+            return bool(await fetch_base(site.plane.grpc_address, digest))
+        except FetchError as error:
+            assert "come back later" in str(error), error
+            return False
+
+    served = await asyncio.gather(*(one() for _ in range(GATEWAYS)))
+    assert any(served)
+    assert await fetch_base(site.plane.grpc_address, digest), "nothing is held up afterwards"

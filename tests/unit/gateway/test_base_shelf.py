@@ -1,0 +1,77 @@
+"""Small files of bases on disk: whole or not there, within a bound, whatever processes die."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.bases.shelf import Shelf
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+FILES = {"tokenizer.json": b"{}" * 500, "config.json": b"{}"}
+
+
+def shelf(directory: Path, bytes_max: int = 1 << 20) -> Shelf:
+    return Shelf(directory / "bases", bytes_max)
+
+
+def put(found: Shelf, digest: str) -> None:
+    with found.locked() as is_ours:
+        assert is_ours
+        found.put(digest, FILES)
+
+
+def test_what_is_put_is_found(tmp_path) -> None:
+    one, other = shelf(tmp_path), shelf(tmp_path)
+    put(one, A)
+    assert {name: (other.find(A) / name).read_bytes() for name in FILES} == FILES
+    with pytest.raises(FileNotFoundError):
+        one.find(B)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "no sums"])
+def test_what_is_damaged_is_not_there_and_can_come_again(tmp_path, damage: str) -> None:
+    found = shelf(tmp_path)
+    put(found, A)
+    file = found.find(A) / ("SHA256SUMS" if damage == "no sums" else "tokenizer.json")
+    match damage:
+        case "cut":
+            file.write_bytes(FILES["tokenizer.json"][:-1])
+        case "changed":
+            file.write_bytes(b"[]" * 500)
+        case _:
+            file.unlink()
+    with pytest.raises(FileNotFoundError):
+        found.find(A)
+    assert not found.has(A)
+    put(found, A)
+    assert found.find(A)
+
+
+def test_the_least_recently_used_makes_room(tmp_path) -> None:
+    found = shelf(tmp_path, bytes_max=2800)  # two of them
+    put(found, A)
+    put(found, B)
+    for age_s, digest in ((100, A), (200, B)):
+        os.utime(tmp_path / "bases" / digest, (1e9 - age_s, 1e9 - age_s))
+    found.find(B)
+    put(found, C)
+    assert [found.has(it) for it in (A, B, C)] == [False, True, True]
+
+
+def test_what_is_larger_than_all_that_may_be_there_is_refused(tmp_path) -> None:
+    found = shelf(tmp_path, bytes_max=1000)
+    with found.locked(), pytest.raises(OSError, match="too much"):
+        found.put(A, FILES)
+    assert not found.has(A)
+
+
+def test_one_at_a_time_and_what_a_killed_one_left_goes(tmp_path) -> None:
+    one, other = shelf(tmp_path), shelf(tmp_path)
+    with one.locked() as is_ours, other.locked() as is_others:
+        assert (is_ours, is_others) == (True, False)
+    for left in (".staging", ".gone_1"):
+        (tmp_path / "bases" / left).mkdir()
+        (tmp_path / "bases" / left / "tokenizer.json").write_bytes(b"{")
+    put(other, A)
+    assert sorted(path.name for path in (tmp_path / "bases").iterdir()) == [".lock", A]
