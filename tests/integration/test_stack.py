@@ -295,6 +295,49 @@ def test_requests_shows_what_was_asked(running) -> None:
     assert request_id in running.sluice("requests").stdout
 
 
+# Metrics whose series exist only after something has happened, or with hardware: nothing to see here.
+UNSEEN = {
+    "agent_golden_askings_total",  # no golden prompt was due yet
+    "agent_xids_total",
+    "agent_accelerator_memory_used_bytes",
+    "agent_accelerator_power_watts",
+    "agent_accelerator_temperature_celsius",
+    "control_plane_quality_deviations_total",
+    "control_plane_rollbacks_total",
+    "llm_adapter_tokens_total",
+    "llm_request_aborts_total",
+    "gateway_copies_total",
+}
+
+
+def test_every_metric_of_rules_and_dashboards_is_told_by_some_process(running) -> None:
+    from tests.unit.observability.known import PROMETHEUS, all_expressions, scraped_series
+
+    eventually(lambda: status(running)["is_healthy"])
+    test_requests_shows_what_was_asked(running)
+    folder = running.home.root / "targets"
+    script = [sys.executable, str(PROMETHEUS / "targets.py"), str(folder)]
+    wanted = set().union(*map(scraped_series, all_expressions()))
+    assert {name for name, _ in wanted} >= UNSEEN
+
+    def missing() -> set[tuple[str, str]]:
+        subprocess.run(script, env=running.environment(), check=True, timeout=60)
+        groups = [it for file in folder.glob("*.json") for it in json.loads(file.read_text())]
+        addresses = [address for group in groups for address in group["targets"]]
+        pages = [httpx.get(f"http://{it}/metrics", timeout=60).text for it in addresses]
+        seen = set[tuple[str, str]]()
+        for line in "\n".join(pages).splitlines():
+            if found := re.match(r"(\w+?)(?:_bucket)?(?:\{(.*)\})? ", line):
+                pairs = re.findall(r'\w+="[^"]*"', found[2] or "")
+                seen |= {(found[1], pair) for pair in ("", *pairs)}
+        return {it for it in wanted - seen if it[0] not in UNSEEN}
+
+    # Engines and the control plane tell some of them only after a moment.
+    eventually(lambda: not missing())
+    engines = json.loads((folder / "engine.json").read_text())
+    assert all(group["labels"].keys() == {"pool", "replica"} for group in engines)
+
+
 @pytest.mark.parametrize("name", ["telemetry", "postgres", "router"])
 def test_a_killed_process_is_restarted_and_that_is_said(running, name) -> None:
     eventually(lambda: status(running)["is_healthy"])

@@ -1,8 +1,8 @@
 """Writes what Prometheus is to scrape of a local stack that runs.
 
 `python deploy/observability/prometheus/targets.py [FOLDER]`, beside prometheus.yml by default. It
-reads the stack's home ($SLUICE_HOME, default .sluice) and asks the admin REST for the pools of
-replicas. Run it again when replicas have come or gone; Prometheus sees changed files by itself.
+reads the stack's home ($SLUICE_HOME, default .sluice) and asks the admin REST where the engines
+are. Run it again when replicas have come or gone; Prometheus sees changed files by itself.
 """  # noqa: INP001 - a script beside what it configures
 
 import json
@@ -11,7 +11,7 @@ import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 10.0
@@ -32,22 +32,30 @@ def targets(home: Path) -> dict[str, list[dict[str, Any]]]:
         "agent": [_group(f"{_HOST}:{ports['agent_http']}")],
         "control-plane": [_group(urlsplit(env["SLUICE_ADMIN_URL"]).netloc)],
         "telemetry": [_group(f"{_HOST}:{ports['telemetry_http']}")],
-        "engine": _engines(home, env["SLUICE_ADMIN_URL"], env["SLUICE_ADMIN_KEY"]),
+        "engine": _engines(env["SLUICE_ADMIN_URL"], env["SLUICE_ADMIN_KEY"]),
     }
 
 
-def _engines(home: Path, url: str, key: str) -> list[dict[str, Any]]:
+def _engines(url: str, key: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    query: dict[str, str] = {}
+    while True:
+        page = _ask(f"{url}/v1/replicas?{urlencode(query)}", key)
+        for it in page["data"]:
+            if it["metrics_address"]:  # none until its agent has started it
+                labels = {"pool": it["pool_id"], "replica": it["id"]}
+                found.append(_group(it["metrics_address"], **labels))
+        if not page["has_more"]:
+            return found
+        query = {"after": page["data"][-1]["id"]}
+
+
+def _ask(url: str, key: str) -> dict[str, Any]:
     asked = urllib.request.Request(  # noqa: S310 - our own admin REST
-        f"{url}/v1/replicas", headers={"Authorization": f"Bearer {key}"}
+        url, headers={"Authorization": f"Bearer {key}"}
     )
     with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the same
-        pools = {it["id"]: it["pool_id"] for it in json.load(answer)["data"]}
-    found: list[dict[str, Any]] = []
-    for file in sorted(home.glob("state/agent/replicas/*/ports.json")):
-        if (pool := pools.get(file.parent.name)) is not None:
-            port = json.loads(file.read_text())["metrics"]
-            found.append(_group(f"{_HOST}:{port}", pool=pool, replica=file.parent.name))
-    return found
+        return json.load(answer)
 
 
 def _group(address: str, **labels: str) -> dict[str, Any]:

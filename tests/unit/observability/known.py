@@ -1,5 +1,6 @@
 """What can be asked of a Prometheus that scrapes us: metrics, recorded series, and their labels."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.unit.observability.promql import Names, names_in
 
 ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "deploy" / "observability" / "prometheus"
+GRAFANA = ROOT / "deploy" / "observability" / "grafana"
 # What Prometheus adds to every series, and prometheus.yml's targets to those of engines.
 TARGET_LABELS = {"job", "instance"}
 ENGINE_LABELS = {"pool", "replica", "model", "version"}
@@ -67,18 +69,32 @@ def wrong_in(names: Names) -> list[str]:
     return wrong + [f"nothing has the label {label}" for label in names.grouping - seen]
 
 
-def scraped_names(expression: str) -> set[str]:
-    """Return the declared metrics that an expression reads, through recorded series as well."""
-    found: set[str] = set()
+def scraped_series(expression: str) -> set[tuple[str, str]]:
+    """Return the declared metrics that an expression reads, through recorded series as well.
+
+    Each once with nothing, and once with every `label="value"` that it has to have.
+    """
+    found: set[tuple[str, str]] = set()
     for selector in names_in(expression).selectors:
         if selector.metric in RECORDED:
-            found |= scraped_names(RECORDED[selector.metric])
+            found |= scraped_series(RECORDED[selector.metric])
         elif selector.metric != "up":
-            found.add(
-                next(
-                    name
-                    for name, it in METRICS.items()
-                    if selector.metric in {name + suffix for suffix in _SUFFIXES[it.kind]}
-                )
+            name = next(
+                name
+                for name, it in METRICS.items()
+                if selector.metric in {name + suffix for suffix in _SUFFIXES[it.kind]}
             )
+            found.add((name, ""))
+            found |= {
+                (name, f'{key}="{value}"') for key, sign, value in selector.labels if sign == "="
+            }
+    return found
+
+
+def all_expressions() -> list[str]:
+    """Return the expressions of all rules and panels, as Prometheus gets them."""
+    found = [rule["expr"] for file in ("recording.yml", "alerts.yml") for rule in rules(file)]
+    for file in sorted(GRAFANA.glob("*.json")):
+        for panel in json.loads(file.read_text())["panels"]:
+            found += [it["expr"].replace("$__rate_interval", "5m") for it in panel["targets"]]
     return found

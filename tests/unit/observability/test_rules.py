@@ -14,13 +14,20 @@ import yaml
 
 from cli.app import app
 from sluice.errors import ErrorCode
-from tests.unit.observability.known import METRICS, PROMETHEUS, RECORDED, ROOT, rules, wrong_in
+from tests.unit.observability.known import (
+    GRAFANA,
+    METRICS,
+    PROMETHEUS,
+    RECORDED,
+    ROOT,
+    rules,
+    wrong_in,
+)
 from tests.unit.observability.promql import names_in
 
 ALERTS = rules("alerts.yml")
 NAMES = [rule["alert"] for rule in ALERTS]
 RUNBOOKS = ROOT / "docs" / "runbooks"
-GRAFANA = ROOT / "deploy" / "observability" / "grafana"
 PROMTOOL = shutil.which("promtool")
 # Of Grafana, not of Prometheus.
 INTERVAL = "$__rate_interval"
