@@ -59,7 +59,7 @@ async def begin(
         query = update(releases).where(is_control).values(pool_id=control.pool_id)
         await connection.execute(query)
     if plan is None:
-        plan, _ = await repository.plan_of(connection, model_id)
+        plan = await repository.plan_of(connection, model_id)
     kept = await repository.create(connection, control, canary, model["owner_tenant_id"], plan)
     await repository.record(connection, kept.id, "create", kept.state, write.actor.id)
     if is_started:

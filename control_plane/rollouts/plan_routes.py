@@ -100,9 +100,6 @@ class PlanRoutes:
 
 
 async def _shown(connection: AsyncConnection, model_id: str) -> Values:
-    plan, is_own = await repository.plan_of(connection, model_id)
-    return {
-        "model_id": model_id,
-        "plan": plan.model_dump(mode="json"),
-        "is_default": not is_own,
-    }
+    own = await repository.stored_plan(connection, model_id)
+    plan = Plan().model_dump(mode="json") if own is None else own
+    return {"model_id": model_id, "plan": plan, "is_default": own is None}

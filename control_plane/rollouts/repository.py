@@ -354,16 +354,26 @@ async def gone(connection: AsyncConnection, kept: Kept) -> Reason | None:
     return Reason.OWNER_DISABLED if row[2] else None
 
 
-async def plan_of(connection: AsyncConnection, model_id: str) -> tuple[Plan, bool]:
-    """Return the plan of a model's rollouts, and whether it is the model's own."""
+async def plan_of(connection: AsyncConnection, model_id: str) -> Plan:
+    """Return the plan of a model's rollouts.
+
+    Raises:
+        PlatformError: Another version of the control plane wrote it, in a way that we do not know.
+    """
+    document = await stored_plan(connection, model_id)
+    if document is None:
+        return Plan()
+    try:
+        return Plan.model_validate_json(json.dumps(document))
+    except ValidationError:
+        message = f"the plan of model {model_id} cannot be read: set it anew, or delete it"
+        raise PlatformError(ErrorCode.CONFLICT, message, param="plan") from None
+
+
+async def stored_plan(connection: AsyncConnection, model_id: str) -> dict[str, Any] | None:
+    """Return the plan of a model's own as it is stored; None: it has none."""
     query = select(rollout_plans.c.plan).where(rollout_plans.c.id == model_id)
-    found = await connection.scalar(query)
-    return (Plan(), False) if found is None else (plan_from(found), True)
-
-
-def plan_from(document: Any) -> Plan:
-    """Return the plan of a stored document."""
-    return Plan.model_validate_json(json.dumps(document))
+    return await connection.scalar(query)
 
 
 async def live_phases(connection: AsyncConnection) -> dict[str, int]:

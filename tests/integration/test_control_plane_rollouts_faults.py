@@ -68,6 +68,16 @@ async def test_others_are_stepped_beside_one_that_is_held_or_unreadable(
             assert told.json()["problem"] == "", "its state is one again"
             over = reaches(plane, stuck, phase="aborted", is_live=False, share=0, problem="")
             await eventually(over, "people can end what nobody can read")
+
+            await database.execute("INSERT INTO rollout_plans (id, plan) VALUES ('stuck', '{}')")
+            await database.execute("UPDATE rollout_plans SET plan = '{\"stages\": 5}'")
+            path = "/v1/models/stuck/rollout-plan"
+            assert (await plane.admin.get(path)).json()["plan"] == {"stages": 5}
+            body = {"model_id": "stuck", "release": "old"}
+            refused = await plane.admin.post("/v1/rollouts", json=body)
+            assert (refused.status_code, refused.json()["param"]) == (409, "plan"), refused.text
+            await plane.put(path.removeprefix("/v1/"), **LONG)
+            assert (await plane.admin.delete(path)).status_code == 204
     finally:
         await database.close()
 
