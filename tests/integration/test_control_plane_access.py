@@ -151,7 +151,9 @@ async def test_viewers_and_operators_are_told_which_role_it_takes(plane) -> None
             for method, path, action in routes:
                 answer = await holder.request(method, path, content=b"[]")
                 if action.startswith("read_") or action in writable:
-                    assert answer.status_code in {200, 400, 404}, (method, path)
+                    # 503: this control plane has no store of artifacts to sweep.
+                    allowed = {503} if path.endswith("/sweeps") else {200, 400, 404}
+                    assert answer.status_code in allowed, (method, path)
                     continue
                 assert answer.status_code == 403, (role, method, path)
                 problem = answer.json()
