@@ -107,6 +107,8 @@ async def test_every_write_leaves_a_row(plane) -> None:
 
 async def test_every_refused_write_leaves_a_row(plane) -> None:
     for number, (method, path, kind) in enumerate(await write_routes(plane)):
+        if path.endswith("/sweeps"):  # takes nothing that could be wrong
+            continue
         request_id = f"audit-refused-{number}"
         concrete = re.sub("{[a-z_]+}", "no-such-thing", path)
         answer = await plane.admin.request(
