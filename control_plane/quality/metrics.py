@@ -39,12 +39,6 @@ class QualityMetrics:
             "Pools and prompts whose answers could not be judged, each time",
             registry=registry,
         )
-        self._parked = Gauge(
-            "control_plane_quality_parked_count",
-            "Pools and prompts whose answers could not be judged again and again; tried once an"
-            " hour",
-            registry=registry,
-        )
 
     def count_deviations(self, difference: str, count: int) -> None:
         """Count answers that deviate."""
@@ -57,10 +51,6 @@ class QualityMetrics:
     def count_failure(self) -> None:
         """Count a pool and prompt that could not be judged."""
         self._failures.inc()
-
-    def show_parked(self, count: int) -> None:
-        """Set how many pools and prompts are parked."""
-        self._parked.set(count)
 
     def show_quality(self, quarantined: int, alerts: Mapping[str, int]) -> None:
         """Set how many replicas are in quarantine, and how many alerts of each kind there are."""

@@ -57,10 +57,6 @@ class Meter(Protocol):
         """Count a pool and prompt that could not be judged."""
         ...
 
-    def show_parked(self, count: int) -> None:
-        """Set how many pools and prompts are parked."""
-        ...
-
     def show_quality(self, quarantined: int, alerts: Mapping[str, int]) -> None:
         """Set how many replicas are in quarantine, and how many alerts of each kind there are."""
         ...
@@ -152,7 +148,6 @@ class Quality:
             await self._write(batch)
         for outcome in await self._judge.turn(self._board.askings):
             self._tell(outcome)
-        self._meter.show_parked(self._judge.deferrals.parked)
         quarantined = await self._database.run(repository.quarantined)
         now_s = time.monotonic()
         counts = dict.fromkeys(map(str, Alert), 0)
@@ -162,6 +157,7 @@ class Quality:
                 continue
             for alert in alerts:
                 counts[str(alert)] += 1
+        counts[str(Alert.UNJUDGED)] = self._judge.deferrals.parked
         self._meter.show_quality(sum(quarantined.values()), counts)
         if now_s - self._pruned_at > _PRUNE_INTERVAL_S:
             self._pruned_at = now_s

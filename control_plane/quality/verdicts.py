@@ -33,6 +33,7 @@ class Alert(StrEnum):
     CHANGED = "changed"  # all of a pool answers otherwise than before
     UNEXPECTED = "unexpected"  # answers are not what people expect
     TENANT = "tenant"  # any of these, to a prompt of a tenant: it decides about no replica
+    UNJUDGED = "unjudged"  # answers cannot be judged, again and again
 
 
 @dataclass(frozen=True, slots=True)
