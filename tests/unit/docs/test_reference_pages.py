@@ -40,8 +40,8 @@ def test_the_golden_lists_are_on_the_metrics_page():
     }
     golden = {
         tuple(line.split()[2:])
-        for path in (ROOT / "tests" / "unit").glob("*/metrics.golden")
-        for line in path.read_text().splitlines()
+        for part in ("gateway", "router")
+        for line in (ROOT / "tests" / "unit" / part / "metrics.golden").read_text().splitlines()
     }
     assert golden
     assert golden <= page
