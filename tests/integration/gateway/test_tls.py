@@ -156,9 +156,11 @@ async def test_streams_go_on_while_the_certificate_is_replaced(world, tmp_path) 
             await begun.wait()
             cert.write_text("half a file")
             w.gateway.reload_certificate()  # is told in the log, and changes nothing
+            assert b"gateway_certificate_stale 1.0" in w.gateway.metrics.page()
             assert (await http.get("/healthz")).status_code == 200
             write_certificate(tmp_path)
             w.gateway.reload_certificate()
+            assert b"gateway_certificate_stale 0.0" in w.gateway.metrics.page()
             async with httpx.AsyncClient(verify=client_of(cert), base_url=url) as other:
                 assert (await other.get("/healthz")).status_code == 200
             async with httpx.AsyncClient(verify=old, base_url=url) as other:
