@@ -73,6 +73,7 @@ class Rollouts:
         self._process = new_id("stepper")
         self._wake = asyncio.Event()
         self.unreadable: dict[str, str] = {}  # live rollouts that nobody steps here, and why
+        self._own: dict[str, Kept] = {}  # as they were last seen
         self._under_way: set[str] = set()
         self._taken_over: set[str] = set()  # and not stepped since
         self._without_evidence: set[str] = set()
@@ -104,9 +105,8 @@ class Rollouts:
         now_ms, gateways, taken = await self._database.run(self._look)
         self._say_what_is_unreadable(taken)
         self._taken_over |= taken.others
-        own = {kept.id for kept in taken.own}
-        self._taken_over &= own
-        self._without_evidence &= own
+        self._taken_over &= self._own.keys()
+        self._without_evidence &= self._own.keys()
         until_ms = facts.evidence_until(gateways, now_ms)
         for kept in taken.own:
             if kept.id not in self._under_way:
@@ -135,7 +135,10 @@ class Rollouts:
         now_ms = await repository.clock_ms(connection)
         phases = await repository.live_phases(connection)
         seen = {**phases, UNREADABLE: len(taken.unreadable)}
-        self._show(seen, _evidence_age_s(taken.own, now_ms))
+        # Those under way may be locked by their own step.
+        stepping = {name: kept for name, kept in self._own.items() if name in self._under_way}
+        self._own = stepping | {kept.id: kept for kept in taken.own}
+        self._show(seen, _evidence_age_s(self._own.values(), now_ms))
         if time.monotonic() - self._pruned_at > _PRUNE_INTERVAL_S:
             await repository.prune_gateways(connection)
             self._pruned_at = time.monotonic()

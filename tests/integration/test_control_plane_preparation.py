@@ -8,7 +8,14 @@ import pytest_asyncio
 from sqlalchemy import text
 
 from control_plane.database import Database
-from control_plane.fleet.preparation import Release, is_ready, prepare, retire_pools, settle
+from control_plane.fleet.preparation import (
+    Release,
+    abandon,
+    is_ready,
+    prepare,
+    retire_pools,
+    settle,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -177,3 +184,24 @@ async def test_rollouts_into_one_pool_leave_each_other_alone(database: Database)
         "m@three": "new",
         "x@one": "old",
     }
+
+
+async def test_a_release_that_is_not_there_any_more_leaves_no_demand(database: Database) -> None:
+    await database.run(lambda c: prepare(c, CONTROL, CANARY, 10_000))
+    await execute(database, "DELETE FROM releases WHERE id = 'm@two'")
+    for _ in range(2):
+        await database.run(lambda c: abandon(c, "m"))
+    assert await wanted(database, "new") == (0, 5), "not before all gateways know"
+    assert await retire(database) == [], "operators may want something of the pool"
+    assert (await wanted(database, "new"), await wanted(database, "old")) == ((0, None), (4, None))
+
+    # Or it has taken over, and what it took over from is not there any more.
+    await database.run(lambda c: prepare(c, CONTROL, CANARY, 10_000))
+    await execute(
+        database,
+        "DELETE FROM releases WHERE id = 'm@one'",
+        f"UPDATE models SET base_digest = '{NEW_BASE}', release = 'two', pool_id = 'new'",
+    )
+    for _ in range(2):
+        await database.run(lambda c: abandon(c, "m"))
+    assert await wanted(database, "new") == (4, None), "what serves the model stays"
