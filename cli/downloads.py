@@ -59,8 +59,12 @@ class Pull:
         async def work() -> None:
             while waiting:
                 sha256, size, places = waiting.pop()
-                content = await _fetch(api, sha256, size)
-                await asyncio.to_thread(_write, places, content)
+                try:
+                    content = await _fetch(api, sha256, size)
+                    await asyncio.to_thread(_write, places, content)
+                except (ApiError, OSError):
+                    waiting.clear()  # the others end with what they have begun
+                    raise
                 self._done_bytes += size * len(places)
                 on_done(self._done_bytes, self._all_bytes)
 
