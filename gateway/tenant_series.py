@@ -1,6 +1,8 @@
 """Counters by tenant that stay few: the busiest tenants by name, all others together."""
 
 from collections.abc import Iterable
+from heapq import nlargest
+from operator import itemgetter
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -10,7 +12,7 @@ from gateway.objectives import Result
 OTHER = "other"
 NAMED_MAX = 20
 _KINDS = ("prompt", "output")
-_KNOWN_MAX = 10_000  # tenants whose use is remembered between two scrapes
+_KNOWN_MAX = 5_000  # tenants whose use is remembered between scrapes; a scrape looks at all
 _FADE = 0.5  # of what was used before, per scrape
 _EDGE = 2.0  # a tenant takes another's series when it uses this many times as much
 
@@ -53,7 +55,7 @@ class TenantSeries(Collector):
     def _choose(self) -> None:
         """Give series to those that were busiest of late, and forget a part of the past."""
         recent, named = self._recent, self._named
-        busiest = sorted(recent.items(), key=lambda item: -item[1])[: self._named_max]
+        busiest = nlargest(self._named_max, recent.items(), key=itemgetter(1))
         for tenant_id, used in busiest:
             if tenant_id in named:
                 continue
