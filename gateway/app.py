@@ -298,21 +298,23 @@ class Gateway:
 
     async def preload(self) -> None:
         """Load the bases of all models before somebody asks for them; runs until cancelled."""
-        is_complete = True
+        missing: set[tuple[bool, str]] = set()
         while True:
+            wanted = missing
             with suppress(TimeoutError):  # nobody tells when a directory has come by hand
-                async with asyncio.timeout(None if is_complete else _LOOK_AGAIN_S):
+                async with asyncio.timeout(_LOOK_AGAIN_S if missing else None):
                     await self._changed.wait()
-            self._changed.clear()
-            models = [*self.watcher.state.models.values(), *self.directory.canaries()]
-            wanted = {(self.directory.generates_text(m), m.base_digest) for m in models}
-            is_complete = True
-            for is_chat, digest in sorted(wanted):
-                bases = self.assets if is_chat else self.embedding_bases
-                try:
-                    await bases.get(digest)
-                except RejectedError:  # told in the log
-                    is_complete = False
+                    self._changed.clear()
+                    models = [*self.watcher.state.models.values(), *self.directory.canaries()]
+                    wanted = {(self.directory.generates_text(m), m.base_digest) for m in models}
+            missing = {it for it in sorted(wanted) if not await self._load(*it)}
+
+    async def _load(self, is_chat: bool, digest: str) -> bool:
+        try:
+            await (self.assets if is_chat else self.embedding_bases).get(digest)
+        except RejectedError:  # told in the log
+            return False
+        return True
 
     def _follow_metrics(self) -> None:
         self.metrics.follow(

@@ -72,11 +72,11 @@ class BaseCache(Generic[_Loaded]):
                 raise _not_ready()
             self._not_before_s[digest] = now_s + _RETRY_LOAD_S
             try:
-                directory = await asyncio.to_thread(self._find, digest)
-            except FileNotFoundError:
-                self._on_missing(digest)
-                raise _not_ready() from None
-            try:
+                try:
+                    directory = await asyncio.to_thread(self._find, digest)
+                except FileNotFoundError:
+                    self._on_missing(digest)
+                    raise _not_ready() from None
                 found = await asyncio.to_thread(self._read, directory)
             except (OSError, ValueError) as error:
                 if self._told.get(digest) != str(error):

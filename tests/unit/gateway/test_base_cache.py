@@ -1,0 +1,72 @@
+"""What a worker has loaded of its bases, and what it says of those that it has not."""
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.bases import cache as module
+from gateway.bases.cache import BaseCache
+from sluice.errors import RejectedError
+
+HERE = Path("/bases/here")
+
+
+class Disk:
+    """Where bases lie, and what reading them comes to."""
+
+    def __init__(self) -> None:
+        self.problem: Exception | None = None
+        self.unreadable: Exception | None = None
+        self.missed: list[str] = []
+        self.cache = BaseCache(self.find, self.load, self.missed.append)
+
+    def find(self, _: str) -> Path:
+        if self.problem is not None:
+            raise self.problem
+        return HERE
+
+    def load(self, directory: Path) -> str:
+        if self.unreadable is not None:
+            raise self.unreadable
+        return str(directory)
+
+    async def is_refused(self) -> bool:
+        try:
+            await self.cache.get("d")
+        except RejectedError as error:
+            assert (error.status, error.code) == (503, "unavailable")
+            assert error.retry_after_s
+            return True
+        return False
+
+
+async def test_a_base_that_is_not_here_is_asked_for_and_is_read_as_soon_as_it_comes() -> None:
+    disk = Disk()
+    disk.problem = FileNotFoundError("no")
+    assert await disk.is_refused()
+    assert (disk.missed, disk.cache.has("d")) == (["d"], False)
+    disk.problem = None
+    disk.cache.look_again("d")
+    assert await disk.cache.get("d") == str(HERE)
+    assert disk.cache.has("d")
+    disk.cache.keep_only({"other"})
+    assert not disk.cache.has("d")
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+async def test_what_cannot_be_read_is_told_once(monkeypatch, is_found: bool) -> None:
+    monkeypatch.setattr(module, "_RETRY_LOAD_S", 0.0)
+    disk = Disk()
+    if is_found:
+        disk.unreadable = ValueError("no template")
+    else:
+        disk.problem = PermissionError("closed")
+    with capture_logs() as logs:
+        assert [await disk.is_refused() for _ in range(3)] == [True] * 3
+        disk.problem = disk.unreadable = OSError("the disk")
+        assert await disk.is_refused()
+    assert [it["event"] for it in logs] == ["base_not_loaded"] * 2
+    assert disk.missed == []
+    disk.problem = disk.unreadable = None
+    assert not await disk.is_refused()
