@@ -20,6 +20,10 @@ _COUNTS = (
     *("output_tokens", "late_requests"),
 )
 _PATH = "/v1/usage"
+_COMPARED = (
+    *("ledger_tokens", "engine_tokens", "uncertain_tokens", "discarded_tokens"),
+    "difference_tokens",
+)
 
 
 class Granularity(StrEnum):
@@ -42,15 +46,23 @@ def usage(
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets.")] = False,
     parquet: Annotated[Path | None, typer.Option(help="Write a file.", dir_okay=False)] = None,
+    reconcile: Annotated[
+        bool, typer.Option("--reconcile", help="Compare with the tokens that engines made.")
+    ] = False,
 ) -> None:
     """Show what was used, by tenant, key and model: requests and tokens."""
     if as_json + as_csv + (parquet is not None) > 1:
         raise typer.BadParameter("choose one of --json, --csv and --parquet")
+    if reconcile and (as_csv or parquet is not None):
+        raise typer.BadParameter("--reconcile is a table, or --json")
     now = datetime.now(UTC)
     moments = {
         "from": since_moment(since or "1d", now, "--since"),
         "to": since_moment(until, now, "--until") if until else None,
     }
+    if reconcile:
+        _reconcile(given(tenant=tenant, key=key, model=model, **moments), as_json=as_json)
+        return
     query = given(tenant=tenant, key=key, model=model, granularity=by.value, **moments)
     if as_csv or parquet is not None:
         query["format"] = "csv" if as_csv else "parquet"
@@ -70,6 +82,21 @@ def usage(
     _show(found["data"])
     closed = found["closed_until"] or "unknown: telemetry has not asked the broker yet"
     console().print(f"from {found['from']} to {found['to']}; hours are closed until {closed}")
+
+
+def _reconcile(query: dict[str, Any], *, as_json: bool) -> None:
+    path = f"{_PATH}/reconciliation"
+    found = ask(lambda api: api.call("GET", path, query=query), "SLUICE_TELEMETRY_URL")
+    if as_json:
+        show_json(found)
+        return
+    cells = [
+        (row["start"], row["model"], *(str(row[name]) for name in _COMPARED), row["state"])
+        for row in found["data"]
+    ]
+    columns = ("start", "model", *_COMPARED, "state")
+    console().print(table(columns, cells, right=" ".join(_COMPARED)))
+    console().print(f"output tokens; closed hours differ by {found['mismatch_tokens']}")
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from google.protobuf.message import DecodeError
 
 from router.core.model import Batch, Gateway, Slot
+from router.counting import TokenCounts
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
@@ -33,11 +34,13 @@ _LAST_WORD_S = 5.0  # engines report the end of a cancelled sequence within two 
 class _Account:
     """One request of a gateway that may be lost."""
 
-    __slots__ = ("closing", "ended_at", "output_tokens", "placed")
+    __slots__ = ("before", "closing", "ended_at", "output_tokens", "placed", "took")
 
-    def __init__(self, closing: bytes, emitted_before: int) -> None:
+    def __init__(self, closing: bytes, before: int) -> None:
         self.closing = closing
-        self.output_tokens = emitted_before  # by earlier attempts, then all
+        self.before = before  # tokens of earlier attempts
+        self.output_tokens = before  # of all attempts, at the end
+        self.took: int | None = None  # by a gateway that ended it itself
         self.placed: wire.Placed | None = None
         self.ended_at = 0.0
 
@@ -49,9 +52,10 @@ class Accounts:
     and closings that it was given to bring to the broker.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts: TokenCounts) -> None:
+        self._counts = counts
         self._open: dict[int, _Account] = {}
-        self._ended: deque[_Account] = deque(maxlen=_ENDED_MAX)
+        self._ended: dict[int, _Account] = {}
         self._carried: deque[tuple[float, bytes]] = deque(maxlen=_WAITING_MAX)
 
     def submitted(self, submits: Iterable[wire.Submit]) -> None:
@@ -71,12 +75,34 @@ class Accounts:
         for outcome in batch.outcomes:
             account = accounts.pop(outcome.handle, None)
             if account is not None and outcome.kind != wire.OUTCOME_KIND_REJECTED:
-                account.output_tokens += outcome.output_tokens
-                account.ended_at = now
-                self._ended.append(account)
-        forgotten_at = now - KEPT_S
-        while self._ended and self._ended[0].ended_at < forgotten_at:
-            self._ended.popleft()
+                self._end(outcome, account, now)
+
+    def _end(self, outcome: wire.Outcome, account: _Account, now: float) -> None:
+        made = outcome.output_tokens
+        took = made if account.took is None else min(account.took, made)
+        account.output_tokens += took
+        account.ended_at = now
+        if made:
+            self._counts.add(account.closing, took, discarded=made - took)
+        ended = self._ended
+        ended[outcome.handle] = account
+        while ended:
+            handle, oldest = next(iter(ended.items()))
+            if oldest.ended_at >= now - KEPT_S and len(ended) <= _ENDED_MAX:
+                return
+            del ended[handle]
+
+    def cancelled(self, message: wire.ConnectRequest) -> None:
+        """Take note of how much a gateway took of what it ends; call before that is cancelled."""
+        for handle, took in zip(message.cancels, message.cancel_took, strict=False):
+            account = self._open.get(handle)
+            if account is not None:
+                account.took = took
+            elif (account := self._ended.get(handle)) is not None:  # it ended meanwhile
+                surplus = account.output_tokens - account.before - took
+                if surplus > 0:
+                    account.output_tokens -= surplus
+                    self._counts.add(account.closing, -surplus, discarded=surplus)
 
     def carried(self, closings: Iterable[bytes], now: float) -> None:
         """Note closings that this gateway was given."""
@@ -88,7 +114,7 @@ class Accounts:
 
     def ended(self, now: float) -> list[_Account]:
         """Return those of requests that ended a moment ago."""
-        return [account for account in self._ended if account.ended_at >= now - KEPT_S]
+        return [it for it in self._ended.values() if it.ended_at >= now - KEPT_S]
 
     def open(self, handle: int) -> _Account | None:
         """Return that of a request that lives."""
@@ -98,8 +124,9 @@ class Accounts:
 class Closings:
     """Of all gateways that were lost, until another one has taken them."""
 
-    def __init__(self, router_id: str) -> None:
+    def __init__(self, router_id: str, counts: TokenCounts) -> None:
         self._router_id = router_id
+        self._counts = counts
         self._waiting: list[tuple[_Account, Slot, int, float]] = []
         self._ready: deque[bytes] = deque()
         self._dropped = 0
@@ -115,7 +142,7 @@ class Closings:
         for closing in accounts.still_carried(now):
             self._put(closing)
         for account in accounts.ended(now):
-            self._close(account)
+            self._close(account, account.before - account.output_tokens)
         for request in gateway.requests.values():
             account = accounts.open(request.handle)
             if account is None:
@@ -141,6 +168,11 @@ class Closings:
             else:
                 self._waiting.append(entry)
 
+    def report(self, reports: Iterable[bytes]) -> None:
+        """Let what was counted be told, too."""
+        for report in reports:
+            self._put(report)
+
     def take(self) -> list[bytes]:
         """Return what is ready for a gateway to carry, as much as a message may hold."""
         return [self._ready.popleft() for _ in range(min(_MESSAGE_MAX, len(self._ready)))]
@@ -150,8 +182,11 @@ class Closings:
         dropped, self._dropped = self._dropped, 0
         return dropped
 
-    def _close(self, account: _Account) -> None:
+    def _close(self, account: _Account, uncounted: int = 0) -> None:
+        """Tell of a request, whose tokens are not certain; `uncounted`: those counted as such."""
         tokens, placed = account.output_tokens, account.placed
+        if own := tokens - account.before:
+            self._counts.add(account.closing, uncounted, uncertain=own)
         with suppress(DecodeError):  # of a gateway that sends anything
             self._put(closed(account.closing, tokens, placed, self._router_id))
 

@@ -11,10 +11,11 @@ from contextlib import suppress
 import structlog
 
 from router import wire as convert
-from router.closing import Closings
+from router.closing import Accounts, Closings
 from router.core.explain import explain
 from router.core.model import Actions, EngineLimits, ReplicaPlan, Slot, Transfer
 from router.core.router import RouterCore
+from router.counting import TokenCounts
 from router.metrics import RouterMetrics
 from router.outgoing import GatewayLink, HostOutbox
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -22,6 +23,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
+COUNTED_S = 10.0  # between two reports of what was counted
 _LOGGED = 4  # replicas of a decision
 _MEASURE_S = 0.25  # metrics are behind by so much at most, but for a scrape
 
@@ -36,12 +38,14 @@ class Hub:
     def __init__(self, core: RouterCore, metrics: RouterMetrics, router_id: str = "") -> None:
         self.core = core
         self.metrics = metrics
-        self._closings = Closings(router_id)
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, GatewayLink] = {}
         self._outboxes: dict[str, HostOutbox] = {}
         self._keys = 0
         self._epoch = time.time_ns() // 1000  # grows over restarts; unique among routers
+        self._counts = TokenCounts(router_id, self._epoch)
+        self._closings = Closings(router_id, self._counts)
+        self._counted_at = self._loop.time()
         self._start_transfer: Callable[[Transfer], None] | None = None
         self._tick_handle: asyncio.Handle | None = None
         self._armed_at = 0.0
@@ -61,7 +65,7 @@ class Hub:
     def connect(self, gateway_id: str) -> GatewayLink:
         """Begin a gateway connection."""
         self._keys += 1
-        link = self._links[self._keys] = GatewayLink(self._keys, gateway_id)
+        link = self._links[self._keys] = GatewayLink(self._keys, gateway_id, Accounts(self._counts))
         self.core.on_gateway(link.key, self._loop.time())
         self._tick_soon()
         return link
@@ -84,6 +88,7 @@ class Hub:
         for submit in message.submits:
             self.core.submit(link.key, convert.request(submit), now)
         link.accounts.submitted(message.submits)
+        link.accounts.cancelled(message)
         for handle in message.cancels:
             self.core.cancel(link.key, handle)
         self._tick_soon()
@@ -211,6 +216,9 @@ class Hub:
             link.put(batch, now)
             if batch.placed or batch.outcomes:
                 link.accounts.told(batch, now)
+        if now - self._counted_at >= COUNTED_S and self._links:
+            self._counted_at = now
+            self._closings.report(self._counts.reports(time.time_ns() // 1_000_000))
         if self._closings.has_work:
             self._hand_on(now)
 
@@ -221,6 +229,13 @@ class Hub:
         if link is not None and (closings := self._closings.take()):
             link.carry(closings, now)
             self.metrics.closings.inc(len(closings))
+
+    def say_last(self) -> None:
+        """Close what is open, and report what was counted: nothing comes after this."""
+        self._closings.settle(lambda _: True, self._loop.time())
+        unix_ms = time.time_ns() // 1_000_000
+        self._closings.report(self._counts.reports(unix_ms, is_last=True))
+        self._hand_on(self._loop.time())
 
     def measure(self) -> None:
         """Move the core's running totals into the metrics."""

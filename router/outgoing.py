@@ -39,13 +39,13 @@ class GatewayLink:
         accounts: What would have to be told if this gateway were lost.
     """
 
-    def __init__(self, key: int, gateway_id: str) -> None:
+    def __init__(self, key: int, gateway_id: str, accounts: Accounts) -> None:
         self.key = key
+        self.accounts = accounts
         self.gateway_id = gateway_id
         self.cut = asyncio.Event()
         self.writing_since: float | None = None
         self.ready = asyncio.Event()
-        self.accounts = Accounts()
         self._closings: list[bytes] = []
         self._loop = asyncio.get_running_loop()
         self._left_at = float("-inf")

@@ -11,6 +11,7 @@ from telemetry.consumer import EventConsumer
 from telemetry.http import Api
 from telemetry.metrics import Metrics
 from telemetry.observer import Observer
+from telemetry.reconciliation import Reconciler
 from telemetry.settings import Settings
 from telemetry.sink import Sink
 from telemetry.store import Store
@@ -54,6 +55,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
             metrics=metrics,
         )
         closer = Closer(store, metrics, settle_s=settings.closing_settle_s)
+        reconciler = Reconciler(store, observer.progress, closer, metrics)
         api = Api(store, sink, observer.progress, closer, metrics, settings.admin_key_sha256)
         runner = make_runner(api.application())
         stack.push_async_callback(runner.cleanup)
@@ -65,9 +67,11 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
             task = group.create_task(sink.run())
             observing = group.create_task(observer.run())
             closing = group.create_task(closer.run())
+            comparing = group.create_task(reconciler.run())
             await stop.wait()
             observing.cancel()
             closing.cancel()
+            comparing.cancel()
             sink.drain()
             await asyncio.wait([task], timeout=_DRAIN_S)
             task.cancel()

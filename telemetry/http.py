@@ -16,6 +16,7 @@ from telemetry.closings import Closer
 from telemetry.metrics import Metrics
 from telemetry.progress import Progress
 from telemetry.queries import LIMIT_MAX, recent_requests
+from telemetry.reconciliation import mismatch_tokens, reconciled
 from telemetry.sink import Sink
 from telemetry.store import STORE_ERRORS, Store
 from telemetry.usage import Export, closed_until_ms, exported_usage, usage, usage_query
@@ -56,6 +57,7 @@ class Api:
         app.router.add_get("/v1/requests", self._requests)
         app.router.add_get("/v1/rollouts/{rollout_id}/windows", self._windows)
         app.router.add_get("/v1/usage", self._usage)
+        app.router.add_get("/v1/usage/reconciliation", self._reconciliation)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics_text)
@@ -113,6 +115,27 @@ class Api:
                 "granularity": query.granularity,
                 "closed_until": params.iso(closed_ms) if closed_ms else None,
                 "data": rows,
+            }
+        )
+
+    async def _reconciliation(self, request: web.Request) -> web.Response:
+        """Tell where the ledger and what engines made differ, by hour and model."""
+        self._check_key(request)
+        query = usage_query(request.query, int(time.time() * 1000))
+        if query.tenant_id or query.key_id:
+            message = "engines do not know tenants and keys: leave them out"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="tenant")
+        closed_ms = closed_until_ms(min(self._progress.until_ms, self._closer.until_ms))
+        from_ms, to_ms = query.span_ms
+        hours = await _asked(reconciled(self._store, from_ms, to_ms, closed_ms))
+        hours = [hour for hour in hours if query.model in ("", hour.model)]
+        return web.json_response(
+            {
+                "from": params.iso(from_ms),
+                "to": params.iso(to_ms),
+                "closed_until": params.iso(closed_ms) if closed_ms else None,
+                "mismatch_tokens": mismatch_tokens(hours),
+                "data": [hour.as_json() for hour in hours],
             }
         )
 

@@ -51,6 +51,11 @@ class Metrics:
         self.lag = Gauge(
             "telemetry_lag_events", "Messages still to be read.", registry=self.registry
         )
+        self.mismatch = Gauge(
+            "llm_ledger_mismatch_tokens",
+            "Output tokens by which ledger and engines differ, in closed hours of two days.",
+            registry=self.registry,
+        )
         self.ingested_until = Gauge(
             "telemetry_ingested_until_seconds",
             "Unix time; what gateways sent before it is in ClickHouse. 0: not known yet.",

@@ -15,6 +15,7 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 SCHEMA_VERSION = 1
 CLOSING_VERSION = 2
+COUNT_VERSION = 3
 # 2020-01-01 and 2100-01-01: a clock that says otherwise is wrong, and would make odd partitions.
 _RECEIVED_MIN_MS = 1_577_836_800_000
 _RECEIVED_MAX_MS = 4_102_444_800_000
@@ -58,6 +59,16 @@ COLUMNS: dict[str, str] = {
 }
 CLOSING_COLUMNS: dict[str, str] = COLUMNS | {"part": "UInt32"}
 _FIELDS = tuple(_RENAMED.get(column, column) for column in COLUMNS)
+
+COUNT_COLUMNS: dict[str, str] = {
+    "hour": "DateTime64(3, 'UTC')",
+    **dict.fromkeys(("model", "router_id"), "LowCardinality(String)"),
+    **dict.fromkeys(
+        ("epoch", "number", "output_tokens", "uncertain_tokens", "discarded_tokens"), "UInt64"
+    ),
+    "is_last": "Bool",
+}
+_COUNT_FIELDS = tuple(COUNT_COLUMNS)[3:]
 
 POISON_COLUMNS: dict[str, str] = {
     "topic": "LowCardinality(String)",
@@ -103,12 +114,14 @@ class Batch:
     Attributes:
         events: One per event id, in the order of arrival.
         closings: What routers tell of requests whose gateway they have lost.
+        counts: What routers got from engines, as they counted it.
         poisons: Everything else.
         duplicates: Messages left out because their event id came before in this batch.
     """
 
     events: list[RequestEvent] = field(default_factory=list[RequestEvent])
     closings: list[RequestEvent] = field(default_factory=list[RequestEvent])
+    counts: list[RequestEvent] = field(default_factory=list[RequestEvent])
     poisons: list[Poison] = field(default_factory=list[Poison])
     duplicates: int = 0
 
@@ -123,6 +136,8 @@ def decode(messages: Iterable[Source]) -> Batch:
             batch.poisons.append(found)
         elif found.schema_version == CLOSING_VERSION:
             batch.closings.append(found)
+        elif found.schema_version == COUNT_VERSION:
+            batch.counts.append(found)
         elif found.event_id in seen:
             batch.duplicates += 1
         else:
@@ -139,6 +154,16 @@ def event_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
 def closing_columns(closings: Sequence[RequestEvent]) -> list[list[Any]]:
     """Return one list per column of `CLOSING_COLUMNS`; times as integer milliseconds."""
     return [*event_columns(closings), [closing.part for closing in closings]]
+
+
+def count_columns(counts: Sequence[RequestEvent]) -> list[list[Any]]:
+    """Return one list per column of `COUNT_COLUMNS`; times as integer milliseconds."""
+    return [
+        [event.received_at_unix_ms for event in counts],
+        [event.model for event in counts],
+        [event.router_id for event in counts],
+        *([getattr(event.count, name) for event in counts] for name in _COUNT_FIELDS),
+    ]
 
 
 def poison_columns(poisons: Sequence[Poison]) -> list[list[Any]]:
@@ -158,8 +183,8 @@ def _decode_one(message: Source) -> RequestEvent | Poison:
         event = RequestEvent.FromString(message.payload)
     except DecodeError as error:
         return Poison(message, PoisonReason.UNDECODABLE, str(error))
-    if event.schema_version not in (SCHEMA_VERSION, CLOSING_VERSION):
-        known = f"{SCHEMA_VERSION} and, of closings, {CLOSING_VERSION}"
+    if event.schema_version not in (SCHEMA_VERSION, CLOSING_VERSION, COUNT_VERSION):
+        known = f"{SCHEMA_VERSION}, {CLOSING_VERSION} and {COUNT_VERSION}"
         detail = f"schema version {event.schema_version}, this sink knows {known}"
         return Poison(message, PoisonReason.UNKNOWN_SCHEMA, detail)
     problem = _problem(event)

@@ -17,9 +17,11 @@ from telemetry import migrations
 from telemetry.rows import (
     CLOSING_COLUMNS,
     COLUMNS,
+    COUNT_COLUMNS,
     POISON_COLUMNS,
     Batch,
     closing_columns,
+    count_columns,
     event_columns,
     poison_columns,
 )
@@ -88,6 +90,9 @@ class Store:
                 if batch.closings:
                     columns = closing_columns(batch.closings)
                     await self._insert(client, "closings", CLOSING_COLUMNS, columns)
+                if batch.counts:
+                    columns = count_columns(batch.counts)
+                    await self._insert(client, "token_counts", COUNT_COLUMNS, columns)
                 if batch.poisons:
                     columns = poison_columns(batch.poisons)
                     await self._insert(client, "poison", POISON_COLUMNS, columns)

@@ -121,6 +121,7 @@ class Generation:
         ending: The end of the current attempt.
         is_fresh: Whether the current attempt has brought no token yet.
         closing: What its router tells of it if this process is killed; empty: nothing.
+        attempt_from: How much had been emitted when the current attempt was submitted.
         is_nudged: Somebody waits for a sign of life before the first token; taken back when it
             is given.
     """
@@ -130,6 +131,7 @@ class Generation:
         "_line",
         "_news",
         "answer",
+        "attempt_from",
         "cached_tokens",
         "closing",
         "emitted",
@@ -158,6 +160,7 @@ class Generation:
         self.placed: wire.Placed | None = None
         self.cached_tokens = 0
         self.closing = b""
+        self.attempt_from = 0
         self.prefill_us = 0
         self.resumes = 0
         self.is_fresh = True
@@ -284,6 +287,7 @@ class Generation:
         `make` is given the fields; the `add` of a message that has submits puts it there.
         """
         spec = self.spec
+        self.attempt_from = len(self.emitted)
         prompt, hashes = spec.prompt, spec.block_hashes
         if self.emitted:
             prompt = [*spec.prompt, *self.emitted]

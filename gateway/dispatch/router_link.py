@@ -102,6 +102,7 @@ class RouterLink:
         self._batch_tokens = 0  # of the last one
         self._unsent = 0
         self._cancels: list[int] = []
+        self._cancel_took: list[int] = []
         self._has_outgoing = asyncio.Event()
         self._heard_at_s = 0.0
 
@@ -138,8 +139,10 @@ class RouterLink:
 
     def cancel(self, handle: int) -> None:
         """Tell the router that nobody waits for this request any more, unless it has ended."""
-        if self._generations.pop(handle, None) is not None:
+        generation = self._generations.pop(handle, None)
+        if generation is not None:
             self._cancels.append(handle)
+            self._cancel_took.append(len(generation.emitted) - generation.attempt_from)
             self._has_outgoing.set()
 
     async def run(self) -> None:
@@ -205,7 +208,9 @@ class RouterLink:
         self._unsent -= len(batch.submits)
         if not self._batches:
             batch.cancels.extend(self._cancels)
+            batch.cancel_took.extend(self._cancel_took)
             self._cancels.clear()
+            self._cancel_took.clear()
         return batch if batch.submits or batch.cancels else None
 
     async def _watch_silence(self) -> None:
@@ -309,6 +314,7 @@ class RouterLink:
         self._batches.clear()
         self._unsent = 0
         self._cancels.clear()
+        self._cancel_took.clear()
         self._has_outgoing.clear()
         self.cells.clear()
         generations, self._generations = self._generations, {}

@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent, TokenCount
 from telemetry.closings import OUTCOME, Closer
 from telemetry.metrics import Metrics
-from telemetry.rows import CLOSING_COLUMNS, CLOSING_VERSION, Batch
+from telemetry.reconciliation import State, reconciled
+from telemetry.rows import CLOSING_COLUMNS, CLOSING_VERSION, COUNT_VERSION, Batch
 from telemetry.store import Store
 from tests.integration.trace_site import empty_store
 
 pytestmark = pytest.mark.real
 
 NOW_MS = int(time.time() * 1000)
+HOUR_MS = NOW_MS // 3_600_000 * 3_600_000 - 5 * 3_600_000
 
 
 @pytest_asyncio.fixture
@@ -101,3 +103,38 @@ async def test_columns_are_those_of_requests(store: Store) -> None:
         {},
     )
     assert {row["name"]: row["type"] for row in found} == CLOSING_COLUMNS
+
+
+def counts(number: int, tokens: dict[str, int], *, is_last: bool = False) -> list[RequestEvent]:
+    """Return a router's report."""
+    rows = {**tokens, "": 0}
+    return [
+        RequestEvent(
+            schema_version=COUNT_VERSION,
+            event_id=f"count_{model}",
+            received_at_unix_ms=HOUR_MS,
+            router_id="r1",
+            model=model,
+            count=TokenCount(
+                epoch=1, number=number, output_tokens=made, is_last=is_last and not model
+            ),
+        )
+        for model, made in rows.items()
+    ]
+
+
+async def test_the_ledger_is_compared_with_the_last_report_of_each_router(store: Store) -> None:
+    events = [event(number, output_tokens=5, model="m") for number in range(4)]
+    for number, it in enumerate(events):
+        it.received_at_unix_ms = HOUR_MS + number
+    events[3].is_copy = True
+    await store.insert(Batch(events))
+    await store.insert(Batch(events[:2], counts=counts(2, {"m": 20, "n": 3}, is_last=True)))
+    await store.insert(Batch(counts=counts(1, {"m": 10})))  # an older one, told again
+    closed_ms = HOUR_MS + 3_600_000
+    found = await reconciled(store, HOUR_MS, closed_ms, closed_ms)
+    assert [(it.model, it.ledger_tokens, it.engine_tokens, it.state) for it in found] == [
+        ("m", 20, 20, State.EQUAL),
+        ("n", 0, 3, State.DIFFERS),
+    ]
+    assert await reconciled(store, closed_ms, closed_ms + 3_600_000, closed_ms) == []

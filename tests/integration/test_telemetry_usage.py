@@ -19,7 +19,7 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from cli.app import app
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent, TokenCount
 from telemetry.closings import Closer
 from telemetry.http import Api
 from telemetry.metrics import Metrics
@@ -178,6 +178,38 @@ async def test_what_comes_late_corrects_its_hour_and_says_so(
     assert first["start"] < answer["closed_until"] <= second["start"]
     assert abs(datetime.fromisoformat(first["corrected_at"]).timestamp() - now_ms / 1000) < 600
     assert (second["requests"], second["late_requests"], second["corrected_at"]) == (1, 0, "")
+
+
+async def test_the_ledger_is_compared_with_what_engines_made(
+    store: Store, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour_ms = (int(time.time() * 1000) - 5 * HOUR_MS) // HOUR_MS * HOUR_MS
+    events = [random_event(Random(number), number, hour_ms + number) for number in range(20)]
+    made = Counter[str]()
+    for event in events:
+        made[event.model] += event.output_tokens
+    made["n"] += 3  # of a request that nobody told of
+    counts = [
+        RequestEvent(
+            schema_version=3,
+            received_at_unix_ms=hour_ms,
+            model=model,
+            count=TokenCount(epoch=1, number=1, output_tokens=tokens, is_last=True),
+        )
+        for model, tokens in {**made, "": 0}.items()
+    ]
+    await store.insert(Batch(events, counts=counts))
+    answer = (await http.get("/v1/usage/reconciliation")).json()
+    assert answer["mismatch_tokens"] == 3
+    found = {row["model"]: (row["state"], row["difference_tokens"]) for row in answer["data"]}
+    assert found == {"m": ("equal", 0), "n": ("differs", -3)}
+    refused = await http.get("/v1/usage/reconciliation", params={"tenant": "ten_a"})
+    assert refused.status_code == 400
+    monkeypatch.setenv("SLUICE_TELEMETRY_URL", str(http.base_url))
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
+    text = await sluice("--reconcile", "--model", "n")
+    assert "closed hours differ by 3" in text
+    assert json.loads(await sluice("--reconcile", "--model", "m", "--json"))["data"]
 
 
 async def test_mistakes_are_named(http: httpx.AsyncClient) -> None:

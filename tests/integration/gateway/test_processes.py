@@ -335,6 +335,33 @@ async def test_what_a_killed_gateway_had_open_is_told_once_and_in_full(site, bro
         assert (parts[0].tenant_id, parts[0].key_id, parts[0].model) == ("one", "k", "tiny")
 
 
+async def test_what_engines_made_is_counted_apart_and_equals_what_is_told(site, broker) -> None:
+    place = site(broker.address)
+    async with running(place.gateway()), place.sdk() as sdk:
+        async with running(place.router()):
+            await place.until_ready()
+            whole = asyncio.gather(
+                *(streamed(sdk, it, 40, asyncio.Semaphore(0)) for it in range(4))
+            )
+            streams = await asyncio.gather(*(begun(sdk, number) for number in range(8)))
+            for _, stream in streams:
+                await stream.close()
+            for number in range(8):  # some of which end at a stop string, in the middle of a step
+                await sdk.chat.completions.create(
+                    model="tiny", messages=HELLO, max_tokens=60, seed=number, stop=["a", "e", "t"]
+                )
+            await whole
+        ledger = Ledger(broker.address)
+        ids = {f"evt_{uid}" for uid, _ in streams}
+        await asyncio.to_thread(ledger.read_until, ids, has_last_word=True)
+    assert len(ledger.told) == 20
+    assert not ledger.closings
+    told = sum(event.output_tokens for event in ledger.told.values())
+    counts = [event.count for event in ledger.counts.values()]
+    assert sum(count.output_tokens for count in counts) == told > 4 * 40
+    assert sum(count.uncertain_tokens for count in counts) == 0
+
+
 async def fetch(address: str, path: str) -> str:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         return (await http.get(f"http://{address}{path}")).text
@@ -347,9 +374,10 @@ class Ledger:
         self.address = address
         self.told: dict[str, RequestEvent] = {}
         self.closings: dict[str, dict[int, RequestEvent]] = {}
+        self.counts: dict[str, RequestEvent] = {}
 
-    def read_until(self, ids: set[str]) -> None:
-        """Read until all these are told of, and a little longer."""
+    def read_until(self, ids: set[str], *, has_last_word: bool = False) -> None:
+        """Read until all these are told of, and the router has ended, and a little longer."""
         consumer = Consumer(
             {"bootstrap.servers": self.address, "group.id": "l", "auto.offset.reset": "earliest"}
         )
@@ -361,17 +389,24 @@ class Ledger:
                 idle = 0 if message is not None else idle + 1
                 if message is not None and message.error() is None:
                     self._take(RequestEvent.FromString(message.value()))
-                if idle > 10 and ids <= self.told.keys() | self.closings.keys():
+                is_told = ids <= self.told.keys() | self.closings.keys()
+                is_over = any(event.count.is_last for event in self.counts.values())
+                if idle > 10 and is_told and is_over >= has_last_word:
                     return
         finally:
             consumer.close()
         missing = ids - self.told.keys() - self.closings.keys()
-        raise AssertionError(f"nobody tells of {missing}")
+        raise AssertionError(f"nobody tells of {missing or 'the end of the router'}")
 
     def _take(self, event: RequestEvent) -> None:
         if event.schema_version == 1:
             assert event.event_id not in self.told
             self.told[event.event_id] = event
+            return
+        if event.schema_version == 3:
+            known = self.counts.get(event.event_id)
+            if known is None or known.count.number < event.count.number:
+                self.counts[event.event_id] = event
             return
         parts = self.closings.setdefault(event.event_id, {})
         known = parts.get(event.part)

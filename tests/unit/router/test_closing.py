@@ -5,10 +5,16 @@ from hypothesis import strategies as st
 
 from router.closing import KEPT_S, OUTCOME, SCHEMA_VERSION, Accounts, Closings
 from router.core.model import Batch, Gateway, Request, Slot
+from router.counting import TokenCounts
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 FINISH = wire.OUTCOME_KIND_LENGTH
+
+
+def world() -> tuple[Accounts, Closings, Gateway]:
+    counts = TokenCounts("router", 1)
+    return Accounts(counts), Closings("router", counts), Gateway(1)
 
 
 def submit(handle: int, *, resumed: int = 0) -> wire.Submit:
@@ -42,7 +48,7 @@ def told(closings: Closings) -> dict[str, RequestEvent]:
 
 
 def test_what_runs_is_told_when_its_engine_has_said_its_last_word():
-    accounts, closings, gateway = Accounts(), Closings("router"), Gateway(1)
+    accounts, closings, gateway = world()
     accounts.submitted([submit(1), submit(2, resumed=10), submit(3), submit(4)])
     request, resumed = running(1, 3), running(2, 5)
     preempted = running(3, 4, output=[0] * 9)  # five of them on another replica
@@ -64,7 +70,7 @@ def test_what_runs_is_told_when_its_engine_has_said_its_last_word():
 
 
 def test_what_ended_a_moment_ago_is_told_and_what_ended_long_ago_is_not():
-    accounts, closings, gateway = Accounts(), Closings("router"), Gateway(1)
+    accounts, closings, gateway = world()
     accounts.submitted(submit(handle) for handle in range(1, 5))
     accounts.told(ended(1, 11), now=0.0)
     accounts.told(ended(2, 12), now=KEPT_S)
@@ -77,7 +83,7 @@ def test_what_ended_a_moment_ago_is_told_and_what_ended_long_ago_is_not():
 
 
 def test_closings_that_a_gateway_took_with_it_are_given_to_the_next():
-    closings, second = Closings("router"), Accounts()
+    second, closings, _ = world()
     second.carried([submit(1).closing], now=5.0)
     closings.cut(second, Gateway(2), now=6.0)
     assert set(told(closings)) == {"e1"}
@@ -86,7 +92,7 @@ def test_closings_that_a_gateway_took_with_it_are_given_to_the_next():
 
 
 def test_a_gateway_that_tells_nothing_or_nonsense_harms_nobody():
-    accounts, closings, gateway = Accounts(), Closings("router"), Gateway(1)
+    accounts, closings, gateway = world()
     accounts.submitted([wire.Submit(handle=1), wire.Submit(handle=2, closing=b"\xff\xff")])
     gateway.requests = {1: running(1, 3), 2: Request(handle=2, cell_id="c", prompt_tokens=7)}
     closings.cut(accounts, gateway, now=0.0)
@@ -95,7 +101,7 @@ def test_a_gateway_that_tells_nothing_or_nonsense_harms_nobody():
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99)), max_size=40))
 def test_each_request_is_told_once(outcomes: list[tuple[int, int]]):
-    accounts, closings, gateway = Accounts(), Closings("router"), Gateway(1)
+    accounts, closings, gateway = world()
     accounts.submitted(submit(handle) for handle in range(10))
     last = dict(reversed(outcomes))  # the first outcome of a handle counts
     for handle, tokens in outcomes:

@@ -8,8 +8,10 @@ import pytest
 
 from router import outgoing
 from router import wire as convert
+from router.closing import Accounts
 from router.core.model import UNLIMITED, Batch, CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
+from router.counting import TokenCounts
 from router.outgoing import PAUSE_S, GatewayLink, HostOutbox, leaves_at
 from sim.loop import run
 from sluice.hashing import BLOCK_TOKENS
@@ -32,7 +34,7 @@ def taken(link: GatewayLink) -> wire.ConnectResponse:
 
 
 async def test_batches_merge_while_the_socket_is_busy():
-    link = GatewayLink(1, "gateway")
+    link = GatewayLink(1, "gateway", Accounts(TokenCounts("router", 1)))
     link.put(batch(1, 10, 11), 0.0)
     link.put(batch(2, 20), 0.0)
     assert not link.is_flushed
@@ -46,7 +48,7 @@ async def test_batches_merge_while_the_socket_is_busy():
 
 
 async def test_log_probabilities_stay_in_the_order_of_their_tokens():
-    link = GatewayLink(1, "gateway")
+    link = GatewayLink(1, "gateway", Accounts(TokenCounts("router", 1)))
     link.put(batch(1, 10, 11), 0.0)
     for handle, logprob in ((1, -0.5), (2, -1.0), (1, -1.5)):
         made = batch(handle, 20)
@@ -71,7 +73,7 @@ async def test_log_probabilities_stay_in_the_order_of_their_tokens():
 
 
 async def test_a_sign_of_life_is_an_empty_message():
-    link = GatewayLink(1, "gateway")
+    link = GatewayLink(1, "gateway", Accounts(TokenCounts("router", 1)))
     link.put(Batch(), 0.0)
     assert link.ready.is_set()
     assert link.take() == b""
@@ -80,7 +82,7 @@ async def test_a_sign_of_life_is_an_empty_message():
 
 async def test_a_link_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(outgoing, "PENDING_TOKENS_MAX", 100)
-    link = GatewayLink(1, "gateway")
+    link = GatewayLink(1, "gateway", Accounts(TokenCounts("router", 1)))
     for _ in range(1000):
         link.put(batch(1, *range(10)), 0.0)
     assert link.cut.is_set()
@@ -104,7 +106,7 @@ def test_steps_of_many_engines_share_messages():
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        link = GatewayLink(1, "gateway")
+        link = GatewayLink(1, "gateway", Accounts(TokenCounts("router", 1)))
 
         async def write() -> None:
             while True:
@@ -130,7 +132,7 @@ def test_steps_of_many_engines_share_messages():
 
 
 async def test_two_steps_of_one_stream_do_not_share_a_message():
-    link = GatewayLink(1, "gateway")
+    link = GatewayLink(1, "gateway", Accounts(TokenCounts("router", 1)))
     link.put(batch(1, 10), 0.0)
     assert list(taken(link).token) == [10]
     link.put(batch(1, 11), PAUSE_S / 4)  # waits for other engines
@@ -145,7 +147,7 @@ async def test_two_steps_of_one_stream_do_not_share_a_message():
 
 
 async def test_what_joined_a_message_is_not_followed_by_its_own_next_step_in_it():
-    link = GatewayLink(1, "gateway")
+    link = GatewayLink(1, "gateway", Accounts(TokenCounts("router", 1)))
     link.put(batch(1, 10), 0.0)
     assert list(taken(link).token) == [10]
     link.put(batch(1, 11), PAUSE_S / 4)
@@ -159,7 +161,7 @@ def test_what_waits_when_another_message_has_just_left_leaves_after_its_own_paus
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        link = GatewayLink(1, "gateway")
+        link = GatewayLink(1, "gateway", Accounts(TokenCounts("router", 1)))
         for token in range(3):
             link.put(batch(1, token), loop.time())
             if token != 1:  # which waits: a timer is set for it, and the next step comes before

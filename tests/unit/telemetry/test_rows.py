@@ -22,7 +22,9 @@ def source(payload: bytes, offset: int = 0) -> Source:
 
 def test_every_field_of_the_event_is_a_column() -> None:
     names = {field.name for field in RequestEvent.DESCRIPTOR.fields}
-    assert names == {rows._RENAMED.get(column, column) for column in rows.CLOSING_COLUMNS}
+    assert names == {rows._RENAMED.get(column, column) for column in rows.CLOSING_COLUMNS} | {
+        "count"
+    }
 
 
 def test_the_columns_are_those_of_the_table() -> None:
@@ -70,7 +72,7 @@ def test_each_kind_of_poison_is_parked_with_its_reason() -> None:
     payloads = [
         b"\xff\xff\xff",
         b"",
-        event(schema_version=3).SerializeToString(),
+        event(schema_version=4).SerializeToString(),
         event("").SerializeToString(),
         event(received_at_unix_ms=0).SerializeToString(),
         event(status=70_000).SerializeToString(),

@@ -147,6 +147,7 @@ async def test_draining_does_not_wait_for_a_table_that_is_away() -> None:
 def test_the_metrics_are_known() -> None:
     names = {metric.name for metric in Metrics().registry.collect()}
     assert names == {
+        "llm_ledger_mismatch_tokens",
         "telemetry_closings_written",
         "telemetry_events_duplicate",
         "telemetry_events_written",

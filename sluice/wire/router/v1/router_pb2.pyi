@@ -36,14 +36,16 @@ class PingResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("hello", "submits", "cancels")
+    __slots__ = ("hello", "submits", "cancels", "cancel_took")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_TOOK_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     cancels: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ...) -> None: ...
+    cancel_took: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., cancel_took: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("gateway_id",)

@@ -1,6 +1,7 @@
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -15,7 +16,7 @@ ARM_CONTROL: Arm
 ARM_CANARY: Arm
 
 class RequestEvent(_message.Message):
-    __slots__ = ("schema_version", "event_id", "received_at_unix_ms", "request_id", "trace_id", "tenant_id", "key_id", "tier_id", "session_hash", "model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id", "replica_id", "router_id", "gateway_id", "endpoint", "is_stream", "prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us", "engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us", "outcome", "status", "resumes", "requested_model", "rollout_id", "arm", "is_pinned", "is_copy", "is_refusal", "choices", "part")
+    __slots__ = ("schema_version", "event_id", "received_at_unix_ms", "request_id", "trace_id", "tenant_id", "key_id", "tier_id", "session_hash", "model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id", "replica_id", "router_id", "gateway_id", "endpoint", "is_stream", "prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us", "engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us", "outcome", "status", "resumes", "requested_model", "rollout_id", "arm", "is_pinned", "is_copy", "is_refusal", "choices", "part", "count")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +58,7 @@ class RequestEvent(_message.Message):
     IS_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     event_id: str
     received_at_unix_ms: int
@@ -98,4 +100,21 @@ class RequestEvent(_message.Message):
     is_refusal: bool
     choices: int
     part: int
-    def __init__(self, schema_version: _Optional[int] = ..., event_id: _Optional[str] = ..., received_at_unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., tier_id: _Optional[str] = ..., session_hash: _Optional[int] = ..., model: _Optional[str] = ..., release: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., router_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., is_stream: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., gateway_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., itl_max_us: _Optional[int] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., resumes: _Optional[int] = ..., requested_model: _Optional[str] = ..., rollout_id: _Optional[str] = ..., arm: _Optional[_Union[Arm, str]] = ..., is_pinned: _Optional[bool] = ..., is_copy: _Optional[bool] = ..., is_refusal: _Optional[bool] = ..., choices: _Optional[int] = ..., part: _Optional[int] = ...) -> None: ...
+    count: TokenCount
+    def __init__(self, schema_version: _Optional[int] = ..., event_id: _Optional[str] = ..., received_at_unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., tier_id: _Optional[str] = ..., session_hash: _Optional[int] = ..., model: _Optional[str] = ..., release: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., router_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., is_stream: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., gateway_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., itl_max_us: _Optional[int] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., resumes: _Optional[int] = ..., requested_model: _Optional[str] = ..., rollout_id: _Optional[str] = ..., arm: _Optional[_Union[Arm, str]] = ..., is_pinned: _Optional[bool] = ..., is_copy: _Optional[bool] = ..., is_refusal: _Optional[bool] = ..., choices: _Optional[int] = ..., part: _Optional[int] = ..., count: _Optional[_Union[TokenCount, _Mapping]] = ...) -> None: ...
+
+class TokenCount(_message.Message):
+    __slots__ = ("epoch", "number", "output_tokens", "uncertain_tokens", "discarded_tokens", "is_last")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNCERTAIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DISCARDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    output_tokens: int
+    uncertain_tokens: int
+    discarded_tokens: int
+    is_last: bool
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., output_tokens: _Optional[int] = ..., uncertain_tokens: _Optional[int] = ..., discarded_tokens: _Optional[int] = ..., is_last: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,170 @@
+"""Ledger against engines: by hour and model, are the tokens of all requests those that were made?
+
+The ledger is made of what gateways tell. Routers count apart from it what engines gave them, by the
+hour in which the request was received (`router.counting`), so both sides put a token into the same
+hour, however long its request ran. What is not told, or told twice, is a difference.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from sluice.lifecycle import run_every
+from telemetry import params
+from telemetry.closings import Closer
+from telemetry.metrics import Metrics
+from telemetry.progress import Progress
+from telemetry.store import STORE_ERRORS, Store
+from telemetry.usage import Granularity, closed_until_ms
+
+_EVERY_S = 60.0
+_STEP_S = 60.0
+_WATCHED_MS = 2 * 86_400_000
+# Routers report every 10 s. One that has not for so long, nor said that it ends, was killed.
+_SILENT_S = 120
+_SPAN = """BETWEEN fromUnixTimestamp64Milli({from_ms:Int64}, 'UTC')
+            AND fromUnixTimestamp64Milli({to_ms:Int64} - 1, 'UTC')"""
+# Copies for shadow stages are in: engines made their tokens, too.
+_LEDGER = f"""
+SELECT toUnixTimestamp(toStartOfHour(received_at)) * 1000 AS hour_ms, model,
+    sum(output_tokens) AS ledger
+FROM requests FINAL
+WHERE received_at {_SPAN}
+GROUP BY hour_ms, model
+SETTINGS max_execution_time = 25, do_not_merge_across_partitions_select_final = 1
+"""  # noqa: S608 - constants of the code; values are parameters
+_COUNTED = f"""
+SELECT toUnixTimestamp64Milli(hour) AS hour_ms, model, sum(output_tokens) AS engines,
+    sum(uncertain_tokens) AS uncertain, sum(discarded_tokens) AS discarded
+FROM token_counts FINAL
+WHERE model != '' AND hour {_SPAN}
+GROUP BY hour_ms, model
+"""  # noqa: S608 - constants of the code
+# The last hours of routers that ended without a last word: what was counted after their last report
+# is lost, of requests that were mostly received then.
+_KILLED = f"""
+SELECT DISTINCT arrayJoin([last_ms, last_ms - 3600000]) AS hour_ms
+FROM (
+    SELECT toUnixTimestamp64Milli(max(hour)) AS last_ms
+    FROM token_counts FINAL
+    WHERE model = ''
+    GROUP BY router_id, epoch
+    HAVING NOT max(is_last) AND max(ingested_at) < now64(3) - {_SILENT_S}
+)
+"""  # noqa: S608 - constants of the code
+
+
+class State(StrEnum):
+    """What can be said of an hour and model."""
+
+    EQUAL = "equal"
+    DIFFERS = "differs"
+    OPEN = "open"  # events may still come
+    UNKNOWN = "unknown"  # a router was killed, and its last counts with it
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One hour and model; output tokens.
+
+    Attributes:
+        start_ms: Unix time of the hour.
+        ledger_tokens: Of its requests, by the ledger; copies included.
+        engine_tokens: That engines gave to gateways which took them.
+        uncertain_tokens: Besides, of streams that were cut: the ledger may have all of them, if
+            the gateway was dead, or some.
+        discarded_tokens: Made, and in neither: behind a stop string, or after the client had gone.
+        state: See there.
+    """
+
+    start_ms: int
+    model: str
+    ledger_tokens: int
+    engine_tokens: int
+    uncertain_tokens: int
+    discarded_tokens: int
+    state: State
+
+    @property
+    def difference(self) -> int:
+        """By how much the ledger has too many tokens (negative: too few)."""
+        return difference(self.ledger_tokens, self.engine_tokens, self.uncertain_tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as an object of JSON."""
+        fields = asdict(self)
+        start = params.iso(fields.pop("start_ms"))
+        return {"start": start, **fields, "difference_tokens": self.difference}
+
+
+def difference(ledger: int, engines: int, uncertain: int) -> int:
+    """Return how far the ledger is from what engines made at least, and at most."""
+    return max(0, ledger - engines - uncertain) - max(0, engines - ledger)
+
+
+def compared(
+    ledger: Iterable[Mapping[str, Any]],
+    counted: Iterable[Mapping[str, Any]],
+    killed_ms: Iterable[int],
+    closed_ms: int,
+) -> list[Compared]:
+    """Return every hour and model that either side knows, in order; `closed_ms`: until when."""
+    ours = {(row["hour_ms"], row["model"]): row["ledger"] for row in ledger}
+    theirs = {(row["hour_ms"], row["model"]): row for row in counted}
+    unknown = frozenset(killed_ms)
+    found: list[Compared] = []
+    for hour_ms, model in sorted(ours.keys() | theirs.keys()):
+        told = ours.get((hour_ms, model), 0)
+        row = theirs.get((hour_ms, model), {})
+        engines, uncertain = row.get("engines", 0), row.get("uncertain", 0)
+        if hour_ms + Granularity.HOUR.ms > closed_ms:
+            state = State.OPEN
+        elif hour_ms in unknown:
+            state = State.UNKNOWN
+        else:
+            state = State.DIFFERS if difference(told, engines, uncertain) else State.EQUAL
+        discarded = row.get("discarded", 0)
+        found.append(Compared(hour_ms, model, told, engines, uncertain, discarded, state))
+    return found
+
+
+def mismatch_tokens(hours: Sequence[Compared]) -> int:
+    """Return the tokens by which hours differ of which that can be said."""
+    return sum(abs(hour.difference) for hour in hours if hour.state is State.DIFFERS)
+
+
+async def reconciled(store: Store, from_ms: int, to_ms: int, closed_ms: int) -> list[Compared]:
+    """Return the hours of a span of whole hours; STORE_ERRORS: ClickHouse is away."""
+    span = {"from_ms": from_ms, "to_ms": to_ms}
+    ledger = await store.query(_LEDGER, span)
+    counted = await store.query(_COUNTED, span)
+    killed = await store.query(_KILLED, {})
+    return compared(ledger, counted, [row["hour_ms"] for row in killed], closed_ms)
+
+
+class Reconciler:
+    """Keeps the metric up to date; `run` belongs into a TaskGroup."""
+
+    def __init__(self, store: Store, progress: Progress, closer: Closer, metrics: Metrics) -> None:
+        self._store = store
+        self._progress = progress
+        self._closer = closer
+        self._metrics = metrics
+
+    async def run(self) -> None:
+        """Compare once a minute, until cancelled."""
+        await run_every(
+            _EVERY_S, self.step, name="reconcile", expected=STORE_ERRORS, step_timeout_s=_STEP_S
+        )
+
+    async def step(self) -> None:
+        """Compare the closed hours of two days; STORE_ERRORS: do it again later."""
+        closed_ms = closed_until_ms(min(self._progress.until_ms, self._closer.until_ms))
+        if not closed_ms:
+            return
+        now_ms = int(time.time() * 1000)
+        from_ms = (now_ms - _WATCHED_MS) // Granularity.HOUR.ms * Granularity.HOUR.ms
+        hours = await reconciled(self._store, from_ms, closed_ms, closed_ms)
+        self._metrics.mismatch.set(mismatch_tokens(hours))

@@ -1,0 +1,68 @@
+"""What is equal, what differs, and what cannot be said."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry.reconciliation import Compared, State, compared, difference, mismatch_tokens
+
+HOUR_MS = 3_600_000
+
+
+def one(ledger: int, engines: int, uncertain: int = 0, **how: object) -> Compared:
+    [found] = compared(
+        [{"hour_ms": HOUR_MS, "model": "m", "ledger": ledger}],
+        [
+            {
+                "hour_ms": HOUR_MS,
+                "model": "m",
+                "engines": engines,
+                "uncertain": uncertain,
+                "discarded": 7,
+            }
+        ],
+        how.get("killed", ()),  # type: ignore[arg-type]
+        how.get("closed_ms", 2 * HOUR_MS),  # type: ignore[arg-type]
+    )
+    return found
+
+
+def test_an_hour_is_equal_or_says_by_how_much_it_is_not() -> None:
+    assert one(100, 100).state is State.EQUAL
+    missing, twice = one(90, 100), one(110, 100)
+    assert (missing.state, missing.difference) == (State.DIFFERS, -10)
+    assert (twice.state, twice.difference) == (State.DIFFERS, 10)
+    assert mismatch_tokens([missing, twice, one(100, 100)]) == 20
+    assert twice.as_json() == {
+        "start": "1970-01-01T01:00:00Z",
+        "model": "m",
+        "ledger_tokens": 110,
+        "engine_tokens": 100,
+        "uncertain_tokens": 0,
+        "discarded_tokens": 7,
+        "state": "differs",
+        "difference_tokens": 10,
+    }
+
+
+def test_what_was_cut_may_be_in_the_ledger_or_not() -> None:
+    assert [one(it, 100, 20).difference for it in (99, 100, 110, 120, 121)] == [-1, 0, 0, 0, 1]
+
+
+def test_nothing_is_said_before_its_time_or_without_the_counts_of_a_router() -> None:
+    early, killed = one(1, 100, closed_ms=2 * HOUR_MS - 1), one(1, 100, killed=[HOUR_MS])
+    assert (early.state, killed.state) == (State.OPEN, State.UNKNOWN)
+    assert mismatch_tokens([early, killed]) == 0
+
+
+def test_what_only_one_side_knows_is_found() -> None:
+    ledger = [{"hour_ms": 0, "model": "a", "ledger": 5}]
+    counted = [{"hour_ms": 0, "model": "b", "engines": 6, "uncertain": 0, "discarded": 0}]
+    found = compared(ledger, counted, [], HOUR_MS)
+    assert [(it.model, it.difference) for it in found] == [("a", 5), ("b", -6)]
+
+
+@given(*[st.integers(0, 1_000)] * 3)
+def test_the_difference_is_the_distance_to_the_span(ledger: int, low: int, more: int) -> None:
+    span = range(low, low + more + 1)
+    nearest = min(span, key=lambda it: abs(it - ledger))
+    assert difference(ledger, low, more) == ledger - nearest
