@@ -90,7 +90,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         artifacts = _artifacts(database, settings)
         stack.callback(artifacts.close)
         distribution = DistributionService(
-            database, feed, metrics, _links(settings), lambda sha256: artifacts.store.get(sha256)
+            database, feed, metrics, _links(settings), artifacts.read_chunk
         )
         budget = Budget(settings.quality_pool_hour_max, settings.quality_node_day_max)
         quality = Quality(database, feed, metrics.quality, budget)

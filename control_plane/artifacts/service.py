@@ -81,6 +81,10 @@ class Artifacts:
             raise _no_store()
         return self._store
 
+    async def read_chunk(self, sha256: str) -> bytes:
+        """Return a chunk; PlatformError when there is no store."""
+        return await self.store.get(sha256)
+
     @property
     def sweeps(self) -> SweepLoop:
         """What removes what nobody needs; PlatformError when there is no store."""
