@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
-from telemetry import evidence, params
+from telemetry import evidence, params, traces
 from telemetry.closings import Closer
 from telemetry.metrics import Metrics
 from telemetry.progress import Progress
@@ -55,6 +55,7 @@ class Api:
         """Return the aiohttp application."""
         app = web.Application(middlewares=[_problems])
         app.router.add_get("/v1/requests", self._requests)
+        app.router.add_get("/v1/requests/{request_id}", self._trace)
         app.router.add_get("/v1/rollouts/{rollout_id}/windows", self._windows)
         app.router.add_get("/v1/usage", self._usage)
         app.router.add_get("/v1/usage/reconciliation", self._reconciliation)
@@ -73,6 +74,18 @@ class Api:
         )
         rows = await _asked(query)
         return web.json_response({"data": rows})
+
+    async def _trace(self, request: web.Request) -> web.Response:
+        """Tell all that is known of a request; with `tenant`, only if it is that tenant's."""
+        self._check_key(request)
+        request_id = params.ident(request.match_info, "request_id")
+        tenant_id = params.ident(request.query, "tenant")
+        until_ms = self._progress.until_ms  # before the query, as for windows
+        trace = await _asked(traces.find_trace(self._store, request_id, tenant_id=tenant_id))
+        until = params.iso(until_ms) if until_ms else None
+        if trace is None:
+            raise BadRequestError(ErrorCode.NOT_FOUND, traces.missing(request_id, tenant_id, until))
+        return web.json_response(trace.as_json() | {"ingested_until": until})
 
     async def _windows(self, request: web.Request) -> web.Response:
         """Tell the windows of a rollout that are ingested for sure, the first 1,000 of them."""

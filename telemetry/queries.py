@@ -40,15 +40,21 @@ async def recent_requests(
         rows = await store.query(_RECENT, parameters)
         if len(rows) >= limit:
             break
-    for row in rows:
-        row["received_at"] = _iso(row["received_at"])
+    return [readable(row) for row in rows]
+
+
+def readable(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of an event as JSON has it."""
+    return row | {
+        "received_at": iso(row["received_at"]),
         # JavaScript would round a 64-bit number.
-        row["session_hash"] = f"{row['session_hash']:016x}"
-        row["arm"] = _ARMS.get(row["arm"], "")
-    return rows
+        "session_hash": f"{row['session_hash']:016x}",
+        "arm": _ARMS.get(row["arm"], ""),
+    }
 
 
-def _iso(moment: datetime.datetime) -> str:
+def iso(moment: datetime.datetime) -> str:
+    """Return a moment of the store in ISO 8601, to the millisecond."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     return moment.isoformat(timespec="milliseconds")

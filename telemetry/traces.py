@@ -1,0 +1,115 @@
+"""All that the trace tables hold of one request: its event, its copies, what routers closed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from telemetry.queries import iso, readable
+from telemetry.store import Store
+
+# A client may send one id again and again; the index on request ids keeps this from a full scan.
+_ROWS_MAX = 50
+_COPY = "-copy"  # of a shadow stage: the gateway makes its id of the request's
+
+_EVENTS = """
+SELECT *
+FROM requests
+WHERE request_id IN ({id:String}, {copy:String})
+  AND ({tenant:String} = '' OR tenant_id = {tenant:String})
+ORDER BY ingested_at DESC
+LIMIT 1 BY event_id
+LIMIT {limit:UInt32}
+"""
+_CLOSINGS = """
+SELECT *
+FROM closings
+WHERE request_id = {id:String}
+  AND ({tenant:String} = '' OR tenant_id = {tenant:String})
+ORDER BY received_at DESC, part, output_tokens DESC
+LIMIT 1 BY event_id, part, router_id
+LIMIT {limit:UInt32}
+"""
+_TOLD = ("event_id", "part", "router_id", "replica_id", "output_tokens", "queue_us", "outcome")
+_SAME = ("event_id", "received_at", "tenant_id", "model", "outcome", "status", "total_us")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One request.
+
+    Attributes:
+        request: Its event; while only routers have told of it, what the first of them told.
+        is_settled: Whether the event is there, not closings alone.
+        closings: What routers told because its gateway's stream was cut; of this event alone.
+        copies: Events of copies for shadow stages, under its id.
+        others: Other requests with the same id, the latest first: clients choose ids.
+    """
+
+    request: dict[str, Any]
+    is_settled: bool
+    closings: Sequence[dict[str, Any]]
+    copies: Sequence[dict[str, Any]]
+    others: Sequence[dict[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as the API shows it."""
+        return {
+            "request": self.request,
+            "is_settled": self.is_settled,
+            "closings": list(self.closings),
+            "copies": list(self.copies),
+            "others": list(self.others),
+        }
+
+
+async def find_trace(store: Store, request_id: str, *, tenant_id: str = "") -> Trace | None:
+    """Return the latest request of an id, of one tenant or (empty id) of all; None: there is none.
+
+    Raises:
+        STORE_ERRORS: ClickHouse is away.
+    """
+    parameters = {
+        "id": request_id,
+        "copy": request_id + _COPY,
+        "tenant": tenant_id,
+        "limit": _ROWS_MAX,
+    }
+    events = await store.query(_EVENTS, parameters)
+    closings = await store.query(_CLOSINGS, parameters)
+    return build(events, closings)
+
+
+def build(events: Sequence[dict[str, Any]], closings: Sequence[dict[str, Any]]) -> Trace | None:
+    """Put rows of `requests` and `closings` together; None when there is nothing of a client."""
+    told = [_row(row) for row in closings]
+    rows = sorted((_row(row) for row in events), key=lambda row: row["received_at"], reverse=True)
+    own = [row for row in rows if not row["is_copy"]]
+    latest = next(iter(own or told or rows), None)
+    if latest is None:
+        return None
+    return Trace(
+        request={name: value for name, value in latest.items() if name != "part"},
+        is_settled=latest in rows,
+        closings=[
+            {name: row[name] for name in (*_TOLD, "ingested_at")}
+            for row in told
+            if row["event_id"] == latest["event_id"]
+        ],
+        copies=[row for row in rows if row["is_copy"] and row is not latest],
+        others=[{name: row[name] for name in _SAME} for row in own if row is not latest],
+    )
+
+
+def missing(request_id: str, tenant_id: str, ingested_until: str | None) -> str:
+    """Return why a request may not be found."""
+    whose = f" of tenant {tenant_id}" if tenant_id else ""
+    until = ingested_until or "an unknown moment: the broker has not been asked yet"
+    return (
+        f"there is no request {request_id}{whose} in the trace store: it has not ended; or its "
+        f"event is on the way (all that was sent is there until {until}); or it was refused before "
+        "any queue, which leaves no event; or it was deleted from the store"
+    )
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    return readable(row) | {"ingested_at": iso(row["ingested_at"])}
