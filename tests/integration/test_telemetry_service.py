@@ -53,6 +53,7 @@ class Telemetry:
                 "TELEMETRY__CLICKHOUSE_URL": f"http://{tracestore.address}",
                 "TELEMETRY__CLICKHOUSE_DATABASE": self.database,
                 "TELEMETRY__HTTP_ADDRESS": f"127.0.0.1:{self._port}",
+                "TELEMETRY__CLOSING_SETTLE_S": "0",
                 "TELEMETRY__ADMIN_KEY_SHA256": hashlib.sha256(ADMIN_KEY.encode()).hexdigest(),
             },
             log_file=home / "telemetry.log",
@@ -455,3 +456,31 @@ async def test_migrating_alone_is_repeatable_and_says_what_is_wrong(
     status, text = await migrate(f"127.0.0.1:{free_port()}")
     assert status == 1
     assert b"was not migrated" in text
+
+
+async def test_what_a_killed_gateway_left_open_becomes_a_row(
+    telemetry: Telemetry, producer: EventProducer
+) -> None:
+    lost = {"schema_version": 2, "outcome": "gateway_lost", "status": 500, "output_tokens": 3}
+    producer.emit(event(1, outcome="stop", status=200))
+    producer.emit(event(1, **lost))
+    producer.emit(event(2, **lost))
+    producer.emit(event(2, part=1, **lost))
+    query = "SELECT concat(event_id, ' ', outcome, ' ', toString(output_tokens)) FROM requests"
+    async with asyncio.timeout(WAIT_S):
+        while len(found := await _rows_or_none(telemetry, query)) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert sorted(found) == ["000001 stop 0", "000002 gateway_lost 6"]
+    assert await telemetry.metric("telemetry_closings_written_total") == 3
+    producer.emit(event(2, outcome="stop", status=200, output_tokens=9))  # it had been spooled
+    async with asyncio.timeout(WAIT_S):
+        while "000002 stop 9" not in await _rows_or_none(telemetry, query):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert await telemetry.ids() == ["000001", "000002"]
+
+
+async def _rows_or_none(telemetry: Telemetry, query: str) -> list[str]:
+    """Return a column; nothing before the tables are there."""
+    with suppress(clickhouse_connect.driver.exceptions.DatabaseError):
+        return await telemetry.column(f"{query} FINAL")
+    return []
