@@ -1,0 +1,138 @@
+"""One request, from the real trace store over HTTP: its event, copies, closings, and why not."""
+
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from telemetry.closings import Closer
+from telemetry.http import Api
+from telemetry.metrics import Metrics
+from telemetry.progress import Progress
+from telemetry.rows import Batch
+from telemetry.sink import Sink
+from telemetry.store import Store
+from tests.integration.trace_site import empty_store
+
+pytestmark = pytest.mark.real
+
+ADMIN_KEY = "admin-key-of-the-test"
+
+
+@pytest_asyncio.fixture
+async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
+    async with empty_store(shared_tracestore.address) as found:
+        yield found
+
+
+@pytest_asyncio.fixture
+async def http(store: Store) -> AsyncIterator[httpx.AsyncClient]:
+    """The service's API on that store; its sink does not run."""
+    metrics = Metrics()
+
+    def nothing_to_read() -> Any:
+        raise AssertionError
+
+    sink = Sink(nothing_to_read, store, metrics, batch_max=1)
+    key_sha256 = hashlib.sha256(ADMIN_KEY.encode()).hexdigest()
+    closer = Closer(store, metrics, settle_s=0.0)
+    runner = web.AppRunner(Api(store, sink, Progress(), closer, metrics, key_sha256).application())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{runner.addresses[0][1]}",
+        headers={"Authorization": f"Bearer {ADMIN_KEY}"},
+        timeout=30,
+    ) as client:
+        yield client
+    await runner.cleanup()
+
+
+def event(event_id: str, request_id: str, **fields: Any) -> RequestEvent:
+    return RequestEvent(
+        **{
+            "schema_version": 1,
+            "event_id": event_id,
+            "received_at_unix_ms": int(time.time() * 1000),
+            "request_id": request_id,
+            "tenant_id": "ten_a",
+            "model": "m",
+            "session_hash": 1 << 63,
+            "outcome": "stop",
+            "status": 200,
+        }
+        | fields
+    )
+
+
+async def trace(http: httpx.AsyncClient, request_id: str, **query: str) -> dict[str, Any]:
+    answer = await http.get(f"/v1/requests/{request_id}", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_a_request_comes_with_its_copies_and_namesakes(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    now_ms = int(time.time() * 1000)
+    told = event("e1", "r1", received_at_unix_ms=now_ms, ttft_us=12, total_us=34, resumes=2)
+    copy = event("e1-copy", "r1-copy", is_copy=True, model="next")
+    older = event("e0", "r1", received_at_unix_ms=now_ms - 1000, outcome="length")
+    foreign = event("e2", "r1", tenant_id="ten_b", received_at_unix_ms=now_ms + 1)
+    await store.insert(Batch([told, copy, older, event("e3", "r10")]))
+    await store.insert(Batch([told, foreign]))  # one of them again
+    found = await trace(http, "r1", tenant="ten_a")
+    request = found["request"]
+    assert (request["event_id"], request["resumes"], request["ttft_us"]) == ("e1", 2, 12)
+    assert request["session_hash"] == "8000000000000000"
+    assert [it["event_id"] for it in found["copies"]] == ["e1-copy"]
+    assert [it["event_id"] for it in found["others"]] == ["e0"]
+    assert (found["is_settled"], found["closings"], found["ingested_until"]) == (True, [], None)
+    # Who may see all sees the latest of all.
+    everybody = await trace(http, "r1")
+    assert everybody["request"]["tenant_id"] == "ten_b"
+    assert [it["event_id"] for it in everybody["others"]] == ["e1", "e0"]
+    assert (await trace(http, "r1-copy"))["request"]["is_copy"]
+
+
+async def test_closings_stand_for_a_request_until_its_row_is_there(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    now_ms = int(time.time() * 1000)
+    closings = [
+        event("e1", "r1", schema_version=2, outcome="gateway_lost", status=500, **fields)
+        for fields in (
+            {"router_id": "router-1", "output_tokens": 5, "received_at_unix_ms": now_ms},
+            {"router_id": "router-2", "output_tokens": 9, "received_at_unix_ms": now_ms},
+            {"router_id": "router-2", "output_tokens": 7, "received_at_unix_ms": now_ms},
+        )
+    ]
+    await store.insert(Batch(closings=closings))
+    found = await trace(http, "r1")
+    assert not found["is_settled"]
+    assert found["request"]["outcome"] == "gateway_lost"
+    told = [(it["router_id"], it["output_tokens"]) for it in found["closings"]]
+    assert told == [("router-2", 9), ("router-1", 5)]
+    await store.insert(Batch([event("e1", "r1", received_at_unix_ms=now_ms)]))
+    found = await trace(http, "r1")
+    assert (found["is_settled"], found["request"]["outcome"]) == (True, "stop")
+    assert len(found["closings"]) == 2
+
+
+async def test_what_is_not_there_says_why_and_to_whom(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    await store.insert(Batch([event("e1", "r1")]))
+    for path, query in (("r2", {}), ("r1", {"tenant": "ten_b"}), ("r1' OR 1=1 --", {})):
+        answer = await http.get(f"/v1/requests/{path}", params=query)
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+        assert "it has not ended" in answer.json()["detail"]
+    assert (await http.get("/v1/requests/" + "x" * 300)).status_code == 400
+    refused = await http.get("/v1/requests/r1", headers={"Authorization": "Bearer nobody's"})
+    assert refused.status_code == 401
