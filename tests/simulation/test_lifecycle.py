@@ -55,7 +55,7 @@ def test_a_step_beyond_its_deadline_is_ended_and_the_loop_goes_on() -> None:
     assert found == [(0.0, 2.0), (5.0, 5.0)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     durations=st.lists(st.integers(0, 40).map(lambda eighths: eighths / 8), max_size=20),
     interval=st.integers(1, 16).map(lambda eighths: eighths / 8),

@@ -145,7 +145,7 @@ def test_what_is_larger_than_the_memory_runs_alone():
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_cancelled_jobs_leave_nothing_behind(seed: int):
     draw = random.Random(seed)
     pool = Pool(LeastRequests(), H70, PoolPlan(2, kv_tokens=40_000), block_tokens=512)

@@ -57,7 +57,6 @@ def run(operation: Any, base_url: str, mode: GenerationMode) -> int:
 
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.generate],

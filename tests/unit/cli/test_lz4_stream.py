@@ -2,7 +2,7 @@
 
 import lz4.frame
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.stack.lz4_stream import Lz4Stream
@@ -13,7 +13,6 @@ _BLOCKS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(blocks=_BLOCKS, cuts=st.lists(st.integers(7, 5000), min_size=1, max_size=5))
 def test_frames_one_after_another_come_out_whole(
     blocks: list[tuple[bytes, int]], cuts: list[int]

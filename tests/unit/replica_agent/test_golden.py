@@ -49,7 +49,7 @@ def ask_all(
     return found
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(every_s=st.integers(2, 120), replicas=st.integers(1, 8), prompts=st.integers(1, 3))
 def test_every_replica_is_asked_everything_at_its_interval(every_s, replicas, prompts) -> None:
     schedule = GoldenSchedule()

@@ -439,5 +439,5 @@ class AgentMachine(RuleBasedStateMachine):
             self.feed(Tick())
 
 
-AgentMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+AgentMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
 TestAgentMachine = AgentMachine.TestCase

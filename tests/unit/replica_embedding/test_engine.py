@@ -26,7 +26,7 @@ def embed(engine, *texts) -> list:
 
 
 @given(TEXTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_batch_gives_what_the_definition_says(engine, tiny, reference, texts) -> None:
     for text, vectors in zip(texts, embed(engine, *texts), strict=True):
         assert vectors.shape == (1, TINY.hidden)
@@ -34,7 +34,7 @@ def test_a_batch_gives_what_the_definition_says(engine, tiny, reference, texts) 
 
 
 @given(TEXTS, st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_vector_does_not_depend_on_its_batch(engine, texts, data) -> None:
     index = data.draw(st.integers(0, len(texts) - 1))
     together, alone = embed(engine, *texts)[index], embed(engine, texts[index])[0]

@@ -106,7 +106,7 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTable = TableMachine.TestCase
-TestTable.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestTable.settings = settings(max_examples=50, stateful_step_count=40)
 
 
 def test_host_memory_forgets_the_longest_unused_and_none_in_use() -> None:
@@ -256,7 +256,7 @@ def test_preemption_gives_the_slot_back(make_engine, run_to_end, expected_output
         assert out[key] == wanted
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     arrivals=st.lists(st.integers(1, 3), min_size=1, max_size=4),
     counts=st.lists(st.integers(1, 12), min_size=4, max_size=4),
@@ -385,7 +385,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=50, stateful_step_count=40)
 
 
 def test_ended_sequences_do_not_pile_up_in_the_queue() -> None:

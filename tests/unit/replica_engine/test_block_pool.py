@@ -123,7 +123,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestPool.settings = settings(max_examples=60, stateful_step_count=60)
 
 
 def test_the_tail_of_a_chain_is_evicted_before_its_head() -> None:

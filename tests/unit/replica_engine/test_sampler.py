@@ -52,7 +52,7 @@ def test_forks_share_a_row_and_draw_for_themselves() -> None:
     assert len(set(tokens[2:-1])) > 3
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     right=st.integers(0, 5),
     length=st.integers(0, 5),

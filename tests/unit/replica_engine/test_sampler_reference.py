@@ -112,7 +112,7 @@ def sequences(draw: st.DrawFn) -> ScheduledSequence:
     return ScheduledSequence(request, 0, b"", request.stop_token_ids | EOS)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     batch=st.lists(sequences(), min_size=1, max_size=6),
     seed=st.integers(0, 2**32 - 1),
@@ -159,7 +159,7 @@ def check_logprobs(row: np.ndarray, token: int, sequence: ScheduledSequence, ent
     assert all(math.isclose(v, values[t] - total, abs_tol=1e-5) for t, v in entry.top)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sequence=sequences(),
     length=st.integers(1, 5),
@@ -195,7 +195,7 @@ def test_drafts_of_every_kind_change_nothing_but_the_number_of_steps(
     assert output.logprobs.get(0, []) == entries[: accepted + 1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(leader=sequences(), seeds=st.lists(st.integers(0, 9), min_size=1, max_size=3))
 def test_siblings_are_sequences_of_their_own(leader: ScheduledSequence, seeds: list[int]) -> None:
     """The model is a table here: a row depends on the position alone."""
@@ -221,7 +221,7 @@ def test_siblings_are_sequences_of_their_own(leader: ScheduledSequence, seeds: l
     assert [fork.tokens for fork in forks] == wanted
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(batch=st.lists(sequences(), min_size=2, max_size=8), seed=st.integers(0, 2**32 - 1))
 def test_a_sequence_does_not_notice_its_batch(batch: list[ScheduledSequence], seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 2, (len(batch), VOCABULARY)).astype(np.float32)
@@ -233,7 +233,7 @@ def test_a_sequence_does_not_notice_its_batch(batch: list[ScheduledSequence], se
         assert alone.logprobs.get(0) == together.logprobs.get(row)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(values=st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=70))
 def test_of_equal_tokens_the_lowest_ids_stay(values: list[float]) -> None:
     logits = np.array([values], np.float32)

@@ -23,7 +23,7 @@ def samplings() -> st.SearchStrategy[Sampling]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=st.lists(st.tuples(samplings(), st.integers(0, 5000)), min_size=1, max_size=12))
 def test_a_row_does_not_depend_on_its_batch(rows: list[tuple[Sampling, int]]) -> None:
     values = logits(len(rows))

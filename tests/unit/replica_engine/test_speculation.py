@@ -19,7 +19,7 @@ def naive_draft(tokens: list[int], count: int) -> list[int]:
     return []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     tokens=st.lists(st.integers(0, 3), max_size=60),
     chunks=st.lists(st.integers(1, 20), min_size=1, max_size=8),

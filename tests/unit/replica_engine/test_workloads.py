@@ -196,7 +196,7 @@ def disturb(runs: list[Run], jobs: list[dict], kind: str, *values: int) -> None:
                 assert run.engine.load().kv_blocks_pinned <= run.engine.limits.kv_blocks // 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     jobs=workloads(),
     disturbances=disturbances(),

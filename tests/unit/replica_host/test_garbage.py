@@ -98,7 +98,7 @@ def driver(request: pytest.FixtureRequest, directory: Path):
     return load_openvino(directory, "base", {"blocks": 64, "precision": "f32"})
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(nonsense=st.lists(sequences, max_size=5))
 def test_nonsense_ends_alone(driver, directory: Path, nonsense: list[wire.Sequence]) -> None:
     while driver.has_work:  # left by an example that failed

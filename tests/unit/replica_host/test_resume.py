@@ -96,7 +96,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(operations=OPERATIONS)
 def test_every_token_and_every_end_arrives_exactly_once(
     bench_class, expected_tokens, operations

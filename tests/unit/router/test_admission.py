@@ -193,7 +193,6 @@ ARRIVALS = st.lists(
 )
 
 
-@settings(deadline=None)  # machines are busy at times
 @given(ARRIVALS)
 def test_for_lack_of_room_nobody_is_refused_while_enough_of_lower_tiers_waits(arrivals):
     world = Cell(queue_requests_max=6, queue_tokens_max=1200)
@@ -320,7 +319,7 @@ def test_the_top_tier_is_shed_when_it_is_alone():
     assert "overloaded" in codes
 
 
-@settings(deadline=None, max_examples=30)  # machines are busy at times
+@settings(max_examples=30)  # machines are busy at times
 @given(
     st.lists(
         st.tuples(st.sampled_from([1, 5, 9, 9, 9]), st.integers(100, 4000), st.integers(0, 8)),

@@ -192,5 +192,5 @@ class CoreMachine(RuleBasedStateMachine):
         assert not self.open, "everything has ended"
 
 
-CoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+CoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestCoreMachine = CoreMachine.TestCase

@@ -263,9 +263,7 @@ def worlds(bench):
 
 
 @given(coming=st.lists(requests(), min_size=1, max_size=12), last=requests())
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_explanation_says_what_then_happens_and_changes_nothing(worlds, coming, last):
     world = worlds()
     for fields in coming:

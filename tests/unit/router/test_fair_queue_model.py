@@ -289,6 +289,6 @@ TestQueue = QueueMachine.TestCase
 TestQueue.settings = settings(
     max_examples=60,
     stateful_step_count=40,
-    deadline=None,  # machines are busy at times
+    # machines are busy at times
     suppress_health_check=[HealthCheck.too_slow],
 )

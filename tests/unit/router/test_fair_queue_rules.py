@@ -334,7 +334,7 @@ FACTOR = 2.0  # of the true number ahead, and so many requests more for what is 
 SLACK = 6
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     tenants=st.integers(1, 12),

@@ -173,5 +173,5 @@ class HealthMachine(RuleBasedStateMachine):
         assert self.both[0].next_at(self.now) >= self.now
 
 
-HealthMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+HealthMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestHealthMachine = HealthMachine.TestCase

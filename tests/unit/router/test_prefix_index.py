@@ -128,7 +128,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert len(self.index) == sum(map(len, held.values()))
 
 
-IndexMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+IndexMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 test_index_machine = IndexMachine.TestCase
 
 

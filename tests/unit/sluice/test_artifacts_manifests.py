@@ -185,7 +185,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     change=JSON,
     at=st.sampled_from(["", "files", "name", "size_bytes", "sha256", "chunks", "format"]),

@@ -82,7 +82,7 @@ class FakeTable:
         assert {str(number) for number in range(self.broker.committed)} <= self.rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     count=st.integers(0, 30),
     batch_max=st.integers(1, 9),

@@ -57,7 +57,7 @@ def test_a_flipped_bit_never_yields_a_wrong_record(items: list[bytes], data: st.
     assert all(payload in remaining for payload in decode_records(bytes(whole)).payloads)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(payloads, max_size=6), st.integers(1, 9))
 def test_everything_comes_back_in_order_also_after_a_restart(
     batches: list[list[bytes]], limit: int

@@ -192,9 +192,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.dictionaries(FIELDS, VALUES, max_size=3),
     targets=st.sets(st.sampled_from(PROJECTIONS), min_size=1),

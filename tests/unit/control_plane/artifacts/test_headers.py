@@ -126,7 +126,7 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     header=st.dictionaries(st.text(max_size=8), ENTRIES | JSON, max_size=4) | JSON,
     data=st.integers(0, 80),
@@ -149,7 +149,7 @@ def test_any_header_is_read_or_refused(header: Any, data: int, length: int | Non
         assert total <= data
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(content: bytes) -> None:
     for read in (

@@ -321,4 +321,4 @@ class Fleet(RuleBasedStateMachine):
 
 
 TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestFleet.settings = settings(max_examples=30, stateful_step_count=30)

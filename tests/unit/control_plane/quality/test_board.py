@@ -41,7 +41,7 @@ PROMPTS = st.builds(
 BOARDS = st.tuples(states(), st.lists(PROMPTS, unique_by=lambda one: one.id, max_size=6))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(steps=st.lists(BOARDS, min_size=1, max_size=6), round_=st.integers(0, 1000))
 def test_a_board_that_follows_knows_what_one_from_nothing_knows(steps, round_) -> None:
     board = Board()

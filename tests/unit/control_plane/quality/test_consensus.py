@@ -3,7 +3,7 @@
 import random
 from math import log, nan
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.quality.consensus import (
@@ -52,7 +52,6 @@ def asked(pool: dict[str, list[Text]]) -> dict[str, list[Answer]]:
     }
 
 
-@settings(deadline=None)
 @given(seed=SEEDS, replicas=st.integers(1, 9), fork=st.none() | st.integers(0, len(TOKENS) - 1))
 def test_an_honest_pool_is_never_suspected(seed, replicas, fork) -> None:
     rng = random.Random(seed)
@@ -66,7 +65,6 @@ def test_an_honest_pool_is_never_suspected(seed, replicas, fork) -> None:
         assert not judgement.is_changed
 
 
-@settings(deadline=None)
 @given(seed=SEEDS, replicas=st.integers(3, 9), fork=st.none() | st.integers(1, len(TOKENS) - 1))
 def test_a_corrupt_replica_is_found_within_the_askings_that_count(seed, replicas, fork) -> None:
     rng = random.Random(seed)
@@ -78,7 +76,6 @@ def test_a_corrupt_replica_is_found_within_the_askings_that_count(seed, replicas
         assert [f.replica_id for f in findings] == (["r0"] if number + 1 >= 2 else [])
 
 
-@settings(deadline=None)
 @given(seed=SEEDS, is_same_lie=st.booleans())
 def test_two_corrupt_of_five_are_found(seed, is_same_lie) -> None:
     rng = random.Random(seed)

@@ -96,7 +96,7 @@ def any_askings(draw: st.DrawFn) -> list[Asking]:
     return found
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(askings=any_askings(), round_=st.integers(0, 10**8))
 def test_a_node_is_never_told_more_than_it_can_take(askings, round_) -> None:
     told = chosen(askings, round_)
@@ -114,7 +114,7 @@ def test_a_node_is_never_told_more_than_it_can_take(askings, round_) -> None:
         assert len(told) == len(askings), "there is room for everything"
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(counts=st.lists(st.integers(1, 300), min_size=1, max_size=40), round_=st.integers(0, 10**6))
 def test_room_is_shared_equally_by_owners(counts, round_) -> None:
     told = chosen(defaults(1) + plain(counts), round_)
@@ -126,7 +126,7 @@ def test_room_is_shared_equally_by_owners(counts, round_) -> None:
         assert got[f"owner-{owner:03}"] >= min(count, most - 1), "who has more gives up first"
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     counts=st.one_of(
         st.lists(st.integers(1, 60), min_size=1, max_size=10),
@@ -147,7 +147,7 @@ def test_everything_is_asked_within_the_stated_number_of_rounds(counts, start) -
     assert seen == {one.id for one in askings}, "the platform's take turns, too"
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     prompts=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=8),
     start=st.integers(0, 10**6),

@@ -185,7 +185,7 @@ def test_no_more_than_the_budget_of_a_node_are_taken_out() -> None:
     assert ruling.held == (Held("liar-0", "p", "node-of-liar-0", "node"),)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     liars=st.integers(0, 12),
     honest=st.integers(0, 12),

@@ -232,6 +232,5 @@ TestLives = pytest.mark.timeout(300)(Lives.TestCase)
 TestLives.settings = settings(
     max_examples=60,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -46,7 +46,7 @@ def expected_e(
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(1, 12),
     st.integers(1, 12),
