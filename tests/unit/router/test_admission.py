@@ -319,7 +319,7 @@ def test_the_top_tier_is_shed_when_it_is_alone():
     assert "overloaded" in codes
 
 
-@settings(max_examples=30)  # machines are busy at times
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.sampled_from([1, 5, 9, 9, 9]), st.integers(100, 4000), st.integers(0, 8)),
