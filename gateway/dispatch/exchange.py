@@ -128,46 +128,20 @@ class Exchange:
 
     def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> RequestEvent:
         """Return the event that tells everything once."""
-        principal, model = self.principal, self.model
-        event = RequestEvent(
-            schema_version=_SCHEMA_VERSION,
-            event_id=f"evt_{self.uid}",
-            received_at_unix_ms=self.received_at_unix_ms,
-            request_id=self.request_id,
-            trace_id=self.trace_id,
-            tenant_id=principal.tenant.id,
-            key_id=principal.key.id,
-            tier_id=principal.tier.id,
-            session_hash=tally.session_hash,
-            model=model.id,
-            requested_model=self.requested_model,
-            release=model.release,
-            base_digest=model.base_digest,
-            adapter_digest=model.adapter_digest,
-            pool_id=model.pool_id,
-            cell_id=self.cell_id,
-            router_id=self.router_id,
-            gateway_id=gateway_id,
-            endpoint=self.endpoint,
-            is_stream=self.is_stream,
-            prompt_tokens=tally.prompt_tokens,
-            output_tokens=tally.output_tokens,
-            gateway_us=self._us(self.submitted_at_s),
-            prefill_us=tally.prefill_us,
-            ttft_us=self._us(self.first_sent_at_s),
-            total_us=self._us(ended_at_s),
-            itl_max_us=_us(tally.itl_max_s),
-            outcome=self.outcome,
-            status=self.status,
-            resumes=tally.resumes,
-            choices=self.choices,
-        )
-        if (decision := self.decision) is not None:
-            event.rollout_id = decision.rollout_id
-            event.arm = decision.arm
-            event.is_pinned = decision.is_pinned
-            event.is_copy = self.is_copy
-            event.is_refusal = self.is_refusal
+        event = self._begun_event(gateway_id)
+        event.session_hash = tally.session_hash
+        event.cell_id, event.router_id = self.cell_id, self.router_id
+        event.prompt_tokens = tally.prompt_tokens
+        event.output_tokens = tally.output_tokens
+        event.gateway_us = self._us(self.submitted_at_s)
+        event.prefill_us = tally.prefill_us
+        event.ttft_us = self._us(self.first_sent_at_s)
+        event.total_us = self._us(ended_at_s)
+        event.itl_max_us = _us(tally.itl_max_s)
+        event.outcome, event.status = self.outcome, self.status
+        event.resumes = tally.resumes
+        event.choices = self.choices
+        self._decide(event)
         if (placed := tally.placed) is not None:
             event.replica_id = placed.replica_id
             event.queue_us = placed.queue_us
@@ -179,12 +153,47 @@ class Exchange:
         self, generations: Sequence[Generation], answers_per_prompt: int, gateway_id: str
     ) -> None:
         """Give each generation what its router tells of it if this process is killed."""
-        event = self.event(Tally(session_hash=generations[0].spec.session_hash), gateway_id, 0.0)
+        event = self._begun_event(gateway_id)
+        event.session_hash = generations[0].spec.session_hash
+        event.choices = self.choices
+        self._decide(event)
         for part, generation in enumerate(generations):
             is_first = part % answers_per_prompt == 0
             event.part = part
             event.prompt_tokens = len(generation.spec.prompt) if is_first else 0
             generation.closing = event.SerializeToString()
+
+    def _begun_event(self, gateway_id: str) -> RequestEvent:
+        """Return what is known from the begin on, by the model that answers now."""
+        principal, model = self.principal, self.model
+        return RequestEvent(
+            schema_version=_SCHEMA_VERSION,
+            event_id=f"evt_{self.uid}",
+            received_at_unix_ms=self.received_at_unix_ms,
+            request_id=self.request_id,
+            trace_id=self.trace_id,
+            tenant_id=principal.tenant.id,
+            key_id=principal.key.id,
+            tier_id=principal.tier.id,
+            model=model.id,
+            requested_model=self.requested_model,
+            release=model.release,
+            base_digest=model.base_digest,
+            adapter_digest=model.adapter_digest,
+            pool_id=model.pool_id,
+            gateway_id=gateway_id,
+            endpoint=self.endpoint,
+            is_stream=self.is_stream,
+        )
+
+    def _decide(self, event: RequestEvent) -> None:
+        """Say why it is that release of the model."""
+        if (decision := self.decision) is not None:
+            event.rollout_id = decision.rollout_id
+            event.arm = decision.arm
+            event.is_pinned = decision.is_pinned
+            event.is_copy = self.is_copy
+            event.is_refusal = self.is_refusal
 
     def _us(self, at_s: float) -> int:
         return _us(at_s - self.received_at_s) if at_s else 0
