@@ -4,7 +4,7 @@ from importlib.metadata import version as installed_version
 
 import typer
 
-from cli import admin_commands, explain, stack_commands
+from cli import admin_commands, explain, stack_commands, trace_commands
 
 app = typer.Typer(
     name="sluice",
@@ -20,6 +20,7 @@ app = typer.Typer(
 stack_commands.register(app)
 admin_commands.register(app)
 explain.register(app)
+trace_commands.register(app)
 
 
 @app.command()

@@ -72,7 +72,7 @@ def explain(
     if bool(request_id) == bool(model):
         raise fail("name either the id of a request or, with --model, one that might come", 2)
     if request_id:
-        answers, silent = ask(lambda api: _find(api, request_id))
+        answers, silent = ask(lambda api: find_request(api, request_id))
     else:
         ids = _prompt(prompt, prompt_tokens, tokens_file)
         question = Question(
@@ -82,9 +82,9 @@ def explain(
     for line in silent:
         console(stderr=True).print(f"sluice: {line}", markup=False, soft_wrap=True)
     if as_json:
-        show_json([_plain(answer) for answer in answers])
+        show_json([plain(answer) for answer in answers])
         return
-    _show(answers[0])
+    show_answer(answers[0])
     if len(answers) > 1:
         _show_others(answers[1:])
 
@@ -122,7 +122,7 @@ def _root(text: str, path: Path | None) -> bytes:
     return root
 
 
-async def _find(api: Api, request_id: str) -> tuple[list[wire.Explanation], list[str]]:
+async def find_request(api: Api, request_id: str) -> tuple[list[wire.Explanation], list[str]]:
     """Return the answer of the router that knows a request."""
     addresses = {cell["router_address"]: None for cell in await _cells(api)}
     request = wire.ExplainRequest(request_id=request_id)
@@ -228,7 +228,7 @@ async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explan
 # --- how it is shown ------------------------------------------------------------------------
 
 
-def _plain(answer: wire.Explanation) -> dict[str, Any]:
+def plain(answer: wire.Explanation) -> dict[str, Any]:
     """Return a message as JSON has it, with all its fields."""
     values = {field.name: getattr(answer, field.name) for field in answer.DESCRIPTOR.fields}
     values["candidates"] = [
@@ -238,7 +238,8 @@ def _plain(answer: wire.Explanation) -> dict[str, Any]:
     return values
 
 
-def _show(answer: wire.Explanation) -> None:
+def show_answer(answer: wire.Explanation) -> None:
+    """Print what a router says of one request."""
     out = console()
     for line in _lines(answer):
         out.print(line, markup=False, soft_wrap=True)

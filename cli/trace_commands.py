@@ -1,0 +1,77 @@
+"""`sluice trace`: one request, from the gateway to its last token."""
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from cli import explain
+from cli.admin import WHERE, AsJson, ask, given
+from cli.api import Api, ApiError
+from cli.render import console, show_json
+from cli.stack.home import Home, read_env
+from cli.stack_commands import fail
+from cli.trace_view import lines
+from sluice.wire.router.v1 import router_pb2 as wire
+
+_NOT_FOUND = 404
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=WHERE)(trace)
+
+
+def trace(
+    request_id: Annotated[str, typer.Argument(help="The answer's header x-request-id.")],
+    *,
+    tenant: Annotated[str | None, typer.Option(help="Only if it is this tenant's.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where the time of a request went; of one that still runs, what its router knows."""
+    query = given(tenant=tenant)
+    found, why_not = ask(lambda api: _find(api, request_id, query), "SLUICE_TELEMETRY_URL")
+    if found is None:
+        # Routers do not say whose a request is: none is shown to who asked for one tenant's.
+        answers = [] if tenant else _live(request_id)
+        if not answers:
+            raise fail(why_not)
+        if as_json:
+            show_json({"request": None, "routers": [explain.plain(it) for it in answers]})
+            return
+        console().print("it has not ended; its router says:")
+        explain.show_answer(answers[0])
+        return
+    if as_json:
+        show_json(found)
+        return
+    out = console()
+    for line in lines(found, out.width):
+        out.print(line, markup=False, soft_wrap=True)
+
+
+async def _find(
+    api: Api, request_id: str, query: dict[str, Any]
+) -> tuple[dict[str, Any] | None, str]:
+    """Return what telemetry knows, or None and why it knows nothing."""
+    try:
+        return await api.call("GET", f"/v1/requests/{request_id}", query=query), ""
+    except ApiError as error:
+        if error.status != _NOT_FOUND:
+            raise
+        return None, str(error)
+
+
+def _live(request_id: str) -> list[wire.Explanation]:
+    """Return what the router of a request says that waits or runs; empty: nobody knows it."""
+    if not (os.environ.get("SLUICE_ADMIN_URL") or read_env(Home.find()).get("SLUICE_ADMIN_URL")):
+        return []
+
+    async def answers(api: Api) -> list[wire.Explanation]:
+        try:
+            found, _ = await explain.find_request(api, request_id)
+        except ApiError:
+            return []
+        return found
+
+    return ask(answers)
