@@ -7,12 +7,13 @@ import uvloop
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
 from telemetry.app import run
+from telemetry.costs.prices import Prices, PricesError, read_prices
 from telemetry.settings import Settings
 
 
-async def _main(settings: Settings) -> None:
+async def _main(settings: Settings, prices: Prices | None) -> None:
     async with stop_signals() as stop:
-        await run(settings, stop)
+        await run(settings, stop, prices)
 
 
 def main() -> None:
@@ -20,7 +21,12 @@ def main() -> None:
     settings = Settings.from_environment()
     configure_logs("telemetry")
     try:
-        uvloop.run(_main(settings))
+        prices = read_prices(settings.prices_file) if settings.prices_file else None
+    except PricesError as error:
+        sys.stderr.write(f"TELEMETRY__PRICES_FILE {error}\n")
+        sys.exit(2)
+    try:
+        uvloop.run(_main(settings, prices))
     except OSError as error:
         sys.exit(f"TELEMETRY__HTTP_ADDRESS {settings.http_address} cannot be used: {error}")
 

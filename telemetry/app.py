@@ -8,6 +8,7 @@ from aiohttp import web
 
 from telemetry.closings import Closer
 from telemetry.consumer import EventConsumer
+from telemetry.costs.prices import Prices
 from telemetry.http import Api
 from telemetry.metrics import Metrics
 from telemetry.observer import Observer
@@ -27,7 +28,7 @@ def make_runner(app: web.Application) -> web.AppRunner:
     return web.AppRunner(app, handler_cancellation=True, access_log=None)
 
 
-async def run(settings: Settings, stop: asyncio.Event) -> None:
+async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = None) -> None:
     """Serve until `stop`; then write what the broker still has, for at most 5 s, and leave.
 
     What is not written by then is read again by the next process.
@@ -56,7 +57,8 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         )
         closer = Closer(store, metrics, settle_s=settings.closing_settle_s)
         reconciler = Reconciler(store, observer.progress, closer, metrics)
-        api = Api(store, sink, observer.progress, closer, metrics, settings.admin_key_sha256)
+        key_sha256 = settings.admin_key_sha256
+        api = Api(store, sink, observer.progress, closer, metrics, key_sha256, prices)
         runner = make_runner(api.application())
         stack.push_async_callback(runner.cleanup)
         await runner.setup()

@@ -1,5 +1,6 @@
 """The HTTP side: queries for holders of the admin key, health, metrics."""
 
+import asyncio
 import hashlib
 import hmac
 import time
@@ -13,6 +14,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 from telemetry import evidence, params, traces
 from telemetry.closings import Closer
+from telemetry.costs.prices import Prices
+from telemetry.costs.query import answer, cost_query, measured
 from telemetry.metrics import Metrics
 from telemetry.progress import Progress
 from telemetry.queries import LIMIT_MAX, recent_requests
@@ -43,6 +46,7 @@ class Api:
         closer: Closer,
         metrics: Metrics,
         admin_key_sha256: str,
+        prices: Prices | None = None,
     ) -> None:
         self._store = store
         self._sink = sink
@@ -50,6 +54,7 @@ class Api:
         self._closer = closer
         self._metrics = metrics
         self._admin_key_sha256 = admin_key_sha256
+        self._prices = prices
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
@@ -59,6 +64,7 @@ class Api:
         app.router.add_get("/v1/rollouts/{rollout_id}/windows", self._windows)
         app.router.add_get("/v1/usage", self._usage)
         app.router.add_get("/v1/usage/reconciliation", self._reconciliation)
+        app.router.add_get("/v1/costs", self._costs)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics_text)
@@ -151,6 +157,24 @@ class Api:
                 "data": [hour.as_json() for hour in hours],
             }
         )
+
+    async def _costs(self, request: web.Request) -> web.Response:
+        """Tell what was paid and for whom, or the work alone for those who bring prices."""
+        self._check_key(request)
+        query = cost_query(request.query, int(time.time() * 1000))
+        form = params.choice(request.query, "format", ("costs", "work"), default="costs")
+        if form == "work" and query.tenant_id:
+            message = "work is that of the whole fleet: leave the tenant out"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="tenant")
+        if form == "costs" and self._prices is None:
+            message = "no prices: set TELEMETRY__PRICES_FILE, or ask for format=work"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="format")
+        found = await _asked(measured(self._store, query.span_ms))
+        if form == "work" or self._prices is None:
+            from_ms, to_ms = query.span_ms
+            return web.json_response({"span_ms": [from_ms, to_ms], **found.as_json()})
+        # Up to 100,000 rows in Python: not on the event loop.
+        return web.json_response(await asyncio.to_thread(answer, self._prices, found, query))
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

@@ -1,5 +1,6 @@
 """Settings of the telemetry service; all come from the environment."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
@@ -48,6 +49,7 @@ class Settings(StoreSettings):
             itself, before a router's word counts; longer than an insert takes.
         http_address: host:port of queries, health and metrics.
         admin_key_sha256: SHA-256 of the admin key, in hex.
+        prices_file: Price list of the fleet for costs, TOML or JSON; empty: none.
     """
 
     kafka_bootstrap: Annotated[str, Field(min_length=3)]
@@ -59,6 +61,7 @@ class Settings(StoreSettings):
     closing_settle_s: Annotated[float, Field(ge=0)] = 60.0
     http_address: Annotated[str, Field(pattern=_ADDRESS)]
     admin_key_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    prices_file: Path | None = None
 
 
 class MigrateSettings(StoreSettings):

@@ -1,0 +1,1 @@
+"""What the fleet costs, and whom for: prices, the division of paid hours, break-even."""

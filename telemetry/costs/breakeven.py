@@ -1,0 +1,77 @@
+"""From which volume on an own fleet is cheaper than an API; pure.
+
+A fleet grows by whole replicas, an API's bill by tokens. With R the price of a replica-month, C the
+tokens that it serves in a month, p the API's price of a token and q = R / p the volume at which the
+API's bill has reached one replica: n replicas are cheaper for volumes from n * q to n * C. So there
+is a break-even exactly if q < C, the first at q. When n replicas are full, n + 1 are not cheaper at
+once unless n * C >= (n + 1) * q: from N = ceil(q / (C - q)) replicas on, no gap is left.
+"""
+
+import math
+from dataclasses import dataclass
+
+MONTH_HOURS = 730.0
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """Tokens are of the mix that was measured: prompt, cached and output.
+
+    Attributes:
+        utilisation: Share of paid time that is busy.
+        own_per_million: Cost of 1M tokens on full replicas at that utilisation, in the currency.
+        api_per_million: Of the same mix.
+        replica_tokens: That one replica serves in a month at that utilisation.
+        first_tokens: Volume per month from which one replica is cheaper; None: it never is.
+        always_tokens: Volume per month from which the fleet is cheaper at every volume.
+    """
+
+    utilisation: float
+    own_per_million: float
+    api_per_million: float
+    replica_tokens: float
+    first_tokens: float | None
+    always_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AtVolume:
+    """A month of so many tokens: the fleet's replicas and bill, and the API's."""
+
+    tokens: float
+    replicas: int
+    own: float
+    api: float
+
+    @property
+    def is_own_cheaper(self) -> bool:
+        """Whether to self-host."""
+        return self.own < self.api
+
+
+def break_even(
+    tokens_per_busy_hour: float, utilisation: float, replica_hour: float, api_per_million: float
+) -> BreakEven:
+    """Compare; what a busy hour serves is taken as measured, however busy the fleet is.
+
+    Args:
+        tokens_per_busy_hour: Of one replica, above 0.
+        utilisation: Above 0, at most 1.
+        replica_hour: Price of all its accelerators.
+        api_per_million: What the API charges for 1M tokens of the same mix.
+    """
+    tokens = tokens_per_busy_hour * utilisation * MONTH_HOURS
+    month = replica_hour * MONTH_HOURS
+    own = month / tokens * 1e6
+    first = month / api_per_million * 1e6 if api_per_million > 0 else math.inf
+    if first >= tokens:
+        return BreakEven(utilisation, own, api_per_million, tokens, None, None)
+    always = max(1, math.ceil(first / (tokens - first))) * first
+    return BreakEven(utilisation, own, api_per_million, tokens, first, always)
+
+
+def at_volume(even: BreakEven, tokens: float) -> AtVolume:
+    """Return both bills for a month of so many tokens."""
+    replicas = max(1, math.ceil(tokens / even.replica_tokens))
+    own = replicas * even.own_per_million * even.replica_tokens / 1e6
+    return AtVolume(tokens, replicas, own, even.api_per_million * tokens / 1e6)

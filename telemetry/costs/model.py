@@ -1,0 +1,257 @@
+"""Who cost how much: paid pool-hours are divided by the work that requests were; pure.
+
+An hour of a pool has a price, whether it is used or not. The share of its accelerators' time in
+which their replicas had a request is *busy*, the rest is *idle*. The busy part is divided among the
+requests by their least device time (a roofline: prefill is bound by compute, decode by memory):
+
+    least_s = 2 * parameters * uncached prompt tokens / peak
+            + output tokens / batch * weights / bandwidth
+            + KV bytes per token * (tokens attended to + cached tokens) / bandwidth
+
+with the peak and bandwidth of all accelerators of a replica; `batch` is the mean number of requests
+that a busy replica of the pool had in that hour. A cached token costs one read of its KV.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from telemetry.costs.prices import MICRO, Accelerator, Pool, Prices
+
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the requests of a tenant and model were to a pool, within an hour.
+
+    A request that runs over an hour counts in both, by its time in each; so counts are fractions.
+
+    Attributes:
+        start_ms: Unix time of the hour.
+        is_copy: Made for a shadow stage: nobody's use.
+        attended_tokens: Sum over output tokens of the tokens before them.
+    """
+
+    start_ms: int
+    pool_id: str
+    tenant_id: str
+    model: str
+    is_copy: bool
+    requests: float
+    uncached_tokens: float
+    cached_tokens: float
+    output_tokens: float
+    attended_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """How much of an hour the replicas of a pool had requests.
+
+    Attributes:
+        start_ms: Unix time of the hour.
+        busy_s: Sum over replicas of the time with at least one request.
+        request_s: Sum over requests of their time on a replica.
+    """
+
+    start_ms: int
+    pool_id: str
+    busy_s: float
+    request_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A part of the cost.
+
+    Attributes:
+        work: What it is for; the counts of idle lines are zero.
+        busy_micros: Divided by work.
+        idle_micros: Of time without requests: of idle lines, or spread over the others.
+        is_idle: It is nobody's.
+    """
+
+    work: Work
+    busy_micros: int = 0
+    idle_micros: int = 0
+    is_idle: bool = False
+
+    @property
+    def micros(self) -> int:
+        """The whole."""
+        return self.busy_micros + self.idle_micros
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCost:
+    """A pool over the whole span.
+
+    Attributes:
+        paid_hours: Accelerator-hours.
+        busy_hours: Of these with requests, as measured; above `paid_hours` if the list is wrong.
+        least_hours: What the same work takes at the accelerators' data sheets.
+        batch: Mean number of requests of a replica while it was busy.
+    """
+
+    pool_id: str
+    paid_hours: float
+    busy_hours: float
+    least_hours: float
+    batch: float
+    micros: int
+    idle_micros: int
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """All of it.
+
+    Attributes:
+        lines: Their micros add up to those of the pools.
+        unpriced_requests: By pool that is not in the price list.
+    """
+
+    lines: Sequence[Line]
+    pools: Sequence[PoolCost]
+    unpriced_requests: Mapping[str, float]
+
+
+def split(total: int, weights: Sequence[float]) -> list[int]:
+    """Divide an integer by weights, of which one is above 0; the parts add up to it exactly.
+
+    Each is less than 1 from its true share: running sums are rounded, not the shares.
+    """
+    sums = list(accumulate(weights))
+    ends = [round(total * (reached / sums[-1])) for reached in sums]
+    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def least_s(work: Work, pool: Pool, kind: Accelerator, batch: float) -> float:
+    """Return the device time of a replica that work takes at least (see the module)."""
+    peak = kind.tflops * 1e12 * pool.accelerators_per_replica
+    bandwidth = kind.memory_bandwidth_gb_s * 1e9 * pool.accelerators_per_replica
+    weight_bytes = pool.parameters * pool.bytes_per_parameter
+    kv_bytes = pool.kv_bytes_per_token * (work.attended_tokens + work.cached_tokens)
+    prefill_s = 2 * pool.parameters * work.uncached_tokens / peak
+    return prefill_s + (work.output_tokens / max(1.0, batch) * weight_bytes + kv_bytes) / bandwidth
+
+
+def costs(
+    prices: Prices,
+    busy: Iterable[Busy],
+    works: Iterable[Work],
+    span_ms: tuple[int, int],
+    paid_hours: Mapping[str, float] | None = None,
+) -> Costs:
+    """Divide what is paid for a span.
+
+    Args:
+        prices: Names the pools that are paid; work of others is not divided.
+        busy: At most one of an hour and pool.
+        works: Any number of an hour and pool.
+        span_ms: Unix times; the first and last hour may be parts.
+        paid_hours: Accelerator-hours of a pool in the span, spread evenly over it, instead of those
+            that the list has by its replicas.
+    """
+    hours = _hours(*span_ms)
+    span_hours = sum(hours.values())
+    busy_by = {(it.pool_id, it.start_ms): it for it in busy}
+    works_by: dict[tuple[str, int], list[Work]] = defaultdict(list)
+    unpriced: dict[str, float] = defaultdict(float)
+    for work in works:
+        if work.pool_id in prices.pools:
+            works_by[work.pool_id, work.start_ms].append(work)
+        else:
+            unpriced[work.pool_id] += work.requests
+    lines: list[Line] = []
+    pools: list[PoolCost] = []
+    for pool_id, pool in sorted(prices.pools.items()):
+        paid = pool.replicas * pool.accelerators_per_replica * span_hours
+        paid = (paid_hours or {}).get(pool_id, paid)
+        total = round(float(prices.accelerator_of(pool_id).price_per_hour) * MICRO * paid)
+        its_lines: list[Line] = []
+        least_hours = 0.0
+        nothing = Busy(0, pool_id, 0.0, 0.0)
+        for (start_ms, length), micros in zip(
+            hours.items(), split(total, list(hours.values())), strict=True
+        ):
+            at = replace(busy_by.get((pool_id, start_ms), nothing), start_ms=start_ms)
+            found, least = _hour(
+                prices, at, works_by[pool_id, start_ms], micros, paid * length / span_hours
+            )
+            its_lines += found
+            least_hours += least
+        lines += its_lines
+        pools.append(_pool(pool_id, pool, paid, least_hours, its_lines, busy_by))
+    return Costs(lines, pools, unpriced)
+
+
+def spread_idle(lines: Sequence[Line]) -> list[Line]:
+    """Give each pool's idle cost to who used it, by what they cost; unused pools stay idle."""
+    by_pool: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_pool[line.work.pool_id].append(line)
+    found: list[Line] = []
+    for its_lines in by_pool.values():
+        used = [line for line in its_lines if not line.is_idle]
+        weights = [line.busy_micros for line in used]
+        if not sum(weights):
+            found += its_lines
+            continue
+        idle = sum(line.idle_micros for line in its_lines)
+        parts = split(idle, weights)
+        found += [replace(line, idle_micros=part) for line, part in zip(used, parts, strict=True)]
+    return found
+
+
+def _hours(from_ms: int, to_ms: int) -> dict[int, float]:
+    """Return the hours of a span, and how much of each lies in it."""
+    first = from_ms // HOUR_MS * HOUR_MS
+    return {
+        start: (min(start + HOUR_MS, to_ms) - max(start, from_ms)) / HOUR_MS
+        for start in range(first, to_ms, HOUR_MS)
+    }
+
+
+def _hour(
+    prices: Prices, busy: Busy, works: Sequence[Work], micros: int, paid_hours: float
+) -> tuple[list[Line], float]:
+    """Return the lines of an hour of a pool, and its least accelerator-hours."""
+    pool, kind = prices.pools[busy.pool_id], prices.accelerator_of(busy.pool_id)
+    each = pool.accelerators_per_replica
+    batch = busy.request_s / busy.busy_s if busy.busy_s > 0 else 1.0
+    weights = [least_s(work, pool, kind, batch) for work in works]
+    busy_hours = busy.busy_s * each / 3600
+    share = min(1.0, busy_hours / paid_hours) if paid_hours > 0 else 1.0
+    busy_micros = round(micros * share) if sum(weights) > 0 else 0
+    parts = split(busy_micros, weights) if busy_micros else [0] * len(works)
+    lines = [Line(work, part) for work, part in zip(works, parts, strict=True)]
+    idle = Work(busy.start_ms, busy.pool_id, "", "", False, 0.0, 0.0, 0.0, 0.0, 0.0)
+    lines.append(Line(idle, 0, micros - busy_micros, is_idle=True))
+    return lines, sum(weights) * each / 3600
+
+
+def _pool(
+    pool_id: str,
+    pool: Pool,
+    paid_hours: float,
+    least_hours: float,
+    lines: Sequence[Line],
+    busy_by: Mapping[tuple[str, int], Busy],
+) -> PoolCost:
+    its_busy = [it for (its_pool, _), it in busy_by.items() if its_pool == pool_id]
+    busy_s = sum(it.busy_s for it in its_busy)
+    works = [line.work for line in lines if not line.work.is_copy]
+    return PoolCost(
+        pool_id,
+        paid_hours,
+        busy_s * pool.accelerators_per_replica / 3600,
+        least_hours,
+        sum(it.request_s for it in its_busy) / busy_s if busy_s else 0.0,
+        sum(line.micros for line in lines),
+        sum(line.idle_micros for line in lines),
+        sum(work.uncached_tokens + work.cached_tokens + work.output_tokens for work in works),
+    )

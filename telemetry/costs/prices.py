@@ -1,0 +1,153 @@
+"""The price list: what accelerators cost and can do, and what APIs charge for the same.
+
+Money is counted in millionths of the currency, as integers, so that parts add up to their whole.
+"""
+
+import json
+import tomllib
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+MICRO = 1_000_000
+
+_Price = Annotated[Decimal, Field(ge=0, le=1_000_000)]
+_Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_HINTS = {
+    "missing": "add it",
+    "extra_forbidden": "no such field: remove it, or look for a slip of the pen",
+}
+
+
+class PricesError(ValueError):
+    """A price list that cannot be used; one line per mistake."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Accelerator(_Part):
+    """A kind of accelerator.
+
+    Attributes:
+        price_per_hour: Of one of them, used or not.
+        memory_bandwidth_gb_s: GB/s, from its data sheet.
+        tflops: Dense peak in the weights' number format.
+    """
+
+    price_per_hour: _Price
+    memory_bandwidth_gb_s: _Size
+    tflops: _Size
+
+
+class Pool(_Part):
+    """What is paid for a pool, and what its tokens cost in work.
+
+    Attributes:
+        accelerator: A kind of the list.
+        replicas: That are paid all the time, busy or not.
+        accelerators_per_replica: Which one replica is spread over.
+        parameters: Of the base; of a mixture of experts those that one token uses.
+        bytes_per_parameter: 2 for bf16, 1 for FP8.
+        kv_bytes_per_token: Keys and values of one token in all layers.
+    """
+
+    accelerator: str
+    replicas: Annotated[int, Field(ge=1, le=1_000_000)]
+    accelerators_per_replica: Annotated[int, Field(ge=1, le=1024)] = 1
+    parameters: _Size
+    bytes_per_parameter: _Size
+    kv_bytes_per_token: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ApiPrice(_Part):
+    """What a provider charges per 1M tokens.
+
+    Attributes:
+        prompt_per_million: That are not in its cache.
+        cached_per_million: That are.
+        output_per_million: That it makes.
+    """
+
+    prompt_per_million: _Price
+    cached_per_million: _Price
+    output_per_million: _Price
+
+    def cost_micros(self, uncached: float, cached: float, output: float) -> int:
+        """Return what so many tokens cost there."""
+        return round(
+            float(self.prompt_per_million) * uncached
+            + float(self.cached_per_million) * cached
+            + float(self.output_per_million) * output
+        )
+
+
+class Prices(_Part):
+    """A whole price list.
+
+    Attributes:
+        currency: ISO 4217; one for all.
+        accelerators: By kind.
+        pools: By the id of the pool.
+        apis: By any name, for comparison.
+    """
+
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
+    accelerators: dict[str, Accelerator]
+    pools: Annotated[dict[str, Pool], Field(min_length=1)]
+    apis: dict[str, ApiPrice] = {}
+
+    @model_validator(mode="after")
+    def _kinds_exist(self) -> Self:
+        for name, pool in self.pools.items():
+            if pool.accelerator not in self.accelerators:
+                known = ", ".join(sorted(self.accelerators)) or "none"
+                raise ValueError(
+                    f"pools.{name}.accelerator: {pool.accelerator!r} is not in [accelerators] "
+                    f"({known}): add it there, or name one of these"
+                )
+        return self
+
+    def accelerator_of(self, pool_id: str) -> Accelerator:
+        """Return the kind of a pool that is in the list."""
+        return self.accelerators[self.pools[pool_id].accelerator]
+
+
+def parse_prices(text: str, *, is_json: bool = False) -> Prices:
+    """Read a price list in TOML or JSON.
+
+    Raises:
+        PricesError: Each mistake with its field and what to do.
+    """
+    try:
+        found: Any = json.loads(text) if is_json else tomllib.loads(text)
+    except ValueError as error:  # of both parsers
+        raise PricesError(f"is no {'JSON' if is_json else 'TOML'}: {error}") from None
+    try:
+        return Prices.model_validate(found)
+    except ValidationError as error:
+        lines = [_line(item["loc"], item["type"], item["msg"]) for item in error.errors()]
+        raise PricesError("\n".join(lines)) from None
+
+
+def read_prices(path: Path) -> Prices:
+    """Read a file: JSON if it is called so, else TOML; PricesError: each line names the file."""
+    try:
+        return parse_prices(path.read_text(encoding="utf-8"), is_json=path.suffix == ".json")
+    except OSError as error:
+        raise PricesError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise PricesError(f"{path}: is no text in UTF-8") from None
+    except PricesError as error:
+        lines = [f"{path}: {line}" for line in str(error).splitlines()]
+        raise PricesError("\n".join(lines)) from None
+
+
+def _line(place: tuple[int | str, ...], kind: str, message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    hint = f" ({_HINTS[kind]})" if kind in _HINTS else ""
+    where = ".".join(str(part) for part in place)
+    return f"{where}: {message}{hint}" if where else message
