@@ -47,7 +47,7 @@ def trace(
         return
     out = console()
     for line in lines(found, out.width):
-        out.print(line, markup=False, soft_wrap=True)
+        out.print(line, markup=False)
 
 
 async def _find(
