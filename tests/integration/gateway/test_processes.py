@@ -299,8 +299,8 @@ async def begun(sdk: openai.AsyncOpenAI, number: int) -> tuple[str, openai.Async
 
 async def test_what_a_killed_gateway_had_open_is_told_once_and_in_full(site, broker) -> None:
     place = site(broker.address)
-    router = place.router()
-    async with running(router), running(place.gateway()) as gateway, place.sdk() as sdk:
+    spec = place.router()
+    async with running(spec) as router, running(place.gateway()) as gateway, place.sdk() as sdk:
         await place.until_ready()
         streams = await asyncio.gather(*(begun(sdk, number) for number in range(16)))
         whole = await asyncio.gather(
@@ -320,13 +320,18 @@ async def test_what_a_killed_gateway_had_open_is_told_once_and_in_full(site, bro
             ids = {uid for uid, _ in streams} | {it.id.partition("-")[2] for it in whole}
             ledger = Ledger(broker.address)
             await asyncio.to_thread(ledger.read_until, {f"evt_{uid}" for uid in ids})
-            page = await fetch(router.env["ROUTER__HTTP_ADDRESS"], "/metrics")
+            page = await fetch(spec.env["ROUTER__HTTP_ADDRESS"], "/metrics")
+            await router.stop()
+            await asyncio.to_thread(ledger.read_until, set(), has_last_word=True)
     assert len(ids) == 20
     lost = {f"evt_{uid}" for uid, _ in streams}
     assert set(ledger.closings) >= lost
     assert not set(ledger.told) & lost
     [made] = [line for line in page.splitlines() if line.startswith("router_tokens_total ")]
     assert sum(ledger.tokens().values()) == float(made.split()[1])
+    counts = [event.count for event in ledger.counts.values()]
+    certain = sum(count.output_tokens for count in counts)
+    assert certain + sum(count.uncertain_tokens for count in counts) == float(made.split()[1])
     for parts in (ledger.closings[event_id] for event_id in lost):
         assert {event.outcome for event in parts.values()} == {"gateway_lost"}
         assert parts[0].prompt_tokens > 0
@@ -375,16 +380,19 @@ class Ledger:
         self.told: dict[str, RequestEvent] = {}
         self.closings: dict[str, dict[int, RequestEvent]] = {}
         self.counts: dict[str, RequestEvent] = {}
+        self.reads = 0
 
     def read_until(self, ids: set[str], *, has_last_word: bool = False) -> None:
-        """Read until all these are told of, and the router has ended, and a little longer."""
-        consumer = Consumer(
-            {"bootstrap.servers": self.address, "group.id": "l", "auto.offset.reset": "earliest"}
-        )
+        """Read all until these are told of, and the router has ended, and a little longer."""
+        for found in (self.told, self.closings, self.counts):
+            found.clear()
+        self.reads += 1
+        group = {"group.id": f"ledger-{self.reads}", "auto.offset.reset": "earliest"}
+        consumer = Consumer({"bootstrap.servers": self.address, **group})
         consumer.subscribe([REQUESTS_TOPIC])
         idle = 0
         try:
-            for _ in range(600):
+            for _ in range(1200):
                 message = consumer.poll(0.1)
                 idle = 0 if message is not None else idle + 1
                 if message is not None and message.error() is None:
