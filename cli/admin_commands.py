@@ -10,6 +10,7 @@ from cli import (
     admin_key_commands,
     artifact_commands,
     audit_commands,
+    cost_commands,
     fleet_commands,
     golden_commands,
     key_commands,
@@ -67,6 +68,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=WHERE)(audit_commands.audit)
     app.command(epilog=WHERE)(requests)
     app.command(epilog=WHERE)(usage_commands.usage)
+    app.command(epilog=WHERE)(cost_commands.cost)
 
 
 @tenants.command("list")

@@ -15,7 +15,8 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedErr
 from telemetry import evidence, params, traces
 from telemetry.closings import Closer
 from telemetry.costs.prices import Prices
-from telemetry.costs.query import answer, cost_query, measured
+from telemetry.costs.query import cost_query, measured
+from telemetry.costs.report import answer
 from telemetry.metrics import Metrics
 from telemetry.progress import Progress
 from telemetry.queries import LIMIT_MAX, recent_requests
@@ -167,7 +168,7 @@ class Api:
             message = "work is that of the whole fleet: leave the tenant out"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="tenant")
         if form == "costs" and self._prices is None:
-            message = "no prices: set TELEMETRY__PRICES_FILE, or ask for format=work"
+            message = "no price list: set TELEMETRY__PRICES_FILE, or give your own with --prices"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="format")
         found = await _asked(measured(self._store, query.span_ms))
         if form == "work" or self._prices is None:

@@ -1,17 +1,11 @@
-"""What requests were to the fleet, from the trace store, and what that cost."""
-
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+"""What requests were to the fleet, from the trace store."""
 
 from clickhouse_connect.driver.exceptions import DatabaseError
 
 from sluice.errors import BadRequestError, ErrorCode
 from telemetry import params
-from telemetry.costs.breakeven import at_volume, break_even
-from telemetry.costs.model import Busy, Costs, Line, PoolCost, Work, costs, spread_idle
-from telemetry.costs.prices import MICRO, Prices
+from telemetry.costs.model import Busy, Work
+from telemetry.costs.report import CostQuery, Measured
 from telemetry.store import Store
 
 ROWS_MAX = 100_000
@@ -74,49 +68,6 @@ ORDER BY start_ms, pool_id
 """  # noqa: S608 - constants of the code; values are parameters
 
 
-@dataclass(frozen=True, slots=True)
-class CostQuery:
-    """What is asked for.
-
-    Attributes:
-        span_ms: Unix times, not rounded.
-        by: One of `pool`, `model`, `tenant`, `hour`.
-        tenant_id: Only its share, and nothing of the fleet; empty: all.
-        is_idle_spread: Give idle cost to who used the pool.
-        utilisation: Of paid time, for break-even; 0: as it was.
-        volume_tokens: Per month, to compare both bills at; 0: none.
-        paid_hours: Accelerator-hours by pool, instead of the price list's.
-    """
-
-    span_ms: tuple[int, int]
-    by: str = "model"
-    tenant_id: str = ""
-    is_idle_spread: bool = False
-    utilisation: float = 0.0
-    volume_tokens: int = 0
-    paid_hours: Mapping[str, float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What requests were to the fleet, without prices."""
-
-    busy: Sequence[Busy]
-    works: Sequence[Work]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as an object of JSON."""
-        return {
-            "busy": [asdict(it) for it in self.busy],
-            "work": [asdict(it) for it in self.works],
-        }
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Measured":
-        """Return what `as_json` made."""
-        return cls([Busy(**it) for it in found["busy"]], [Work(**it) for it in found["work"]])
-
-
 def cost_query(query: params.Query, now_ms: int) -> CostQuery:
     """Return what the parameters of a request ask for: by default the last day by model.
 
@@ -156,128 +107,3 @@ async def measured(store: Store, span_ms: tuple[int, int]) -> Measured:
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="from") from error
         raise
     return Measured([Busy(**row) for row in busy], [Work(**row) for row in works])
-
-
-def answer(prices: Prices, found: Measured, query: CostQuery) -> dict[str, Any]:
-    """Return what `GET /v1/costs` says; pure."""
-    all_costs = costs(prices, found.busy, found.works, query.span_ms, query.paid_hours)
-    lines = spread_idle(all_costs.lines) if query.is_idle_spread else all_costs.lines
-    told: dict[str, Any] = {
-        "from": params.iso(query.span_ms[0]),
-        "to": params.iso(query.span_ms[1]),
-        "by": query.by,
-        "currency": prices.currency,
-    }
-    if query.tenant_id:
-        its_lines = [
-            line
-            for line in lines
-            if line.work.tenant_id == query.tenant_id and not line.is_idle and not line.work.is_copy
-        ]
-        return told | _table(its_lines, query.by)
-    return told | {
-        **_table(lines, query.by),
-        "pools": [_pool_json(pool) for pool in all_costs.pools],
-        "unpriced_requests": {
-            name: round(it, 3) for name, it in all_costs.unpriced_requests.items()
-        },
-        "break_even": _break_even(prices, all_costs, query),
-    }
-
-
-_NAMES: Mapping[str, Callable[[Line], str]] = {
-    "pool": lambda line: line.work.pool_id,
-    "model": lambda line: line.work.model,
-    "tenant": lambda line: line.work.tenant_id,
-    "hour": lambda line: params.iso(line.work.start_ms),
-}
-
-
-def _table(lines: Iterable[Line], by: str) -> dict[str, Any]:
-    """Return rows of who used what, and beside them what is nobody's; they add up to the total."""
-    groups: dict[tuple[str, str], list[Line]] = defaultdict(list)
-    for line in lines:
-        kind = "idle" if line.is_idle else "copies" if line.work.is_copy else "use"
-        name = _NAMES[by](line) if kind == "use" or by in ("pool", "hour") else ""
-        groups[name, kind].append(line)
-    rows = [_row(name, kind, its_lines) for (name, kind), its_lines in groups.items()]
-    rows = [row for row in rows if row["cost_micros"] or row["kind"] == "use"]
-    order = {"use": 0, "copies": 1, "idle": 2}
-    if by in ("pool", "hour"):
-        rows.sort(key=lambda row: (row["name"], order[row["kind"]]))
-    else:
-        rows.sort(key=lambda row: (order[row["kind"]], -row["cost_micros"], row["name"]))
-    return {"data": rows, "total_micros": sum(row["cost_micros"] for row in rows)}
-
-
-def _row(name: str, kind: str, lines: Sequence[Line]) -> dict[str, Any]:
-    works = [line.work for line in lines]
-    uncached, cached, output = _tokens(works)
-    micros, tokens = sum(line.micros for line in lines), uncached + cached + output
-    return {
-        "name": name,
-        "kind": kind,
-        "requests": round(sum(work.requests for work in works), 3),
-        "prompt_tokens": round(uncached + cached),
-        "cached_tokens": round(cached),
-        "output_tokens": round(output),
-        "cost_micros": micros,
-        "cost_per_million": _per_million(micros, tokens),
-        "cost_per_million_output": _per_million(micros, output),
-    }
-
-
-def _pool_json(pool: PoolCost) -> dict[str, Any]:
-    return {
-        "pool_id": pool.pool_id,
-        "paid_hours": pool.paid_hours,
-        "busy_hours": pool.busy_hours,
-        "least_hours": pool.least_hours,
-        "busy_share": _share(pool.busy_hours, pool.paid_hours),
-        "bound_share": _share(pool.least_hours, pool.busy_hours),
-        "batch": pool.batch,
-        "cost_micros": pool.micros,
-        "idle_micros": pool.idle_micros,
-        "cost_per_million": _per_million(pool.micros, pool.tokens),
-    }
-
-
-def _break_even(prices: Prices, found: Costs, query: CostQuery) -> list[dict[str, Any]]:
-    """Compare each pool that was used with each API, as busy as it was and as it may be."""
-    told: list[dict[str, Any]] = []
-    for pool in found.pools:
-        works = [it.work for it in found.lines if it.work.pool_id == pool.pool_id]
-        uncached, cached, output = _tokens(work for work in works if not work.is_copy)
-        if pool.tokens <= 0 or pool.busy_hours <= 0 or pool.paid_hours <= 0:
-            continue
-        size = prices.pools[pool.pool_id].accelerators_per_replica
-        replica_hour = float(prices.accelerator_of(pool.pool_id).price_per_hour) * size
-        served = pool.tokens / pool.busy_hours * size
-        now = min(1.0, pool.busy_hours / pool.paid_hours)
-        for name, api in prices.apis.items():
-            per_million = api.cost_micros(uncached, cached, output) / pool.tokens
-            for share in dict.fromkeys((now, query.utilisation or now)):
-                even = break_even(served, share, replica_hour, per_million)
-                row = {"pool_id": pool.pool_id, "api": name, **asdict(even)}
-                if query.volume_tokens:
-                    both = at_volume(even, query.volume_tokens)
-                    row["at_volume"] = asdict(both) | {"is_own_cheaper": both.is_own_cheaper}
-                told.append(row)
-    return told
-
-
-def _tokens(works: Iterable[Work]) -> tuple[float, float, float]:
-    kept = list(works)
-    return (
-        sum(work.uncached_tokens for work in kept),
-        sum(work.cached_tokens for work in kept),
-        sum(work.output_tokens for work in kept),
-    )
-
-
-def _per_million(micros: int, tokens: float) -> float | None:
-    return round(micros / MICRO / tokens * 1e6, 6) if tokens > 0 else None
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0 else None
