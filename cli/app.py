@@ -4,7 +4,7 @@ from importlib.metadata import version as installed_version
 
 import typer
 
-from cli import admin_commands, explain, stack_commands, trace_commands
+from cli import admin_commands, explain, stack_commands, top_commands, trace_commands
 
 app = typer.Typer(
     name="sluice",
@@ -21,6 +21,7 @@ stack_commands.register(app)
 admin_commands.register(app)
 explain.register(app)
 trace_commands.register(app)
+top_commands.register(app)
 
 
 @app.command()

@@ -1,0 +1,236 @@
+"""`sluice top`: pools, routers, tenants and models, as they are now."""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import termios
+import tty
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import httpx
+import typer
+
+from cli.admin import WHERE, AsJson, setting
+from cli.api import Api, ApiError
+from cli.stack.home import Home
+from cli.stack.ports import read_ports
+from cli.stack_commands import fail
+from cli.top_scrape import Change, Scrape
+from cli.top_sources import (
+    Pages,
+    Prometheus,
+    Source,
+    SourceError,
+    Target,
+    engine_targets,
+    given_targets,
+)
+from cli.top_view import View, build, lines
+
+_HOST = "127.0.0.1"
+_ADAPTER_DIGITS = 12  # of a digest, as metrics of engines show it
+_NAMES_TIMEOUT_S = 3.0
+# The other screen of the terminal, no cursor; and back.
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _END_LINE, _END_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=WHERE)(top)
+
+
+def top(
+    *,
+    interval: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="One picture, after an interval.")] = False,
+    as_json: AsJson = False,
+    metrics_url: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL|POOL=URL", help="Pages to read, instead of the stack's; often."),
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(metavar="URL", help="Or a Prometheus that scrapes all of them.")
+    ] = None,
+    window: Annotated[
+        float, typer.Option(min=5, max=3600, help="With --prometheus: seconds to look back.")
+    ] = 60.0,
+) -> None:
+    """Show pools, routers, tenants and models live; q or Ctrl-C ends it."""
+    if metrics_url and prometheus:
+        raise typer.BadParameter("choose one of --metrics-url and --prometheus")
+    try:
+        targets = given_targets(metrics_url or [])
+    except ValueError as error:
+        raise fail(str(error), 2) from None
+    show = _print_json if as_json else _print_text
+    is_live = sys.stdin.isatty() and sys.stdout.isatty() and not once and not as_json
+
+    async def run() -> None:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            models: Mapping[str, str] = {}
+            if prometheus:
+                source: Source = Prometheus(http, prometheus, window)
+            elif targets:
+                source = Pages(http, _Given(targets))
+            else:
+                stack = _Stack()
+                models = await stack.models()
+                source = Pages(http, stack)
+            look = _Look(source, models)
+            if is_live:
+                await _live(look, interval)
+            else:
+                await _printed(look, interval, show, once=once)
+
+    try:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(run())
+    except SourceError as error:
+        raise fail(str(error)) from None
+
+
+class _Given:
+    """Targets of the command line."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self._targets = targets
+
+    async def __call__(self) -> Sequence[Target]:
+        return self._targets
+
+
+class _Stack:
+    """Targets of the stack of $SLUICE_HOME: its services, and the replicas of now."""
+
+    def __init__(self) -> None:
+        home = Home.find()
+        self._admin = setting("SLUICE_ADMIN_URL")
+        self._key = setting("SLUICE_ADMIN_KEY")
+        gateway = urlsplit(setting("OPENAI_BASE_URL")).netloc
+        ports = read_ports(home.ports_file)
+        if "router_http" not in ports:
+            raise fail(f"no stack in {home.root}: name pages with --metrics-url, or --prometheus")
+        router = f"{_HOST}:{ports['router_http']}"
+        addresses = [gateway, urlsplit(self._admin).netloc, router]
+        self._services = [Target(f"http://{address}/metrics") for address in addresses]
+
+    async def __call__(self) -> Sequence[Target]:
+        async with Api(self._admin, self._key) as api:
+            return [*self._services, *await engine_targets(api)]
+
+    async def models(self) -> dict[str, str]:
+        """Return names of models by the digits of their adapters; empty: not known now."""
+        try:
+            async with asyncio.timeout(_NAMES_TIMEOUT_S), Api(self._admin, self._key) as api:
+                found = await api.list("/v1/models")
+        except (ApiError, TimeoutError):
+            return {}
+        pairs = ((it["adapter_digest"] or "", it["id"]) for it in found)
+        return {digest[:_ADAPTER_DIGITS]: name for digest, name in pairs if digest}
+
+
+class _Look:
+    """One look after the other."""
+
+    def __init__(self, source: Source, models: Mapping[str, str]) -> None:
+        self._source = source
+        self._models = models
+        self._has_seen = False
+
+    async def view(self) -> View:
+        """Return the picture of now: an empty one, with the reason, when all have fallen silent.
+
+        Raises:
+            SourceError: Nothing has ever answered.
+        """
+        try:
+            change = await self._source.change()
+            self._has_seen = True
+        except SourceError as error:
+            if not self._has_seen:
+                raise
+            change = Change(Scrape(0.0), Scrape(0.0, silent=(str(error),)))
+        return build(change, self._models)
+
+
+async def _printed(
+    look: _Look, interval_s: float, show: Callable[[View, bool], None], *, once: bool
+) -> None:
+    view = await look.view()
+    if not view.took_s:  # of one scrape alone there are no rates
+        await asyncio.sleep(interval_s)
+        view = await look.view()
+    show(view, once)
+    while not once:
+        await asyncio.sleep(interval_s)
+        show(await look.view(), once)
+
+
+def _print_json(view: View, once: bool) -> None:
+    sys.stdout.write(json.dumps(view.as_json(), indent=2 if once else None) + "\n")
+    sys.stdout.flush()
+
+
+def _print_text(view: View, once: bool) -> None:
+    width = shutil.get_terminal_size((240, 24)).columns if sys.stdout.isatty() else 240
+    sys.stdout.write("\n".join(lines(view, width)) + ("\n" if once else "\n\n"))
+    sys.stdout.flush()
+
+
+async def _live(look: _Look, interval_s: float) -> None:
+    """Draw until q; SourceError: nothing answered the first time."""
+    ended = asyncio.Event()
+    with _screen(), _keys(ended):
+        while not ended.is_set():
+            _draw(await look.view())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), interval_s)
+
+
+@contextmanager
+def _screen() -> Generator[None]:
+    """Have the terminal's other screen, and keys without Enter; give all back, whatever happens."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        sys.stdout.write(_ENTER)
+        sys.stdout.flush()
+        yield
+    finally:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _keys(ended: asyncio.Event) -> Generator[None]:
+    """Set the event when q is pressed, or when nobody can press anything any more."""
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def read() -> None:
+        pressed = os.read(descriptor, 64)
+        if not pressed or b"q" in pressed.lower():
+            ended.set()
+
+    loop.add_reader(descriptor, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _draw(view: View) -> None:
+    size = shutil.get_terminal_size()
+    shown = list(lines(view, size.columns))[: max(1, size.lines - 1)]
+    text = "".join(f"{line}{_END_LINE}\r\n" for line in shown)
+    sys.stdout.write(_HOME + text + _END_SCREEN)
+    sys.stdout.flush()

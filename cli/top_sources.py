@@ -1,0 +1,196 @@
+"""Where `sluice top` gets its numbers: pages of processes, or a Prometheus that scrapes them."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import httpx
+
+from cli.api import Api, ApiError
+from cli.top_scrape import Change, Labels, Scrape, gathered, parse
+
+_TIMEOUT_S = 2.0
+_AT_ONCE = 32
+_PAGE_BYTES_MAX = 8 << 20
+_TARGETS_EVERY_S = 10.0
+# All that is read, so that a Prometheus is not asked for more; tests compare it with the metrics.
+NAMES = (
+    *("llm_e2e_seconds_count", "llm_goodput_requests_total", "gateway_tokens_total"),
+    *("gateway_open_generations", "llm_ttft_seconds_bucket", "llm_itl_seconds_bucket"),
+    *("gateway_tenant_requests_total", "gateway_tenant_tokens_total"),
+    *("control_plane_replicas_count", "llm_queue_depth", "router_queue_requests"),
+    *("router_running_requests", "router_ttft_seconds_bucket", "router_queue_seconds_bucket"),
+    *("nv_trt_llm_kv_cache_block_metrics", "nv_trt_llm_request_metrics"),
+    *("llm_output_tokens_total", "llm_prefix_cache_tokens_total", "llm_adapter_tokens_total"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One page of metrics; `labels` go onto all its series."""
+
+    url: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def instance(self) -> str:
+        """Name of the process among the others."""
+        return urlsplit(self.url).netloc
+
+
+class Source(Protocol):
+    """Gives two scrapes at a time."""
+
+    async def change(self) -> Change:
+        """Return the latest scrape and one before it; SourceError: there is none."""
+        ...
+
+
+class SourceError(RuntimeError):
+    """Nothing can be had; the message is for people."""
+
+
+class Targets(Protocol):
+    """Tells what there is to scrape."""
+
+    async def __call__(self) -> Sequence[Target]:
+        """Return the targets of now; ApiError: they cannot be had."""
+        ...
+
+
+class Pages:
+    """Scrapes the pages of processes; the first change is from the first scrape on."""
+
+    def __init__(self, http: httpx.AsyncClient, targets: Targets) -> None:
+        self._http = http
+        self._targets = targets
+        self._known: Sequence[Target] = ()
+        self._known_at_s = 0.0
+        self._why = ""
+        self._last: Scrape | None = None
+
+    async def change(self) -> Change:
+        """Return what changed since the last call; the first has no time in between."""
+        await self._look()
+        limit = asyncio.Semaphore(_AT_ONCE)
+        at_s = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._page(target, limit)) for target in self._known]
+        pages = [task.result() for task in tasks]
+        samples = [sample for page in pages if not isinstance(page, str) for sample in page]
+        silent = [page for page in pages if isinstance(page, str)]
+        if not samples:
+            raise SourceError("; ".join([*silent, self._why][:3]) or "there is nothing to scrape")
+        scrape = gathered(at_s, samples, [*silent, *([self._why] if self._why else [])])
+        before, self._last = self._last or scrape, scrape
+        return Change(before, scrape)
+
+    async def _look(self) -> None:
+        """Ask anew for targets now and then; those of before do while nobody answers."""
+        if self._known and time.monotonic() - self._known_at_s < _TARGETS_EVERY_S:
+            return
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                self._known, self._why = await self._targets(), ""
+        except TimeoutError:
+            self._why = f"the list of replicas: silent for {_TIMEOUT_S:g} s"
+        except ApiError as error:
+            self._why = str(error)
+        self._known_at_s = time.monotonic()
+
+    async def _page(
+        self, target: Target, limit: asyncio.Semaphore
+    ) -> list[tuple[str, Labels, float]] | str:
+        labels = {"instance": target.instance, **dict(target.labels)}
+        try:
+            async with limit, asyncio.timeout(_TIMEOUT_S):
+                text = await self._read(target.url)
+            return [it for it in parse(text, labels) if it[0] in NAMES]
+        except (httpx.HTTPError, TimeoutError) as error:
+            return f"{target.url}: {type(error).__name__}"
+        except (ValueError, httpx.InvalidURL) as error:
+            return f"{target.url}: no page of metrics ({str(error)[:80]})"
+
+    async def _read(self, url: str) -> str:
+        async with self._http.stream("GET", url) as answer:
+            answer.raise_for_status()
+            body = bytearray()
+            async for part in answer.aiter_bytes():
+                body += part
+                if len(body) > _PAGE_BYTES_MAX:
+                    raise ValueError(f"more than {_PAGE_BYTES_MAX >> 20} MiB")
+        return body.decode()
+
+
+def given_targets(words: Iterable[str]) -> list[Target]:
+    """Return targets of the form URL, or POOL=URL for engines.
+
+    Raises:
+        ValueError: One is neither.
+    """
+    targets: list[Target] = []
+    for word in words:
+        pool, separator, url = word.partition("=")
+        if not separator or "://" in pool:
+            pool, url = "", word
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.netloc:
+            raise ValueError(f"{word!r} is neither URL nor POOL=URL")
+        url = url if parts.path.strip("/") else f"{url.rstrip('/')}/metrics"
+        targets.append(Target(url, (("pool", pool),) if pool else ()))
+    return targets
+
+
+async def engine_targets(api: Api) -> list[Target]:
+    """Return the metrics pages of all replicas that have started; ApiError: not to be had."""
+    return [
+        Target(f"http://{it['metrics_address']}/metrics", (("pool", it["pool_id"]),))
+        for it in await api.list("/v1/replicas")
+        if it["metrics_address"]
+    ]
+
+
+class Prometheus:
+    """Asks a Prometheus for its values of now and of a while ago."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str, window_s: float) -> None:
+        self._http = http
+        self._url = url.rstrip("/") + "/api/v1/query"
+        self._window_s = window_s
+
+    async def change(self) -> Change:
+        """Return how the window of until now began, and ended; SourceError: it says nothing."""
+        now_s = time.time()
+        try:
+            async with asyncio.timeout(_TIMEOUT_S * 2):
+                before, after = (
+                    await self._values(now_s - self._window_s),
+                    await self._values(now_s),
+                )
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+            raise SourceError(f"{self._url}: {type(error).__name__}") from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise SourceError(f"{self._url} does not answer as Prometheus does") from None
+        if not after.values:
+            raise SourceError(f"{self._url} knows none of the platform's metrics")
+        return Change(before, after)
+
+    async def _values(self, at_s: float) -> Scrape:
+        query = '{__name__=~"' + "|".join(NAMES) + '"}'
+        answer = await self._http.post(self._url, data={"query": query, "time": f"{at_s:.3f}"})
+        answer.raise_for_status()
+        return gathered(at_s, _samples(answer.json()["data"]["result"]))
+
+
+def _samples(result: Sequence[Mapping[str, Any]]) -> list[tuple[str, Labels, float]]:
+    found: list[tuple[str, Labels, float]] = []
+    for one in result:
+        labels = dict(one["metric"])
+        name, value = labels.pop("__name__"), float(one["value"][1])
+        if isfinite(value):
+            found.append((name, frozenset(labels.items()), value))
+    return found

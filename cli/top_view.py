@@ -1,0 +1,316 @@
+"""What `sluice top` shows: made of two scrapes, then of text; pure.
+
+Everything may be missing: None is shown as `-`, never as 0.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cli.top_scrape import INSTANCE, Change
+
+_TENANTS_MAX = 10
+_MODELS_MAX = 10
+_READY = "ready"
+_GONE = ("stopped", "lost")
+_NAME_MIN = 8  # a name is cut down to this before columns are left out
+_QUANTILES = (0.5, 0.95)
+Number = float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All gateways and routers together; times in seconds, rates per second."""
+
+    requests_per_s: Number
+    failed_per_s: Number
+    output_tokens_per_s: Number
+    open_requests: Number
+    queued: Number
+    ttft_p50_s: Number
+    ttft_p95_s: Number
+    itl_p95_s: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The replicas of a pool; KV and batch as engines tell.
+
+    Attributes:
+        kv_max: Share of the fullest replica's KV blocks that sequences hold.
+        batch: Sequences in all running batches.
+        cached: Share of prompt tokens found in prefix caches.
+    """
+
+    name: str
+    ready: Number
+    replicas: Number
+    queued: Number
+    output_tokens_per_s: Number
+    batch: Number
+    waiting: Number
+    kv_mean: Number
+    kv_max: Number
+    cached: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """One router; TTFT from its queue's door to the engine's first token."""
+
+    name: str
+    queued: Number
+    running: Number
+    ttft_p50_s: Number
+    ttft_p95_s: Number
+    queue_p95_s: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one tenant, or one model, took."""
+
+    name: str
+    requests_per_s: Number
+    prompt_tokens_per_s: Number
+    output_tokens_per_s: Number
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One picture of the platform."""
+
+    took_s: float
+    fleet: Fleet
+    pools: Sequence[Pool]
+    routers: Sequence[Router]
+    tenants: Sequence[Share]
+    models: Sequence[Share]
+    silent: Sequence[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return asdict(self)
+
+
+def build(change: Change, models: Mapping[str, str] | None = None) -> View:
+    """Return what two scrapes say.
+
+    Args:
+        change: The scrapes.
+        models: Names of models by the digits of their adapters that metrics show.
+    """
+    return View(
+        took_s=change.took_s,
+        fleet=_fleet(change),
+        pools=_pools(change),
+        routers=_routers(change),
+        tenants=_tenants(change),
+        models=_models(change, models or {}),
+        silent=change.after.silent,
+    )
+
+
+def _fleet(change: Change) -> Fleet:
+    ttft = change.quantiles("llm_ttft_seconds", _QUANTILES).get((), [None, None])
+    itl = change.quantiles("llm_itl_seconds", _QUANTILES).get((), [None, None])
+    return Fleet(
+        requests_per_s=change.rate("llm_e2e_seconds_count"),
+        failed_per_s=change.rate("llm_goodput_requests_total", result="failed"),
+        output_tokens_per_s=change.rate("gateway_tokens_total", kind="output"),
+        open_requests=_sum(change, "gateway_open_generations"),
+        queued=_sum(change, "router_queue_requests"),
+        ttft_p50_s=ttft[0],
+        ttft_p95_s=ttft[1],
+        itl_p95_s=itl[1],
+    )
+
+
+def _pools(change: Change) -> list[Pool]:
+    # Each control plane tells of all replicas, each router of its own cells, each engine of itself.
+    states = change.gauges("control_plane_replicas_count", "pool", "state")
+    queued = change.gauges("llm_queue_depth", "pool")
+    kv = _of_engines(change, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction")
+    batch = _of_engines(change, "nv_trt_llm_request_metrics", request_type="scheduled")
+    waiting = _of_engines(change, "nv_trt_llm_request_metrics", request_type="waiting")
+    tokens = change.rates("llm_output_tokens_total", "pool")
+    prompt = change.rates("llm_prefix_cache_tokens_total", "pool")
+    hits = change.rates("llm_prefix_cache_tokens_total", "pool", result="hit")
+    names = {key[0] for found in (states, queued, kv, tokens) for key in found} - {""}
+    pools: list[Pool] = []
+    for name in sorted(names):
+        counts = {state: max(them) for (pool, state), them in states.items() if pool == name}
+        found_kv, computed = kv.get((name,), []), prompt.get((name,), 0.0)
+        pools.append(
+            Pool(
+                name=name,
+                ready=counts.get(_READY),
+                replicas=sum(n for state, n in counts.items() if state not in _GONE)
+                if counts
+                else None,
+                queued=_total(queued.get((name,))),
+                output_tokens_per_s=tokens.get((name,)),
+                batch=_total(batch.get((name,))),
+                waiting=_total(waiting.get((name,))),
+                kv_mean=sum(found_kv) / len(found_kv) if found_kv else None,
+                kv_max=max(found_kv, default=None),
+                cached=hits.get((name,), 0.0) / computed if computed else None,
+            )
+        )
+    return pools
+
+
+def _of_engines(change: Change, name: str, **labels: str) -> dict[tuple[str, ...], list[float]]:
+    """Return a value per engine by pool; an engine may show it for several models: the largest."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for (pool, _), values in change.gauges(name, "pool", INSTANCE, **labels).items():
+        found.setdefault((pool,), []).append(max(values))
+    return found
+
+
+def _routers(change: Change) -> list[Router]:
+    queued = change.gauges("router_queue_requests", INSTANCE)
+    running = change.gauges("router_running_requests", INSTANCE)
+    ttft = change.quantiles("router_ttft_seconds", _QUANTILES, INSTANCE)
+    waits = change.quantiles("router_queue_seconds", _QUANTILES, INSTANCE)
+    nothing: list[Number] = [None, None]
+    return [
+        Router(
+            name=key[0],
+            queued=_total(queued.get(key)),
+            running=_total(running.get(key)),
+            ttft_p50_s=ttft.get(key, nothing)[0],
+            ttft_p95_s=ttft.get(key, nothing)[1],
+            queue_p95_s=waits.get(key, nothing)[1],
+        )
+        for key in sorted(queued.keys() | running.keys())
+    ]
+
+
+def _tenants(change: Change) -> list[Share]:
+    requests = change.rates("gateway_tenant_requests_total", "tenant")
+    prompt = change.rates("gateway_tenant_tokens_total", "tenant", kind="prompt")
+    output = change.rates("gateway_tenant_tokens_total", "tenant", kind="output")
+    shares = [
+        Share(key[0], requests.get(key), prompt.get(key), output.get(key))
+        for key in requests.keys() | output.keys()
+    ]
+    return _most(shares, _TENANTS_MAX)
+
+
+def _models(change: Change, names: Mapping[str, str]) -> list[Share]:
+    """Return adapters as engines count them, and what is left of a pool's output: its base."""
+    output = change.rates("llm_adapter_tokens_total", "pool", "adapter", kind="output")
+    prompt = change.rates("llm_adapter_tokens_total", "pool", "adapter", kind="prompt")
+    shares = [
+        Share(names.get(adapter, adapter), None, prompt.get((pool, adapter)), rate)
+        for (pool, adapter), rate in output.items()
+    ]
+    for (pool,), rate in change.rates("llm_output_tokens_total", "pool").items():
+        of_adapters = sum(it for (its_pool, _), it in output.items() if its_pool == pool)
+        shares.append(Share(f"base of {pool or '?'}", None, None, max(0.0, rate - of_adapters)))
+    return _most(shares, _MODELS_MAX)
+
+
+def _most(shares: Sequence[Share], most: int) -> list[Share]:
+    return sorted(
+        shares, key=lambda it: (-(it.output_tokens_per_s or 0), -(it.requests_per_s or 0), it.name)
+    )[:most]
+
+
+def _sum(change: Change, name: str) -> Number:
+    return _total(change.gauges(name).get(()))
+
+
+def _total(values: Sequence[float] | None) -> Number:
+    return sum(values) if values else None
+
+
+# --- text -----------------------------------------------------------------------------------
+
+
+def lines(view: View, width: int) -> Iterator[str]:
+    """Yield lines of at most `width` characters."""
+    for line in _all_lines(view, width):
+        yield line if len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+def _all_lines(view: View, width: int) -> Iterator[str]:
+    fleet = view.fleet
+    yield (
+        f"requests {_rate(fleet.requests_per_s)}/s, failed {_rate(fleet.failed_per_s)}/s; output "
+        f"{_rate(fleet.output_tokens_per_s)} tokens/s; open {_count(fleet.open_requests)}, queued "
+        f"{_count(fleet.queued)}"
+    )
+    yield (
+        f"TTFT p50 {_time(fleet.ttft_p50_s)}, p95 {_time(fleet.ttft_p95_s)}; ITL p95 "
+        f"{_time(fleet.itl_p95_s)}; of the last {view.took_s:.1f} s"
+    )
+    heads = ("pool", "ready", "queued", "tokens/s", "batch", "waiting", "KV", "KV max", "cached")
+    yield from _table(heads, [_pool_cells(it) for it in view.pools], width)
+    router_heads = ("router", "queued", "running", "TTFT p50", "TTFT p95", "queue p95")
+    yield from _table(router_heads, [_router_cells(it) for it in view.routers], width)
+    for what, shares in (("tenant", view.tenants), ("model", view.models)):
+        share_heads = (what, "requests/s", "prompt/s", "output/s")
+        yield from _table(share_heads, [_share_cells(it) for it in shares], width)
+    if view.silent:
+        yield ""
+        yield from (f"silent: {it}" for it in view.silent)
+
+
+def _pool_cells(pool: Pool) -> tuple[str, ...]:
+    return (
+        pool.name,
+        f"{_count(pool.ready)}/{_count(pool.replicas)}",
+        _count(pool.queued),
+        _rate(pool.output_tokens_per_s),
+        _count(pool.batch),
+        _count(pool.waiting),
+        _percent(pool.kv_mean),
+        _percent(pool.kv_max),
+        _percent(pool.cached),
+    )
+
+
+def _router_cells(router: Router) -> tuple[str, ...]:
+    times = (router.ttft_p50_s, router.ttft_p95_s, router.queue_p95_s)
+    return (router.name, _count(router.queued), _count(router.running), *map(_time, times))
+
+
+def _share_cells(share: Share) -> tuple[str, ...]:
+    rates = (share.requests_per_s, share.prompt_tokens_per_s, share.output_tokens_per_s)
+    return (share.name, *map(_rate, rates))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Yield a table, the first column to the left; the name is cut where it is narrow."""
+    if not rows:
+        return
+    widths = [max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads))]
+    rest = sum(widths[1:]) + 2 * (len(heads) - 1)
+    widths[0] = min(widths[0], max(_NAME_MIN, width - rest))
+    yield ""
+    for row in (heads, *rows):
+        name = row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "…"
+        cells = (f"{cell:>{size}}" for cell, size in zip(row[1:], widths[1:], strict=True))
+        yield "  ".join((f"{name:<{widths[0]}}", *cells))
+
+
+def _count(value: Number) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def _rate(value: Number) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _percent(value: Number) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def _time(value: Number) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.0f} ms"
