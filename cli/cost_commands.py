@@ -20,6 +20,7 @@ from telemetry.costs.report import CostQuery, Measured, answer
 _URL = "SLUICE_TELEMETRY_URL"
 _PATH = "/v1/costs"
 _COUNTS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
+_ROUNDING = 0.005  # hours are shown in hundredths
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -188,7 +189,7 @@ def _show_pools(found: Mapping[str, Any]) -> None:
             pool["pool_id"],
             f"{pool['paid_hours']:,.2f}",
             f"{pool['busy_hours']:,.2f}",
-            _percent(pool["busy_share"]) + ("!" if (pool["busy_share"] or 0) > 1 else ""),
+            _percent(pool["busy_share"]) + ("!" if pool["unpaid_hours"] > _ROUNDING else ""),
             _percent(pool["bound_share"]),
             f"{pool['batch']:.1f}",
             *cost_chart.amounts([pool["idle_micros"]])[:1],
@@ -201,7 +202,7 @@ def _show_pools(found: Mapping[str, Any]) -> None:
         "per_1M_with_idle",
     )
     console().print(table(columns, cells, right=" ".join(columns[1:])))
-    if any((pool["busy_share"] or 0) > 1 for pool in found["pools"]):
+    if any(pool["unpaid_hours"] > _ROUNDING for pool in found["pools"]):
         text = "!: more accelerators were busy than are paid: the price list has too few replicas"
         console().print(text)
 

@@ -90,7 +90,8 @@ class PoolCost:
 
     Attributes:
         paid_hours: Accelerator-hours.
-        busy_hours: Of these with requests, as measured; above `paid_hours` if the list is wrong.
+        busy_hours: Of these with requests, as measured.
+        unpaid_hours: That were busy though not paid, so the price list has too few replicas.
         least_hours: What the same work takes at the accelerators' data sheets.
         batch: Mean number of requests of a replica while it was busy.
     """
@@ -98,6 +99,7 @@ class PoolCost:
     pool_id: str
     paid_hours: float
     busy_hours: float
+    unpaid_hours: float
     least_hours: float
     batch: float
     micros: int
@@ -157,7 +159,6 @@ def costs(
             that the list has by its replicas.
     """
     hours = _hours(*span_ms)
-    span_hours = sum(hours.values())
     busy_by = {(it.pool_id, it.start_ms): it for it in busy}
     works_by: dict[tuple[str, int], list[Work]] = defaultdict(list)
     unpriced: dict[str, float] = defaultdict(float)
@@ -169,23 +170,23 @@ def costs(
     lines: list[Line] = []
     pools: list[PoolCost] = []
     for pool_id, pool in sorted(prices.pools.items()):
-        paid = pool.replicas * pool.accelerators_per_replica * span_hours
-        paid = (paid_hours or {}).get(pool_id, paid)
+        paid_in = {start_ms: pool.accelerator_hours(*hour) for start_ms, hour in hours.items()}
+        if paid_hours and pool_id in paid_hours:
+            each = paid_hours[pool_id] / (span_ms[1] - span_ms[0])
+            paid_in = {start_ms: each * (end - begin) for start_ms, (begin, end) in hours.items()}
+        paid = sum(paid_in.values())
         total = round(float(prices.accelerator_of(pool_id).price_per_hour) * MICRO * paid)
         its_lines: list[Line] = []
         least_hours = 0.0
         nothing = Busy(0, pool_id, 0.0, 0.0)
-        for (start_ms, length), micros in zip(
-            hours.items(), split(total, list(hours.values())), strict=True
-        ):
+        parts = split(total, list(paid_in.values())) if paid > 0 else [0] * len(paid_in)
+        for (start_ms, paid_then), micros in zip(paid_in.items(), parts, strict=True):
             at = replace(busy_by.get((pool_id, start_ms), nothing), start_ms=start_ms)
-            found, least = _hour(
-                prices, at, works_by[pool_id, start_ms], micros, paid * length / span_hours
-            )
+            found, least = _hour(prices, at, works_by[pool_id, start_ms], micros, paid_then)
             its_lines += found
             least_hours += least
         lines += its_lines
-        pools.append(_pool(pool_id, pool, paid, least_hours, its_lines, busy_by))
+        pools.append(_pool(pool_id, pool, paid_in, least_hours, its_lines, busy_by))
     return Costs(lines, pools, unpriced)
 
 
@@ -207,11 +208,11 @@ def spread_idle(lines: Sequence[Line]) -> list[Line]:
     return found
 
 
-def _hours(from_ms: int, to_ms: int) -> dict[int, float]:
-    """Return the hours of a span, and how much of each lies in it."""
+def _hours(from_ms: int, to_ms: int) -> dict[int, tuple[int, int]]:
+    """Return the hours of a span, each with the part of it that lies in the span."""
     first = from_ms // HOUR_MS * HOUR_MS
     return {
-        start: (min(start + HOUR_MS, to_ms) - max(start, from_ms)) / HOUR_MS
+        start: (max(start, from_ms), min(start + HOUR_MS, to_ms))
         for start in range(first, to_ms, HOUR_MS)
     }
 
@@ -237,18 +238,21 @@ def _hour(
 def _pool(
     pool_id: str,
     pool: Pool,
-    paid_hours: float,
+    paid_in: Mapping[int, float],
     least_hours: float,
     lines: Sequence[Line],
     busy_by: Mapping[tuple[str, int], Busy],
 ) -> PoolCost:
-    its_busy = [it for (its_pool, _), it in busy_by.items() if its_pool == pool_id]
+    its_busy = [it for it in busy_by.values() if it.pool_id == pool_id and it.start_ms in paid_in]
     busy_s = sum(it.busy_s for it in its_busy)
+    each = pool.accelerators_per_replica
+    over = (it.busy_s * each / 3600 - paid_in[it.start_ms] for it in its_busy)
     works = [line.work for line in lines if not line.work.is_copy]
     return PoolCost(
         pool_id,
-        paid_hours,
-        busy_s * pool.accelerators_per_replica / 3600,
+        sum(paid_in.values()),
+        busy_s * each / 3600,
+        sum(max(0.0, hours) for hours in over),
         least_hours,
         sum(it.request_s for it in its_busy) / busy_s if busy_s else 0.0,
         sum(line.micros for line in lines),

@@ -5,17 +5,28 @@ Money is counted in millionths of the currency, as integers, so that parts add u
 
 import json
 import tomllib
+from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 MICRO = 1_000_000
 
 _Price = Annotated[Decimal, Field(ge=0, le=1_000_000)]
 _Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _HINTS = {
+    "timezone_aware": "write it as 2030-12-31T12:00:00Z",
     "missing": "add it",
     "extra_forbidden": "no such field: remove it, or look for a slip of the pen",
 }
@@ -43,12 +54,24 @@ class Accelerator(_Part):
     tflops: _Size
 
 
+class Step(_Part):
+    """From when on so many replicas were paid.
+
+    Attributes:
+        since: A moment with its offset, as 2030-12-31T12:00:00Z; else ever since.
+        replicas: Until the next step; before the first step there are none.
+    """
+
+    since: AwareDatetime = datetime.fromtimestamp(0, UTC)
+    replicas: Annotated[int, Field(ge=0, le=1_000_000)]
+
+
 class Pool(_Part):
     """What is paid for a pool, and what its tokens cost in work.
 
     Attributes:
         accelerator: A kind of the list.
-        replicas: That are paid all the time, busy or not.
+        replicas: That are paid, busy or not: a number, or steps in the order of time.
         accelerators_per_replica: Which one replica is spread over.
         parameters: Of the base; of a mixture of experts those that one token uses.
         bytes_per_parameter: 2 for bf16, 1 for FP8.
@@ -56,11 +79,34 @@ class Pool(_Part):
     """
 
     accelerator: str
-    replicas: Annotated[int, Field(ge=1, le=1_000_000)]
+    replicas: Annotated[list[Step], Field(min_length=1)]
     accelerators_per_replica: Annotated[int, Field(ge=1, le=1024)] = 1
     parameters: _Size
     bytes_per_parameter: _Size
     kv_bytes_per_token: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _number_is_a_step(cls, replicas: object) -> object:
+        return replicas if isinstance(replicas, list) else [{"replicas": replicas}]
+
+    @field_validator("replicas")
+    @classmethod
+    def _steps_go_on(cls, replicas: list[Step]) -> list[Step]:
+        for before, after in pairwise(replicas):
+            if after.since <= before.since:
+                raise ValueError(f"{after.since} is not after {before.since}: sort the steps")
+        return replicas
+
+    def accelerator_hours(self, from_ms: int, to_ms: int) -> float:
+        """Return what is paid of a span; Unix times."""
+        steps = [(round(it.since.timestamp() * 1000), it.replicas) for it in self.replicas]
+        ends = [begin_ms for begin_ms, _ in steps[1:]] + [to_ms]
+        paid_ms = sum(
+            replicas * max(0, min(end_ms, to_ms) - max(begin_ms, from_ms))
+            for (begin_ms, replicas), end_ms in zip(steps, ends, strict=True)
+        )
+        return paid_ms / 3_600_000 * self.accelerators_per_replica
 
 
 class ApiPrice(_Part):

@@ -131,6 +131,7 @@ def _pool_json(pool: PoolCost) -> dict[str, Any]:
         "pool_id": pool.pool_id,
         "paid_hours": pool.paid_hours,
         "busy_hours": pool.busy_hours,
+        "unpaid_hours": pool.unpaid_hours,
         "least_hours": pool.least_hours,
         "busy_share": _share(pool.busy_hours, pool.paid_hours),
         "bound_share": _share(pool.least_hours, pool.busy_hours),

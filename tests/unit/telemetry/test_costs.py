@@ -118,11 +118,30 @@ def test_given_hours_take_the_place_of_the_list():
     assert [pool.micros for pool in found.pools] == [24_000_000, 12_000_000]
 
 
+def test_replicas_may_change_over_time():
+    text = EXAMPLE.read_text().replace(
+        "replicas = 4  ",
+        """replicas = [{since = 1970-01-01T01:30:00Z, replicas = 2},
+            {since = 1970-01-01T02:15:00Z, replicas = 0},
+            {since = 1970-01-01T03:00:00Z, replicas = 3},
+            {since = 1970-01-01T09:00:00Z, replicas = 9}]""",
+    )
+    prices = parse_prices(text)
+    found = costs(prices, [], [], SPAN)  # from 1:00 to 4:00
+    assert [line.micros for line in found.lines] == [7_000_000, 3_500_000, 21_000_000]
+    assert found.pools[0].paid_hours == 2 * (2 * 0.75 + 3)
+    early = costs(prices, [], [], (0, HOUR_MS))
+    assert [pool.micros for pool in early.pools] == [0]
+    wrong = text.replace("T02:15:00Z", "T00:15:00Z")
+    with pytest.raises(PricesError, match=r"pools\.llama-70b\.replicas: .* sort the steps"):
+        parse_prices(wrong)
+
+
 def test_more_busy_than_paid_is_divided_and_seen():
     works = [work(output_tokens=1.0)]
     found = costs(price_list(), [Busy(HOUR_MS, "p", 9000.0, 9000.0)], works, (HOUR_MS, 2 * HOUR_MS))
     pool = found.pools[0]
-    assert pool.busy_hours > pool.paid_hours
+    assert (pool.paid_hours, pool.busy_hours, pool.unpaid_hours) == (2.0, 5.0, 3.0)
     assert (pool.micros, pool.idle_micros) == (4_000_000, 0)
 
 
