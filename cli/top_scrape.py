@@ -10,8 +10,6 @@ from functools import cached_property
 from itertools import pairwise
 from math import inf, isfinite
 
-from prometheus_client.parser import text_string_to_metric_families
-
 Labels = frozenset[tuple[str, str]]
 INSTANCE = "instance"
 
@@ -42,6 +40,8 @@ def parse(text: str, target: Mapping[str, str]) -> Iterator[tuple[str, Labels, f
     Raises:
         ValueError: It is no such page.
     """
+    from prometheus_client.parser import text_string_to_metric_families  # 30 ms for no one else
+
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if isfinite(sample.value):

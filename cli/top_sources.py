@@ -82,10 +82,10 @@ class Pages:
             tasks = [group.create_task(self._page(target, limit)) for target in self._known]
         pages = [task.result() for task in tasks]
         samples = [sample for page in pages if not isinstance(page, str) for sample in page]
-        silent = [page for page in pages if isinstance(page, str)]
+        silent = [page for page in (*pages, self._why) if page and isinstance(page, str)]
         if not samples:
-            raise SourceError("; ".join([*silent, self._why][:3]) or "there is nothing to scrape")
-        scrape = gathered(at_s, samples, [*silent, *([self._why] if self._why else [])])
+            raise SourceError("; ".join(silent[:3]) or "there is nothing to scrape")
+        scrape = gathered(at_s, samples, silent)
         before, self._last = self._last or scrape, scrape
         return Change(before, scrape)
 
