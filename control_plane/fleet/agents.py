@@ -88,11 +88,14 @@ class AgentService(AgentServiceServicer):
                 grpc.StatusCode.UNAVAILABLE, "no state yet: the database has not been read"
             )
         stream = self._streams[first.node_id] = _Stream(first.node_id)
+        is_one_node = True
         try:
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(self._tell(stream, context))
                 message: wire.SyncRequest | None = first
                 while message is not None and self._streams.get(first.node_id) is stream:
+                    if not (is_one_node := message.node_id == first.node_id):
+                        break
                     await self._record(stream, message)
                     message = await self._read(context)
                 writing.cancel()
@@ -101,6 +104,9 @@ class AgentService(AgentServiceServicer):
         finally:
             if self._streams.get(first.node_id) is stream:
                 del self._streams[first.node_id]
+        if not is_one_node:
+            log.warning("report_refused", node=first.node_id)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream is of one node")
 
     async def _read(self, context: Context) -> wire.SyncRequest | None:
         async with asyncio.timeout(model.NODE_LOST_AFTER_S):

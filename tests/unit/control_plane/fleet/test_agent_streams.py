@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import grpc.aio
 import pytest
 
 from control_plane.fleet import agents as module
@@ -24,6 +25,7 @@ class Context:
         self.requests.put_nowait(agent_pb2.SyncRequest(node_id=node_id))
         self.told: list[agent_pb2.SyncResponse] = []
         self.wrote = asyncio.Condition()
+        self.ended_with = None
 
     async def read(self):
         return await self.requests.get()
@@ -32,6 +34,10 @@ class Context:
         async with self.wrote:
             self.told.append(response)
             self.wrote.notify_all()
+
+    async def abort(self, code, details) -> None:
+        self.ended_with = code, details
+        raise grpc.aio.AbortError
 
     async def until(self, condition) -> None:
         """Wait until the newest message fulfils a condition."""
@@ -44,20 +50,23 @@ class Database:
 
     def __init__(self) -> None:
         self.lifted: list[str] = []
+        self.written = 0
 
     async def run(self, _):
+        self.written += 1
         return list(self.lifted), []
 
 
 class Golden:
     def __init__(self) -> None:
         self.prompts: list[agent_pb2.GoldenPrompt] = []
+        self.taken: list[str] = []
 
     def prompts_for(self, bases):
         return [prompt for prompt in self.prompts if prompt.base_digest in set(bases)]
 
     def take(self, message) -> None:
-        pass
+        self.taken.append(message.node_id)
 
 
 class Site:
@@ -91,7 +100,8 @@ async def streams(site: Site, *node_ids: str):
 
 @pytest.fixture(autouse=True)
 def _no_repeats(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_REFRESH_S", 3600.0)
+    # Not by the period: turns are phases of the uptime, and one may fall into a test.
+    monkeypatch.setattr(module, "repeat_at_s", lambda _, now_s: now_s + 3600.0)
     monkeypatch.setattr(module.model, "NODE_LOST_AFTER_S", 3600.0)
 
 
@@ -146,7 +156,7 @@ def module_state(site: Site):
 
 
 async def test_everything_is_repeated_and_golden_prompts_come_with_it(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_REFRESH_S", 0.05)
+    monkeypatch.setattr(module, "repeat_at_s", lambda _, now_s: now_s + 0.05)
     site = Site()
     site.place(0, "a")
     async with streams(site, "a") as (a,):
@@ -154,3 +164,17 @@ async def test_everything_is_repeated_and_golden_prompts_come_with_it(monkeypatc
         site.golden.prompts = [agent_pb2.GoldenPrompt(id="g", base_digest=BASE)]
         await a.until(lambda told: [prompt.id for prompt in told.golden_prompts] == ["g"])
     assert all(len(told.replicas) == 1 for told in a.told)
+
+
+async def test_nobody_reports_for_another_node() -> None:
+    site = Site()
+    context = Context("a")
+    context.requests.put_nowait(agent_pb2.SyncRequest(node_id="victim"))
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(grpc.aio.AbortError):
+            await site.service.Sync(None, context)
+    assert context.ended_with == (grpc.StatusCode.INVALID_ARGUMENT, "a stream is of one node")
+    assert site.database.written == 1, "its own report, and no other"
+    assert site.golden.taken == ["a"]
+    async with streams(site, "a") as (again,):
+        await again.until(lambda _: True)
