@@ -29,9 +29,12 @@ class Pull:
         Args:
             directory: Target; must not be there, or be empty.
             manifest: Of the artifact.
+
+        Raises:
+            ApiError: No other directory can take the place of the target.
         """
-        self.directory = directory
-        self.part = directory.with_name(f"{directory.name}.{manifest.digest[:12]}.part")
+        self.directory = _replaceable(directory)
+        self.part = self.directory.with_name(f"{self.directory.name}.{manifest.digest[:12]}.part")
         self._manifest = manifest
         self._all_bytes = manifest.size_bytes
         self._done_bytes = 0
@@ -91,6 +94,21 @@ class Pull:
                     lacking.setdefault(chunk.sha256, (chunk.size_bytes, []))[1].append(place)
         waiting = [(sha256, size, places) for sha256, (size, places) in lacking.items()]
         return waiting[::-1]  # they are taken from the end
+
+
+def _replaceable(directory: Path) -> Path:
+    try:
+        found = directory.resolve()
+    except RuntimeError:  # what Python 3.11 says of it
+        raise ApiError(f"{directory} is a loop of symbolic links") from None
+    # A shell in the working directory would go on in the empty one that was there before.
+    if found == Path.cwd():
+        why = "is the working directory"
+    elif found.is_mount():
+        why = "is a mount point"
+    else:
+        return found
+    raise ApiError(f"{directory} {why}, which nothing can replace: name one inside it")
 
 
 async def find_manifest(api: Api, digest: str) -> Manifest:

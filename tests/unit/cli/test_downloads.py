@@ -73,6 +73,28 @@ async def test_it_is_there_whole(plane, tmp_path) -> None:
     assert (told[0], told[-1]) == ((0, every), (every, every))
 
 
+@pytest.mark.parametrize("words", ["..", "deep/../..", "../../target", "link"])
+async def test_the_place_may_be_named_in_any_way(plane, tmp_path, monkeypatch, words) -> None:
+    target = tmp_path / "target"
+    (target / "here" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(target / "here")
+    Path("link").symlink_to(target)
+    assert Pull(Path(words), plane.manifest).part.parent == tmp_path
+    assert Pull(Path(words), plane.manifest).part == Pull(target, plane.manifest).part
+
+
+async def test_what_no_other_directory_can_take_the_place_of_is_refused(
+    plane, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    for words, why in ((".", "working directory"), ("/", "mount point")):
+        with pytest.raises(ApiError, match=f"{why}.*name one inside it"):
+            Pull(Path(words), plane.manifest)
+    with pytest.raises(ApiError, match="loop"):
+        Pull(Path("loop"), plane.manifest)
+
+
 async def test_other_bytes_and_restarts_are_tried_again(plane, tmp_path) -> None:
     plane.wrong, plane.errors = 3, 3
     await pull(plane, tmp_path / "target")
