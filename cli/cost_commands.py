@@ -216,8 +216,8 @@ def _sentence(even: Mapping[str, Any], currency: str) -> str:
     if even["first_tokens"] is None:
         own += "; the API is cheaper at any volume"
     else:
-        own += f"; self-hosting pays from {_tokens(even['first_tokens'])} tokens a month"
-        own += f", at every volume from {_tokens(even['always_tokens'])}"
+        own += f"; one replica pays from {_tokens(even['first_tokens'])} tokens a month"
+        own += f", the fleet at every volume from {_tokens(even['always_tokens'])}"
     at = even.get("at_volume")
     if at:
         own += f"; at {_tokens(at['tokens'])}: {at['replicas']} replicas for {at['own']:,.2f}, "
