@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import nsmallest
 from math import isfinite, log, nan
 from statistics import fmean, median
 
+CANDIDATES_MAX = 16  # kinds of answers that may be what is right
 _HALF = log(0.5)
 
 
@@ -170,19 +172,55 @@ def consensus(voters: Sequence[Text], rules: Rules = RULES) -> Text | None:
     """Return what more than half of at least `voters_min` answers agree with, None if nothing is.
 
     Of several such answers the one with the most votes; its logprobs are the medians of theirs.
+    Only `CANDIDATES_MAX` kinds of answers are compared with all, so it costs what voters there are.
     """
     if len(voters) < rules.voters_min:
         return None
-    kinds = Counter(text.token_ids for text in voters)
+    kinds: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
+    for text in voters:
+        kinds.setdefault(text.token_ids, []).append(text.logprobs)
     best: Text | None = None
     best_votes = len(voters) // 2
-    for token_ids, _ in sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0])):
-        alike = [text.logprobs for text in voters if text.token_ids == token_ids]
-        candidate = Text(token_ids, _medians(alike))
-        votes = sum(difference(text, candidate, rules) is None for text in voters)
+    for token_ids in _candidates({kind: len(alike) for kind, alike in kinds.items()}):
+        candidate = Text(token_ids, _medians(kinds[token_ids]))
+        votes = _votes(voters, candidate, best_votes, rules)
         if votes > best_votes:
             best, best_votes = candidate, votes
+        if best_votes == len(voters):
+            break
     return best
+
+
+def _candidates(kinds: Mapping[tuple[int, ...], int]) -> list[tuple[int, ...]]:
+    """Return the most frequent kinds of answers, and the one that goes where most go.
+
+    That one is for pools in which near ties make every answer a kind of its own: a majority that
+    has its first tokens in common is found even if some liars agree better.
+    """
+    frequent = nsmallest(CANDIDATES_MAX - 1, kinds, key=lambda kind: (-kinds[kind], kind))
+    common, place = list(kinds), 0
+    while len(common) > 1:
+        weights: Counter[int] = Counter()
+        for kind in common:  # those that end here are of the kind -1
+            weights[kind[place] if place < len(kind) else -1] += kinds[kind]
+        token = min(weights, key=lambda token: (-weights[token], token))
+        if token < 0:
+            common = [kind for kind in common if len(kind) == place]
+        else:
+            common = [kind for kind in common if len(kind) > place and kind[place] == token]
+        place += 1
+    return [*frequent, *(kind for kind in common if kind not in frequent)]
+
+
+def _votes(voters: Sequence[Text], candidate: Text, beaten: int, rules: Rules) -> int:
+    """Return how many answers agree with one; 0 as soon as it cannot be more than `beaten`."""
+    left = len(voters) - beaten
+    for text in voters:
+        if difference(text, candidate, rules) is not None:
+            left -= 1
+            if left <= 0:
+                return 0
+    return beaten + left
 
 
 def _medians(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:

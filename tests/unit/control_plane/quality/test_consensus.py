@@ -6,7 +6,9 @@ from math import log, nan
 from hypothesis import given
 from hypothesis import strategies as st
 
+from control_plane.quality import consensus as module
 from control_plane.quality.consensus import (
+    CANDIDATES_MAX,
     RULES,
     Answer,
     Difference,
@@ -181,3 +183,39 @@ def test_at_most_a_third_is_taken_out_and_never_the_last_one(ready, gone, share)
 def test_no_majority_of_fewer_than_three() -> None:
     assert consensus([Text((1,)), Text((1,))]) is None
     assert consensus([Text((1,)), Text((2,)), Text((1,))]) == Text((1,))
+
+
+def test_a_vote_costs_what_voters_there_are_however_they_differ(monkeypatch) -> None:
+    compared = 0
+    honest_difference = module.difference
+
+    def counted(*args):
+        nonlocal compared
+        compared += 1
+        return honest_difference(*args)
+
+    monkeypatch.setattr(module, "difference", counted)
+    voters = [Text((number, *TOKENS), (-0.01,) * 17) for number in range(600)]
+    assert consensus(voters) is None
+    assert compared <= CANDIDATES_MAX * len(voters)
+
+
+def test_a_majority_in_which_near_ties_make_all_differ_is_found_among_liars_who_agree() -> None:
+    near = (*SURE[:4], *[log(0.4)] * 12)
+    honest_ones = [Text((*TOKENS[:4], *range(n, n + 12)), near) for n in range(1000, 1120)]
+    liars = [Text((900 - n // 2, *TOKENS[1:]), SURE) for n in range(100)]
+    found = consensus([*liars, *honest_ones])
+    assert found is not None
+    assert found.token_ids[:4] == TOKENS[:4]
+    assert all(difference(text, found) is None for text in honest_ones)
+
+
+@given(seed=SEEDS, count=st.integers(3, 40))
+def test_the_order_of_voters_decides_nothing(seed, count) -> None:
+    rng = random.Random(seed)
+    voters = [honest(rng, rng.choice([None, 3])) for _ in range(count)]
+    voters += [corrupt(rng) for _ in range(rng.randrange(count))]
+    found = consensus(voters)
+    rng.shuffle(voters)
+    again = consensus(voters)
+    assert found == again
