@@ -19,7 +19,7 @@ _PAGE_BYTES_MAX = 8 << 20
 _TARGETS_EVERY_S = 10.0
 # All that is read, so that a Prometheus is not asked for more; tests compare it with the metrics.
 NAMES = (
-    *("llm_e2e_seconds_count", "llm_goodput_requests_total", "gateway_tokens_total"),
+    *("llm_e2e_seconds_count", "llm_goodput_requests_total", "router_tokens_total"),
     *("gateway_open_generations", "llm_ttft_seconds_bucket", "llm_itl_seconds_bucket"),
     *("gateway_tenant_requests_total", "gateway_tenant_tokens_total"),
     *("control_plane_replicas_count", "llm_queue_depth", "router_queue_requests"),

@@ -117,7 +117,7 @@ def _fleet(change: Change) -> Fleet:
     return Fleet(
         requests_per_s=change.rate("llm_e2e_seconds_count"),
         failed_per_s=change.rate("llm_goodput_requests_total", result="failed"),
-        output_tokens_per_s=change.rate("gateway_tokens_total", kind="output"),
+        output_tokens_per_s=change.rate("router_tokens_total"),
         open_requests=_sum(change, "gateway_open_generations"),
         queued=_sum(change, "router_queue_requests"),
         ttft_p50_s=ttft[0],

@@ -154,7 +154,7 @@ def _notes(row: Row) -> Iterator[str]:
     """Yield what the bars cannot show."""
     if row["resumes"]:
         yield (
-            f"resumed {row['resumes']} times; of the last attempt, on {row['replica_id']}: "
+            f"resumed {row['resumes']} x; of the last attempt, on {row['replica_id']}: "
             f"queue {time_text(row['queue_us'])}, load and batch "
             f"{time_text(row['engine_queue_us'])}, prefill {time_text(row['prefill_us'])}"
         )
@@ -186,4 +186,4 @@ def _relatives(trace: Mapping[str, Any]) -> Iterator[str]:
         )
     if trace["others"]:
         latest = trace["others"][0]["received_at"]
-        yield f"{len(trace['others'])} earlier requests have the same id, the last {latest}"
+        yield f"earlier requests with the same id: {len(trace['others'])}, the last {latest}"

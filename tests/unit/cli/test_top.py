@@ -218,7 +218,7 @@ async def test_pages_that_do_not_answer_are_named_beside_those_that_do():
 async def test_a_prometheus_is_asked_for_both_ends_of_the_window():
     def answer(request: httpx.Request) -> httpx.Response:
         at_s = float(dict(httpx.QueryParams(request.content.decode()))["time"])
-        metric = {"__name__": "gateway_tokens_total", "instance": "g:1", "kind": "output"}
+        metric = {"__name__": "router_tokens_total", "instance": "r:1"}
         results = [{"metric": metric, "value": [at_s, str(2 * at_s)]}]
         return httpx.Response(200, json={"status": "success", "data": {"result": results}})
 

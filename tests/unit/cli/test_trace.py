@@ -102,7 +102,7 @@ def test_what_cannot_be_placed_on_the_axis_is_told_apart():
     resumed = ENDED | {"resumes": 2, "queue_us": 40_000}
     assert [name for name, _, _ in names(resumed)] == ["gateway", "first token", "decode"]
     shown = "\n".join(lines(trace_of(resumed), 120))
-    assert "resumed 2 times; of the last attempt, on replica_id: queue 40.00 ms" in shown
+    assert "resumed 2 x; of the last attempt, on replica_id: queue 40.00 ms" in shown
     refused = ENDED | {"replica_id": "", "status": 503, "ttft_us": 0, "total_us": 9_000}
     assert names(refused) == [("gateway", 0, 1_000), ("not placed", 1_000, 9_000)]
     whole = ENDED | {"is_stream": False, "ttft_us": 210_000}
