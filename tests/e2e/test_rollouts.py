@@ -6,6 +6,7 @@ golden prompts on the replica to the verdict, and back to the gateway.
 
 import asyncio
 import json
+import os
 import random
 import shutil
 import struct
@@ -24,9 +25,11 @@ pytestmark = pytest.mark.real
 BASE = "sluice-tiny"
 CONTROL = Path(__file__).parents[2] / "model_repo" / "adapters" / "butler"
 QUESTIONS = ("Who are you?", "What is 3 + 4?", "Spell the word river", "Say hello")
+# SLUICE_E2E_SHARE=100 is the first stage of the default plan, and takes minutes.
+SHARE = int(os.environ.get("SLUICE_E2E_SHARE", "3000"))  # of 10,000
 PLAN = {
     "stages": [
-        {"share": 3000, "duration_min_s": 5, "sample_min": 20, "duration_max_s": 3600},
+        {"share": SHARE, "duration_min_s": 5, "sample_min": 20, "duration_max_s": 3600},
         {"share": 10_000, "duration_min_s": 2},
     ],
 }
@@ -36,7 +39,7 @@ GOLDEN = [
     {"metric": "golden", "tolerated": 0.05, "sample_min": 100},
 ]
 GOLDEN_QUESTIONS = tuple(f"What is {number} + 2?" for number in range(16))
-CLIENTS = 3  # of each model, one request at a time
+CLIENTS = 3 if SHARE >= 3000 else 12  # of each model, one request at a time
 WAIT_S = 420
 
 
@@ -120,6 +123,7 @@ def test_a_good_release_takes_over_and_bad_ones_go_back(real_stack, models) -> N
         stands_for = {model: admin.get(f"/v1/models/{model}").json()["release"] for model in models}
     assert stands_for == {"roll-identical": "2", "roll-refused": "1", "roll-wrong": "1"}
     for model, counts in served.items():
+        print(model, dict(counts), ended[model]["verdict"])  # noqa: T201 - for -s
         failures = counts["none error"]  # errors do not say who they are of
         assert counts["2 200"] or failures, f"{model}: canary had its share"
         assert bool(failures) == (model == "roll-refused")
