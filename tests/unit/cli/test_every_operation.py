@@ -27,7 +27,10 @@ from sluice.manifests import manifest_of_directory
 DOCUMENT = document([*ArtifactRoutes(Mock(), Mock()).routes(), *admin_routes(Mock())], "1")
 D = "ab" * 32
 # What these commands ask is not the admin REST, or nothing.
-ELSEWHERE = {"up", "down", "status", "logs", "version", "requests", "usage", "cost", "explain"}
+ELSEWHERE = {
+    *("up", "down", "status", "logs", "version"),
+    *("requests", "usage", "cost", "explain", "trace", "top"),
+}
 # By command, what it is given; several lines where it takes different ways.
 COMMANDS = """
 tenants list
