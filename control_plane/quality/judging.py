@@ -6,6 +6,7 @@ together keep to the limits. A group (a pool and an asking) that cannot be judge
 the others go on, and it is tried again later.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,12 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from control_plane.database import Database, is_transient
+from control_plane.database import Database, DatabaseDownError, is_transient
 from control_plane.quality import repository
 from control_plane.quality.askings import Asking
 from control_plane.quality.consensus import Truth
 from control_plane.quality.deferrals import PARKED_S, Deferrals
+from control_plane.quality.progress import Progress
 from control_plane.quality.repository import ROWS_MAX, Claimed
 from control_plane.quality.verdicts import (
     Budget,
@@ -36,6 +38,13 @@ from sluice.ids import new_id
 log = structlog.get_logger(__name__)
 
 _BATCHES_MAX = 8  # of one turn: then answers are written down again
+_DEADLINE_S = 4.0  # of a batch
+_EXAMINE_S = 1.0  # of a batch: then no other group is begun
+_GROUP_S = 1.0  # a group that takes longer has failed when its batch is not over in time
+
+
+class TooSlowError(Exception):
+    """A group of answers took so long that its batch was not over in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,9 @@ class Outcome:
     is_last: bool
 
 
+_NOTHING = Ruling((), (), {}, {}, {})
+
+
 @dataclass(slots=True)
 class Judge:
     """Owns the memory of what could not be judged."""
@@ -70,14 +82,29 @@ class Judge:
         while len(found) < _BATCHES_MAX and not (found and found[-1].is_last):
             now_s = self.clock()
             left_alone = self.deferrals.waiting(now_s)
-            outcome = await self.database.run(
-                lambda connection, left_alone=left_alone: judge_batch(
-                    connection, askings, left_alone, self.budget
-                )
-            )
+            outcome = await self._batch(askings, left_alone)
             self._note(outcome, now_s)
             found.append(outcome)
         return found
+
+    async def _batch(self, askings: Mapping[str, Asking], left_alone: Sequence[Group]) -> Outcome:
+        """Judge a batch; when it is not over in time because of one group, that one has failed."""
+        progress = Progress(time.monotonic, _EXAMINE_S)
+
+        async def work(connection: AsyncConnection) -> Outcome:
+            nonlocal progress
+            progress = Progress(time.monotonic, _EXAMINE_S)
+            return await judge_batch(connection, askings, left_alone, self.budget, progress)
+
+        try:
+            return await self.database.run(work, deadline_s=_DEADLINE_S)
+        except DatabaseDownError as error:
+            group = progress.slowest(_GROUP_S)
+            if group is None:
+                raise
+            why = TooSlowError(f"its batch was not over within {_DEADLINE_S:g} s")
+            why.__cause__ = error
+            return Outcome(_NOTHING, {group: why}, (), is_last=False)
 
     def _note(self, outcome: Outcome, now_s: float) -> None:
         self.deferrals.succeeded(outcome.judged)
@@ -95,6 +122,7 @@ async def judge_batch(
     askings: Mapping[str, Asking],
     left_alone: Sequence[Group],
     budget: Budget,
+    progress: Progress,
 ) -> Outcome:
     """Judge a batch of answers and write down what follows."""
     claimed = await repository.claim(connection, left_alone, ROWS_MAX)
@@ -102,15 +130,25 @@ async def judge_batch(
     taken = within(claimed, await repository.sizes(connection, pools) if pools else {}, ROWS_MAX)
     is_last = len(claimed) < ROWS_MAX and len(taken) == len({one.group for one in claimed})
     if not taken:
-        return Outcome(Ruling((), (), {}, {}, {}), {}, (), is_last=True)
+        return Outcome(_NOTHING, {}, (), is_last=True)
     fresh = frozenset(one.id for one in claimed)
     kept = await repository.answers(connection, taken, fresh)
     serving = await repository.serving(connection, pools)
     truths = await repository.truths(connection, taken)
-    cases, failures = examine(askings, kept, serving, truths)
+    try:
+        cases, failures = await asyncio.to_thread(
+            examine, askings, kept, serving, truths, progress.begins
+        )
+    except asyncio.CancelledError:
+        progress.stop()
+        raise
+    progress.ended()
     ruling = await _rule(connection, cases, kept, budget)
     failures |= await _learn(connection, ruling.learned)
-    judged = [group for group in taken if group not in failures]
+    asked = {group for group in kept if group[1] in askings}
+    left = asked - cases.keys() - failures.keys()
+    is_last = is_last and not left
+    judged = [group for group in taken if group not in failures and group not in left]
     done = frozenset(judged)
     await repository.set_judged(connection, [one.id for one in claimed if one.group in done])
     return Outcome(ruling, failures, judged, is_last)
@@ -145,12 +183,14 @@ async def _rule(
     """Decide, and take out who is to be; alone, and knowing what others decided, if there is."""
     accused = {group[0] for group, case in cases.items() if case.accusations}
     if not accused:
-        return rule(cases, kept, (), {}, Spent({}, {}), budget, _new_id)
+        return await asyncio.to_thread(rule, cases, kept, (), {}, Spent({}, {}), budget, _new_id)
     await repository.lock_decisions(connection)
     serving = await repository.serving(connection, accused)
     quarantined = await repository.quarantined(connection)
     spent = await repository.spent(connection)
-    ruling = rule(cases, kept, serving, quarantined, spent, budget, _new_id)
+    ruling = await asyncio.to_thread(
+        rule, cases, kept, serving, quarantined, spent, budget, _new_id
+    )
     await repository.quarantine(connection, ruling.quarantines)
     return ruling
 

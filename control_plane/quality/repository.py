@@ -1,5 +1,6 @@
 """Rows of golden prompts, answers, truths and quarantines."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -286,7 +287,7 @@ async def serving(connection: AsyncConnection, pools: Iterable[str]) -> list[Ser
 async def answers(
     connection: AsyncConnection, groups: Sequence[Group], claimed: AbstractSet[int]
 ) -> dict[Group, list[Kept]]:
-    """Return the answers of groups, the newest first; new are those that were claimed."""
+    """Return the answers of groups, in their order, the newest first; new are those claimed."""
     a, of = golden_answers.c, _of(groups)
     is_of = and_(a.pool_id == of.c.pool_id, a.asking_id == of.c.asking_id)
     query = select(golden_answers).join(of, is_of).order_by(a.id.desc()).limit(ROWS_MAX)
@@ -297,7 +298,8 @@ async def answers(
         rows += found
         if len(found) < ROWS_MAX:
             break
-    return _grouped(rows, claimed)
+    found = await asyncio.to_thread(_grouped, rows, claimed)
+    return {group: found[group] for group in groups if group in found}
 
 
 async def set_judged(connection: AsyncConnection, ids: Sequence[int]) -> None:
@@ -314,7 +316,7 @@ async def last_answers(
     if pool_id:
         query = query.where(golden_answers.c.pool_id == pool_id)
     rows = list((await connection.execute(query)).mappings())
-    kept = _grouped(rows)
+    kept = await asyncio.to_thread(_grouped, rows)
     return kept, await truths(connection, list(kept)), {row["id"]: row["error"] for row in rows}
 
 

@@ -1,5 +1,6 @@
 """REST of golden prompts, of what replicas answered, and of quarantines."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -163,7 +164,8 @@ class QualityRoutes:
         rows = await self._database.run(
             lambda connection: repository.last_answers(connection, pool_id, _RESULTS_MAX)
         )
-        return shown(request, {"data": results(*rows), "has_more": False})
+        found = await asyncio.to_thread(results, *rows)
+        return await asyncio.to_thread(shown, request, {"data": found, "has_more": False})
 
     async def list(self, request: web.Request) -> web.Response:
         """Return a page of quarantines."""

@@ -1,7 +1,7 @@
 """From the answers of pools to what follows: who is taken out, with evidence, and what to tell."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
@@ -149,36 +149,41 @@ def examine(
     kept: Mapping[Group, Sequence[Kept]],
     serving: Sequence[Serving],
     truths: Mapping[Group, Truth],
+    begins: Callable[[Group], bool] = lambda _: True,
 ) -> tuple[dict[Group, Case], dict[Group, Exception]]:
     """Judge groups, each by itself; return also those that could not be, and why.
+
+    It may take long: not for an event loop.
 
     Args:
         askings: All that are put at present; answers to others are ignored.
         kept: Answers by pool and asking, the newest first.
         serving: Replicas of these pools whose answers count.
         truths: What is known to be right.
+        begins: Told of each group before it is judged; False: leave it and all others.
     """
+    of_pool: dict[str, list[str]] = {}
+    for one in serving:
+        of_pool.setdefault(one.pool_id, []).append(one.id)
     cases: dict[Group, Case] = {}
     failures: dict[Group, Exception] = {}
     for group, all_ in kept.items():
         asking = askings.get(group[1])
         if asking is None:
             continue
+        if not begins(group):
+            break
         try:
-            cases[group] = _examine(group[0], asking, all_, serving, truths.get(group))
+            cases[group] = _examine(asking, all_, of_pool.get(group[0], ()), truths.get(group))
         except Exception as error:  # noqa: BLE001 - whatever it is, the others are judged
             failures[group] = error
     return cases, failures
 
 
 def _examine(
-    pool_id: str,
-    asking: Asking,
-    all_: Sequence[Kept],
-    serving: Sequence[Serving],
-    known: Truth | None,
+    asking: Asking, all_: Sequence[Kept], serving: Sequence[str], known: Truth | None
 ) -> Case:
-    own: dict[str, list[Kept]] = {one.id: [] for one in serving if one.pool_id == pool_id}
+    own: dict[str, list[Kept]] = {name: [] for name in serving}
     for one in all_:
         if one.replica_id in own:
             own[one.replica_id].append(one)
@@ -187,8 +192,15 @@ def _examine(
     # A tenant's adapter that answers now this and now that says nothing about the replicas, which
     # others use, too.
     accused = judgement.findings if not asking.owner else ()
+    newest = [kept[0].answer.text for kept in own.values() if kept]
+    agreeing = _agreeing(newest, judgement) if accused else 0
     accusations = (
-        Accusation(finding, evidence(asking, judgement, finding, own)) for finding in accused
+        Accusation(
+            finding,
+            evidence(asking, judgement, finding, own[finding.replica_id])
+            | {"agreeing": agreeing, "asked": len(newest)},
+        )
+        for finding in accused
     )
     return Case(asking, judgement, tuple(sorted(own)), tuple(accusations))
 
@@ -222,8 +234,11 @@ def rule(
     spared: set[str] = set()
     held: list[Held] = []
     nodes = Counter(spent.nodes)
+    serves: dict[str, dict[str, str]] = {}
+    for one in serving:
+        serves.setdefault(one.pool_id, {})[one.id] = one.node_id
     for pool_id, of_pool in sorted(suspects.items()):
-        ready = {one.id: one.node_id for one in serving if one.pool_id == pool_id}
+        ready = serves.get(pool_id, {})
         # The clearest cases first: most deviations over all prompts.
         clear = {name: sum(a.finding.deviations for a, _ in all_) for name, all_ in of_pool.items()}
         ordered = [n for n in sorted(of_pool, key=lambda n: (-clear[n], n)) if n in ready]
@@ -320,21 +335,23 @@ def _alerts(
     return found
 
 
+def _agreeing(newest: Iterable[Text | None], judgement: Judgement) -> int:
+    truth = judgement.truth
+    assert truth is not None, "without a truth nobody deviates from it"
+    return sum(text is not None and difference(text, truth.text) is None for text in newest)
+
+
 def evidence(
-    asking: Asking, judgement: Judgement, finding: Finding, own: Mapping[str, Sequence[Kept]]
+    asking: Asking, judgement: Judgement, finding: Finding, own: Sequence[Kept]
 ) -> dict[str, Any]:
     """Return what a quarantine rests on, as JSON: question, right answer, answers, times."""
     truth = judgement.truth
     assert truth is not None, "without a truth nobody deviates from it"
-    newest = [all_[0].answer.text for all_ in own.values() if all_]
-    agreeing = sum(text is not None and difference(text, truth.text) is None for text in newest)
     return {
         "asking": asking.id,
         "prompt": list(asking.token_ids),
         "adapter": asking.adapter_digest,
         "right": shown(truth.text) | {"source": str(truth.source)},
-        "agreeing": agreeing,
-        "asked": len(newest),
         "deviations": finding.deviations,
         "answers": [
             shown(one.answer.text)
@@ -342,7 +359,7 @@ def evidence(
                 "asked_at_unix_ms": one.asked_at_unix_ms,
                 "differs_in": (judgement.deviating or {}).get(one.answer.number),
             }
-            for one in own[finding.replica_id][: RULES.askings]
+            for one in own[: RULES.askings]
         ],
     }
 

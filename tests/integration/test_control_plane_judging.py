@@ -1,8 +1,11 @@
 """Judging answers in batches, by several control planes at once, on a real PostgreSQL."""
 
 import asyncio
+import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,12 +15,13 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
-from control_plane.database import Database
+from control_plane.database import Database, DatabaseDownError
 from control_plane.fleet.model import ReplicaState
 from control_plane.quality import judging, repository, verdicts
 from control_plane.quality.askings import Asking
 from control_plane.quality.consensus import Text
 from control_plane.quality.judging import Judge, judge_batch
+from control_plane.quality.progress import Progress
 from control_plane.quality.repository import Report
 from control_plane.quality.tables import golden_answers, golden_truths, quarantines
 from control_plane.quality.verdicts import Budget, Group
@@ -189,6 +193,46 @@ async def test_a_group_that_fails_holds_nobody_up_and_is_parked(site: Site, monk
     assert (await site.count(~golden_answers.c.is_judged), judge.deferrals.parked) == (0, 0)
 
 
+async def test_a_group_that_takes_too_long_fails_alone(site: Site, monkeypatch) -> None:
+    honest, is_over = verdicts.judge, threading.Event()
+
+    def judge_one(answers, truth, expected):
+        if expected == (666,):
+            is_over.wait()
+        return honest(answers, truth, expected)
+
+    monkeypatch.setattr(verdicts, "judge", judge_one)
+    monkeypatch.setattr(judging, "_DEADLINE_S", 2.0)
+    monkeypatch.setattr(judging, "_GROUP_S", 0.3)
+    await site.fill({"p0": 4})
+    endless, other = asking("default/b", expected=(666,)), asking("golden_1/b")
+    askings = known([endless, other])
+    await site.answer(askings.values(), a_pool(1, 4), 3)
+    judge = Judge(site.database, Budget())
+    try:
+        async with asyncio.timeout(60):
+            while ("p0", endless.id) not in judge.deferrals.waiting(0.0):
+                with suppress(DatabaseDownError):
+                    await judge.turn(askings)
+            while await site.count(~golden_answers.c.is_judged) > 12:
+                with suppress(DatabaseDownError):
+                    await judge.turn(askings)
+    finally:
+        is_over.set()
+    assert [row[0] for row in await site.rows(select(quarantines.c.prompt_id))] == ["golden_1"]
+
+
+async def test_what_there_was_no_time_for_is_for_the_next_batch(site: Site, monkeypatch) -> None:
+    monkeypatch.setattr(judging, "_EXAMINE_S", 0.0)
+    await site.fill({"p0": 3})
+    askings = known([DEFAULT, asking("golden_1/b"), asking("golden_2/b")])
+    await site.answer(askings.values(), a_pool(0, 3), 3)
+    outcomes = await Judge(site.database, Budget()).turn(askings)
+    judged = [list(outcome.judged) for outcome in outcomes if outcome.judged]
+    assert judged == [[("p0", name)] for name in askings]
+    assert await site.count(~golden_answers.c.is_judged) == 0
+
+
 async def test_what_cannot_be_learned_spoils_nothing_else(site: Site, monkeypatch) -> None:
     await site.fill({"p0": 3, "p1": 3})
     for pool in POOLS:
@@ -200,7 +244,9 @@ async def test_what_cannot_be_learned_spoils_nothing_else(site: Site, monkeypatc
 
     monkeypatch.setattr(repository, "learn", into_nowhere)
     outcome = await site.database.run(
-        lambda connection: judge_batch(connection, known([DEFAULT]), (), Budget())
+        lambda connection: judge_batch(
+            connection, known([DEFAULT]), (), Budget(), Progress(time.monotonic, 60.0)
+        )
     )
     assert set(outcome.failures) == {("p0", DEFAULT.id)}
     assert [tuple(row) for row in await site.rows(select(golden_truths.c.pool_id))] == [("p1",)]
@@ -216,7 +262,9 @@ async def test_the_budget_counts_what_was_quarantined_lately(site: Site) -> None
         again = update(golden_answers).values(is_judged=False)
         await site.database.run(lambda connection: connection.execute(again))
         outcome = await site.database.run(
-            lambda connection: judge_batch(connection, known([DEFAULT]), (), budget)
+            lambda connection: judge_batch(
+                connection, known([DEFAULT]), (), budget, Progress(time.monotonic, 60.0)
+            )
         )
         return outcome.ruling
 
