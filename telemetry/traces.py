@@ -7,14 +7,15 @@ from typing import Any
 from telemetry.queries import iso, readable
 from telemetry.store import Store
 
-# A client may send one id again and again; the index on request ids keeps this from a full scan.
+# A client may send one id again and again. Rows of `requests` are found by the index on request
+# ids; of `closings`, which are few, all are looked at.
 _ROWS_MAX = 50
 _COPY = "-copy"  # of a shadow stage: the gateway makes its id of the request's
 
 _EVENTS = """
 SELECT *
 FROM requests
-WHERE request_id IN ({id:String}, {copy:String})
+WHERE request_id IN ({id:String}, {copy:String}) AND (request_id = {id:String} OR is_copy)
   AND ({tenant:String} = '' OR tenant_id = {tenant:String})
 ORDER BY ingested_at DESC
 LIMIT 1 BY event_id

@@ -99,6 +99,10 @@ async def test_a_request_comes_with_its_copies_and_namesakes(
     assert everybody["request"]["tenant_id"] == "ten_b"
     assert [it["event_id"] for it in everybody["others"]] == ["e1", "e0"]
     assert (await trace(http, "r1-copy"))["request"]["is_copy"]
+    # A client may name its request as a copy of another one would be.
+    await store.insert(Batch([event("e9", "r1-copy", received_at_unix_ms=now_ms + 9)]))
+    assert await trace(http, "r1") == everybody
+    assert (await trace(http, "r1-copy"))["request"]["event_id"] == "e9"
 
 
 async def test_closings_stand_for_a_request_until_its_row_is_there(
