@@ -19,12 +19,12 @@ async def _main(settings: Settings, prices: Prices | None) -> None:
 def main() -> None:
     """Run the service until SIGTERM."""
     settings = Settings.from_environment()
-    configure_logs("telemetry")
     try:
         prices = read_prices(settings.prices_file) if settings.prices_file else None
     except PricesError as error:
         sys.stderr.write(f"TELEMETRY__PRICES_FILE {error}\n")
         sys.exit(2)
+    configure_logs("telemetry")
     try:
         uvloop.run(_main(settings, prices))
     except OSError as error:

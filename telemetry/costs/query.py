@@ -25,7 +25,7 @@ _SPANS = """
         SELECT pool_id, replica_id, tenant_id, model, is_copy,
             greatest(0, toInt64(prompt_tokens) - toInt64(cached_tokens)) AS uncached,
             toInt64(cached_tokens) AS cached, toInt64(output_tokens) AS output,
-            output_tokens * (prompt_tokens + output_tokens / 2) AS attended,
+            output_tokens * (prompt_tokens + output_tokens / 2 / greatest(1, choices)) AS attended,
             toUnixTimestamp64Milli(received_at) AS received_ms,
             received_ms + intDiv(toInt64(gateway_us) + queue_us + engine_queue_us, 1000)
                 AS begin_ms,

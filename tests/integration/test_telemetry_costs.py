@@ -127,7 +127,9 @@ async def test_time_on_replicas_is_a_union_and_requests_are_cut_at_hours(
         event(3, hour + 90_000, 60_000),  # beside the one before, until 150 s
         event(4, hour, 60_000, replica_id="r2"),
         # Half of it in the next hour.
-        event(5, hour + HOUR_MS - 600_000, 1_200_000, replica_id="r2", tenant_id="ten_b"),
+        event(
+            5, hour + HOUR_MS - 600_000, 1_200_000, replica_id="r2", tenant_id="ten_b", choices=2
+        ),
         event(6, hour, 60_000, replica_id=""),  # refused: it was nowhere
         event(7, hour, 60_000, pool_id="unknown", replica_id="r9"),
         # As long as an event can tell; it began before the span.
@@ -144,7 +146,7 @@ async def test_time_on_replicas_is_a_union_and_requests_are_cut_at_hours(
     of_b = [it for it in found["work"] if it["tenant_id"] == "ten_b"]
     assert [it["requests"] for it in of_b] == [0.5, 0.5]
     assert [it["output_tokens"] for it in of_b] == [50, 50]
-    assert of_b[0]["attended_tokens"] == 0.5 * 100 * (1000 + 50)
+    assert of_b[0]["attended_tokens"] == 0.5 * 100 * (1000 + 25)
     answer = (await http.get("/v1/costs", params=span | {"by": "tenant"})).json()
     rows = {(row["name"], row["kind"]): row for row in answer["data"]}
     assert rows["ten_a", "use"]["requests"] == pytest.approx(4 + 200 / 4200, abs=1e-3)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telemetry.__main__ import main
 from telemetry.costs.breakeven import at_volume, break_even
 from telemetry.costs.model import HOUR_MS, Busy, Work, costs, least_s, split, spread_idle
 from telemetry.costs.prices import Prices, PricesError, parse_prices
@@ -212,3 +213,24 @@ def test_a_gap_opens_with_each_replica_until_there_is_none():
     cheaper = [at_volume(even, million * 1e6).is_own_cheaper for million in range(10, 6000, 20)]
     changes = [now for before, now in pairwise(cheaper) if before != now]
     assert changes == [True, False, True, False, True]
+
+
+def test_the_service_does_not_start_with_a_wrong_price_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(EXAMPLE.read_text().replace("tflops = 989", "tflops = 0"))
+    settings = {
+        "CLICKHOUSE_URL": "http://127.0.0.1:1",
+        "KAFKA_BOOTSTRAP": "127.0.0.1:1",
+        "HTTP_ADDRESS": "127.0.0.1:1",
+        "ADMIN_KEY_SHA256": "0" * 64,
+        "PRICES_FILE": str(path),
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(f"TELEMETRY__{name}", value)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert f"TELEMETRY__PRICES_FILE {path}: accelerators.h200.tflops: " in told
