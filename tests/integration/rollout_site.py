@@ -15,7 +15,6 @@ import grpc.aio
 from aiohttp import web
 from sqlalchemy import make_url
 
-from sluice.process import free_port
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
@@ -47,7 +46,7 @@ def _arm(errors: int) -> dict[str, Any]:
 class Telemetry:
     """Says of every window what the test wants it to say."""
 
-    port: int = field(default_factory=free_port)
+    port: int = 0  # once it listens
     is_bad: bool = False
     asked: int = 0
     # Rollouts of which it takes requests and answers none, until this is set.
@@ -100,7 +99,8 @@ async def running_telemetry() -> AsyncIterator[Telemetry]:
     runner = web.AppRunner(application)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", telemetry.port).start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        telemetry.port = runner.addresses[0][1]
         yield telemetry
     finally:
         telemetry.answer()

@@ -153,9 +153,7 @@ async def test_a_frozen_stepper_is_replaced(
             await make_fleet(frozen)
             rollout = await _begin(frozen, "m")
             await eventually(reaches(frozen, rollout, share=1000), "the first stage opens")
-            session = await _freeze_in_a_step(database, frozen.child.pid, eventually)
-            held = "SELECT id FROM rollouts WHERE id = $1 FOR UPDATE SKIP LOCKED"
-            assert await database.fetchval(held, rollout) is None, "its row is locked"
+            session = await _freeze_in_a_step(database, frozen.child.pid, rollout, eventually)
             environment = telemetry.environment
             async with (
                 start_control_plane(database_url, tmp_path, **environment) as other,
@@ -187,25 +185,31 @@ SELECT waits.pid FROM pg_locks AS waits JOIN pg_locks AS held USING (pid)
 WHERE waits.relation = 'releases'::regclass AND NOT waits.granted
 AND held.relation = 'rollouts'::regclass AND held.mode = 'RowShareLock' AND held.granted
 """
+_UNLOCKED = "SELECT id FROM rollouts WHERE id = $1 FOR UPDATE SKIP LOCKED"
 
 
-async def _freeze_in_a_step(database, stepper: int, eventually) -> int:
+async def _freeze_in_a_step(database, stepper: int, rollout: str, eventually) -> int:
     """Stop it while it reads releases, with its rollout locked; returns its session."""
-    blocking = database.transaction()
-    await blocking.start()
-    await database.execute("SET LOCAL lock_timeout = '60s'")
-    await database.execute("LOCK TABLE releases IN ACCESS EXCLUSIVE MODE")
-    sessions: list[int] = []
+    for _ in range(10):
+        blocking = database.transaction()
+        await blocking.start()
+        await database.execute("SET LOCAL lock_timeout = '60s'")
+        await database.execute("LOCK TABLE releases IN ACCESS EXCLUSIVE MODE")
+        sessions: list[int] = []
 
-    async def waits() -> bool:
-        session = await database.fetchval(_IN_A_STEP)
-        sessions.extend([session] if session else [])
-        return bool(sessions)
+        async def waits(found: list[int] = sessions) -> bool:
+            session = await database.fetchval(_IN_A_STEP)
+            found.extend([session] if session else [])
+            return bool(found)
 
-    await eventually(waits, "the stepper reads the releases")
-    os.kill(stepper, signal.SIGSTOP)
-    await blocking.rollback()
-    return sessions[0]
+        await eventually(waits, "the stepper reads the releases")
+        os.kill(stepper, signal.SIGSTOP)
+        await blocking.rollback()
+        # Its session waits for 4 s only: where this one stalls, the step was over before.
+        if await database.fetchval(_UNLOCKED, rollout) is None:
+            return sessions[0]
+        os.kill(stepper, signal.SIGCONT)
+    raise AssertionError("its step was over each time before it was stopped")
 
 
 @pytest.mark.timeout(300)

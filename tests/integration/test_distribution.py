@@ -185,7 +185,11 @@ async def test_peers_want_tickets_also_while_the_control_plane_is_away(
             secret = await connection.fetchval("SELECT secret FROM fleet_secrets")
             tickets, other = Tickets(secret), Tickets(bytes(32))
             good = tickets.write(manifest.digest, "node", "me", time.time())
-            assert await status(good) == 200
+
+            async def listens() -> bool:
+                return await status(good) == 200
+
+            await eventually(listens, "peers are served", DEADLINE_S)
             assert await status("none") == 403
             assert await status(other.write(manifest.digest, "node", "me", time.time())) == 403
             assert await status(tickets.write(manifest.digest, "else", "me", time.time())) == 403
