@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -38,7 +39,7 @@ class BaseCache(Generic[_Loaded]):
         self._on_missing = on_missing
         self._loaded: dict[str, _Loaded] = {}
         self._lock = asyncio.Lock()
-        self._not_before_s: dict[str, float] = {}  # bases whose files were bad: when to look again
+        self._not_before_s: dict[str, float] = {}  # bases that were not loaded: when to look again
         self._told: dict[str, str] = {}  # what the log says of them
 
     async def get(self, digest: str) -> _Loaded:
@@ -64,29 +65,55 @@ class BaseCache(Generic[_Loaded]):
             del self._told[digest]
 
     async def _load(self, digest: str) -> _Loaded:
-        async with self._lock:
+        load: asyncio.Future[_Loaded] | None = None
+        await self._lock.acquire()
+        try:
             if (found := self._loaded.get(digest)) is not None:
                 return found
-            now_s = time.monotonic()
-            if now_s < self._not_before_s.get(digest, 0.0):
+            if time.monotonic() < self._not_before_s.get(digest, 0.0):
                 raise _not_ready()
-            self._not_before_s[digest] = now_s + _RETRY_LOAD_S
-            try:
-                try:
-                    directory = await asyncio.to_thread(self._find, digest)
-                except FileNotFoundError:
-                    self._on_missing(digest)
-                    raise _not_ready() from None
-                found = await asyncio.to_thread(self._read, directory)
-            except (OSError, ValueError) as error:
-                if self._told.get(digest) != str(error):
-                    self._told[digest] = str(error)
-                    log.warning("base_not_loaded", digest=digest, error=str(error))
-                raise _not_ready() from error
+            loop = asyncio.get_running_loop()
+            load = loop.run_in_executor(None, self._find_and_read, digest)
+            load.add_done_callback(partial(self._ended, digest))
+        finally:
+            if load is None:
+                self._lock.release()
+        try:
+            return await asyncio.shield(load)  # goes on for others when this asker goes
+        except (_MissingError, OSError, ValueError) as error:
+            raise _not_ready() from error
+
+    def _find_and_read(self, digest: str) -> _Loaded:
+        try:
+            directory = self._find(digest)
+        except FileNotFoundError as error:
+            raise _MissingError from error
+        return self._read(directory)
+
+    def _ended(self, digest: str, load: "asyncio.Future[_Loaded]") -> None:
+        """Note what a load came to, then let the next one begin."""
+        try:
+            if not load.cancelled():
+                self._note(digest, load)
+        finally:
+            self._lock.release()
+
+    def _note(self, digest: str, load: "asyncio.Future[_Loaded]") -> None:
+        error = load.exception()
+        if error is None:
             log.info("base_loaded", digest=digest)
-            self._not_before_s.pop(digest, None)
-            self._loaded[digest] = found
-            return found
+            self._loaded[digest] = load.result()
+            return
+        self._not_before_s[digest] = time.monotonic() + _RETRY_LOAD_S
+        if isinstance(error, _MissingError):
+            self._on_missing(digest)
+        elif self._told.get(digest) != str(error):
+            self._told[digest] = str(error)
+            log.warning("base_not_loaded", digest=digest, error=str(error))
+
+
+class _MissingError(Exception):
+    """The base does not lie here."""
 
 
 def _not_ready() -> RejectedError:

@@ -5,6 +5,7 @@ the process that holds it, and moved there by one rename. Its files are compared
 before they are read.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -17,6 +18,9 @@ from sluice.ids import new_id
 
 _LOCK, _STAGING, _GONE = ".lock", ".staging", ".gone"
 _SUMS = "SHA256SUMS"  # `sha256  name`, a line for each file
+# A file is missing, or its name in the sums is damaged. Anything else may pass, and what is removed
+# is removed for all workers.
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
 class Shelf:
@@ -28,7 +32,12 @@ class Shelf:
         self._bytes_max = bytes_max
 
     def find(self, digest: str) -> Path:
-        """Return where a base lies, undamaged; FileNotFoundError when it does not."""
+        """Return where a base lies, undamaged.
+
+        Raises:
+            FileNotFoundError: It does not; what was damaged is removed.
+            OSError: It cannot be read now.
+        """
         path = self._directory / digest
         if not _is_whole(path):
             if path.exists():  # the disk has lost something of it
@@ -101,14 +110,19 @@ class Shelf:
 
 
 def _is_whole(path: Path) -> bool:
+    """Return whether all files are as they were put; OSError: that cannot be said now."""
     try:
         lines = (path / _SUMS).read_text().splitlines()
         for line in lines:
             sha256, _, name = line.partition("  ")
             if _sha256((path / name).read_bytes()) != sha256:
                 return False
-    except (OSError, UnicodeDecodeError):
+    except ValueError:  # no text, or no name of a file
         return False
+    except OSError as error:
+        if error.errno in _DAMAGE:
+            return False
+        raise
     return bool(lines)
 
 

@@ -1,6 +1,8 @@
 """What a worker has loaded of its bases, and what it says of those that it has not."""
 
+import asyncio
 from pathlib import Path
+from threading import Event
 
 import pytest
 from structlog.testing import capture_logs
@@ -70,3 +72,55 @@ async def test_what_cannot_be_read_is_told_once(monkeypatch, is_found: bool) -> 
     assert disk.missed == []
     disk.problem = disk.unreadable = None
     assert not await disk.is_refused()
+
+
+class Gate:
+    """A base whose load stands still until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened, self.loads = Event(), 0
+        self.started = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.cache = BaseCache(lambda _: HERE, self.load)
+
+    def load(self, directory: Path) -> str:
+        self.loads += 1
+        self._loop.call_soon_threadsafe(self.started.set)
+        self.opened.wait(30)
+        return str(directory)
+
+
+async def test_who_goes_during_a_load_takes_it_from_nobody() -> None:
+    gate = Gate()
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(gate.cache.get("d"))
+        await gate.started.wait()
+        second = tasks.create_task(gate.cache.get("d"))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        third = tasks.create_task(gate.cache.get("d"))
+        await asyncio.sleep(0)
+        gate.opened.set()
+    assert (await second, await third, gate.loads) == (str(HERE), str(HERE), 1)
+
+
+async def test_what_was_loaded_for_nobody_is_kept() -> None:
+    gate = Gate()
+    async with asyncio.TaskGroup() as tasks:
+        only = tasks.create_task(gate.cache.get("d"))
+        await gate.started.wait()
+        only.cancel()
+        await asyncio.wait([only])
+        gate.opened.set()
+    assert (await gate.cache.get("d"), gate.loads) == (str(HERE), 1)
+
+
+async def test_a_bug_in_a_load_is_seen_and_the_next_load_goes_on() -> None:
+    disk = Disk()
+    disk.unreadable = KeyError("bug")
+    with pytest.raises(KeyError):
+        await disk.cache.get("d")
+    disk.unreadable = None
+    assert await disk.cache.get("e") == str(HERE)
+    assert await disk.is_refused()

@@ -1,5 +1,6 @@
 """Small files of bases on disk: whole or not there, within a bound, whatever processes die."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -46,6 +47,31 @@ def test_what_is_damaged_is_not_there_and_can_come_again(tmp_path, damage: str) 
     assert not found.has(A)
     put(found, A)
     assert found.find(A)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_what_cannot_be_read_now_stays(tmp_path, monkeypatch, number: int) -> None:
+    found = shelf(tmp_path)
+    put(found, A)
+
+    def fails(_: Path) -> bytes:
+        raise OSError(number, "not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", fails)
+        with pytest.raises(OSError, match="not now"):
+            found.find(A)
+    assert found.find(A)
+
+
+@pytest.mark.parametrize("sums", [b"", b"\xff", b"0  \0", b"0", b"0  config.json/x", b"x" * 999])
+def test_sums_that_say_nothing_are_damage(tmp_path, sums: bytes) -> None:
+    found = shelf(tmp_path)
+    put(found, A)
+    (found.find(A) / "SHA256SUMS").write_bytes(sums)
+    with pytest.raises(FileNotFoundError):
+        found.find(A)
+    assert not found.has(A)
 
 
 def test_the_least_recently_used_makes_room(tmp_path) -> None:
