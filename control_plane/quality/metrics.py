@@ -40,6 +40,14 @@ class QualityMetrics:
             registry=registry,
         )
 
+        self._dropped = Counter(
+            "control_plane_quality_answers_dropped_total",
+            "Answers to golden prompts that cannot be kept, by why; id: a replica or node with an"
+            " impossible one, refused: the database would not take it",
+            ["reason"],
+            registry=registry,
+        )
+
     def count_deviations(self, difference: str, count: int) -> None:
         """Count answers that deviate."""
         self._deviations.labels(difference).inc(count)
@@ -51,6 +59,10 @@ class QualityMetrics:
     def count_failure(self) -> None:
         """Count a pool and prompt that could not be judged."""
         self._failures.inc()
+
+    def count_dropped(self, reason: str) -> None:
+        """Count an answer that cannot be kept."""
+        self._dropped.labels(reason).inc()
 
     def show_quality(self, quarantined: int, alerts: Mapping[str, int]) -> None:
         """Set how many replicas are in quarantine, and how many alerts of each kind there are."""

@@ -6,32 +6,31 @@ and judges what nobody else judges at the moment. Nobody's request waits for any
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import structlog
 
 from control_plane.database import ERRORS, Database, DatabaseDownError
+from control_plane.fields import is_id
 from control_plane.quality import repository
 from control_plane.quality.board import Board, Prompts
 from control_plane.quality.consensus import Text
+from control_plane.quality.held import ALERT_S, HeldCases
+from control_plane.quality.inbox import Inbox
 from control_plane.quality.judging import Judge, Outcome, told
 from control_plane.quality.repository import Report
 from control_plane.quality.shares import round_of
-from control_plane.quality.verdicts import Alert, Budget, Group, Held
+from control_plane.quality.verdicts import Alert, Budget, Group, Ruling
 from control_plane.watch.feed import Feed
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
-_REPORTS_MAX = 8192  # that wait for the database; the oldest go first
-_BATCH = 512
 _TOKENS_MAX = 64  # of an answer that is kept
 _ERROR_MAX = 500
 _PRUNE_INTERVAL_S = 600.0
-_ALERT_S = 900.0  # one that is not found again for so long is over
 _ALERTS_MAX = 8192  # remembered; the oldest go first
 _REFRESH_S = 0.5  # between two looks at a state that keeps changing
 _REST = 20.0  # as long as the last look took, at least, so that looking takes little of our time
@@ -55,6 +54,10 @@ class Meter(Protocol):
 
     def count_failure(self) -> None:
         """Count a pool and prompt that could not be judged."""
+        ...
+
+    def count_dropped(self, reason: str) -> None:
+        """Count an answer that cannot be kept."""
         ...
 
     def show_quality(self, quarantined: int, alerts: Mapping[str, int]) -> None:
@@ -92,8 +95,8 @@ class Quality:
         self._board = Board()
         self._mark: tuple[int, int] | None = None
         self._refresh_at_s = 0.0
-        self._held: frozenset[Held] = frozenset()
-        self._reports: deque[Report] = deque(maxlen=_REPORTS_MAX)
+        self._held = HeldCases()
+        self._reports = Inbox(database, meter.count_dropped)
         self._alerts: dict[Group, tuple[float, Mapping[Alert, tuple[str, ...]]]] = {}
         self._pruned_at = time.monotonic()
 
@@ -104,7 +107,11 @@ class Quality:
 
     def take(self, message: wire.SyncRequest) -> None:
         """Take the answers that an agent reports; nothing waits."""
+        is_known_node = is_id(message.node_id)
         for result in message.golden_results:
+            if not (is_known_node and is_id(result.replica_id)):
+                self._meter.count_dropped("id")
+                continue
             asking = self._board.askings.get(result.prompt_id)
             if asking is None:  # it is no question any more
                 continue
@@ -116,7 +123,7 @@ class Quality:
             if not text.token_ids and not error:
                 error = "an empty answer"
             asked_ms = min(result.asked_at_unix_ms, 2**62)
-            self._reports.append(
+            self._reports.put(
                 Report(
                     message.node_id,
                     result.replica_id,
@@ -143,16 +150,17 @@ class Quality:
             self._prompts = await self._database.run(repository.prompts)
             self._mark = mark
         self._refresh()
-        while self._reports:
-            batch = [self._reports.popleft() for _ in range(min(_BATCH, len(self._reports)))]
-            await self._write(batch)
+        try:
+            await self._reports.write()
+        except (DatabaseDownError, *ERRORS) as error:  # what was written before can be judged
+            log.warning("answers_not_written", error=str(getattr(error, "reason", error)))
         for outcome in await self._judge.turn(self._board.askings):
             self._tell(outcome)
         quarantined = await self._database.run(repository.quarantined)
         now_s = time.monotonic()
         counts = dict.fromkeys(map(str, Alert), 0)
         for group, (at_s, alerts) in list(self._alerts.items()):
-            if now_s - at_s > _ALERT_S:
+            if now_s - at_s > ALERT_S:
                 del self._alerts[group]
                 continue
             for alert in alerts:
@@ -164,15 +172,6 @@ class Quality:
             kept = frozenset(self._board.askings)
             await self._database.run(lambda connection: repository.prune(connection, kept))
 
-    async def _write(self, batch: list[Report]) -> None:
-        """Write answers down; those that cannot be written now wait in front of the others."""
-        try:
-            await self._database.run(lambda connection: repository.add_reports(connection, batch))
-        except DatabaseDownError:
-            room = _REPORTS_MAX - len(self._reports)
-            self._reports.extendleft(reversed(batch[len(batch) - min(room, len(batch)) :]))
-            raise
-
     def _tell(self, outcome: Outcome) -> None:
         """Log and count what was decided."""
         ruling = outcome.ruling
@@ -182,8 +181,8 @@ class Quality:
             self._meter.count_failure()
         for difference, count in ruling.deviations.items():
             self._meter.count_deviations(difference, count)
-        self._tell_held(ruling.held)
         now_s = time.monotonic()
+        self._tell_held(ruling, now_s)
         for group, alerts in ruling.alerts.items():
             before = self._alerts.pop(group, (0.0, {}))[1]
             if alerts:
@@ -202,22 +201,19 @@ class Quality:
         while len(self._alerts) > _ALERTS_MAX:
             del self._alerts[next(iter(self._alerts))]
 
-    def _tell_held(self, held: Iterable[Held]) -> None:
+    def _tell_held(self, ruling: Ruling, now_s: float) -> None:
         """Count who is not quarantined because of a budget; log each once."""
-        found = frozenset(held)
-        for one in sorted(found, key=lambda one: (one.pool_id, one.replica_id)):
+        for one in ruling.held:
             self._meter.count_held(one.budget)
-            if one not in self._held:
-                log.error(
-                    "quarantine_held",
-                    replica=one.replica_id,
-                    pool=one.pool_id,
-                    node=one.node_id,
-                    budget=one.budget,
-                    advice=_ADVICE[one.budget],
-                )
-        if found:
-            self._held = found
+        for one in self._held.news(ruling, now_s):
+            log.error(
+                "quarantine_held",
+                replica=one.replica_id,
+                pool=one.pool_id,
+                node=one.node_id,
+                budget=one.budget,
+                advice=_ADVICE[one.budget],
+            )
 
     def _refresh(self) -> None:
         """Find out what can be asked, when the state or the prompts have changed."""

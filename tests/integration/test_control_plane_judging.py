@@ -20,6 +20,7 @@ from control_plane.fleet.model import ReplicaState
 from control_plane.quality import judging, repository, verdicts
 from control_plane.quality.askings import Asking
 from control_plane.quality.consensus import Text
+from control_plane.quality.inbox import Inbox
 from control_plane.quality.judging import Judge, judge_batch
 from control_plane.quality.progress import Progress
 from control_plane.quality.repository import Report
@@ -290,3 +291,40 @@ async def test_only_the_last_answers_are_kept(site: Site) -> None:
     assert await site.count(golden_answers.c.id > 0) == 2 * 3 * 3
     await site.database.run(lambda c: repository.prune(c, frozenset({DEFAULT.id})))
     assert await site.count(golden_answers.c.id > 0) == 3 * 3
+
+
+async def test_an_answer_that_the_database_refuses_costs_no_other_one(site: Site) -> None:
+    await site.fill({"p0": 5})
+    dropped: list[str] = []
+    inbox = Inbox(site.database, dropped.append)
+    for name in ("p0-0000", "p0-0001", "x\0", "p0-0002", "y\0", "p0-0003", "p0-0004"):
+        inbox.put(Report(f"node-{name}", name, DEFAULT, RIGHT, "", 1000))
+    await inbox.write()
+    assert (dropped, len(inbox.waiting)) == (["refused"] * 2, 0)
+    assert await site.count(golden_answers.c.id > 0) == 5
+
+
+async def test_answers_wait_in_their_order_for_a_database_that_is_away(
+    site: Site, monkeypatch
+) -> None:
+    await site.fill({"p0": 3})
+    inbox = Inbox(site.database, lambda _: None)
+    names = ["p0-0000", "x\0", "p0-0001", "p0-0002"]
+    for name in names:
+        inbox.put(Report(f"node-{name}", name, DEFAULT, RIGHT, "", 1000))
+    run, calls = site.database.run, 0
+
+    async def run_twice(work):
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise DatabaseDownError("away")
+        return await run(work)
+
+    monkeypatch.setattr(site.database, "run", run_twice)
+    with pytest.raises(DatabaseDownError):
+        await inbox.write()
+    assert [report.replica_id for report in inbox.waiting] == names
+    monkeypatch.setattr(site.database, "run", run)
+    await inbox.write()
+    assert await site.count(golden_answers.c.id > 0) == 3

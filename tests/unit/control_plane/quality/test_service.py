@@ -2,10 +2,12 @@
 
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from control_plane.database import DatabaseDownError
 from control_plane.quality.askings import Prompt
 from control_plane.quality.metrics import QualityMetrics
 from control_plane.quality.service import Quality
@@ -31,7 +33,8 @@ class Site:
     def __init__(self) -> None:
         self.feed, self.unix_s = StubFeed(), 1e9
         self.feed.state.pools["p"] = wire.Pool(id="p", base_digest=BASE, engine="sim")
-        meter = QualityMetrics(CollectorRegistry())
+        self.registry = CollectorRegistry()
+        meter = QualityMetrics(self.registry)
         feed: Any = self.feed
         database: Any = None
         self.quality: Any = Quality(database, feed, meter, Budget(), lambda: self.unix_s)
@@ -86,7 +89,7 @@ def test_answers_to_what_is_not_asked_in_this_round_still_count() -> None:
     for prompt_id in (other, "nobody asked"):
         message.golden_results.add(replica_id="r", prompt_id=prompt_id, token_ids=[1])
     site.quality.take(message)
-    assert [report.asking.id for report in site.quality._reports] == [other]
+    assert [report.asking.id for report in site.quality._reports.waiting] == [other]
 
 
 def test_a_change_of_the_state_is_seen_soon() -> None:
@@ -96,3 +99,42 @@ def test_a_change_of_the_state_is_seen_soon() -> None:
     deadline_s = time.monotonic() + 60
     while len(site.quality.prompts_for([BASE])) == 1:
         assert time.monotonic() < deadline_s
+
+
+def test_answers_of_what_can_be_no_replica_are_dropped_and_counted() -> None:
+    site = Site()
+    (prompt,) = site.quality.prompts_for([BASE])
+    message = agent.SyncRequest(node_id="n")
+    for replica_id in ("x\0", "", "x" * 200, "r"):
+        message.golden_results.add(replica_id=replica_id, prompt_id=prompt.id, token_ids=[1])
+    site.quality.take(message)
+    message.node_id = "n\0"
+    site.quality.take(message)
+    assert [report.replica_id for report in site.quality._reports.waiting] == ["r"]
+    name = "control_plane_quality_answers_dropped_total"
+    assert site.registry.get_sample_value(name, {"reason": "id"}) == 7
+
+
+async def test_answers_that_cannot_be_written_do_not_keep_others_from_being_judged() -> None:
+    site = Site()
+    judged: list[Any] = []
+
+    class Idle:
+        async def run(self, _: Any) -> Any:
+            return {}
+
+    async def refuse() -> None:
+        raise DatabaseDownError("a lock is held")
+
+    async def turn(askings: Any) -> list[Any]:
+        judged.append(askings)
+        return []
+
+    quality = site.quality
+    quality._database, quality._mark = Idle(), {}
+    quality._reports.write, quality._judge = (
+        refuse,
+        SimpleNamespace(turn=turn, deferrals=SimpleNamespace(parked=0)),
+    )
+    await quality._step()
+    assert judged == [quality._board.askings]

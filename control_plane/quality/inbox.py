@@ -1,0 +1,81 @@
+"""Answers on their way into the database: a bounded queue, and what cannot be kept is dropped."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import structlog
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.database import ERRORS, Database, DatabaseDownError, is_transient
+from control_plane.quality import repository
+from control_plane.quality.repository import Report
+
+log = structlog.get_logger(__name__)
+
+_REPORTS_MAX = 8192  # that wait for the database; the oldest go first
+_BATCH = 512
+# First characters of SQLSTATEs that say nothing about what was written: it is tried again as it is.
+_BUSY_SQLSTATES = ("08", "25", "40", "53", "55", "57", "58")
+
+
+class Inbox:
+    """Owns the answers that are not written down yet.
+
+    Attributes:
+        waiting: The oldest first.
+    """
+
+    def __init__(self, database: Database, dropped: Callable[[str], None]) -> None:
+        """Take where answers are kept, and who counts those that cannot be, by why."""
+        self.waiting: deque[Report] = deque(maxlen=_REPORTS_MAX)
+        self._database = database
+        self._dropped = dropped
+
+    def put(self, report: Report) -> None:
+        """Take an answer."""
+        self.waiting.append(report)
+
+    async def write(self) -> None:
+        """Write all answers down; those that cannot be written now stay in front of the others.
+
+        Raises:
+            DatabaseDownError: The database did not answer in time.
+            DBAPIError: It would not take anything now.
+        """
+        while self.waiting:
+            batch = [self.waiting.popleft() for _ in range(min(_BATCH, len(self.waiting)))]
+            parts: list[Sequence[Report]] = [batch]  # the last one is next
+            try:
+                while parts:
+                    smaller = await self._write(parts[-1])
+                    parts.pop()
+                    parts += reversed(smaller)
+            except (DatabaseDownError, *ERRORS):
+                left = [report for part in reversed(parts) for report in part]
+                room = _REPORTS_MAX - len(self.waiting)
+                self.waiting.extendleft(reversed(left[max(0, len(left) - room) :]))
+                raise
+
+    async def _write(self, part: Sequence[Report]) -> list[Sequence[Report]]:
+        """Write some down; return the halves of what cannot be kept as it is, none of a single."""
+
+        async def work(connection: AsyncConnection) -> None:
+            await repository.add_reports(connection, part)
+
+        try:
+            await self._database.run(work)
+        except DBAPIError as error:
+            if is_transient(error) or _state_of(error).startswith(_BUSY_SQLSTATES):
+                raise
+            if len(part) > 1:
+                return [part[: len(part) // 2], part[len(part) // 2 :]]
+            self._dropped("refused")
+            (bad,) = part
+            about = {"node": bad.node_id, "replica": bad.replica_id, "asking": bad.asking.id}
+            log.warning("answer_dropped", **about, error=repr(error.orig))
+        return []
+
+
+def _state_of(error: DBAPIError) -> str:
+    return str(getattr(error.orig, "sqlstate", None) or "")
