@@ -56,6 +56,11 @@ class Metrics:
             "Output tokens by which ledger and engines differ, in closed hours of two days.",
             registry=self.registry,
         )
+        self.compared_at = Gauge(
+            "telemetry_ledger_compared_seconds",
+            "Unix time at which ledger and engines were last compared. 0: not yet.",
+            registry=self.registry,
+        )
         self.ingested_until = Gauge(
             "telemetry_ingested_until_seconds",
             "Unix time; what gateways sent before it is in ClickHouse. 0: not known yet.",

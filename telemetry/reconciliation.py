@@ -168,3 +168,4 @@ class Reconciler:
         from_ms = (now_ms - _WATCHED_MS) // Granularity.HOUR.ms * Granularity.HOUR.ms
         hours = await reconciled(self._store, from_ms, closed_ms, closed_ms)
         self._metrics.mismatch.set(mismatch_tokens(hours))
+        self._metrics.compared_at.set(time.time())

@@ -153,6 +153,7 @@ def test_the_metrics_are_known() -> None:
         "telemetry_events_written",
         "telemetry_ingested_until_seconds",
         "telemetry_lag_events",
+        "telemetry_ledger_compared_seconds",
         "telemetry_messages_missing",
         "telemetry_messages_poisoned",
         "telemetry_ready",
