@@ -1,18 +1,18 @@
 """What is asked at present, and which of it a node is told; pure, and kept up to date cheaply.
 
 The state changes all the time, and thousands of models may have prompts: only those whose releases
-or prompts have changed are worked out anew, and what a node is told once per round.
+or prompts have changed are worked out anew, and what nodes with the same bases are told once per
+round.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from control_plane.quality.askings import About, Asking, Prompt, about_model, defaults, put
+from control_plane.quality.messages import Messages
 from control_plane.quality.shares import Item, chosen, item_of
 from sluice.watch import ControlState
 from sluice.wire.agent.v1 import agent_pb2 as wire
-
-_NODES_MAX = 4096  # remembered, by what they serve
 
 Prompts = tuple[Prompt, ...]
 
@@ -41,8 +41,7 @@ class Board:
         self._models: dict[str, _Model] = {}
         self._defaults: list[Asking] = []
         self._items: dict[str, dict[str, list[Item]]] = {}  # by base and owner
-        self._round = 0
-        self._told: dict[frozenset[str], list[wire.GoldenPrompt]] = {}
+        self._messages = Messages()
 
     def update(self, state: ControlState, prompts: Prompts) -> None:
         """Find out what is asked."""
@@ -60,20 +59,27 @@ class Board:
             before[model_id] is one for model_id, one in models.items()
         )
         if not is_same or ordinary != self._defaults:
+            changed = {one.base_digest for one in {*ordinary} ^ {*self._defaults}}
+            for model_id in before.keys() | models.keys():
+                old, new = before.get(model_id), models.get(model_id)
+                if old is not new:
+                    changed |= _bases(old) | _bases(new)
             self._defaults = ordinary
+            self._messages.forget(changed)
             self._arrange()
 
     def told(self, bases: Iterable[str], round_: int) -> list[wire.GoldenPrompt]:
-        """Return what a node with replicas of these bases is told in a round."""
-        if round_ != self._round or len(self._told) >= _NODES_MAX:
-            self._round, self._told = round_, {}
+        """Return what a node with replicas of these bases is told in a round.
+
+        It is the same list while it is the same, and not to be changed.
+        """
         key = frozenset(bases)
-        found = self._told.get(key)
-        if found is None:
+
+        def choose() -> list[Asking]:
             ordinary = [one for one in self._defaults if one.base_digest in key]
-            askings = chosen(ordinary, self._owned(sorted(key)), round_)
-            found = self._told[key] = [one.wire() for one in askings]
-        return found
+            return chosen(ordinary, self._owned(sorted(key)), round_)
+
+        return self._messages.of(key, round_, choose)
 
     def _owned(self, bases: Sequence[str]) -> dict[str, list[Item]]:
         if len(bases) == 1:
@@ -86,7 +92,7 @@ class Board:
 
     def _arrange(self) -> None:
         """Put all questions in order."""
-        self._told, self._items = {}, {}
+        self._items = {}
         self.askings = {one.id: one for one in self._defaults}
         for model in self._models.values():
             for asking in model.askings:
@@ -97,6 +103,10 @@ class Board:
         for of_base in self._items.values():
             for items in of_base.values():
                 items.sort(key=_name)
+
+
+def _bases(model: _Model | None) -> set[str]:
+    return set() if model is None else {one.base_digest for one in model.askings}
 
 
 def _model(about: About | None, prompts: Prompts) -> _Model:

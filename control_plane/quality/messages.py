@@ -1,0 +1,110 @@
+"""The messages of what nodes are told, each made once however many nodes hear it; bounded."""
+
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from control_plane.quality.askings import Asking
+from sluice.wire.agent.v1 import agent_pb2 as wire
+
+_SETS_MAX = 4096  # of bases, that nodes serve
+_BYTES_MAX = 64 << 20  # of their messages, serialized; the sets that were asked for longest ago go
+_SET_BYTES = 1024  # counted for a set itself
+_FIELD_BYTES = 256  # counted for a message itself
+
+Bases = frozenset[str]
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A message, and how many sets tell it."""
+
+    asking: Asking
+    message: wire.GoldenPrompt
+    size: int
+    users: int = 0
+
+
+@dataclass(slots=True)
+class _Set:
+    """What nodes with a set of bases are told in a round."""
+
+    round: int
+    shared: list[_Shared]
+    messages: list[wire.GoldenPrompt] = field(default_factory=list[wire.GoldenPrompt])
+
+
+class Messages:
+    """Owns what nodes are told, by the bases that they serve.
+
+    Attributes:
+        size: Bytes that are counted for all of it.
+    """
+
+    def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
+        self.size = 0
+        self._bytes_max = bytes_max
+        self._sets: dict[Bases, _Set] = {}  # the one that was asked for longest ago is the first
+        self._shared: dict[str, _Shared] = {}
+
+    def of(
+        self, bases: Bases, round_: int, choose: Callable[[], Iterable[Asking]]
+    ) -> list[wire.GoldenPrompt]:
+        """Return what nodes with these bases are told in a round.
+
+        While that is the same it is the same list, and nobody may change it.
+
+        Args:
+            bases: What they serve.
+            round_: Its number.
+            choose: Returns what is told; called when it is not known.
+        """
+        known = self._sets.pop(bases, None)
+        if known is None or known.round != round_:
+            known = self._made(known, round_, choose())
+        self._sets[bases] = known
+        while len(self._sets) > 1 and (self.size > self._bytes_max or len(self._sets) > _SETS_MAX):
+            self._release(self._sets.pop(next(iter(self._sets))))
+        return known.messages
+
+    def forget(self, bases: AbstractSet[str]) -> None:
+        """Forget what is told to nodes with any of these bases."""
+        for key in [key for key in self._sets if not bases.isdisjoint(key)]:
+            self._release(self._sets.pop(key))
+
+    def _made(self, before: _Set | None, round_: int, askings: Iterable[Asking]) -> _Set:
+        made = _Set(round_, [self._use(asking) for asking in askings])
+        self.size += _SET_BYTES
+        if before is not None:
+            self._release(before)
+            if _are_same(made.shared, before.shared):
+                made.messages = before.messages
+                return made
+        made.messages = [one.message for one in made.shared]
+        return made
+
+    def _use(self, asking: Asking) -> _Shared:
+        shared = self._shared.get(asking.id)
+        if shared is None or shared.asking != asking:
+            message = asking.wire()
+            shared = _Shared(asking, message, message.ByteSize() + _FIELD_BYTES)
+            self._shared[asking.id] = shared
+        if shared.users == 0:
+            self.size += shared.size
+        shared.users += 1
+        return shared
+
+    def _release(self, of: _Set) -> None:
+        self.size -= _SET_BYTES
+        for shared in of.shared:
+            shared.users -= 1
+            if shared.users == 0:
+                self.size -= shared.size
+                if self._shared.get(shared.asking.id) is shared:
+                    del self._shared[shared.asking.id]
+
+
+def _are_same(some: Sequence[_Shared], others: Sequence[_Shared]) -> bool:
+    return len(some) == len(others) and all(
+        one is other for one, other in zip(some, others, strict=True)
+    )
