@@ -95,11 +95,12 @@ async def test_between_its_end_and_its_settling_nothing_is_changed_under_it(
     """A gateway that does not confirm holds the settling up, until it counts as gone."""
     async with _site(start_control_plane, database_url, tmp_path) as (plane, _, database):
         await make_model(plane, "m")
-        rollout = await begin(plane, "m", plan=SHORT)
+        # Before it begins: it may end and settle in two seconds.
         await database.execute(
             "INSERT INTO gateway_confirmations (id, version, oldest_open_unix_ms, seen_at)"
             " VALUES ('silent', 0, 0, now() + interval '1 hour')"
         )
+        rollout = await begin(plane, "m", plan=SHORT)
         await eventually(reaches(plane, rollout, phase="done"), "it takes over", 90)
         assert (await shown(plane, rollout))["is_live"]
         body = {"base_digest": BASE, "pool_id": "main", "adapter_digest": NEW}

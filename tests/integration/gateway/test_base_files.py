@@ -147,19 +147,27 @@ async def test_workers_that_are_killed_leave_a_shelf_that_the_next_one_fills(
     async def start(address: str) -> asyncio.subprocess.Process:
         command = [sys.executable, "-c", _FETCH, address, str(root), digest]
         made = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        started.append(made)
         assert made.stdout is not None
         await made.stdout.readline()
         return made
 
-    async with serve(files) as address, asyncio.timeout(2 * WAIT_S):
-        killed = await start(address)
-        await eventually(lambda: files.asked)  # it has the lock, and waits for the first file
-        others = [await start(address) for _ in range(2)]
-        killed.send_signal(signal.SIGKILL)
-        await killed.wait()
-        await eventually(lambda: len(files.asked) > 1)  # another one goes on
-        files.is_open.set()
-        assert [await it.wait() for it in others] == [0, 0]
+    started: list[asyncio.subprocess.Process] = []
+    try:
+        async with serve(files) as address, asyncio.timeout(4 * WAIT_S):
+            killed = await start(address)
+            await eventually(lambda: files.asked)  # it has the lock, and waits for the first file
+            others = [await start(address) for _ in range(2)]
+            killed.send_signal(signal.SIGKILL)
+            await killed.wait()
+            await eventually(lambda: len(files.asked) > 1)  # another one goes on
+            files.is_open.set()
+            assert [await it.wait() for it in others] == [0, 0]
+    finally:
+        for it in started:
+            if it.returncode is None:
+                it.kill()
+                await it.wait()
     assert len([it for it in files.asked if it == "tokenizer.json"]) == 2, "two fetched at once"
     assert Shelf(root, 1 << 30).find(digest)
     assert sorted(path.name for path in root.iterdir()) == [".lock", digest]
