@@ -1,6 +1,7 @@
 """Counters by tenant that stay few: the busiest tenants by name, all others together."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from heapq import nlargest
 from operator import itemgetter
 
@@ -12,9 +13,14 @@ from gateway.objectives import Result
 OTHER = "other"
 NAMED_MAX = 20
 _KINDS = ("prompt", "output")
-_KNOWN_MAX = 5_000  # tenants whose use is remembered between scrapes; a scrape looks at all
-_FADE = 0.5  # of what was used before, per scrape
+_KNOWN_MAX = 5_000  # tenants whose use is remembered; a choice looks at all
+_CHOOSE_S = 15.0  # between choices, by whomever and how often this is read
+_FADE = 0.5  # of what was used before, per choice
 _EDGE = 2.0  # a tenant takes another's series when it uses this many times as much
+# Whoever reads this at least so often sees where a series begins.
+_ANNOUNCED_S = 30.0
+# Whoever reads this at least so often sees where a series ends.
+_LEAVING_S = 300.0
 
 
 class _Series:
@@ -28,14 +34,21 @@ class _Series:
 class TenantSeries(Collector):
     """Requests and tokens of the busiest tenants.
 
-    A tenant that becomes busy gets a series that begins at 0, what it used before stays in `other`;
-    one that loses its series goes on in `other`. So `increase` of all series is what was used.
+    A tenant that becomes busy gets a series, which is shown at 0 for a while before it counts; one
+    that loses its series goes on in `other`, and the series is shown for some minutes as it was
+    left. So `increase` of all series is what was used, for everybody who reads them.
     """
 
-    def __init__(self, named_max: int = NAMED_MAX) -> None:
+    def __init__(
+        self, named_max: int = NAMED_MAX, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Prepare; nobody has a series yet."""
         self._named_max = named_max
+        self._clock = clock
+        self._choice_at_s = clock()
+        self._announced: dict[str, float] = {}  # until when
         self._named: dict[str, _Series] = {}
+        self._leaving: dict[str, tuple[_Series, float]] = {}  # and until when; `named_max` at most
         self._other = _Series()
         self._recent: dict[str, float] = {}
 
@@ -52,19 +65,38 @@ class TenantSeries(Collector):
         if tenant_id in recent or len(recent) < _KNOWN_MAX:
             recent[tenant_id] = recent.get(tenant_id, 0.0) + prompt_tokens + output_tokens + 1.0
 
-    def _choose(self) -> None:
+    def _advance(self) -> None:
+        """Do what it is time for."""
+        now_s = self._clock()
+        for tenant_id in [it for it, until_s in self._announced.items() if until_s <= now_s]:
+            del self._announced[tenant_id]
+            self._named[tenant_id] = _Series()
+        for tenant_id in [it for it, (_, until_s) in self._leaving.items() if until_s <= now_s]:
+            del self._leaving[tenant_id]
+        if now_s >= self._choice_at_s:
+            self._choice_at_s = now_s + _CHOOSE_S
+            self._choose(now_s)
+
+    def _choose(self, now_s: float) -> None:
         """Give series to those that were busiest of late, and forget a part of the past."""
-        recent, named = self._recent, self._named
+        recent, named, leaving = self._recent, self._named, self._leaving
         busiest = nlargest(self._named_max, recent.items(), key=itemgetter(1))
         for tenant_id, used in busiest:
-            if tenant_id in named:
+            if tenant_id in named or tenant_id in self._announced:
                 continue
-            if len(named) >= self._named_max:
-                least = min(named, key=lambda it: recent.get(it, 0.0))
-                if used < _EDGE * recent.get(least, 0.0):
+            back, _ = leaving.get(tenant_id, (None, now_s))
+            if len(named) + len(self._announced) >= self._named_max:
+                least = min(named, key=lambda it: recent.get(it, 0.0), default=None)
+                if least is None or used < _EDGE * recent.get(least, 0.0):
                     break
-                del named[least]
-            named[tenant_id] = _Series()
+                if back is None and len(leaving) >= self._named_max:
+                    continue
+                leaving[least] = named.pop(least), now_s + _LEAVING_S
+            if back is None:
+                self._announced[tenant_id] = now_s + _ANNOUNCED_S
+            else:  # all who read have seen it until now
+                del leaving[tenant_id]
+                named[tenant_id] = back
         self._recent = {it: used * _FADE for it, used in recent.items() if used >= 1.0}
 
     def describe(self) -> Iterable[Metric]:
@@ -72,20 +104,17 @@ class TenantSeries(Collector):
         return self._families()
 
     def collect(self) -> Iterable[Metric]:
-        """Yield both families, and choose anew who has a series.
-
-        Those that lose theirs now are shown once more, and the new ones with 0, so that no increase
-        is missed.
-        """
-        shown = dict(self._named)
-        self._choose()
-        shown.update(self._named)
+        """Yield both families; now and then, choose anew who has a series."""
+        self._advance()
+        shown = {_label(it): series for it, (series, _) in self._leaving.items()}
+        shown |= {_label(it): _Series() for it in self._announced}
+        shown |= {_label(it): series for it, series in self._named.items()}
         requests, tokens = families = self._families()
-        for tenant_id, series in (*shown.items(), (OTHER, self._other)):
+        for label, series in (*shown.items(), (OTHER, self._other)):
             for result, count in series.results.items():
-                requests.add_metric([tenant_id, result.value], count)
+                requests.add_metric([label, result.value], count)
             for kind, count in series.tokens.items():
-                tokens.add_metric([tenant_id, kind], count)
+                tokens.add_metric([label, kind], count)
         return families
 
     @staticmethod
@@ -104,3 +133,8 @@ class TenantSeries(Collector):
                 labels=("tenant", "kind"),
             ),
         )
+
+
+def _label(tenant_id: str) -> str:
+    """Return what a tenant is called: `other` is taken, so `_other`; and `_other` is `__other`."""
+    return f"_{tenant_id}" if tenant_id.lstrip("_") == OTHER else tenant_id

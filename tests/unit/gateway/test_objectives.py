@@ -3,12 +3,9 @@
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.metrics import GatewayMetrics
 from gateway.objectives import Objectives, Result, mean_tpot_s
-from gateway.tenant_series import OTHER, TenantSeries
 
 OBJECTIVES = Objectives(ttft_s=0.5, tpot_s=0.05)
 
@@ -67,52 +64,3 @@ def test_what_callers_ended_is_an_abort_and_no_part_of_goodput():
     assert samples(metrics, "llm_tpot_seconds_count") == {"": 3}
     tokens = samples(metrics, "gateway_tenant_tokens_total")
     assert tokens['{kind="output",tenant="t"}'] + tokens['{kind="output",tenant="other"}'] == 66
-
-
-def values(series: TenantSeries) -> dict[tuple[str, str], float]:
-    requests, tokens = series.collect()
-    return {
-        tuple(sample.labels.values()): sample.value
-        for family in (requests, tokens)
-        for sample in family.samples
-    }
-
-
-def test_the_busiest_tenants_have_names():
-    series = TenantSeries(named_max=2)
-    for tenant, tokens in (("a", 10), ("b", 200), ("c", 300)):
-        series.count(tenant, Result.GOOD, tokens, 0)
-    values(series)
-    first = values(series)
-    assert {tenant for tenant, _ in first} == {"b", "c", OTHER}
-    assert first[OTHER, "prompt"] == 510  # from before they had names
-    for _ in range(50):
-        series.count("a", Result.GOOD, 100, 7)
-    between = values(series)
-    assert between[OTHER, "prompt"] == 5510
-    assert {tenant for tenant, _ in between} == {"a", "b", "c", OTHER}
-    series.count("a", None, 1, 1)
-    last = values(series)
-    assert {tenant for tenant, _ in last} == {"a", "c", OTHER}
-    assert last["a", "output"] == 1
-    assert last["a", "good"] == 0
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 99)) | st.none(), max_size=60))
-def test_increases_of_all_series_are_what_was_counted(steps):
-    """None stands for a scrape."""
-    series, before, total = TenantSeries(named_max=2), dict[tuple[str, str], float](), 0
-    increases = 0.0
-    for step in (*steps, None):
-        if step is not None:
-            series.count(step[0], Result.GOOD, step[1], 0)
-            total += step[1]
-            continue
-        now = values(series)
-        assert len({tenant for tenant, _ in now}) <= 5
-        for key, value in now.items():
-            last = before.get(key, 0.0)
-            if key[1] == "prompt":  # as Prometheus reads it: what has fallen began anew
-                increases += value - last if value >= last else value
-        assert increases == total
-        before = now
