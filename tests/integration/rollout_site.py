@@ -173,13 +173,13 @@ def reaches(plane: Any, rollout: str, **wanted: Any) -> Callable[[], Awaitable[b
     return check
 
 
-async def make_model(plane: Any, model: str, **more: str) -> None:
+async def make_model(plane: Any, model: str, pool_id: str = "main", **more: str) -> None:
     """A model that stands for `old`, with a release `new` beside it."""
     for release, digest in (("new", NEW), ("old", OLD)):
         await plane.put(
             f"models/{model}",
             base_digest=BASE,
-            pool_id="main",
+            pool_id=pool_id,
             adapter_digest=digest,
             release=release,
             **more,

@@ -154,14 +154,14 @@ async def test_a_model_that_is_deleted_takes_all_of_its_rollout_along(
 async def test_nobody_is_pinned_to_what_is_deleted(shared_control_plane) -> None:
     plane = shared_control_plane
     await plane.put(f"bases/{BASE}", context_tokens_max=64)
-    await plane.put("pools/main", base_digest=BASE, engine="sim", replicas_wanted=0)
+    await plane.put("pools/pinned", base_digest=BASE, engine="sim", replicas_wanted=0)
     await plane.put("tiers/pinned")
 
     async def pins(tenant: str) -> object:
         return (await plane.admin.get(f"/v1/tenants/{tenant}")).json()["pins"]
 
     for model in ("pinned", "kept"):
-        await make_model(plane, model)
+        await make_model(plane, model, "pinned")
     for tenant, release in (("pinned-new", "new"), ("pinned-old", "old")):
         wanted = {"pinned": release, "kept": "new"}
         await plane.put(f"tenants/{tenant}", tier_id="pinned", pins=wanted)
