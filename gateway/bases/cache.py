@@ -65,7 +65,7 @@ class BaseCache(Generic[_Loaded]):
             del self._told[digest]
 
     async def _load(self, digest: str) -> _Loaded:
-        load: asyncio.Future[_Loaded] | None = None
+        is_begun = False
         await self._lock.acquire()
         try:
             if (found := self._loaded.get(digest)) is not None:
@@ -75,8 +75,9 @@ class BaseCache(Generic[_Loaded]):
             loop = asyncio.get_running_loop()
             load = loop.run_in_executor(None, self._find_and_read, digest)
             load.add_done_callback(partial(self._ended, digest))
+            is_begun = True
         finally:
-            if load is None:
+            if not is_begun:
                 self._lock.release()
         try:
             return await asyncio.shield(load)  # goes on for others when this asker goes
