@@ -5,7 +5,7 @@ is away; their reports then wait for the next heartbeat, which repeats everythin
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -38,8 +38,8 @@ Context = grpc.aio.ServicerContext[wire.SyncRequest, wire.SyncResponse]
 class Golden(Protocol):
     """Who knows what replicas are asked, and wants to know what they answer."""
 
-    def prompts_for(self, bases: Iterable[str]) -> Iterable[wire.GoldenPrompt]:
-        """Return what replicas of these bases are to be asked."""
+    def prompts_for(self, bases: Iterable[str]) -> Sequence[wire.GoldenPrompt]:
+        """Return what replicas of these bases are to be asked; nobody changes it any more."""
         ...
 
     def take(self, message: wire.SyncRequest) -> None:
@@ -54,9 +54,13 @@ class _Stream:
     Attributes:
         lifted: Cordons that operators have lifted and it still reports.
         changed: Set when it may have to be told something else.
+        keeps_golden: It keeps its golden prompts when it is told that they have not changed.
+        golden: Those that it was told last; None: none yet.
     """
 
     node_id: str
+    keeps_golden: bool = False
+    golden: Sequence[wire.GoldenPrompt] | None = None
     lifted: list[str] = field(default_factory=list[str])
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -87,7 +91,8 @@ class AgentService(AgentServiceServicer):
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE, "no state yet: the database has not been read"
             )
-        stream = self._streams[first.node_id] = _Stream(first.node_id)
+        stream = _Stream(first.node_id, first.keeps_golden_prompts)
+        self._streams[first.node_id] = stream
         is_one_node = True
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -135,21 +140,27 @@ class AgentService(AgentServiceServicer):
         last, repeat_at = wire.SyncResponse(), clock()
         while True:
             stream.changed.clear()
-            response = self._desired(stream)
-            if clock() >= repeat_at or _told(response) != _told(last):
+            response, golden = self._desired(stream)
+            is_same = golden == stream.golden  # at once, while it is the same list
+            if clock() >= repeat_at or not is_same or _told(response) != _told(last):
+                if is_same and stream.keeps_golden:
+                    response.golden_unchanged = True
+                else:
+                    response.golden_prompts.extend(golden)
                 await self._write(context, response)
+                stream.golden = golden
                 last, repeat_at = response, repeat_at_s(stream.node_id, clock())
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(repeat_at):
                     await stream.changed.wait()
                     await asyncio.sleep(_SETTLE_S)
 
-    def _desired(self, stream: _Stream) -> wire.SyncResponse:
+    def _desired(self, stream: _Stream) -> tuple[wire.SyncResponse, Sequence[wire.GoldenPrompt]]:
+        """Return what an agent is told but for its golden prompts, and these."""
         response = self._index.of(stream.node_id, self._feed.state.version)
         response.lifted_cordons.extend(stream.lifted)
         bases = {replica.base_digest for replica in response.replicas}
-        response.golden_prompts.extend(self._golden.prompts_for(bases))
-        return response
+        return response, self._golden.prompts_for(bases)
 
     @staticmethod
     async def _write(context: Context, response: wire.SyncResponse) -> None:
@@ -191,8 +202,8 @@ def repeat_at_s(node_id: str, now_s: float) -> float:
 
 
 def _told(response: wire.SyncResponse) -> tuple[object, ...]:
-    """Return what an agent must hear of at once when it changes."""
-    parts = response.replicas, response.lifted_cordons, response.golden_prompts
+    """Return what an agent must hear of at once when it changes, but for golden prompts."""
+    parts = response.replicas, response.lifted_cordons
     return tuple(list(part) for part in parts)
 
 

@@ -176,7 +176,7 @@ class Agent:
         self._watch.lift(desired.lifted_cordons)
         self._desired_file.save(desired)
         self._apply(self._fleet, desired)
-        self._golden.want(desired.golden_prompts)
+        self._golden.hear(desired)
 
     def _apply(self, fleet: Fleet, desired: agent.SyncResponse) -> None:
         bases = [replica.base_digest for replica in desired.replicas]
@@ -233,6 +233,7 @@ class Agent:
             is_cordoned=bool(reason),
             cordon_reason=reason,
             golden_results=self._golden.take(),
+            keeps_golden_prompts=True,
         )
 
     def _note_cordons(self) -> None:

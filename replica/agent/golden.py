@@ -146,9 +146,10 @@ class GoldenAsker:
         self._busy: set[str] = set()
         self._results: deque[agent.GoldenResult] = deque(maxlen=RESULTS_MAX)
 
-    def want(self, prompts: Sequence[agent.GoldenPrompt]) -> None:
-        """Ask these from now on."""
-        self._schedule.want(prompts)
+    def hear(self, desired: agent.SyncResponse) -> None:
+        """Ask what the control plane says from now on."""
+        if not desired.golden_unchanged:
+            self._schedule.want(desired.golden_prompts)
 
     def take(self) -> list[agent.GoldenResult]:
         """Return the answers since the last call."""

@@ -108,7 +108,7 @@ async def test_answers_and_failures_are_reported_once() -> None:
 
     counted = Counted()
     asker = GoldenAsker(lambda: [target("good"), target("bad"), target("slow")], counted, ask)
-    asker.want([prompt("p", every_s=1)])
+    asker.hear(agent.SyncResponse(golden_prompts=[prompt("p", every_s=1)]))
     results: list[agent.GoldenResult] = []
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         running = group.create_task(asker.run())
@@ -127,6 +127,26 @@ async def test_answers_and_failures_are_reported_once() -> None:
     assert asker.take() == []
 
 
+async def test_prompts_that_have_not_changed_are_kept_and_others_replaced() -> None:
+    asked: asyncio.Queue[str] = asyncio.Queue()
+
+    async def ask(_: Target, one: agent.GoldenPrompt) -> engine.ProbeReply:
+        asked.put_nowait(one.id)
+        return engine.ProbeReply(tokens=[7])
+
+    asker = GoldenAsker(lambda: [target("r")], Counted(), ask)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        running = group.create_task(asker.run())
+        asker.hear(agent.SyncResponse(golden_prompts=[prompt("p", every_s=1)]))
+        asker.hear(agent.SyncResponse(golden_unchanged=True))
+        while await asked.get() != "p":
+            pass
+        asker.hear(agent.SyncResponse(golden_prompts=[prompt("q", every_s=1)]))
+        while await asked.get() != "q":
+            pass
+        running.cancel()
+
+
 async def test_results_nobody_takes_are_bounded() -> None:
     async def ask(_: Target, __: agent.GoldenPrompt) -> engine.ProbeReply:
         return engine.ProbeReply(tokens=[7])
@@ -134,7 +154,7 @@ async def test_results_nobody_takes_are_bounded() -> None:
     targets = [target(f"r{n}") for n in range(RESULTS_MAX + 50)]
     counted = Counted(len(targets))
     asker = GoldenAsker(lambda: targets, counted, ask)
-    asker.want([prompt("p", every_s=1)])
+    asker.hear(agent.SyncResponse(golden_prompts=[prompt("p", every_s=1)]))
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         running = group.create_task(asker.run())
         await counted.are_enough.wait()

@@ -8,20 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SyncRequest(_message.Message):
-    __slots__ = ("node_id", "replicas", "facts", "is_cordoned", "cordon_reason", "golden_results")
+    __slots__ = ("node_id", "replicas", "facts", "is_cordoned", "cordon_reason", "golden_results", "keeps_golden_prompts")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     IS_CORDONED_FIELD_NUMBER: _ClassVar[int]
     CORDON_REASON_FIELD_NUMBER: _ClassVar[int]
     GOLDEN_RESULTS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_GOLDEN_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     replicas: _containers.RepeatedCompositeFieldContainer[ObservedReplica]
     facts: NodeFacts
     is_cordoned: bool
     cordon_reason: str
     golden_results: _containers.RepeatedCompositeFieldContainer[GoldenResult]
-    def __init__(self, node_id: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ObservedReplica, _Mapping]]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ..., is_cordoned: _Optional[bool] = ..., cordon_reason: _Optional[str] = ..., golden_results: _Optional[_Iterable[_Union[GoldenResult, _Mapping]]] = ...) -> None: ...
+    keeps_golden_prompts: bool
+    def __init__(self, node_id: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ObservedReplica, _Mapping]]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ..., is_cordoned: _Optional[bool] = ..., cordon_reason: _Optional[str] = ..., golden_results: _Optional[_Iterable[_Union[GoldenResult, _Mapping]]] = ..., keeps_golden_prompts: _Optional[bool] = ...) -> None: ...
 
 class GoldenResult(_message.Message):
     __slots__ = ("replica_id", "prompt_id", "token_ids", "logprobs", "asked_at_unix_ms", "error")
@@ -124,16 +126,18 @@ class ObservedReplica(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., state: _Optional[_Union[_control_pb2.ReplicaState, str]] = ..., grpc_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pid: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., restarts: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class SyncResponse(_message.Message):
-    __slots__ = ("version", "replicas", "lifted_cordons", "golden_prompts")
+    __slots__ = ("version", "replicas", "lifted_cordons", "golden_prompts", "golden_unchanged")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     LIFTED_CORDONS_FIELD_NUMBER: _ClassVar[int]
     GOLDEN_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    GOLDEN_UNCHANGED_FIELD_NUMBER: _ClassVar[int]
     version: int
     replicas: _containers.RepeatedCompositeFieldContainer[DesiredReplica]
     lifted_cordons: _containers.RepeatedScalarFieldContainer[str]
     golden_prompts: _containers.RepeatedCompositeFieldContainer[GoldenPrompt]
-    def __init__(self, version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[DesiredReplica, _Mapping]]] = ..., lifted_cordons: _Optional[_Iterable[str]] = ..., golden_prompts: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ...) -> None: ...
+    golden_unchanged: bool
+    def __init__(self, version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[DesiredReplica, _Mapping]]] = ..., lifted_cordons: _Optional[_Iterable[str]] = ..., golden_prompts: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ..., golden_unchanged: _Optional[bool] = ...) -> None: ...
 
 class DesiredReplica(_message.Message):
     __slots__ = ("replica_id", "pool_id", "base_digest", "engine", "is_draining", "engine_options", "accelerators")

@@ -19,10 +19,11 @@ PATIENCE_S = 60.0
 class Context:
     """One side of a stream: the test writes what is read, and reads what is written."""
 
-    def __init__(self, node_id: str) -> None:
+    def __init__(self, node_id: str, keeps_golden: bool = False) -> None:
         self.node_id = node_id
         self.requests: asyncio.Queue = asyncio.Queue()
-        self.requests.put_nowait(agent_pb2.SyncRequest(node_id=node_id))
+        first = agent_pb2.SyncRequest(node_id=node_id, keeps_golden_prompts=keeps_golden)
+        self.requests.put_nowait(first)
         self.told: list[agent_pb2.SyncResponse] = []
         self.wrote = asyncio.Condition()
         self.ended_with = None
@@ -89,9 +90,9 @@ class Site:
 
 
 @asynccontextmanager
-async def streams(site: Site, *node_ids: str):
+async def streams(site: Site, *node_ids: str, keeps_golden: bool = False):
     async with asyncio.TaskGroup() as tasks:
-        contexts = [Context(node_id) for node_id in node_ids]
+        contexts = [Context(node_id, keeps_golden) for node_id in node_ids]
         running = [tasks.create_task(site.service.Sync(None, context)) for context in contexts]
         yield contexts
         for task in running:
@@ -178,3 +179,39 @@ async def test_nobody_reports_for_another_node() -> None:
     assert site.golden.taken == ["a"]
     async with streams(site, "a") as (again,):
         await again.until(lambda _: True)
+
+
+async def test_golden_prompts_are_told_once_to_an_agent_that_keeps_them(monkeypatch) -> None:
+    monkeypatch.setattr(module, "repeat_at_s", lambda _, now_s: now_s + 0.05)
+    site = Site()
+    site.place(0, "a")
+    site.golden.prompts = [agent_pb2.GoldenPrompt(id="g", base_digest=BASE)]
+    async with streams(site, "a", keeps_golden=True) as (a,):
+        await a.until(lambda _: len(a.told) >= 3)
+        site.golden.prompts = [agent_pb2.GoldenPrompt(id="h", base_digest=BASE)]
+        await a.until(lambda _: any(names_of(told) == ["h"] for told in a.told))
+        site.golden.prompts = []
+        await a.until(lambda _: [] in changes(a))
+    assert changes(a) == [["g"], ["h"], []]
+    assert all(not names_of(told) for told in a.told if told.golden_unchanged)
+    async with streams(site, "a", keeps_golden=True) as (again,):
+        await again.until(lambda _: True)
+    assert not again.told[0].golden_unchanged, "a new stream knows nothing"
+
+
+async def test_an_agent_that_does_not_say_it_keeps_them_is_told_all_of_them(monkeypatch) -> None:
+    monkeypatch.setattr(module, "repeat_at_s", lambda _, now_s: now_s + 0.05)
+    site = Site()
+    site.place(0, "a")
+    site.golden.prompts = [agent_pb2.GoldenPrompt(id="g", base_digest=BASE)]
+    async with streams(site, "a") as (a,):
+        await a.until(lambda _: len(a.told) >= 3)
+    assert all(names_of(told) == ["g"] and not told.golden_unchanged for told in a.told)
+
+
+def changes(context: Context) -> list[list[str]]:
+    return [names_of(told) for told in context.told if not told.golden_unchanged]
+
+
+def names_of(told: agent_pb2.SyncResponse) -> list[str]:
+    return [prompt.id for prompt in told.golden_prompts]
