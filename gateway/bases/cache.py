@@ -40,6 +40,7 @@ class BaseCache(Generic[_Loaded]):
         self._loaded: dict[str, _Loaded] = {}
         self._lock = asyncio.Lock()
         self._not_before_s: dict[str, float] = {}  # bases that were not loaded: when to look again
+        self._arrivals = 0  # so many times was told that files have come
         self._told: dict[str, str] = {}  # what the log says of them
 
     async def get(self, digest: str) -> _Loaded:
@@ -54,6 +55,7 @@ class BaseCache(Generic[_Loaded]):
     def look_again(self, digest: str) -> None:
         """Read a base anew at the next occasion: its files may have come."""
         self._not_before_s.pop(digest, None)
+        self._arrivals += 1
 
     def keep_only(self, digests: set[str]) -> None:
         """Forget the bases that no longer exist."""
@@ -74,7 +76,7 @@ class BaseCache(Generic[_Loaded]):
                 raise _not_ready()
             loop = asyncio.get_running_loop()
             load = loop.run_in_executor(None, self._find_and_read, digest)
-            load.add_done_callback(partial(self._ended, digest))
+            load.add_done_callback(partial(self._ended, digest, self._arrivals))
             is_begun = True
         finally:
             if not is_begun:
@@ -91,21 +93,22 @@ class BaseCache(Generic[_Loaded]):
             raise _MissingError from error
         return self._read(directory)
 
-    def _ended(self, digest: str, load: "asyncio.Future[_Loaded]") -> None:
+    def _ended(self, digest: str, arrivals: int, load: "asyncio.Future[_Loaded]") -> None:
         """Note what a load came to, then let the next one begin."""
         try:
             if not load.cancelled():
-                self._note(digest, load)
+                self._note(digest, arrivals, load)
         finally:
             self._lock.release()
 
-    def _note(self, digest: str, load: "asyncio.Future[_Loaded]") -> None:
+    def _note(self, digest: str, arrivals: int, load: "asyncio.Future[_Loaded]") -> None:
         error = load.exception()
         if error is None:
             log.info("base_loaded", digest=digest)
             self._loaded[digest] = load.result()
             return
-        self._not_before_s[digest] = time.monotonic() + _RETRY_LOAD_S
+        if arrivals == self._arrivals:  # else it may have come after the look
+            self._not_before_s[digest] = time.monotonic() + _RETRY_LOAD_S
         if isinstance(error, _MissingError):
             self._on_missing(digest)
         elif self._told.get(digest) != str(error):

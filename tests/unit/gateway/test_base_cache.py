@@ -74,20 +74,20 @@ async def test_what_cannot_be_read_is_told_once(monkeypatch, is_found: bool) -> 
     assert not await disk.is_refused()
 
 
-class Gate:
-    """A base whose load stands still until it is opened."""
+class Gate(Disk):
+    """A base that is looked for as long as this is shut."""
 
     def __init__(self) -> None:
-        self.opened, self.loads = Event(), 0
+        super().__init__()
+        self.opened, self.looks = Event(), 0
         self.started = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self.cache = BaseCache(lambda _: HERE, self.load)
 
-    def load(self, directory: Path) -> str:
-        self.loads += 1
+    def find(self, digest: str) -> Path:
+        self.looks += 1
         self._loop.call_soon_threadsafe(self.started.set)
         self.opened.wait(30)
-        return str(directory)
+        return super().find(digest)
 
 
 async def test_who_goes_during_a_load_takes_it_from_nobody() -> None:
@@ -102,7 +102,7 @@ async def test_who_goes_during_a_load_takes_it_from_nobody() -> None:
         third = tasks.create_task(gate.cache.get("d"))
         await asyncio.sleep(0)
         gate.opened.set()
-    assert (await second, await third, gate.loads) == (str(HERE), str(HERE), 1)
+    assert (await second, await third, gate.looks) == (str(HERE), str(HERE), 1)
 
 
 async def test_what_was_loaded_for_nobody_is_kept() -> None:
@@ -113,7 +113,7 @@ async def test_what_was_loaded_for_nobody_is_kept() -> None:
         only.cancel()
         await asyncio.wait([only])
         gate.opened.set()
-    assert (await gate.cache.get("d"), gate.loads) == (str(HERE), 1)
+    assert (await gate.cache.get("d"), gate.looks) == (str(HERE), 1)
 
 
 async def test_a_bug_in_a_load_is_seen_and_the_next_load_goes_on() -> None:
@@ -124,3 +124,16 @@ async def test_a_bug_in_a_load_is_seen_and_the_next_load_goes_on() -> None:
     disk.unreadable = None
     assert await disk.cache.get("e") == str(HERE)
     assert await disk.is_refused()
+
+
+async def test_what_comes_while_its_absence_is_noted_is_read_at_once() -> None:
+    gate = Gate()
+    gate.problem = FileNotFoundError("no")
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(gate.is_refused())
+        await gate.started.wait()
+        gate.cache.look_again("d")
+        gate.opened.set()
+    assert await asked
+    gate.problem = None
+    assert await gate.cache.get("d") == str(HERE)
