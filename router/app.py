@@ -90,7 +90,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         watching.cancel()
         await watcher.leave()  # the control plane gives our cells to another router at once
         await _drain(hub, settings.drain_s)
-        hub.say_last()
+        await hub.say_last(_FLUSH_S)
         service.end()
         await hub.flush(_FLUSH_S)
         following.cancel()

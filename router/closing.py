@@ -9,40 +9,56 @@ Whether the gateway is dead or only the stream broke is not known here. A closin
 the gateway's own event does not come; see `telemetry.closings`.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from google.protobuf.message import DecodeError
 
 from router.core.model import Batch, Gateway, Slot
-from router.counting import TokenCounts
+from router.counting import Key, TokenCounts, key_of
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 OUTCOME = "gateway_lost"
 SCHEMA_VERSION = 2
-# How long an event may be on its way from the end of its request to the broker, or to the spool:
-# gateways give a broker 5 s before they spool.
-KEPT_S = 10.0
-_ENDED_MAX = 20_000  # kept of one gateway; about 10 MB
+# How long after the end of its last answer a request's event may still be lost with its gateway: a
+# slow client is given 30 s to take what is left, a broker 5 s before the gateway spools, and the
+# power loss of a gateway's host is seen after 25 s.
+KEPT_S = 75.0
+KEPT_BYTES_MAX = 32 << 20  # of ended answers of one gateway; about 60,000
+_ENDED_MAX = 60_000
 _WAITING_MAX = 100_000  # closings that wait for a gateway, or to be forgotten
-_MESSAGE_MAX = 5_000  # closings; 2 MB
+_MESSAGE_MAX = 500  # closings; 300 KB
+_SLICE = 200  # accounts closed at once; about 2 ms
 _LAST_WORD_S = 5.0  # engines report the end of a cancelled sequence within two steps
 
 
+class _Event:
+    """One request of a gateway: its answers are told of together, by one event at their end."""
+
+    __slots__ = ("ended_at", "event_id", "open")
+
+    def __init__(self, event_id: str) -> None:
+        self.event_id = event_id
+        self.open = 0  # answers
+        self.ended_at = 0.0  # the last that has
+
+
 class _Account:
-    """One request of a gateway that may be lost."""
+    """One answer of a gateway that may be lost."""
 
-    __slots__ = ("before", "closing", "ended_at", "output_tokens", "placed", "took")
+    __slots__ = ("before", "closing", "ended_at", "event", "key", "output_tokens", "placed", "took")
 
-    def __init__(self, closing: bytes, before: int) -> None:
+    def __init__(self, closing: bytes, before: int, key: Key, event: _Event) -> None:
         self.closing = closing
         self.before = before  # tokens of earlier attempts
+        self.key = key  # under which tokens are counted
+        self.event = event
         self.output_tokens = before  # of all attempts, at the end
         self.took: int | None = None  # by a gateway that ended it itself
         self.placed: wire.Placed | None = None
-        self.ended_at = 0.0
+        self.ended_at = 0.0  # or when it was looked at last
 
 
 class Accounts:
@@ -55,14 +71,30 @@ class Accounts:
     def __init__(self, counts: TokenCounts) -> None:
         self._counts = counts
         self._open: dict[int, _Account] = {}
-        self._ended: dict[int, _Account] = {}
+        self._events: dict[str, _Event] = {}  # with several answers, of which some are open
+        self._ended: OrderedDict[int, _Account] = OrderedDict()
+        self._ended_bytes = 0
         self._carried: deque[tuple[float, bytes]] = deque(maxlen=_WAITING_MAX)
 
-    def submitted(self, submits: Iterable[wire.Submit]) -> None:
-        """Open accounts for requests of which something is known."""
+    def submitted(self, submits: Iterable[wire.Submit]) -> bool:
+        """Open accounts; return whether something is known of each request."""
+        is_known = True
         for submit in submits:
-            if submit.closing:
-                self._open[submit.handle] = _Account(submit.closing, submit.resumed_tokens)
+            try:
+                told = RequestEvent.FromString(submit.closing) if submit.closing else None
+            except DecodeError:  # of a gateway that sends anything
+                told = None
+            if told is None:
+                is_known = False
+                continue
+            event_id = told.event_id
+            event = self._events.get(event_id) or _Event(event_id)
+            if told.choices != 1:
+                self._events[event_id] = event
+            event.open += 1
+            account = _Account(submit.closing, submit.resumed_tokens, key_of(told), event)
+            self._open[submit.handle] = account
+        return is_known
 
     def told(self, batch: Batch, now: float) -> None:
         """Take note of what a gateway is told."""
@@ -73,8 +105,14 @@ class Accounts:
             if (account := accounts.get(placed.handle)) is not None:
                 account.placed = placed
         for outcome in batch.outcomes:
-            account = accounts.pop(outcome.handle, None)
-            if account is not None and outcome.kind != wire.OUTCOME_KIND_REJECTED:
+            if (account := accounts.pop(outcome.handle, None)) is None:
+                continue
+            event = account.event
+            event.open -= 1
+            event.ended_at = now
+            if not event.open:
+                self._events.pop(event.event_id, None)
+            if outcome.kind != wire.OUTCOME_KIND_REJECTED:
                 self._end(outcome, account, now)
 
     def _end(self, outcome: wire.Outcome, account: _Account, now: float) -> None:
@@ -83,14 +121,26 @@ class Accounts:
         account.output_tokens += took
         account.ended_at = now
         if made:
-            self._counts.add(account.closing, took, discarded=made - took)
+            self._counts.add(account.key, took, discarded=made - took)
+        self._ended[outcome.handle] = account
+        self._ended_bytes += len(account.closing)
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        """Forget what has been told by now, and the oldest when it is too much."""
         ended = self._ended
-        ended[outcome.handle] = account
         while ended:
-            handle, oldest = next(iter(ended.items()))
-            if oldest.ended_at >= now - KEPT_S and len(ended) <= _ENDED_MAX:
+            handle = next(iter(ended))
+            oldest = ended[handle]
+            is_full = len(ended) > _ENDED_MAX or self._ended_bytes > KEPT_BYTES_MAX
+            if oldest.ended_at >= now - KEPT_S and not is_full:
                 return
-            del ended[handle]
+            if not is_full and _is_untold(oldest, now):
+                oldest.ended_at = now
+                ended.move_to_end(handle)
+            else:
+                del ended[handle]
+                self._ended_bytes -= len(oldest.closing)
 
     def cancelled(self, message: wire.ConnectRequest) -> None:
         """Take note of how much a gateway took of what it ends; call before that is cancelled."""
@@ -102,23 +152,31 @@ class Accounts:
                 surplus = account.output_tokens - account.before - took
                 if surplus > 0:
                     account.output_tokens -= surplus
-                    self._counts.add(account.closing, -surplus, discarded=surplus)
+                    self._counts.add(account.key, -surplus, discarded=surplus)
 
     def carried(self, closings: Iterable[bytes], now: float) -> None:
         """Note closings that this gateway was given."""
-        self._carried.extend((now, closing) for closing in closings)
+        carried = self._carried
+        while carried and carried[0][0] < now - KEPT_S:
+            carried.popleft()
+        carried.extend((now, closing) for closing in closings)
 
-    def still_carried(self, now: float) -> list[bytes]:
-        """Return those that may not have reached the broker."""
-        return [closing for at, closing in self._carried if at >= now - KEPT_S]
+    def still_carried(self, now: float) -> Iterator[bytes]:
+        """Yield those that may not have reached the broker."""
+        return (closing for at, closing in self._carried if at >= now - KEPT_S)
 
-    def ended(self, now: float) -> list[_Account]:
-        """Return those of requests that ended a moment ago."""
-        return [it for it in self._ended.values() if it.ended_at >= now - KEPT_S]
+    def ended(self, now: float) -> Iterator[_Account]:
+        """Yield those of answers whose request ended a moment ago, or has not as a whole."""
+        return (it for it in self._ended.values() if _is_untold(it, now))
 
     def open(self, handle: int) -> _Account | None:
         """Return that of a request that lives."""
         return self._open.get(handle)
+
+
+def _is_untold(account: _Account, now: float) -> bool:
+    """Return whether the gateway may not have told of an ended answer."""
+    return account.event.open > 0 or account.event.ended_at >= now - KEPT_S
 
 
 class Closings:
@@ -128,21 +186,38 @@ class Closings:
         self._router_id = router_id
         self._counts = counts
         self._waiting: list[tuple[_Account, Slot, int, float]] = []
+        self._cut: deque[Iterator[bytes | tuple[_Account, int]]] = deque()
         self._ready: deque[bytes] = deque()
+        self._reports: deque[Iterator[bytes]] = deque()
         self._dropped = 0
 
     @property
     def has_work(self) -> bool:
         """Whether anything is to be told."""
-        return bool(self._waiting or self._ready)
+        return self.is_closing or self.is_ready
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether accounts are still to be closed."""
+        return bool(self._waiting or self._cut)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a gateway can take something."""
+        return bool(self._ready or self._reports)
+
+    @property
+    def is_reporting(self) -> bool:
+        """Whether reports of counts wait to be taken."""
+        return bool(self._reports)
 
     def cut(self, accounts: Accounts, gateway: Gateway, now: float) -> None:
-        """Close everything of a gateway that is gone; call before its requests are withdrawn."""
+        """Close everything of a gateway that is gone; call before its requests are withdrawn.
+
+        That is done little by little, by `settle`: nothing may happen to the accounts any more.
+        """
         accounts.told(gateway.batch, now)
-        for closing in accounts.still_carried(now):
-            self._put(closing)
-        for account in accounts.ended(now):
-            self._close(account, account.before - account.output_tokens)
+        queued: list[_Account] = []
         for request in gateway.requests.values():
             account = accounts.open(request.handle)
             if account is None:
@@ -151,31 +226,60 @@ class Closings:
             made = len(request.output) if request.output is not None else 0
             if slot is None:
                 account.output_tokens += made
-                self._close(account)
+                queued.append(account)
             else:
                 account.placed = account.placed or _placed(slot)
                 before = account.output_tokens + max(0, made - slot.emitted)
                 self._waiting.append((account, slot, before, now + _LAST_WORD_S))
+        self._cut.append(_left(accounts, queued, now))
 
     def settle(self, is_over: Callable[[Slot], bool], now: float) -> None:
-        """Close what engines have said their last word about, or have had their time for it."""
+        """Close some of what is left, once engines have said their last word or had their time."""
+        budget = _SLICE
+        while self._cut and budget:
+            left = next(self._cut[0], None)
+            if left is None:
+                self._cut.popleft()
+                continue
+            budget -= 1
+            if isinstance(left, bytes):
+                self._put(left)
+            else:
+                self._close(*left)
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
             account, slot, before, due_at = entry
-            if is_over(slot) or now >= due_at:
+            if budget and (is_over(slot) or now >= due_at):
+                budget -= 1
                 account.output_tokens = before + slot.emitted
                 self._close(account)
             else:
                 self._waiting.append(entry)
 
-    def report(self, reports: Iterable[bytes]) -> None:
-        """Let what was counted be told, too."""
-        for report in reports:
-            self._put(report)
+    def report(self, reports: Iterator[bytes]) -> None:
+        """Let what was counted be told, too, and before all else: it stands for everybody."""
+        self._reports.append(reports)
 
     def take(self) -> list[bytes]:
         """Return what is ready for a gateway to carry, as much as a message may hold."""
-        return [self._ready.popleft() for _ in range(min(_MESSAGE_MAX, len(self._ready)))]
+        taken: list[bytes] = []
+        while self._reports and len(taken) < _MESSAGE_MAX:
+            size = len(taken)
+            taken += islice(self._reports[0], _MESSAGE_MAX - size)
+            if len(taken) < _MESSAGE_MAX:
+                self._reports.popleft()
+        room = min(_MESSAGE_MAX - len(taken), len(self._ready))
+        taken += (self._ready.popleft() for _ in range(room))
+        return taken
+
+    def drop(self) -> int:
+        """Forget everything, for nobody takes it any more; return how much that is."""
+        left = len(self._ready) + len(self._waiting)
+        left += sum(1 for them in (*self._cut, *self._reports) for _ in them)
+        for them in (self._ready, self._waiting, self._cut, self._reports):
+            them.clear()
+        self._dropped += left
+        return left
 
     def take_dropped(self) -> int:
         """Return how many were forgotten since the last call, because no gateway came."""
@@ -186,15 +290,25 @@ class Closings:
         """Tell of a request, whose tokens are not certain; `uncounted`: those counted as such."""
         tokens, placed = account.output_tokens, account.placed
         if own := tokens - account.before:
-            self._counts.add(account.closing, uncounted, uncertain=own)
-        with suppress(DecodeError):  # of a gateway that sends anything
-            self._put(closed(account.closing, tokens, placed, self._router_id))
+            self._counts.add(account.key, uncounted, uncertain=own)
+        self._put(closed(account.closing, tokens, placed, self._router_id))
 
     def _put(self, closing: bytes) -> None:
         if len(self._ready) >= _WAITING_MAX:
             self._ready.popleft()
             self._dropped += 1
         self._ready.append(closing)
+
+
+def _left(
+    accounts: Accounts, queued: list[_Account], now: float
+) -> Iterator[bytes | tuple[_Account, int]]:
+    """Yield closings that a gateway had with it, and accounts with what was counted of them."""
+    yield from accounts.still_carried(now)
+    for account in accounts.ended(now):
+        yield account, account.before - account.output_tokens
+    for account in queued:
+        yield account, 0
 
 
 def closed(closing: bytes, tokens: int, placed: wire.Placed | None, router_id: str) -> bytes:
@@ -208,7 +322,8 @@ def closed(closing: bytes, tokens: int, placed: wire.Placed | None, router_id: s
         event.replica_id = placed.replica_id
         event.queue_us = placed.queue_us
         event.engine_queue_us = placed.engine_queue_us
-        event.cached_tokens = placed.cached_tokens
+        # A prompt counts with its first answer alone, as in the gateway's own event.
+        event.cached_tokens = min(placed.cached_tokens, event.prompt_tokens)
     return event.SerializeToString()
 
 

@@ -7,58 +7,144 @@ neither side depends on when an hour is looked at.
 
 from collections.abc import Iterator
 
-from google.protobuf.message import DecodeError
-
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent, TokenCount
 
 SCHEMA_VERSION = 3
-_HOUR_MS = 3_600_000
-_KEPT = 4_096  # models and hours; the oldest are not counted on
+HOUR_MS = 3_600_000
+OTHER = "*"  # the model of what is not told apart; such an hour can not be compared by model
+MODELS_MAX = 20_000  # of one hour
+KEYS_MAX = 50_000  # of all hours: about 15 MB
+_HOURS_MAX = 10_000
+_LATE_MS = 600_000  # a request may have been received so long before it comes here
+
+Key = tuple[int, str]  # Unix time of the hour in ms, and the model
+
+
+def key_of(event: RequestEvent) -> Key:
+    """Return under which hour and model the tokens of a request are counted."""
+    return _hour(event.received_at_unix_ms), event.model
+
+
+def _hour(unix_ms: int) -> int:
+    return unix_ms // HOUR_MS * HOUR_MS
+
+
+class _Sum:
+    """Tokens of one hour and model."""
+
+    __slots__ = ("discarded", "is_changed", "key", "output", "uncertain")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.output = self.uncertain = self.discarded = 0
+        self.is_changed = False
 
 
 class TokenCounts:
-    """Sums since the start; what changed is reported as a whole, so that reports may be lost."""
+    """Sums since the start; what changed is reported as a whole, so that reports may be lost.
+
+    When there are too many, whole hours are dropped, the oldest first, but neither this hour nor
+    the one before. What comes for a dropped hour later, or for one model too many, is `OTHER`.
+    """
 
     def __init__(self, router_id: str, epoch: int) -> None:
         self._router_id = router_id
         self._epoch = epoch
-        self._sums: dict[tuple[int, str], TokenCount] = {}
-        self._changed: set[tuple[int, str]] = set()
+        self._hours: dict[int, dict[str, _Sum]] = {}
+        self._keys = 0
+        self._dropped_ms = -1  # hours up to this one
+        self._hour_ms = float("inf")  # of the last report
+        self._changed: list[_Sum] = []
         self._reports = 0
 
-    def add(
-        self, closing: bytes, output_tokens: int, *, uncertain: int = 0, discarded: int = 0
-    ) -> None:
-        """Count tokens of one request; `closing` says when it came, and for which model."""
-        try:
-            event = RequestEvent.FromString(closing)
-        except DecodeError:  # of a gateway that sends anything
-            return
-        key = (event.received_at_unix_ms // _HOUR_MS * _HOUR_MS, event.model)
-        count = self._sums.get(key)
+    def add(self, key: Key, output_tokens: int, *, uncertain: int = 0, discarded: int = 0) -> None:
+        """Count tokens of one request."""
+        hour_ms, model = key
+        models = self._hours.get(hour_ms)
+        if models is None or (count := models.get(model)) is None:
+            count = self._begin(hour_ms, model)
+            if count is None:
+                return
+        count.output = max(0, count.output + output_tokens)
+        count.uncertain += uncertain
+        count.discarded += discarded
+        self._change(count)
+
+    def mix(self, unix_ms: int) -> None:
+        """Note that a request came now of which neither hour nor model is known."""
+        for hour_ms in {_hour(unix_ms), _hour(unix_ms - _LATE_MS)}:
+            if OTHER not in self._hours.get(hour_ms, ()):
+                self.add((hour_ms, OTHER), 0)
+
+    def _change(self, count: _Sum) -> None:
+        if not count.is_changed:
+            count.is_changed = True
+            self._changed.append(count)
+
+    def _begin(self, hour_ms: int, model: str) -> _Sum | None:
+        """Return where a model that its hour does not have yet is counted; None: nowhere."""
+        models = self._hours.get(hour_ms, {})
+        if (
+            not self._dropped_ms < hour_ms <= self._hour_ms + HOUR_MS
+            or len(models) >= MODELS_MAX
+            or (self._keys >= KEYS_MAX and not self._drop_oldest())
+        ):
+            model = OTHER
+        models = self._hours.get(hour_ms)
+        if models is None:
+            if len(self._hours) >= _HOURS_MAX:  # clocks that say anything
+                return None
+            models = self._hours[hour_ms] = {}
+        count = models.get(model)
         if count is None:
-            if len(self._sums) >= _KEPT:
-                oldest = min(self._sums)
-                del self._sums[oldest]
-                self._changed.discard(oldest)
-            count = self._sums[key] = TokenCount(epoch=self._epoch)
-        count.output_tokens = max(0, count.output_tokens + output_tokens)
-        count.uncertain_tokens += uncertain
-        count.discarded_tokens += discarded
-        self._changed.add(key)
+            count = models[model] = _Sum((hour_ms, model))
+            self._keys += 1
+        return count
+
+    def _drop_oldest(self) -> bool:
+        """Forget an hour's models; False: none is old enough."""
+        oldest = min((it for it in self._hours if it > self._dropped_ms), default=self._hour_ms)
+        if not isinstance(oldest, int) or oldest >= self._hour_ms - HOUR_MS:
+            return False
+        models = self._hours.pop(oldest)
+        self._keys -= len(models)
+        self._dropped_ms = oldest
+        other = models.get(OTHER)
+        if other is not None or any(it.is_changed for it in models.values()):
+            # It has been told, or something has not been: then the hour can not be compared.
+            other = other or _Sum((oldest, OTHER))
+            self._hours[oldest] = {OTHER: other}
+            self._keys += 1
+            self._change(other)
+        return True
 
     def reports(self, unix_ms: int, *, is_last: bool = False) -> Iterator[bytes]:
-        """Yield events with what changed since the last call, and one that says we are here."""
-        self._reports += 1
-        for hour_ms, model in sorted(self._changed):
-            count = self._sums[hour_ms, model]
-            count.number = self._reports
-            yield self._event(hour_ms, model, count)
-        self._changed.clear()
-        here = TokenCount(epoch=self._epoch, number=self._reports, is_last=is_last)
-        yield self._event(unix_ms // _HOUR_MS * _HOUR_MS, "", here)
+        """Return events with what changed since the last call, and one that says we are here.
 
-    def _event(self, hour_ms: int, model: str, count: TokenCount) -> bytes:
+        They are made one by one, each of what is counted then.
+        """
+        self._reports += 1
+        self._hour_ms = _hour(unix_ms)
+        changed, self._changed = self._changed, []
+        return self._told(changed, self._reports, is_last=is_last)
+
+    def _told(self, changed: list[_Sum], number: int, *, is_last: bool) -> Iterator[bytes]:
+        hour_ms = int(self._hour_ms)
+        for it in changed:
+            it.is_changed = False
+            count = TokenCount(
+                epoch=self._epoch,
+                number=number,
+                output_tokens=it.output,
+                uncertain_tokens=it.uncertain,
+                discarded_tokens=it.discarded,
+            )
+            yield self._event(it.key, count)
+        here = TokenCount(epoch=self._epoch, number=number, is_last=is_last)
+        yield self._event((hour_ms, ""), here)
+
+    def _event(self, key: Key, count: TokenCount) -> bytes:
+        hour_ms, model = key
         return RequestEvent(
             schema_version=SCHEMA_VERSION,
             event_id=f"count_{self._router_id}_{self._epoch}_{hour_ms}_{model}",

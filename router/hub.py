@@ -24,6 +24,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 log = structlog.get_logger(__name__)
 
 COUNTED_S = 10.0  # between two reports of what was counted
+_HAND_ON_S = 0.02  # between two parts of what is closed, and handed to gateways
 _LOGGED = 4  # replicas of a decision
 _MEASURE_S = 0.25  # metrics are behind by so much at most, but for a scrape
 
@@ -45,7 +46,8 @@ class Hub:
         self._epoch = time.time_ns() // 1000  # grows over restarts; unique among routers
         self._counts = TokenCounts(router_id, self._epoch)
         self._closings = Closings(router_id, self._counts)
-        self._counted_at = self._loop.time()
+        self._counted_at = float("-inf")  # at once: we may be killed soon
+        self._handed_on_at = float("-inf")
         self._start_transfer: Callable[[Transfer], None] | None = None
         self._tick_handle: asyncio.Handle | None = None
         self._armed_at = 0.0
@@ -62,10 +64,12 @@ class Hub:
 
     # --- gateways ---------------------------------------------------------------------------
 
-    def connect(self, gateway_id: str) -> GatewayLink:
+    def connect(self, gateway_id: str, *, takes_closings: bool = False) -> GatewayLink:
         """Begin a gateway connection."""
         self._keys += 1
-        link = self._links[self._keys] = GatewayLink(self._keys, gateway_id, Accounts(self._counts))
+        accounts = Accounts(self._counts)
+        link = GatewayLink(self._keys, gateway_id, accounts, takes_closings=takes_closings)
+        self._links[link.key] = link
         self.core.on_gateway(link.key, self._loop.time())
         self._tick_soon()
         return link
@@ -87,7 +91,11 @@ class Hub:
         now = self._loop.time()
         for submit in message.submits:
             self.core.submit(link.key, convert.request(submit), now)
-        link.accounts.submitted(message.submits)
+        if message.submits:
+            if not link.accounts.submitted(message.submits):
+                self._counts.mix(time.time_ns() // 1_000_000)
+            if not link.takes_closings:  # older than what Hello says of it
+                link.takes_closings = any(submit.closing for submit in message.submits)
         link.accounts.cancelled(message)
         for handle in message.cancels:
             self.core.cancel(link.key, handle)
@@ -193,7 +201,7 @@ class Hub:
             self.measure()
         if not self.core.live_requests:
             self._idle.set()
-        due = max(self.core.next_tick_at(now), now + 0.001)
+        due = max(min(self.core.next_tick_at(now), self._hand_on_at), now + 0.001)
         if not now < self._armed_at <= due:  # an earlier tick than due does no harm
             if self._tick_handle is not None:
                 self._tick_handle.cancel()
@@ -216,26 +224,53 @@ class Hub:
             link.put(batch, now)
             if batch.placed or batch.outcomes:
                 link.accounts.told(batch, now)
-        if now - self._counted_at >= COUNTED_S and self._links:
+        if now - self._counted_at >= COUNTED_S and not self._closings.is_reporting and self._takers:
             self._counted_at = now
             self._closings.report(self._counts.reports(time.time_ns() // 1_000_000))
-        if self._closings.has_work:
+        if self._closings.has_work and now - self._handed_on_at >= _HAND_ON_S:
+            self._closings.settle(self.core.has_ended, now)
             self._hand_on(now)
+
+    @property
+    def _takers(self) -> list[GatewayLink]:
+        links = self._links.values()
+        return [link for link in links if link.takes_closings and not link.cut.is_set()]
+
+    @property
+    def _hand_on_at(self) -> float:
+        """When there is more to close or to hand on; infinity: when something happens."""
+        closings = self._closings
+        if closings.is_closing or (closings.is_ready and self._takers):
+            return self._handed_on_at + _HAND_ON_S
+        return float("inf")
 
     def _hand_on(self, now: float) -> None:
         """Give a gateway what others have left open; while there is none, it waits."""
-        self._closings.settle(self.core.has_ended, now)
-        link = next((link for link in self._links.values() if not link.cut.is_set()), None)
+        self._handed_on_at = now
+        link = next((link for link in self._links.values() if link.has_room), None)
         if link is not None and (closings := self._closings.take()):
             link.carry(closings, now)
             self.metrics.closings.inc(len(closings))
 
-    def say_last(self) -> None:
-        """Close what is open, and report what was counted: nothing comes after this."""
-        self._closings.settle(lambda _: True, self._loop.time())
-        unix_ms = time.time_ns() // 1_000_000
-        self._closings.report(self._counts.reports(unix_ms, is_last=True))
+    async def say_last(self, timeout_s: float) -> None:
+        """Close what is open, and report what was counted: nothing comes after this.
+
+        What no gateway takes in that time is dropped.
+        """
+        closings = self._closings
+        deadline = self._loop.time() + timeout_s
+        while closings.is_closing:
+            closings.settle(lambda _: True, self._loop.time())
+            await asyncio.sleep(0)
+        self._counted_at = float("inf")
+        closings.report(self._counts.reports(time.time_ns() // 1_000_000, is_last=True))
         self._hand_on(self._loop.time())
+        while closings.has_work and self._takers and self._loop.time() < deadline:
+            await asyncio.sleep(0.005)
+            closings.settle(lambda _: True, self._loop.time())
+            self._hand_on(self._loop.time())
+        if dropped := closings.drop():
+            log.warning("closings_dropped", closings=dropped)
 
     def measure(self) -> None:
         """Move the core's running totals into the metrics."""

@@ -37,10 +37,14 @@ class GatewayLink:
         writing_since: When the write under way began; None: there is none.
         ready: Something may leave.
         accounts: What would have to be told if this gateway were lost.
+        takes_closings: It knows what to do with closings of other gateways.
     """
 
-    def __init__(self, key: int, gateway_id: str, accounts: Accounts) -> None:
+    def __init__(
+        self, key: int, gateway_id: str, accounts: Accounts, *, takes_closings: bool = False
+    ) -> None:
         self.key = key
+        self.takes_closings = takes_closings
         self.accounts = accounts
         self.gateway_id = gateway_id
         self.cut = asyncio.Event()
@@ -98,6 +102,11 @@ class GatewayLink:
         events = len(leaving.placed) + len(leaving.outcomes)
         if leaving.entries > PENDING_TOKENS_MAX or events > PENDING_EVENTS_MAX:
             self.cut.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether this gateway can be given closings, and has taken those before."""
+        return self.takes_closings and not self._closings and not self.cut.is_set()
 
     def carry(self, closings: list[bytes], now: float) -> None:
         """Let this gateway bring closings of another one to the broker."""

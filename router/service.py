@@ -101,7 +101,8 @@ class RouterService:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "send Hello first")
         if not isinstance(first, wire.ConnectRequest) or not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "send Hello first")
-        link = self._hub.connect(first.hello.gateway_id)
+        hello = first.hello
+        link = self._hub.connect(hello.gateway_id, takes_closings=hello.takes_closings)
         log.info("gateway_connected", gateway_id=link.gateway_id)
         status, reason = grpc.StatusCode.OK, "left"
         try:

@@ -19,6 +19,7 @@ from telemetry.progress import Progress
 from telemetry.store import STORE_ERRORS, Store
 from telemetry.usage import Granularity, closed_until_ms
 
+OTHER = "*"  # the model of what a router counts without saying of which model it is
 _EVERY_S = 60.0
 _STEP_S = 60.0
 _WATCHED_MS = 2 * 86_400_000
@@ -62,7 +63,7 @@ class State(StrEnum):
     EQUAL = "equal"
     DIFFERS = "differs"
     OPEN = "open"  # events may still come
-    UNKNOWN = "unknown"  # a router was killed, and its last counts with it
+    UNKNOWN = "unknown"  # counts are missing (a router was killed), or are not told by model
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ def compared(
     ours = {(row["hour_ms"], row["model"]): row["ledger"] for row in ledger}
     theirs = {(row["hour_ms"], row["model"]): row for row in counted}
     unknown = frozenset(killed_ms)
+    mixed = frozenset(hour_ms for hour_ms, model in theirs if model == OTHER)
     found: list[Compared] = []
     for hour_ms, model in sorted(ours.keys() | theirs.keys()):
         told = ours.get((hour_ms, model), 0)
@@ -123,8 +125,10 @@ def compared(
             state = State.OPEN
         elif hour_ms in unknown:
             state = State.UNKNOWN
+        elif not difference(told, engines, uncertain):
+            state = State.EQUAL
         else:
-            state = State.DIFFERS if difference(told, engines, uncertain) else State.EQUAL
+            state = State.UNKNOWN if hour_ms in mixed else State.DIFFERS
         discarded = row.get("discarded", 0)
         found.append(Compared(hour_ms, model, told, engines, uncertain, discarded, state))
     return found

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway.directory import Principal
 from gateway.dispatch.generation import Generation
@@ -60,6 +61,15 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
     return tally
 
 
+class _Begun(NamedTuple):
+    """An event in the making, and what it is of."""
+
+    event: RequestEvent
+    model: control.Model
+    decision: Decision | None
+    gateway_id: str
+
+
 @dataclass(slots=True)
 class Exchange:
     """What happens to an accepted request.
@@ -105,6 +115,7 @@ class Exchange:
     router_id: str = ""
     outcome: str = ""
     status: int = 0
+    _begun: "_Begun | None" = field(default=None, repr=False)
 
     def submitted(self, cell_id: str, router_id: str, now_s: float) -> None:
         """Note where the request went; the time counts only once."""
@@ -128,7 +139,7 @@ class Exchange:
 
     def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> RequestEvent:
         """Return the event that tells everything once."""
-        event = self._begun_event(gateway_id)
+        event = self._take_begun(gateway_id)
         event.session_hash = tally.session_hash
         event.cell_id, event.router_id = self.cell_id, self.router_id
         event.prompt_tokens = tally.prompt_tokens
@@ -162,6 +173,17 @@ class Exchange:
             event.part = part
             event.prompt_tokens = len(generation.spec.prompt) if is_first else 0
             generation.closing = event.SerializeToString()
+        event.part = 0
+        self._begun = _Begun(event, self.model, self.decision, gateway_id)
+
+    def _take_begun(self, gateway_id: str) -> RequestEvent:
+        """Return what closings were made of, once, or the same made now."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            is_same = begun.model is self.model and begun.decision is self.decision
+            if is_same and begun.gateway_id == gateway_id:
+                return begun.event
+        return self._begun_event(gateway_id)
 
     def _begun_event(self, gateway_id: str) -> RequestEvent:
         """Return what is known from the begin on, by the model that answers now."""

@@ -171,7 +171,8 @@ class RouterLink:
         call = RouterServiceStub(channel).Connect()
         try:
             async with asyncio.timeout(_WELCOME_TIMEOUT_S):
-                await call.write(wire.ConnectRequest(hello=wire.Hello(gateway_id=self._gateway_id)))
+                hello = wire.Hello(gateway_id=self._gateway_id, takes_closings=True)
+                await call.write(wire.ConnectRequest(hello=hello))
                 first = await call.read()
             if not isinstance(first, wire.ConnectResponse):  # grpc.aio.EOF
                 raise EOFError("no welcome")  # noqa: TRY004 - not about a type

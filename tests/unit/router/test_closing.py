@@ -3,9 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.closing import KEPT_S, OUTCOME, SCHEMA_VERSION, Accounts, Closings
+from router.closing import (
+    KEPT_BYTES_MAX,
+    KEPT_S,
+    OUTCOME,
+    SCHEMA_VERSION,
+    Accounts,
+    Closings,
+    closed,
+)
 from router.core.model import Batch, Gateway, Request, Slot
-from router.counting import TokenCounts
+from router.counting import HOUR_MS, OTHER, TokenCounts
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
@@ -17,8 +25,10 @@ def world() -> tuple[Accounts, Closings, Gateway]:
     return Accounts(counts), Closings("router", counts), Gateway(1)
 
 
-def submit(handle: int, *, resumed: int = 0) -> wire.Submit:
-    closing = RequestEvent(schema_version=1, event_id=f"e{handle}", prompt_tokens=7)
+def submit(handle: int, *, resumed: int = 0, of: str = "", part: int = 0) -> wire.Submit:
+    closing = RequestEvent(
+        schema_version=1, event_id=of or f"e{handle}", prompt_tokens=0 if part else 7, part=part
+    )
     return wire.Submit(handle=handle, closing=closing.SerializeToString(), resumed_tokens=resumed)
 
 
@@ -56,6 +66,7 @@ def test_what_runs_is_told_when_its_engine_has_said_its_last_word():
     gateway.requests = {it.handle: it for it in (request, resumed, preempted, queued)}
     slots = [it.slot for it in (request, resumed, preempted)]
     closings.cut(accounts, gateway, now=1.0)
+    closings.settle(lambda _: False, now=1.0)
     [waited] = told(closings).values()
     assert (waited.event_id, waited.replica_id, waited.output_tokens) == ("e4", "", 0)
     slots[0].emitted += 2  # before the engine heard of the cancel
@@ -77,6 +88,7 @@ def test_what_ended_a_moment_ago_is_told_and_what_ended_long_ago_is_not():
     accounts.told(ended(3, 0, wire.OUTCOME_KIND_REJECTED), now=KEPT_S)
     gateway.batch = ended(4, 14)  # not handed out yet
     closings.cut(accounts, gateway, now=KEPT_S + 1.0)
+    closings.settle(lambda _: True, now=KEPT_S + 1.0)
     events = told(closings)
     assert {key: it.output_tokens for key, it in events.items()} == {"e2": 12, "e4": 14}
     assert events["e2"].cached_tokens == 2
@@ -86,9 +98,86 @@ def test_closings_that_a_gateway_took_with_it_are_given_to_the_next():
     second, closings, _ = world()
     second.carried([submit(1).closing], now=5.0)
     closings.cut(second, Gateway(2), now=6.0)
+    closings.settle(lambda _: True, now=6.0)
     assert set(told(closings)) == {"e1"}
     closings.cut(second, Gateway(2), now=5.1 + KEPT_S)
+    closings.settle(lambda _: True, now=5.1 + KEPT_S)
     assert not closings.has_work
+
+
+def test_closings_that_were_carried_long_ago_take_no_room():
+    accounts, _, _ = world()
+    for step in range(200):
+        accounts.carried([submit(1).closing] * 501, now=step * 10.0)
+    assert len(accounts._carried) <= 501 * (KEPT_S // 10 + 1)
+
+
+def test_an_answer_that_has_ended_is_kept_while_another_of_its_request_runs():
+    accounts, closings, gateway = world()
+    accounts.submitted([submit(1, of="e"), submit(2, of="e", part=1), submit(3)])
+    accounts.told(ended(1, 40), now=0.0)
+    for step in range(1, 10):  # others end meanwhile, and are forgotten
+        accounts.submitted([submit(10 + step)])
+        accounts.told(ended(10 + step, 1), now=step * KEPT_S)
+    gateway.requests = {2: running(2, 100)}
+    closings.cut(accounts, gateway, now=9 * KEPT_S + 1)
+    closings.settle(lambda _: True, now=9 * KEPT_S + 1)
+    events = [RequestEvent.FromString(data) for data in closings.take()]
+    parts = {it.part: it.output_tokens for it in events if it.event_id == "e"}
+    assert parts == {0: 40, 1: 100}
+
+
+def test_all_answers_of_a_request_are_kept_as_long_as_the_last_of_them():
+    accounts, closings, gateway = world()
+    accounts.submitted([submit(1, of="e"), submit(2, of="e", part=1)])
+    accounts.told(ended(1, 40), now=0.0)
+    accounts.told(ended(2, 50), now=2 * KEPT_S)
+    closings.cut(accounts, gateway, now=3 * KEPT_S - 1)
+    closings.settle(lambda _: True, now=3 * KEPT_S)
+    assert sorted(RequestEvent.FromString(it).output_tokens for it in closings.take()) == [40, 50]
+
+
+def test_what_is_kept_of_ended_answers_is_bounded():
+    accounts, _, _ = world()
+    large = RequestEvent(event_id="e", model="m" * 60_000).SerializeToString()
+    for handle in range(2000):
+        accounts.submitted([wire.Submit(handle=handle, closing=large)])
+        accounts.told(ended(handle, 1), now=0.0)
+    assert sum(len(it.closing) for it in accounts.ended(0.0)) <= KEPT_BYTES_MAX
+
+
+def test_cached_tokens_count_once_per_prompt():
+    data = submit(1, part=1).closing
+    placed = wire.Placed(handle=1, replica_id="r", cached_tokens=6)
+    assert RequestEvent.FromString(closed(data, 10, placed, "r")).cached_tokens == 0
+    data = submit(1).closing
+    assert RequestEvent.FromString(closed(data, 10, placed, "r")).cached_tokens == 6
+
+
+def test_many_ended_answers_are_closed_little_by_little():
+    accounts, closings, gateway = world()
+    for handle in range(1000):
+        accounts.submitted([submit(handle)])
+        accounts.told(ended(handle, 3), now=0.0)
+    closings.cut(accounts, gateway, now=1.0)
+    seen: list[int] = []
+    while closings.has_work:
+        closings.settle(lambda _: True, now=1.0)
+        seen.append(len(told(closings)))
+    assert sum(seen) == 1000
+    assert max(seen) <= 200
+
+
+def test_requests_of_which_nothing_is_known_make_their_hour_incomparable():
+    counts = TokenCounts("router", 1)
+    accounts = Accounts(counts)
+    hour_ms = 1000 * HOUR_MS
+    assert accounts.submitted([submit(1)])
+    assert not accounts.submitted([submit(2), wire.Submit(handle=3), submit(4)])
+    counts.mix(hour_ms + 5)
+    events = [RequestEvent.FromString(data) for data in counts.reports(hour_ms + 5)]
+    found = {it.received_at_unix_ms for it in events if it.model == OTHER}
+    assert found == {hour_ms, hour_ms - HOUR_MS}  # it may have come before the hour struck
 
 
 def test_a_gateway_that_tells_nothing_or_nonsense_harms_nobody():
@@ -96,6 +185,7 @@ def test_a_gateway_that_tells_nothing_or_nonsense_harms_nobody():
     accounts.submitted([wire.Submit(handle=1), wire.Submit(handle=2, closing=b"\xff\xff")])
     gateway.requests = {1: running(1, 3), 2: Request(handle=2, cell_id="c", prompt_tokens=7)}
     closings.cut(accounts, gateway, now=0.0)
+    closings.settle(lambda _: True, now=0.0)
     assert not closings.has_work
 
 

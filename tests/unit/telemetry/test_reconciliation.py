@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.reconciliation import Compared, State, compared, difference, mismatch_tokens
+from telemetry.reconciliation import (
+    OTHER,
+    Compared,
+    State,
+    compared,
+    difference,
+    mismatch_tokens,
+)
 
 HOUR_MS = 3_600_000
 
@@ -52,6 +59,25 @@ def test_nothing_is_said_before_its_time_or_without_the_counts_of_a_router() -> 
     early, killed = one(1, 100, closed_ms=2 * HOUR_MS - 1), one(1, 100, killed=[HOUR_MS])
     assert (early.state, killed.state) == (State.OPEN, State.UNKNOWN)
     assert mismatch_tokens([early, killed]) == 0
+
+
+def test_hours_with_tokens_of_unnamed_models_differ_only_as_far_as_is_known() -> None:
+    ledger = [
+        {"hour_ms": hour, "model": name, "ledger": 5} for hour in (0, HOUR_MS) for name in "ab"
+    ]
+    engines = [(0, "a", 5), (0, OTHER, 3), (HOUR_MS, "a", 5), (HOUR_MS, "b", 4)]
+    counted = [
+        {"hour_ms": hour, "model": name, "engines": tokens, "uncertain": 0, "discarded": 0}
+        for hour, name, tokens in engines
+    ]
+    found = compared(ledger, counted, [], 2 * HOUR_MS)
+    assert [(it.start_ms, it.model, it.state) for it in found] == [
+        (0, OTHER, State.UNKNOWN),
+        (0, "a", State.EQUAL),
+        (0, "b", State.UNKNOWN),
+        (HOUR_MS, "a", State.EQUAL),
+        (HOUR_MS, "b", State.DIFFERS),
+    ]
 
 
 def test_what_only_one_side_knows_is_found() -> None:

@@ -48,10 +48,12 @@ class ConnectRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., cancel_took: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("gateway_id",)
+    __slots__ = ("gateway_id", "takes_closings")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    TAKES_CLOSINGS_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
-    def __init__(self, gateway_id: _Optional[str] = ...) -> None: ...
+    takes_closings: bool
+    def __init__(self, gateway_id: _Optional[str] = ..., takes_closings: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun", "closing")
