@@ -152,7 +152,7 @@ def test_a_slow_base_gets_replicas_and_its_share_and_goes_back(real_stack, old_p
         assert done.returncode == 0, done.stdout + done.stderr
         until(lambda: len(replicas(admin, POOL)) == 2, "one for its share, and one more", streams)
         until(lambda: streams.served["2"], "the base serves", streams)
-        assert ready(admin, old_pool), "beside the one that was there"
+        until(lambda: ready(admin, old_pool), "beside the one that was there", streams)
         ended = until(lambda: over(admin), "the rollout ends", streams)
         before = streams.served.total()
         until(lambda: not replicas(admin, POOL), "its replicas are gone", streams)

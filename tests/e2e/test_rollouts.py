@@ -129,6 +129,7 @@ def test_a_good_release_takes_over_and_bad_ones_go_back(real_stack, models) -> N
         assert bool(failures) == (model == "roll-refused")
     with _public(real_stack) as public:  # nobody is sent to what was sent back
         for model in ("roll-refused", "roll-wrong"):
+            _until_nothing_splits(public, model)
             answers = [_ask(public, model, QUESTIONS[0]) for _ in range(20)]
             assert {answer.status_code for answer in answers} == {200}
             assert len({_text(answer) for answer in answers}) == 1
@@ -168,6 +169,15 @@ def _until_served(public: httpx.Client, models: dict[str, str]) -> None:
                 break
             Event().wait(1)
         assert answer.status_code == 200, answer.text
+
+
+def _until_nothing_splits(public: httpx.Client, model: str) -> None:
+    """Wait until the gateway has heard of the end, too: then no release is named."""
+    for _ in range(WAIT_S):
+        if "x-sluice-release" not in _ask(public, model, QUESTIONS[0]).headers:
+            return
+        Event().wait(1)
+    raise AssertionError(f"{model}: requests are still split")
 
 
 def _ended(admin: httpx.Client, model: str) -> dict:
