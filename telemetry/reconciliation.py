@@ -125,7 +125,7 @@ def compared(
             state = State.OPEN
         elif hour_ms in unknown:
             state = State.UNKNOWN
-        elif not difference(told, engines, uncertain):
+        elif model != OTHER and not difference(told, engines, uncertain):
             state = State.EQUAL
         else:
             state = State.UNKNOWN if hour_ms in mixed else State.DIFFERS

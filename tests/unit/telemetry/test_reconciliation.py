@@ -65,7 +65,7 @@ def test_hours_with_tokens_of_unnamed_models_differ_only_as_far_as_is_known() ->
     ledger = [
         {"hour_ms": hour, "model": name, "ledger": 5} for hour in (0, HOUR_MS) for name in "ab"
     ]
-    engines = [(0, "a", 5), (0, OTHER, 3), (HOUR_MS, "a", 5), (HOUR_MS, "b", 4)]
+    engines = [(0, "a", 5), (0, OTHER, 0), (HOUR_MS, "a", 5), (HOUR_MS, "b", 4)]
     counted = [
         {"hour_ms": hour, "model": name, "engines": tokens, "uncertain": 0, "discarded": 0}
         for hour, name, tokens in engines
