@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 import termios
 import tty
@@ -91,7 +92,7 @@ def top(
                 await _printed(look, interval, show, once=once)
 
     try:
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt, asyncio.CancelledError):
             asyncio.run(run())
     except SourceError as error:
         raise fail(str(error)) from None
@@ -213,7 +214,12 @@ def _screen() -> Generator[None]:
 
 @contextmanager
 def _keys(ended: asyncio.Event) -> Generator[None]:
-    """Set the event when q is pressed, or when nobody can press anything any more."""
+    """Set the event when q is pressed, or when nobody can press anything any more.
+
+    Ctrl-C ends the task, also where whoever started this has it ignored.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "drawn by a task"
     loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
 
     def read() -> None:
@@ -222,9 +228,11 @@ def _keys(ended: asyncio.Event) -> Generator[None]:
             ended.set()
 
     loop.add_reader(descriptor, read)
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
     try:
         yield
     finally:
+        loop.remove_signal_handler(signal.SIGINT)
         loop.remove_reader(descriptor)
 
 

@@ -5,6 +5,7 @@ interlock. Both clean up when they are asked to end, and cannot when they are ki
 """
 
 import ctypes
+import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 _SHM = Path("/dev/shm")  # noqa: S108 - the kernel's, not a temporary folder of ours
 _SYSTEM_V = Path("/proc/sysvipc/shm")
 _IPC_RMID = 0
+_POLL_S = 0.05
 
 
 def mapped_files(pids: Iterable[int]) -> set[Path]:
@@ -52,11 +54,27 @@ def orphaned_ids(table: str, creators: Collection[int]) -> list[int]:
     return [int(row[1]) for row in rows if int(row[4]) in creators and int(row[6]) == 0]
 
 
-def remove_orphans(creators: Collection[int]) -> list[int]:
-    """Remove the System V segments that these ended processes made; return their ids."""
-    try:
-        found = orphaned_ids(_SYSTEM_V.read_text(), creators)
-    except OSError:
-        return []
+def is_attached(table: str, creators: Collection[int]) -> bool:
+    """Return whether somebody still has a segment of these; see `orphaned_ids`."""
+    rows = [line.split() for line in table.splitlines()[1:]]
+    return any(int(row[4]) in creators and int(row[6]) > 0 for row in rows)
+
+
+def remove_orphans(creators: Collection[int], patience_s: float = 5.0) -> list[int]:
+    """Remove the System V segments that these ended processes made; return their ids.
+
+    A process that is gone may still be attached: the kernel takes its memory apart after its end.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    return [number for number in found if libc.shmctl(number, _IPC_RMID, None) == 0]
+    removed: list[int] = []
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            table = _SYSTEM_V.read_text()
+        except OSError:
+            return removed
+        found = orphaned_ids(table, creators)
+        removed += [number for number in found if libc.shmctl(number, _IPC_RMID, None) == 0]
+        if not is_attached(table, creators) or time.monotonic() >= deadline:
+            return removed
+        time.sleep(_POLL_S)

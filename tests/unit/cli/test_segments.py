@@ -1,4 +1,15 @@
-from cli.stack.segments import mapped_files, orphaned_ids, remove_files, remove_orphans
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cli.stack.segments import (
+    is_attached,
+    mapped_files,
+    orphaned_ids,
+    remove_files,
+    remove_orphans,
+)
 
 TABLE = """\
        key      shmid perms     size  cpid  lpid nattch   uid   gid  cuid  cgid atime dtime ctime rss swap
@@ -18,3 +29,36 @@ def test_who_made_nothing_leaves_nothing() -> None:
     assert remove_orphans({2**22 + 1}) == []
     assert remove_files([], "no-such-prefix-of-sluice-") == []
     assert mapped_files([2**22 + 1]) == set()
+
+
+def test_those_of_others_count_as_attached_only_while_somebody_has_them() -> None:
+    assert is_attached(TABLE, {19309})
+    assert not is_attached(TABLE, {10085, 11662})
+
+
+CREATOR = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+number = libc.shmget(0, 4096, 0o600)
+assert number >= 0 and libc.shmat(number, None, 0) not in (None, ctypes.c_void_p(-1).value)
+if os.fork():
+    print(os.getpid(), number, flush=True)
+    os._exit(0)
+sys.stdin.read()
+"""
+
+
+def test_who_is_attached_yet_is_waited_for() -> None:
+    command = [sys.executable, "-c", CREATOR]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as made:
+        assert made.stdout is not None
+        assert made.stdin is not None
+        creator, number = map(int, made.stdout.readline().split())
+        table = Path("/proc/sysvipc/shm")
+        assert is_attached(table.read_text(), {creator})
+        with ThreadPoolExecutor(1) as pool:
+            removing = pool.submit(remove_orphans, {creator}, 60.0)
+            made.stdin.close()
+            assert removing.result() == [number]
+        assert orphaned_ids(table.read_text(), {creator}) == []
