@@ -34,7 +34,7 @@ test: setup ## All tests, on real servers from pip wheels, on up to four cores
 test-unit: setup ## Unit and simulation tests only (about two minutes)
 	@$(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
 
-test-last-release: setup ## The last release's tests of control plane and telemetry on the new schemas (six minutes)
+test-last-release: setup ## The last release's tests of control plane and telemetry on the new schemas (takes minutes)
 	@.ci/test-last-release $(ARGS)
 
 lint: setup ## ruff, pyright strict, import contracts, spelling, generated code and protocol definitions
