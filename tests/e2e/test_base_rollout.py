@@ -6,12 +6,15 @@ serve, gets its share of the streams, is found to be slower, and loses its repli
 
 import asyncio
 import json
+import os
 import random
 import shutil
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from threading import Event, Thread
 from typing import Any
 
@@ -28,18 +31,20 @@ SHIPPED = Path(__file__).parents[2] / "model_repo" / "default"
 MODEL, POOL = "roll-base", "roll-base-slow"
 # Of the feed-forward layers; 43 times the shipped one. A step takes some ten times as long, and the
 # engine starts nearly as fast: replicas that start must not make control slow, too.
-WIDTH = 16_384
+WIDTH = int(os.environ.get("SLUICE_E2E_WIDTH", "16384"))
+# SLUICE_E2E_SHARE=100 is the first stage of the default plan, and takes minutes.
+SHARE = int(os.environ.get("SLUICE_E2E_SHARE", "4000"))  # of 10,000
 # Only a gate ends the first stage: nobody waits for an hour.
 PLAN = {
     "stages": [
-        {"share": 4000, "duration_min_s": 3600, "duration_max_s": 7200},
+        {"share": SHARE, "duration_min_s": 3600, "duration_max_s": 7200},
         {"share": 10_000, "duration_min_s": 2},
     ],
 }
 QUESTIONS = ("Who are you?", "What is 3 + 4?", "Spell the word river", "Say hello")
 CLIENTS = 4
 TOKENS_MAX = 32
-WAIT_S = 300
+WAIT_S = 300 * 4000 // SHARE
 
 
 def write_slow_base(directory: Path) -> None:
@@ -66,6 +71,7 @@ class Streams:
     Attributes:
         served: Whole streams by the release that a split chose; empty: there was none.
         broken: Everything that was no whole stream, in words.
+        token_ms: Of whole streams, the mean time between tokens, by release.
     """
 
     def __init__(self, stack) -> None:
@@ -73,6 +79,7 @@ class Streams:
         self._stop = Event()
         self.served: Counter[str] = Counter()
         self.broken: list[str] = []
+        self.token_ms: defaultdict[str, list[float]] = defaultdict(list)
 
     async def _client(self, client: openai.AsyncOpenAI, chosen: random.Random) -> None:
         while not self._stop.is_set():
@@ -85,15 +92,18 @@ class Streams:
                     stream=True,
                     extra_body={"session_id": f"{chosen.random()}"},
                 )
-                reason = None
+                reason, times = None, list[float]()
                 async for chunk in raw.parse():
+                    times.append(time.perf_counter())
                     for choice in chunk.choices:
                         reason = choice.finish_reason or reason
             except openai.APIError as error:
                 self.broken.append(repr(error))
                 continue
             if reason in {"stop", "length"}:
-                self.served[raw.headers.get("x-sluice-release", "")] += 1
+                release = raw.headers.get("x-sluice-release", "")
+                self.served[release] += 1
+                self.token_ms[release].append((times[-1] - times[0]) / len(times) * 1e3)
             else:
                 self.broken.append(f"ended with {reason}")
 
@@ -157,6 +167,8 @@ def test_a_slow_base_gets_replicas_and_its_share_and_goes_back(real_stack, old_p
         before = streams.served.total()
         until(lambda: not replicas(admin, POOL), "its replicas are gone", streams)
         until(lambda: streams.served.total() > before, "streams go on", streams)
+    token_ms = {release: round(median(taken), 1) for release, taken in streams.token_ms.items()}
+    print(dict(streams.served), token_ms, ended["verdict"])  # noqa: T201 - for -s
     assert ended["phase"] == "rolled_back", ended
     assert ended["verdict"]["metric"] in {"slow_tokens", "slow_first_token"}, ended["verdict"]
     assert streams.broken == []
