@@ -6,9 +6,21 @@ Every domain with tables of its own is imported here; nothing else imports this 
 from control_plane.access import tables as access
 from control_plane.artifacts import tables as artifacts
 from control_plane.audit import tables as audit
+from control_plane.budgets import tables as budgets
 from control_plane.distribution import tables as distribution
+from control_plane.fleet import hours_tables as hours
 from control_plane.quality import tables as quality
 from control_plane.rollouts import tables as rollouts
 from control_plane.tables import metadata
 
-__all__ = ["access", "artifacts", "audit", "distribution", "metadata", "quality", "rollouts"]
+__all__ = [
+    "access",
+    "artifacts",
+    "audit",
+    "budgets",
+    "distribution",
+    "hours",
+    "metadata",
+    "quality",
+    "rollouts",
+]

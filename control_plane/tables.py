@@ -49,6 +49,11 @@ def count_column(name: str) -> Column[int]:
     )
 
 
+def sum_column(name: str) -> Column[int]:
+    """Return a column of sums and of times in Unix milliseconds: 64 bits."""
+    return Column(name, BigInteger, nullable=False, server_default="0")
+
+
 def flag_column(name: str) -> Column[bool]:
     """Return a column that is false unless it is set."""
     return Column(name, Boolean, nullable=False, server_default=text("false"))
@@ -222,6 +227,15 @@ splits = Table(
     count_column("share"),
     count_column("mirrored"),
     Column("salt", Text, nullable=False),
+)
+
+# Budgets of a tenant that are used up, so that gateways refuse it; written with the states of its
+# budgets. No row: none is.
+budget_stops = Table(
+    "budget_stops",
+    metadata,
+    Column("id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True),
+    Column("stops", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
 )
 
 # `target` is what readers are told; the columns behind it keep what it names from going away.

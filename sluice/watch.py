@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 KINDS = (
     *("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas"),
-    *("aliases", "releases", "splits"),
+    *("aliases", "releases", "splits", "budget_stops"),
 )
 
 # First word of a snapshot file; then the SHA-256 of what follows the line, and the kinds in it.
@@ -79,6 +79,7 @@ class ControlState:
         self.aliases: dict[str, wire.Alias] = {}
         self.releases: dict[str, wire.Release] = {}
         self.splits: dict[str, wire.Split] = {}
+        self.budget_stops: dict[str, wire.BudgetStops] = {}
 
     def of_kind(self, kind: str) -> dict[str, Message]:
         """Return the objects of one of `KINDS`."""

@@ -57,6 +57,7 @@ KINDS = {
         Kind("aliases", tables.aliases, wire.Alias),
         Kind("releases", tables.releases, wire.Release),
         Kind("splits", tables.splits, wire.Split),
+        Kind("budget_stops", tables.budget_stops, wire.BudgetStops),
     )
 }
 

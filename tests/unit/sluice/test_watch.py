@@ -27,6 +27,7 @@ _CLASSES = {
     "aliases": wire.Alias,
     "releases": wire.Release,
     "splits": wire.Split,
+    "budget_stops": wire.BudgetStops,
 }
 _FIELDS = {
     "tiers": "rpm",
@@ -40,6 +41,7 @@ _FIELDS = {
     "aliases": "target",
     "releases": "pool_id",
     "splits": "share",
+    "budget_stops": "stops",
 }
 # A change: (kind, id, new value or None to remove).
 _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))
@@ -48,6 +50,8 @@ _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))
 def _message(kind: str, key: str, value: int) -> object:
     name = "digest" if kind == "bases" else "id"
     content = str(value) if kind in {"aliases", "releases"} else value
+    if kind == "budget_stops":
+        content = [wire.BudgetStop(amount=value)]
     return _CLASSES[kind](**{name: key, _FIELDS[kind]: content})
 
 

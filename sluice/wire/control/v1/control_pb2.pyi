@@ -50,14 +50,16 @@ class WatchRequest(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., instance_id: _Optional[str] = ..., address: _Optional[str] = ..., known_version: _Optional[int] = ..., takes_parts: _Optional[bool] = ...) -> None: ...
 
 class ConfirmRequest(_message.Message):
-    __slots__ = ("gateway_id", "version", "oldest_open_unix_ms")
+    __slots__ = ("gateway_id", "version", "oldest_open_unix_ms", "missing_bases")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     OLDEST_OPEN_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_BASES_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     version: int
     oldest_open_unix_ms: int
-    def __init__(self, gateway_id: _Optional[str] = ..., version: _Optional[int] = ..., oldest_open_unix_ms: _Optional[int] = ...) -> None: ...
+    missing_bases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, gateway_id: _Optional[str] = ..., version: _Optional[int] = ..., oldest_open_unix_ms: _Optional[int] = ..., missing_bases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ConfirmResponse(_message.Message):
     __slots__ = ()
@@ -90,7 +92,7 @@ class WatchResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., upserts: _Optional[_Union[Objects, _Mapping]] = ..., removals: _Optional[_Union[Removals, _Mapping]] = ..., is_heartbeat: _Optional[bool] = ..., is_part: _Optional[bool] = ...) -> None: ...
 
 class Objects(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +104,7 @@ class Objects(_message.Message):
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     RELEASES_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_STOPS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedCompositeFieldContainer[Tier]
     tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
     keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
@@ -113,10 +116,11 @@ class Objects(_message.Message):
     aliases: _containers.RepeatedCompositeFieldContainer[Alias]
     releases: _containers.RepeatedCompositeFieldContainer[Release]
     splits: _containers.RepeatedCompositeFieldContainer[Split]
-    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ...) -> None: ...
+    budget_stops: _containers.RepeatedCompositeFieldContainer[BudgetStops]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ...) -> None: ...
 
 class Removals(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +132,7 @@ class Removals(_message.Message):
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     RELEASES_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_STOPS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedScalarFieldContainer[str]
     tenants: _containers.RepeatedScalarFieldContainer[str]
     keys: _containers.RepeatedScalarFieldContainer[str]
@@ -139,7 +144,8 @@ class Removals(_message.Message):
     aliases: _containers.RepeatedScalarFieldContainer[str]
     releases: _containers.RepeatedScalarFieldContainer[str]
     splits: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ...) -> None: ...
+    budget_stops: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("rpm", "tpm", "requests_max", "context_tokens_max")
@@ -303,6 +309,30 @@ class Split(_message.Message):
     mirrored: int
     salt: str
     def __init__(self, id: _Optional[str] = ..., rollout_id: _Optional[str] = ..., control: _Optional[str] = ..., canary: _Optional[str] = ..., share: _Optional[int] = ..., mirrored: _Optional[int] = ..., salt: _Optional[str] = ...) -> None: ...
+
+class BudgetStops(_message.Message):
+    __slots__ = ("id", "stops")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    stops: _containers.RepeatedCompositeFieldContainer[BudgetStop]
+    def __init__(self, id: _Optional[str] = ..., stops: _Optional[_Iterable[_Union[BudgetStop, _Mapping]]] = ...) -> None: ...
+
+class BudgetStop(_message.Message):
+    __slots__ = ("name", "model_id", "unit", "amount", "period", "ends_at_unix_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    ENDS_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model_id: str
+    unit: str
+    amount: int
+    period: str
+    ends_at_unix_ms: int
+    def __init__(self, name: _Optional[str] = ..., model_id: _Optional[str] = ..., unit: _Optional[str] = ..., amount: _Optional[int] = ..., period: _Optional[str] = ..., ends_at_unix_ms: _Optional[int] = ...) -> None: ...
 
 class Alias(_message.Message):
     __slots__ = ("id", "owner_tenant_id", "target")

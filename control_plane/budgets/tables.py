@@ -1,0 +1,70 @@
+"""Rows of budgets, and of how much of each is used.
+
+Whom gateways refuse (`budget_stops`) is in `control_plane.tables`, with all that they are told.
+"""
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Index,
+    Integer,
+    Table,
+    Text,
+    func,
+    text,
+)
+
+from control_plane.tables import metadata, sum_column, words_column
+
+budgets = Table(
+    "budgets",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), nullable=False),
+    Column("name", Text, nullable=False),  # unique for the tenant; what people call it
+    words_column("model_id"),  # empty: all models
+    Column("unit", Text, nullable=False),
+    Column("amount", BigInteger, CheckConstraint("amount >= 1", name="amount"), nullable=False),
+    Column("period", Text, nullable=False),
+    Column(
+        "cached_percent",
+        Integer,
+        CheckConstraint("cached_percent BETWEEN 0 AND 100", name="cached_percent"),
+        nullable=False,
+        server_default="100",
+    ),
+    Column("soft_percents", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
+    Column("on_exhausted", Text, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+Index("uq_budgets_name", budgets.c.tenant_id, budgets.c.name, unique=True)
+
+# What the ledger said of the period when it was last asked; no row: it has not been asked yet.
+budget_states = Table(
+    "budget_states",
+    metadata,
+    Column("budget_id", Text, ForeignKey("budgets.id", ondelete="CASCADE"), primary_key=True),
+    sum_column("starts_at_unix_ms"),
+    sum_column("ends_at_unix_ms"),
+    sum_column("requests"),
+    sum_column("prompt_tokens"),
+    sum_column("cached_tokens"),
+    sum_column("output_tokens"),
+    Column("state", Text, nullable=False, index=True),
+    Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("looked_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    sum_column("ingested_until_unix_ms"),
+)
+
+# Who does something that one control plane at a time shall do, and how long it may be silent.
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("holder", Text, nullable=False),
+    Column("expires_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
