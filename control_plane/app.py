@@ -26,6 +26,8 @@ from control_plane.distribution.model import Limits
 from control_plane.distribution.service import LIMITS, DistributionService
 from control_plane.fleet import preparation
 from control_plane.fleet.agents import AgentService
+from control_plane.fleet.hours_repository import prune_intervals
+from control_plane.fleet.hours_routes import HoursRoutes
 from control_plane.fleet.routes import FleetRoutes
 from control_plane.fleet.service import Fleet
 from control_plane.http.keys import KeyRoutes
@@ -83,8 +85,12 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         stack.push_async_callback(database.close)
         feed = Feed(database)
         metrics = Metrics()
-        prune = partial(prune_audit, kept_days=settings.audit_days)
-        fleet = Fleet(database, feed, prune=(prune_answers, prune), show=metrics.show_unplaced)
+        prunes = (
+            prune_answers,
+            partial(prune_audit, kept_days=settings.audit_days),
+            partial(prune_intervals, kept_days=settings.replica_hours_days),
+        )
+        fleet = Fleet(database, feed, prunes, metrics.show_unplaced)
         rollouts = await _rollouts(stack, database, settings, metrics)
         background = await stack.enter_async_context(asyncio.TaskGroup())
         artifacts = _artifacts(database, settings)
@@ -135,6 +141,7 @@ def admin_routes(
         *tenants.routes(database),
         *models.routes(database),
         *FleetRoutes(database).routes(),
+        *HoursRoutes(database).routes(),
         *KeyRoutes(database, ADMIN_KEYS).routes(),
         *AuditRoutes(database).routes(),
     ]

@@ -37,6 +37,7 @@ class Settings(ServiceSettings):
         distribution_node_bytes_per_second: What a node can send to others, and receive.
         distribution_store_bytes_per_second: What the nodes of one region may read from the store.
         audit_days: For which rows of the audit log are kept.
+        replica_hours_days: For which it is kept which replicas ran when.
         quality_pool_hour_max: So many replicas of a pool are quarantined within an hour, at most.
         quality_node_day_max: So many replicas of a node within a day.
     """
@@ -62,6 +63,7 @@ class Settings(ServiceSettings):
     distribution_node_bytes_per_second: Annotated[float, Field(ge=1)] = 1.25e9
     distribution_store_bytes_per_second: Annotated[float, Field(ge=1)] = 6.25e9
     audit_days: Annotated[int, Field(ge=1, le=36_500)] = 400
+    replica_hours_days: Annotated[int, Field(ge=1, le=36_500)] = 400
     quality_pool_hour_max: Annotated[int, Field(ge=0)] = 3
     quality_node_day_max: Annotated[int, Field(ge=0)] = 3
 
@@ -90,5 +92,6 @@ class MigrateSettings(ServiceSettings):
     distribution_node_bytes_per_second: str = ""
     distribution_store_bytes_per_second: str = ""
     audit_days: str = ""
+    replica_hours_days: str = ""
     quality_pool_hour_max: str = ""
     quality_node_day_max: str = ""

@@ -1,7 +1,5 @@
 """REST of the audit log: read only, newest first."""
 
-from datetime import datetime
-
 from aiohttp import web
 from sqlalchemy import select
 
@@ -9,9 +7,9 @@ from control_plane.access.roles import Action
 from control_plane.audit.tables import audit
 from control_plane.database import Database
 from control_plane.http import describe
+from control_plane.http.bodies import moment
 from control_plane.http.resources import Values, page
 from control_plane.http.routes import Route
-from sluice.errors import BadRequestError, ErrorCode
 
 _FILTERS = {"actor": audit.c.actor_id, "kind": audit.c.kind, "object_id": audit.c.object_id}
 
@@ -37,20 +35,8 @@ class AuditRoutes:
             if (wanted := request.query.get(name)) is not None:
                 query = query.where(column == wanted.replace("\0", ""))
         if (since := request.query.get("since")) is not None:
-            query = query.where(audit.c.at >= _moment(since))
+            query = query.where(audit.c.at >= moment(since, "since"))
         return await page(self._database, query, audit.c.id, request, _show, newest_first=True)
-
-
-def _moment(text: str) -> datetime:
-    """Return the moment of a text in ISO 8601 with a time zone; BadRequestError if it is none."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        message = "since: a moment like 2030-12-31T23:59:59Z is expected"
-        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="since")
-    return moment
 
 
 def _show(row: Values) -> Values:

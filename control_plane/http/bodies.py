@@ -1,7 +1,8 @@
-"""Reading request bodies: JSON objects, validated, with the first mistake named."""
+"""Reading requests: bodies of JSON, validated, with the first mistake named; ids and moments."""
 
 import asyncio
 from collections.abc import Callable
+from datetime import datetime
 from typing import TypeVar
 
 from aiohttp import web
@@ -46,3 +47,15 @@ def path_id(
         return check(value)
     except ValueError as error:
         raise BadRequestError(ErrorCode.INVALID_REQUEST, f"{name}: {error}", param=name) from None
+
+
+def moment(text: str, name: str) -> datetime:
+    """Return the moment of a text in ISO 8601 with a time zone; BadRequestError if it is none."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        message = f"{name}: a moment like 2030-12-31T23:59:59Z is expected"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
+    return found

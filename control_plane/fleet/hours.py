@@ -1,0 +1,118 @@
+"""Replica-hours out of when replicas came and went; pure.
+
+PostgreSQL sums up the begins and ends of intervals by hour; here they become hours. So it takes as
+long as there are intervals, however many hours each of them lasts.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+HOUR_US = 3_600_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Of replicas: how many there are, or for how many microseconds they were.
+
+    Attributes:
+        running: That serve, or finish what they have.
+        reserved: That are starting or have failed: they have their places.
+        accelerators: That were given to them.
+        unassigned: Of the replicas, those that were given none, so may use all of a node.
+    """
+
+    running: int = 0
+    reserved: int = 0
+    accelerators: int = 0
+    unassigned: int = 0
+
+    def plus(self, other: "Held", times: int = 1) -> "Held":
+        """Return the sum with so many times the other one."""
+        return Held(
+            self.running + other.running * times,
+            self.reserved + other.reserved * times,
+            self.accelerators + other.accelerators * times,
+            self.unassigned + other.unassigned * times,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Begins (+) and ends (-) of intervals of a group within one bucket of time.
+
+    Attributes:
+        name: Of the group: a pool or a node.
+        bucket_us: Unix time of the bucket's begin.
+        change: By how many there are more at its end than at its begin.
+        inside: For how long what has changed was there, until the bucket's end.
+    """
+
+    name: str
+    bucket_us: int
+    change: Held
+    inside: Held
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a group held within one bucket; microseconds."""
+
+    name: str
+    bucket_us: int
+    held: Held
+
+    @property
+    def id(self) -> str:
+        """Sorts as rows do, within one answer."""
+        return f"{self.bucket_us:020d}/{self.name}"
+
+    def as_json(self, start: str) -> dict[str, Any]:
+        """Return what is shown of it, in hours."""
+        held = self.held
+        return {
+            "id": self.id,
+            "start": start,
+            "name": self.name,
+            "replica_hours": _hours(held.running + held.reserved),
+            "running_hours": _hours(held.running),
+            "reserved_hours": _hours(held.reserved),
+            "accelerator_hours": _hours(held.accelerators),
+            "unassigned_hours": _hours(held.unassigned),
+        }
+
+
+def _hours(microseconds: int) -> float:
+    return round(microseconds / HOUR_US, 9)
+
+
+def buckets(span_us: tuple[int, int], *, are_hours: bool) -> list[tuple[int, int]]:
+    """Return the buckets of a span with their parts of it: hours of UTC, or one for all."""
+    begin, end = span_us
+    if not are_hours:
+        return [span_us]
+    starts = range(begin // HOUR_US * HOUR_US, end, HOUR_US)
+    return [(max(begin, start), min(end, start + HOUR_US)) for start in starts]
+
+
+def rows(edges: Iterable[Edges], parts: Iterable[tuple[int, int]]) -> list[Row]:
+    """Return what each group held in each bucket in which it held something, in order of time.
+
+    Args:
+        edges: At most one of a group and bucket, each named by the begin of the bucket's part.
+        parts: From `buckets`, in order.
+    """
+    at: dict[int, list[Edges]] = defaultdict(list)
+    for edge in edges:
+        at[edge.bucket_us].append(edge)
+    there: dict[str, Held] = {}
+    found: list[Row] = []
+    for begin, end in parts:
+        held = {name: Held().plus(count, end - begin) for name, count in there.items()}
+        for edge in at[begin]:
+            held[edge.name] = held.get(edge.name, Held()).plus(edge.inside)
+            there[edge.name] = there.get(edge.name, Held()).plus(edge.change)
+        there = {name: count for name, count in there.items() if count != Held()}
+        found += [Row(name, begin, it) for name, it in sorted(held.items()) if it != Held()]
+    return found

@@ -1,0 +1,42 @@
+"""When replicas held their places on nodes; triggers on `replicas` write it (migration 0013).
+
+So it is in the transaction of every change, whoever makes it, and a replica that goes with its pool
+is not forgotten. It refers to nothing: what was paid stays when pools and nodes are gone.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Identity,
+    Index,
+    Integer,
+    Table,
+    Text,
+    text,
+)
+
+from control_plane.tables import metadata
+
+# A replica that is starting, or has failed, has its place and its accelerators, too: only
+# `is_running` tells them apart. An interval that is open lasts until its node was last seen.
+replica_intervals = Table(
+    "replica_intervals",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    *(
+        Column(name, Text, nullable=False)
+        for name in ("replica_id", "pool_id", "node_id", "cell_id", "region")
+    ),
+    Column("is_running", Boolean, nullable=False),
+    Column("accelerators", Integer, nullable=False),  # given to it; 0: it may use all
+    Column("began_at", DateTime(timezone=True), nullable=False),
+    Column("ended_at", DateTime(timezone=True), index=True),
+    Index(
+        "ix_replica_intervals_open",
+        "replica_id",
+        unique=True,
+        postgresql_where=text("ended_at IS NULL"),
+    ),
+)

@@ -1,0 +1,81 @@
+"""Hours out of begins and ends are those of the intervals, however they are cut; by hypothesis."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.fleet.hours import HOUR_US, Edges, Held, Row, buckets, rows
+
+_TIME = st.integers(0, 8 * HOUR_US)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A replica's, in microseconds."""
+
+    name: str
+    begin: int
+    end: int
+    is_running: bool
+    accelerators: int
+
+    @property
+    def counts(self) -> Held:
+        running = int(self.is_running)
+        return Held(running, 1 - running, self.accelerators, int(not self.accelerators))
+
+    def cut(self, span: tuple[int, int]) -> tuple[int, int]:
+        return max(self.begin, span[0]), min(self.end, span[1])
+
+    def held(self, part: tuple[int, int]) -> Held:
+        begin, end = self.cut(part)
+        return Held().plus(self.counts, max(0, end - begin))
+
+
+INTERVALS = st.lists(
+    st.builds(Interval, st.sampled_from("pq"), _TIME, _TIME, st.booleans(), st.integers(0, 8))
+)
+
+
+def edges(
+    intervals: list[Interval], span: tuple[int, int], parts: list[tuple[int, int]]
+) -> list[Edges]:
+    """What PostgreSQL makes of intervals (`hours_repository`)."""
+    found: dict[tuple[str, int], Edges] = {}
+    for interval in intervals:
+        begin, end = interval.cut(span)
+        if end <= begin:
+            continue
+        for at, sign in ((begin, 1), (end, -1)):
+            for part in parts:
+                if part[0] <= at < part[1]:
+                    key = interval.name, part[0]
+                    known = found.get(key, Edges(*key, Held(), Held()))
+                    found[key] = Edges(
+                        *key,
+                        known.change.plus(interval.counts, sign),
+                        known.inside.plus(interval.counts, sign * (part[1] - at)),
+                    )
+    return list(found.values())
+
+
+@given(INTERVALS, st.tuples(_TIME, _TIME).filter(lambda it: it[0] < it[1]), st.booleans())
+def test_each_bucket_has_what_intervals_have_in_it(intervals, span, are_hours) -> None:
+    parts = buckets(span, are_hours=are_hours)
+    assert sum(end - begin for begin, end in parts) == span[1] - span[0]
+    wanted: list[Row] = []
+    for part in parts:
+        for name in "pq":
+            held = Held()
+            for interval in intervals:
+                if interval.name == name:
+                    held = held.plus(interval.held(part))
+            if held != Held():
+                wanted.append(Row(name, part[0], held))
+    found = rows(edges(intervals, span, parts), parts)
+    assert found == wanted
+    ids = [row.id for row in found]
+    assert ids == sorted(ids)
+    assert max(Counter(ids).values(), default=1) == 1, "pages go on behind an id"
