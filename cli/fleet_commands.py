@@ -6,6 +6,7 @@ import typer
 
 from cli.admin import AsJson, ask, delete_one, given
 from cli.api import Api, Json
+from cli.hours_commands import hours
 from cli.node_commands import nodes
 from cli.render import show_fields, show_json, show_objects
 
@@ -13,6 +14,7 @@ fleet = typer.Typer(help="Pools, cells, replicas, nodes and routers.", no_args_i
 pool = typer.Typer(help="Replicas with one base and engine.", no_args_is_help=True)
 fleet.add_typer(pool, name="pool")
 fleet.add_typer(nodes, name="nodes")
+fleet.command("hours")(hours)
 
 _POOL = ("id", "engine", "replicas_wanted", "cell_replicas_max", "roles", "needs", "base_digest")
 _GIB = 1 << 30

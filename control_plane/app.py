@@ -26,6 +26,7 @@ from control_plane.distribution.model import Limits
 from control_plane.distribution.service import LIMITS, DistributionService
 from control_plane.fleet import preparation
 from control_plane.fleet.agents import AgentService
+from control_plane.fleet.hours import Clock
 from control_plane.fleet.hours_repository import prune_intervals
 from control_plane.fleet.hours_routes import HoursRoutes
 from control_plane.fleet.routes import FleetRoutes
@@ -90,7 +91,8 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             partial(prune_audit, kept_days=settings.audit_days),
             partial(prune_intervals, kept_days=settings.replica_hours_days),
         )
-        fleet = Fleet(database, feed, prunes, metrics.show_unplaced)
+        clock = Clock(metrics.count_replica_seconds)
+        fleet = Fleet(database, feed, prunes, metrics.show_unplaced, clock)
         rollouts = await _rollouts(stack, database, settings, metrics)
         background = await stack.enter_async_context(asyncio.TaskGroup())
         artifacts = _artifacts(database, settings)

@@ -58,6 +58,13 @@ class Metrics:
             "Replicas that are wanted and find no place on any node; told by who leads the fleet",
             registry=self.registry,
         )
+        self._replica_s = Counter(
+            "llm_replica_seconds_total",
+            "How long replicas had their places, running or reserved (starting, failed); of the"
+            " control plane that leads, so sum them up. The record is `sluice fleet hours`",
+            ["pool", "state"],
+            registry=self.registry,
+        )
         self._define_distribution()
         self._define_rollouts()
         self.quality = QualityMetrics(self.registry)
@@ -144,6 +151,10 @@ class Metrics:
     def show_unplaced(self, count: int) -> None:
         """Show how many replicas find no place; 0 from those that do not lead."""
         self._unplaced.set(count)
+
+    def count_replica_seconds(self, pool_id: str, state: str, seconds: float) -> None:
+        """Count how long replicas of a pool were `running` or `reserved`."""
+        self._replica_s.labels(pool_id, state).inc(seconds)
 
     def render(self, feed: Feed) -> bytes:
         """Return everything in Prometheus' text format; the gauges say what the feed holds now."""

@@ -4,11 +4,16 @@ PostgreSQL sums up the begins and ends of intervals by hour; here they become ho
 long as there are intervals, however many hours each of them lasts.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from control_plane.fleet.model import Replica, ReplicaState
+
+# As the trigger of migration 0013 has them.
+_RUNNING = (ReplicaState.READY, ReplicaState.DRAINING)
+_NOTHING = (ReplicaState.LOST, ReplicaState.STOPPED)
 HOUR_US = 3_600_000_000
 
 
@@ -116,3 +121,28 @@ def rows(edges: Iterable[Edges], parts: Iterable[tuple[int, int]]) -> list[Row]:
         there = {name: count for name, count in there.items() if count != Held()}
         found += [Row(name, begin, it) for name, it in sorted(held.items()) if it != Held()]
     return found
+
+
+class Clock:
+    """Adds up replica-seconds while this control plane leads; the metric, not the record."""
+
+    def __init__(self, count: Callable[[str, str, float], None]) -> None:
+        """Prepare; `count` is told pool, `running` or `reserved`, and seconds of replicas."""
+        self._count = count
+        self._last_s: float | None = None
+
+    def tick(self, now_s: float, replicas: Iterable[Replica]) -> None:
+        """Count the time since the last tick for what is there now."""
+        since_s = 0.0 if self._last_s is None else now_s - self._last_s
+        self._last_s = now_s
+        there = Counter(
+            (replica.pool_id, "running" if replica.state in _RUNNING else "reserved")
+            for replica in replicas
+            if replica.state not in _NOTHING
+        )
+        for (pool_id, state), replicas_count in there.items():
+            self._count(pool_id, state, replicas_count * since_s)
+
+    def stop(self) -> None:
+        """Count nothing until the next tick: somebody else leads, or nobody."""
+        self._last_s = None

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.database import Database, DatabaseDownError, end_frozen
 from control_plane.fleet import cells as cell_model
 from control_plane.fleet import model, preparation, repository
+from control_plane.fleet.hours import Clock
 from control_plane.fleet.liveness import Liveness
 from control_plane.fleet.planner import plan_replicas
 from control_plane.fleet.presence import Presence
@@ -40,7 +41,12 @@ class Fleet:
     """Owns the presence of routers, and the loop."""
 
     def __init__(
-        self, database: Database, feed: Feed, prune: Sequence[Prune], show: Callable[[int], None]
+        self,
+        database: Database,
+        feed: Feed,
+        prune: Sequence[Prune],
+        show: Callable[[int], None],
+        clock: Clock,
     ) -> None:
         """Prepare.
 
@@ -49,11 +55,13 @@ class Fleet:
             feed: Says that something has changed.
             prune: Delete old rows of others, now and then, in the leader's step.
             show: Told how many replicas find no place; 0 while another control plane leads.
+            clock: Counts replica-seconds while this one does.
         """
         self._database = database
         self._feed = feed
         self._prune = prune
         self._show = show
+        self._clock = clock
         self._wake = asyncio.Event()
         self.presence = Presence(self._wake.set)
         self._liveness = Liveness(self.presence)
@@ -84,6 +92,7 @@ class Fleet:
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("fleet_step_failed", error=str(getattr(error, "reason", error)))
                 self._heard_since = time.monotonic()
+                self._clock.stop()
             await self._pause(changed)
 
     async def _look_for_missing(self) -> None:
@@ -131,6 +140,7 @@ class Fleet:
             cells = await repository.cells(connection)  # before the pools: then none lacks its pool
             pools = await repository.pools(connection)
             replicas = await repository.replicas(connection)
+            self._clock.tick(time.monotonic(), replicas)
             spread = cell_model.spread_pools(pools, cells, replicas)
             if spread.is_change:
                 await self._spread(connection, spread)
@@ -146,6 +156,7 @@ class Fleet:
                 self._pruned_at = time.monotonic()
         else:
             self._show(0)
+            self._clock.stop()
         return departed, gone
 
     @staticmethod

@@ -138,6 +138,13 @@ async def test_a_cordoned_node_gets_nothing_and_a_drained_one_is_empty(
             await sluice("nodes", "uncordon", one)
             await sluice("nodes", "drain", two, "--no-wait")
             await eventually(lambda: len(first.desired.replicas) == 3, "and all the way back")
+            rows = json.loads(await sluice("hours", "--by", "node", "--from", "1h", "--json"))
+            recorded = {row["name"]: row for row in rows}
+            for node_id in (one, two):
+                hours = recorded[node_id]
+                assert hours["replica_hours"] == hours["unassigned_hours"] > 0
+                assert hours["running_hours"] > 0
+            assert pool_id in await sluice("hours", "--by", "hour")
     rows = (await plane.admin.get("/v1/audit", params={"object_id": one})).json()["data"]
     assert [row["action"] for row in rows] == ["change"] * 3
     assert "is not lost" in await sluice("nodes", "forget", one, status=1)

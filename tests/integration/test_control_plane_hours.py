@@ -163,3 +163,33 @@ async def test_nothing_is_counted_twice_when_a_step_runs_again_and_old_ones_go(d
     await database.run(lambda it: it.execute(closed))
     await _run(database, prune_intervals, kept_days=1)
     assert [it.ended_at for it in await _intervals(database)] == [None]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_hours_come_in_pages_and_wrong_questions_are_told(shared_control_plane) -> None:
+    plane = shared_control_plane
+    query = {"from": "2026-01-01T00:00:00Z", "limit": 1}
+
+    async def get(**changes: Any) -> Any:
+        return await plane.admin.get("/v1/replica-hours", params=query | changes)
+
+    wrong = (
+        ({"by": "cell"}, "by"),
+        ({"from": "yesterday"}, "from"),
+        ({"to": "2025-12-31T00:00:00Z"}, "from"),
+        ({"from": "2020-01-01T00:00:00Z"}, "from"),
+        ({"limit": 10_001}, "limit"),
+    )
+    for changes, param in wrong:
+        answer = await get(**changes)
+        assert (answer.status_code, param in answer.json()["detail"]) == (400, True), answer.text
+    names: list[str] = []
+    after = ""
+    while True:
+        found = (await get(by="node", after=after)).json()
+        names += [row["name"] for row in found["data"]]
+        if not found["has_more"]:
+            break
+        after = found["data"][-1]["id"]
+    whole = (await get(by="node", limit=10_000)).json()
+    assert names == [row["name"] for row in whole["data"]]

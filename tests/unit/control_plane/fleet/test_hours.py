@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.fleet.hours import HOUR_US, Edges, Held, Row, buckets, rows
+from control_plane.fleet.hours import HOUR_US, Clock, Edges, Held, Row, buckets, rows
+from control_plane.fleet.model import Replica, ReplicaState
 
 _TIME = st.integers(0, 8 * HOUR_US)
 
@@ -79,3 +80,16 @@ def test_each_bucket_has_what_intervals_have_in_it(intervals, span, are_hours) -
     ids = [row.id for row in found]
     assert ids == sorted(ids)
     assert max(Counter(ids).values(), default=1) == 1, "pages go on behind an id"
+
+
+def test_seconds_are_counted_while_we_lead() -> None:
+    counted: Counter[tuple[str, str]] = Counter()
+    clock = Clock(lambda pool, state, seconds: counted.update({(pool, state): seconds}))
+    states = ("READY", "DRAINING", "STARTING", "FAILED", "LOST", "STOPPED")
+    replicas = [Replica(it, "p", "p-0", "n", state=ReplicaState[it]) for it in states]
+    clock.tick(100.0, replicas)
+    clock.tick(103.0, replicas)
+    clock.stop()
+    clock.tick(200.0, replicas)
+    clock.tick(201.5, replicas[:1])
+    assert counted == {("p", "running"): 7.5, ("p", "reserved"): 6.0}

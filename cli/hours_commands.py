@@ -1,0 +1,56 @@
+"""`sluice fleet hours`: how long replicas were there."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from cli.admin import AsJson, ask, given
+from cli.audit_commands import since_moment
+from cli.render import console, show_json, table
+
+_HOURS = (
+    *("replica_hours", "running_hours", "reserved_hours", "accelerator_hours"),
+    "unassigned_hours",
+)
+
+
+class By(StrEnum):
+    """What one row is about."""
+
+    POOL = "pool"
+    NODE = "node"
+    HOUR = "hour"
+
+
+def hours(
+    *,
+    by: Annotated[By, typer.Option(help="What a row is about; hour: and pool.")] = By.POOL,
+    since: Annotated[
+        str, typer.Option("--from", "--since", help="30d ago, as 30d; or a moment.")
+    ] = "1d",
+    until: Annotated[
+        str | None, typer.Option("--to", "--until", help="Like --from. Default: now.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show for how many hours replicas had their places, as the control plane recorded it."""
+    now = datetime.now(UTC)
+    query = given(
+        by=by.value,
+        to=since_moment(until, now, "--to") if until else None,
+        **{"from": since_moment(since, now, "--from")},
+    )
+    rows = ask(lambda api: api.list("/v1/replica-hours", **query))
+    if as_json:
+        show_json(rows)
+        return
+    names = ("start", "name") if by is By.HOUR else ("name",)
+    cells = [
+        (*(row[name] for name in names), *(f"{row[name]:,.2f}" for name in _HOURS)) for row in rows
+    ]
+    totals = (f"{sum(row[name] for row in rows):,.2f}" for name in _HOURS)
+    cells.append(("total", *("" for _ in names[1:]), *totals))
+    shown = ("start", "pool") if by is By.HOUR else (by.value,)
+    console().print(table((*shown, *_HOURS), cells, right=" ".join(_HOURS)))
