@@ -22,11 +22,12 @@ CLOSED_AFTER_MS = 3_600_000
 _TOO_MANY_ROWS = 396
 _ISO = "formatDateTime({}, '%Y-%m-%dT%H:%i:%SZ')"
 
-# Copies for shadow stages are nobody's use. FINAL: one row per event although duplicates may not be
-# merged yet; they are always in the same partition, because they have the same time.
-#
 # Prompt tokens count when they were computed, as in the gateway's limits and metrics: not those of
 # what was refused, or left the queue, before it had a place. Events of embeddings hold only those.
+PROMPT_COUNTS = "status < 400 OR output > 0 OR replica_id != '' OR endpoint = '/v1/embeddings'"
+
+# Copies for shadow stages are nobody's use. FINAL: one row per event although duplicates may not be
+# merged yet; they are always in the same partition, because they have the same time.
 _USAGE = """
 SELECT
     {start} AS start,
@@ -35,10 +36,7 @@ SELECT
     model,
     count() AS requests,
     countIf(status >= 400) AS failed_requests,
-    sumIf(
-        prompt,
-        status < 400 OR output > 0 OR replica_id != '' OR endpoint = '/v1/embeddings'
-    ) AS prompt_tokens,
+    sumIf(prompt, {prompt_counts}) AS prompt_tokens,
     sum(cached) AS cached_tokens,
     sum(output) AS output_tokens,
     countIf(is_late) AS late_requests,
@@ -185,6 +183,7 @@ def _sql(*, is_typed: bool = False) -> str:
         start="bucket" if is_typed else _ISO.format("bucket"),
         corrected=_ISO.format("maxIf(ingested_at, is_late)"),
         rows_max=ROWS_MAX,
+        prompt_counts=PROMPT_COUNTS,
     )
 
 

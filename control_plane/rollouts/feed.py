@@ -112,7 +112,7 @@ class TelemetryFeed:
                 asyncio.timeout(_DEADLINE_S),
                 self._session.get(url, params=query) as response,
             ):
-                body = await _read(response)
+                body = await read_bounded(response)
                 if response.status != 200:
                     text = body[:200].decode(errors="replace")
                     raise FeedDownError(f"{url} answers {response.status}: {text}")
@@ -230,7 +230,8 @@ def _histogram(buckets: dict[int, int]) -> Histogram:
     return Histogram(tuple(buckets.get(bucket, 0) for bucket in range(BUCKETS)))
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
+async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an answer; FeedDownError when it has more than 16 MiB."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece

@@ -1,0 +1,141 @@
+"""Where usage comes from: sums of the ledger, from the telemetry service."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from control_plane.budgets.model import Span, Usage
+from control_plane.rollouts.feed import FeedDownError, read_bounded
+
+DEADLINE_S = 20.0  # a month of a large fleet is summed when it is asked for
+TENANTS_MAX = 500  # of one call
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the ledger has of some tenants in one span of time.
+
+    Attributes:
+        usage: By tenant and model that answered.
+        ingested_until_ms: Unix time up to which it has all events; 0: it does not know.
+    """
+
+    usage: Mapping[tuple[str, str], Usage]
+    ingested_until_ms: int
+
+    def by_tenant(self) -> Mapping[str, Usage]:
+        """Return the same without models."""
+        found: defaultdict[str, Usage] = defaultdict(Usage)
+        for (tenant_id, _), usage in self.usage.items():
+            found[tenant_id] += usage
+        return found
+
+
+class UsageFeed(Protocol):
+    """What the loop of budgets reads."""
+
+    async def usage(self, span: Span, tenant_ids: Collection[str]) -> Ledger:
+        """Return what at most `TENANTS_MAX` tenants used; those that used nothing are missing.
+
+        Raises:
+            FeedDownError: The peer is away, slow, or tells nonsense.
+        """
+        ...
+
+
+class NoUsage:
+    """The feed of a control plane without a telemetry service."""
+
+    async def usage(self, span: Span, tenant_ids: Collection[str]) -> Ledger:
+        """Raise FeedDownError."""
+        raise FeedDownError(
+            f"no usage of {len(tenant_ids)} tenants since {span.start_ms}: "
+            "CONTROL_PLANE__TELEMETRY_URL is not set"
+        )
+
+
+@asynccontextmanager
+async def open_feed(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[UsageFeed]:
+    """Open a feed; the telemetry service need not be there.
+
+    Args:
+        telemetry_url: Of the service; empty: there is none.
+        telemetry_key: The admin key that it takes.
+    """
+    if not telemetry_url:
+        yield NoUsage()
+        return
+    async with aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {telemetry_key}"},
+        timeout=aiohttp.ClientTimeout(total=DEADLINE_S),
+        trust_env=False,
+    ) as session:
+        yield TelemetryUsage(session, telemetry_url)
+
+
+class TelemetryUsage:
+    """Asks the telemetry service (`POST /v1/usage/totals`)."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = f"{url.rstrip('/')}/v1/usage/totals"
+
+    async def usage(self, span: Span, tenant_ids: Collection[str]) -> Ledger:
+        """Return what the tenants used."""
+        assert len(tenant_ids) <= TENANTS_MAX, len(tenant_ids)
+        asked = {
+            "from_unix_ms": span.start_ms,
+            "to_unix_ms": span.end_ms,
+            "tenant_ids": sorted(tenant_ids),
+        }
+        try:
+            async with (
+                asyncio.timeout(DEADLINE_S),
+                self._session.post(self._url, json=asked) as response,
+            ):
+                body = await read_bounded(response)
+                if response.status != 200:
+                    text = body[:200].decode(errors="replace")
+                    raise FeedDownError(f"{self._url} answers {response.status}: {text}")
+                answer = _Answer.model_validate_json(body)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise FeedDownError(f"{self._url} does not answer: {error!r}") from error
+        except ValidationError as error:
+            raise FeedDownError(f"{self._url} is not understood: {error}") from error
+        if not {row.tenant_id for row in answer.data} <= set(tenant_ids):
+            raise FeedDownError(f"{self._url} tells of tenants that nobody asked for")
+        usage = {(row.tenant_id, row.model): row.usage() for row in answer.data}
+        return Ledger(usage, answer.ingested_until_unix_ms)
+
+
+_Number = Annotated[int, Field(ge=0)]
+
+
+class _Told(BaseModel):
+    """A part of the answer; a newer service may say more."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+class _ToldUsage(_Told):
+    tenant_id: str
+    model: str
+    requests: _Number
+    prompt_tokens: _Number
+    cached_tokens: _Number
+    output_tokens: _Number
+
+    def usage(self) -> Usage:
+        sums = (self.prompt_tokens, self.cached_tokens, self.output_tokens)
+        return Usage(self.requests, *sums)
+
+
+class _Answer(_Told):
+    ingested_until_unix_ms: _Number
+    data: list[_ToldUsage]

@@ -1,0 +1,189 @@
+"""Budgets: what a tenant may use in a period, and what follows from what it has used; pure.
+
+The ledger decides, not the past: the same usage always gives the same state. So a correction that
+lowers usage, a larger amount and a new period open again what was used up.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from control_plane.fields import Body, checked_id
+
+BUDGETS_MAX = 16  # of a tenant: gateways look at all that are used up
+AMOUNT_MAX = 2**53  # JSON numbers are exact up to there
+
+
+class Unit(StrEnum):
+    """What is counted."""
+
+    TOKENS = "tokens"
+    REQUESTS = "requests"
+
+
+class Period(StrEnum):
+    """For which time an amount is; in UTC."""
+
+    DAY = "day"
+    MONTH = "month"
+
+
+class OnExhausted(StrEnum):
+    """What follows when the amount is used up."""
+
+    STOP = "stop"
+    ALERT = "alert"
+
+
+class State(StrEnum):
+    """How far a budget is used; the words that are shown, stored and counted."""
+
+    OK = "ok"
+    SOFT = "soft"
+    EXHAUSTED = "exhausted"
+
+
+UNKNOWN = "unknown"  # the ledger has not been asked about the present period yet
+
+
+def _model_or_any(value: str) -> str:
+    return checked_id(value) if value else ""
+
+
+def _ascending(values: list[int]) -> list[int]:
+    return sorted(set(values))
+
+
+def _default_percents() -> list[int]:
+    return [80]
+
+
+class BudgetBody(Body):
+    """An amount that a tenant may use in each day or month of UTC.
+
+    `tokens` are those of prompts and answers; of prompt tokens that were found in a prefix cache
+    only `cached_percent` count. `model_id` narrows it to the requests that one model answers.
+    `soft_percents` of the amount are reported when they are reached. When all is used, `stop`
+    refuses new requests until the period ends, `alert` only reports it.
+    """
+
+    unit: Annotated[Unit, Field(strict=False)] = Unit.TOKENS
+    amount: Annotated[int, Field(ge=1, le=AMOUNT_MAX)]
+    period: Annotated[Period, Field(strict=False)] = Period.MONTH
+    model_id: Annotated[str, AfterValidator(_model_or_any)] = ""
+    cached_percent: Annotated[int, Field(ge=0, le=100)] = 100
+    soft_percents: Annotated[
+        list[Annotated[int, Field(ge=1, le=99)]],
+        Field(max_length=8, default_factory=_default_percents),
+        AfterValidator(_ascending),
+    ]
+    on_exhausted: Annotated[OnExhausted, Field(strict=False)] = OnExhausted.STOP
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A period, in Unix milliseconds; the end is no part of it."""
+
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the ledger has of a tenant in a period; `cached_tokens` are prompt tokens, too."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a decision needs of a budget; the fields are those of `BudgetBody`."""
+
+    unit: Unit
+    amount: int
+    period: Period
+    cached_percent: int
+    soft_percents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert self.amount >= 1, self.amount
+
+    def used(self, usage: Usage) -> int:
+        """Return what counts of some usage, in the budget's unit, rounded down."""
+        if self.unit is Unit.REQUESTS:
+            return usage.requests
+        cached = min(usage.cached_tokens, usage.prompt_tokens)
+        prompt = usage.prompt_tokens - cached + cached * self.cached_percent // 100
+        return prompt + usage.output_tokens
+
+    def reached_percent(self, usage: Usage) -> int:
+        """Return the highest of the soft percents that is reached; 0: none is."""
+        used = self.used(usage) * 100
+        reached = (it for it in self.soft_percents if used >= it * self.amount)
+        return max(reached, default=0)
+
+    def state(self, usage: Usage) -> State:
+        """Return what follows from what was used in the present period."""
+        if self.used(usage) >= self.amount:
+            return State.EXHAUSTED
+        return State.SOFT if self.reached_percent(usage) else State.OK
+
+
+def span_at(period: Period, now_ms: int) -> Span:
+    """Return the day or calendar month of UTC that a moment lies in."""
+    now = datetime.fromtimestamp(now_ms // 1000, UTC)
+    start = now.replace(hour=0, minute=0, second=0)
+    if period is Period.DAY:
+        end = start + timedelta(days=1)
+    else:
+        start = start.replace(day=1)
+        end = (start + timedelta(days=31)).replace(day=1)
+    return Span(round(start.timestamp()) * 1000, round(end.timestamp()) * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A budget of a tenant and what is known of it; the state is that of a period."""
+
+    name: str
+    model_id: str
+    budget: Budget
+    on_exhausted: OnExhausted
+    state: State
+    span: Span
+
+
+def stops(standings: Iterable[Standing], now_ms: int) -> list[dict[str, Any]]:
+    """Return what gateways are told of a tenant's budgets, as fields of `BudgetStop`.
+
+    A period that has ended stops nobody, whatever was used in it.
+    """
+    return [
+        {
+            "name": it.name,
+            "model_id": it.model_id,
+            "unit": str(it.budget.unit),
+            "amount": it.budget.amount,
+            "period": str(it.budget.period),
+            "ends_at_unix_ms": it.span.end_ms,
+        }
+        for it in sorted(standings, key=lambda it: it.name)
+        if it.on_exhausted is OnExhausted.STOP
+        and it.state is State.EXHAUSTED
+        and now_ms < it.span.end_ms
+    ]

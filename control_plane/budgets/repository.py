@@ -1,0 +1,255 @@
+"""Rows of budgets, their states, and whom gateways stop.
+
+Whatever changes a budget or its state holds the rows of all budgets of that tenant, in the order of
+their ids, and writes the tenant's stops anew from all of them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, case, delete, func, or_, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.budgets import model
+from control_plane.budgets.model import Budget, OnExhausted, Period, Span, Standing, State, Usage
+from control_plane.budgets.tables import budget_states, budgets, leases
+from control_plane.rollouts.repository import clock_ms
+from control_plane.tables import budget_stops
+
+Values = dict[str, Any]
+_LEASE = "budgets"
+_SUMS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
+_HAS_STATE = budgets.c.id == budget_states.c.budget_id
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A budget whose usage is to be read; what was asked for has to hold when it is written."""
+
+    id: str
+    tenant_id: str
+    model_id: str
+    period: Period
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the ledger said; times are Unix ms.
+
+    Attributes:
+        due: What it was asked for.
+        span: The period that the usage is of.
+        usage: Of the tenant, and of the budget's model if it has one.
+        looked_at_ms: When it was asked; an older reading never replaces a newer one.
+        ingested_until_ms: How far the ledger was by then; 0: it did not know.
+    """
+
+    due: Due
+    span: Span
+    usage: Usage
+    looked_at_ms: int
+    ingested_until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A budget that has another state than before, or the state of another period."""
+
+    tenant_id: str
+    name: str
+    state: State
+    used: int
+    amount: int
+
+
+def with_states() -> Select[Any]:
+    """Return the query of all budgets, each with its state (NULL: none)."""
+    return select(budgets, budget_states).outerjoin(budget_states, _HAS_STATE)
+
+
+def shown_state(now_ms: int) -> ColumnElement[str]:
+    """Return the state of a row of `with_states` in SQL: that of another period says nothing."""
+    is_present = func.coalesce(budget_states.c.ends_at_unix_ms, 0) > now_ms
+    return case((is_present, budget_states.c.state), else_=model.UNKNOWN)
+
+
+async def hold_lease(connection: AsyncConnection, holder: str, lease_s: float) -> bool:
+    """Take the lease if nobody holds it, or keep it; return whether it is the holder's now."""
+    now = func.clock_timestamp()
+    values = {"holder": holder, "expires_at": now + func.make_interval(0, 0, 0, 0, 0, 0, lease_s)}
+    is_free = or_(leases.c.holder == holder, leases.c.expires_at < now)
+    taken = insert(leases).values(name=_LEASE, **values)
+    query = taken.on_conflict_do_update(index_elements=["name"], set_=values, where=is_free)
+    return await connection.scalar(query.returning(leases.c.holder)) == holder
+
+
+async def due(connection: AsyncConnection, interval_s: float, count_max: int) -> list[Due]:
+    """Return budgets whose usage is unknown or was read long ago, those first."""
+    states, now_ms = budget_states.c, await clock_ms(connection)
+    is_due = or_(
+        states.budget_id.is_(None),
+        states.ends_at_unix_ms <= now_ms,
+        states.looked_at <= moment(now_ms - round(interval_s * 1000)),
+    )
+    query = (
+        select(budgets.c.id, budgets.c.tenant_id, budgets.c.model_id, budgets.c.period)
+        .outerjoin(budget_states, _HAS_STATE)
+        .where(is_due)
+        .order_by(states.looked_at.nulls_first(), budgets.c.id)
+        .limit(count_max)
+    )
+    found = (await connection.execute(query)).tuples()
+    return [Due(one, tenant, model_id, Period(period)) for one, tenant, model_id, period in found]
+
+
+async def lock(connection: AsyncConnection, tenant_ids: Iterable[str]) -> list[Values]:
+    """Return the budgets of tenants, with their states, held until the transaction ends."""
+    query = with_states().where(budgets.c.tenant_id.in_(sorted(set(tenant_ids))))
+    query = query.order_by(budgets.c.id).with_for_update(of=budgets)
+    rows = (await connection.execute(query)).mappings()
+    return [{str(name): value for name, value in row.items()} for row in rows]
+
+
+async def write_readings(connection: AsyncConnection, readings: Sequence[Reading]) -> list[Change]:
+    """Store what the ledger said of some budgets, and whom it stops; return what changed.
+
+    A budget that was written meanwhile, so that something else is to be asked, is left out.
+    """
+    by_id = {reading.due.id: reading for reading in readings}
+    tenants = {reading.due.tenant_id for reading in readings}
+    rows = await lock(connection, tenants)
+    changes: list[Change] = []
+    written: list[Values] = []
+    for row in rows:
+        reading = by_id.get(row["id"])
+        if reading is None or not _fits(row, reading):
+            continue
+        change = take(row, reading)
+        written.append({column.name: row[column.name] for column in budget_states.c})
+        changes += [] if change is None else [change]
+    if written:
+        made = insert(budget_states).values(written)
+        new = {c.name: made.excluded[c.name] for c in budget_states.c if not c.primary_key}
+        await connection.execute(made.on_conflict_do_update(index_elements=["budget_id"], set_=new))
+    await write_stops(connection, tenants, rows)
+    return changes
+
+
+def _fits(row: Values, reading: Reading) -> bool:
+    """Return whether a reading is of what the budget counts now, and news of it."""
+    asked = (reading.due.model_id, str(reading.due.period))
+    if asked != (row["model_id"], row["period"]):
+        return False
+    looked_at = row["looked_at"]
+    return looked_at is None or looked_at <= moment(reading.looked_at_ms)
+
+
+def take(row: Values, reading: Reading) -> Change | None:
+    """Put a reading into a row of `with_states`; return what changed by it."""
+    usage, span, kept = reading.usage, reading.span, budget_of(row)
+    before = (row["state"], row["starts_at_unix_ms"])
+    state = kept.state(usage)
+    is_news = before != (str(state), span.start_ms)
+    looked_at = moment(reading.looked_at_ms)
+    row |= {name: getattr(usage, name) for name in _SUMS}
+    row |= {
+        "budget_id": row["id"],
+        "starts_at_unix_ms": span.start_ms,
+        "ends_at_unix_ms": span.end_ms,
+        "state": str(state),
+        "since": looked_at if is_news else row["since"],
+        "looked_at": looked_at,
+        "ingested_until_unix_ms": reading.ingested_until_ms,
+    }
+    if before[0] == str(state):  # the same in a new period is nothing to tell
+        return None
+    used = kept.used(usage)
+    return Change(row["tenant_id"], row["name"], state, used, row["amount"])
+
+
+async def decide_again(connection: AsyncConnection, budget_id: str, row: Values) -> None:
+    """Let what is known of the usage have the consequences that a written budget gives it."""
+    state = str(budget_of(row).state(usage_of(row)))
+    if state == row["state"]:
+        return
+    row |= {"state": state, "since": moment(await clock_ms(connection))}
+    query = budget_states.update().where(budget_states.c.budget_id == budget_id)
+    await connection.execute(query.values(state=state, since=row["since"]))
+
+
+async def write_stops(
+    connection: AsyncConnection, tenant_ids: Iterable[str], rows: Iterable[Values]
+) -> None:
+    """Tell gateways which budgets of tenants are used up.
+
+    Args:
+        connection: Holds the rows of all budgets of these tenants.
+        tenant_ids: Whose stops are written.
+        rows: All their budgets, as they are now.
+    """
+    now_ms = await clock_ms(connection)
+    of_tenant: dict[str, list[Standing]] = {tenant_id: [] for tenant_id in tenant_ids}
+    for row in rows:
+        if row["state"] is not None:
+            of_tenant[row["tenant_id"]].append(_standing(row))
+    told = {tenant_id: model.stops(known, now_ms) for tenant_id, known in of_tenant.items()}
+    if stopped := [{"id": key, "stops": stops} for key, stops in sorted(told.items()) if stops]:
+        made = insert(budget_stops).values(stopped)
+        stops = made.excluded.stops
+        is_news = budget_stops.c.stops != stops
+        await connection.execute(
+            made.on_conflict_do_update(index_elements=["id"], set_={"stops": stops}, where=is_news)
+        )
+    free = sorted(key for key, stops in told.items() if not stops)
+    await connection.execute(delete(budget_stops).where(budget_stops.c.id.in_(free)))
+
+
+async def summary(connection: AsyncConnection) -> tuple[Mapping[str, int], float]:
+    """Return how many budgets have which state, and how long ago the oldest was looked at (s)."""
+    now_ms = await clock_ms(connection)
+    state = shown_state(now_ms)
+    oldest = func.min(func.coalesce(budget_states.c.looked_at, budgets.c.created_at))
+    query = select(state, func.count(), oldest).select_from(
+        budgets.outerjoin(budget_states, _HAS_STATE)
+    )
+    counts: dict[str, int] = {}
+    age_s = 0.0
+    for name, count, looked_at in (await connection.execute(query.group_by(state))).tuples():
+        counts[name] = count
+        age_s = max(age_s, now_ms / 1000 - looked_at.timestamp())
+    return counts, age_s
+
+
+def budget_of(row: Mapping[str, Any]) -> Budget:
+    """Return what a row decides by."""
+    return Budget(
+        model.Unit(row["unit"]),
+        row["amount"],
+        Period(row["period"]),
+        row["cached_percent"],
+        tuple(row["soft_percents"]),
+    )
+
+
+def usage_of(row: Mapping[str, Any]) -> Usage:
+    """Return the usage in a row of `with_states` that has a state."""
+    return Usage(*(row[name] for name in _SUMS))
+
+
+def moment(unix_ms: int) -> datetime:
+    """Return a moment as PostgreSQL takes it."""
+    return datetime.fromtimestamp(unix_ms / 1000, UTC)
+
+
+def _standing(row: Values) -> Standing:
+    return Standing(
+        row["name"],
+        row["model_id"],
+        budget_of(row),
+        OnExhausted(row["on_exhausted"]),
+        State(row["state"]),
+        Span(row["starts_at_unix_ms"], row["ends_at_unix_ms"]),
+    )
