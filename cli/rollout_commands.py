@@ -17,6 +17,7 @@ from cli.stack_commands import fail
 
 rollouts = typer.Typer(help="Releases on their way to all requests.", no_args_is_help=True)
 
+_STANDS = ("phase", "reason", "stage", "explanation", "waiting_for", "problem")
 _SHOWN = ("id", "model_id", "canary", "phase", "reason", "stage", "share", "explanation")
 _EVENTS = ("at", "event", "actor_id", "phase", "reason", "stage", "share", "detail")
 _STAGES = ("share", "duration_min_s", "sample_min", "duration_max_s", "is_shadow")
@@ -189,6 +190,7 @@ def _show(found: Json, *, as_json: bool) -> None:
         return
     told = ("id", "model_id", "control", "canary", "phase", "reason", "explanation")
     fields = {name: found[name] for name in told}
+    fields |= {name: found[name] for name in ("waiting_for", "problem") if found.get(name)}
     show_fields(fields | {"stage": _stage(found), "share": _percent(found), "seen": _seen(found)})
     rows = [
         (
@@ -243,7 +245,7 @@ async def _follow(api: Api, rollout: str, *, as_json: bool) -> Json:
                 completed=min(found["watched_s"], total),
                 seen=_seen(found),
             )
-            stands = tuple(found[name] for name in ("phase", "reason", "stage", "explanation"))
+            stands = tuple(found.get(name, "") for name in _STANDS)
             if stands != told:
                 told = stands
                 sys.stdout.write((json.dumps(found) if as_json else _line(found)) + "\n")
@@ -266,5 +268,6 @@ async def _polled(api: Api, path: str) -> Json:
 
 
 def _line(found: Json) -> str:
-    why = f": {found['explanation']}" if found["explanation"] else ""
+    reasons = (found["explanation"], found.get("waiting_for", ""), found["problem"])
+    why = "".join(f": {reason}" for reason in reasons if reason)
     return f"{found['phase']}, stage {_stage(found)}, share {_percent(found)}{why}"

@@ -96,6 +96,7 @@ class Gateway:
             settings.instance_id,
             self.watcher.state,
             self.open_requests,
+            self._missing_bases,
         )
         self.copies = Copies(
             assets=self.assets,
@@ -191,7 +192,12 @@ class Gateway:
 
     def _make_http(self) -> HttpRunner:
         settings = self.settings
-        envelope = Envelope(self.routes(), self.metrics, log_every=settings.log_every)
+        envelope = Envelope(
+            self.routes(),
+            self.metrics,
+            log_every=settings.log_every,
+            trace_share=settings.trace_share,
+        )
         limits = ServerLimits(
             connections_max=settings.connections_max,
             head_timeout_s=settings.head_timeout_s,
@@ -308,6 +314,12 @@ class Gateway:
                     models = [*self.watcher.state.models.values(), *self.directory.canaries()]
                     wanted = {(self.directory.generates_text(m), m.base_digest) for m in models}
             missing = {it for it in sorted(wanted) if not await self._load(*it)}
+            self.confirmations.look_again()
+
+    def _missing_bases(self) -> set[str]:
+        """Return the bases of what is rolled out that cannot be served here yet."""
+        coming = {model.base_digest for model in self.directory.canaries()}
+        return {digest for digest in coming if not self.assets.has(digest)}
 
     async def _load(self, is_chat: bool, digest: str) -> bool:
         try:

@@ -11,5 +11,7 @@ TEXT_FILES: Final = (
     "config.json",
     "generation_config.json",
 )
+# Bases that a gateway tells the control plane of at once: it cannot serve them yet.
+MISSING_BASES_MAX = 64
 # What artifacts are allowed for a tokenizer; the other files have lower limits.
 TEXT_FILE_BYTES_MAX: Final = 64 << 20

@@ -2,6 +2,7 @@
 
 from control_plane.database import Database
 from control_plane.rollouts import repository
+from control_plane.rollouts.facts import Confirmation
 
 _DEADLINE_S = 2.0  # gateways say it again anyway
 
@@ -12,13 +13,12 @@ class Confirmations:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def confirm(self, gateway_id: str, version: int, oldest_open_ms: int) -> None:
-        """Keep the version of the state, and when (Unix ms; 0: none) the oldest request came.
+    async def confirm(self, said: Confirmation) -> None:
+        """Keep what a gateway says.
 
         Raises:
             DatabaseDownError: Nothing was kept.
         """
         await self._database.run(
-            lambda connection: repository.confirm(connection, gateway_id, version, oldest_open_ms),
-            deadline_s=_DEADLINE_S,
+            lambda connection: repository.confirm(connection, said), deadline_s=_DEADLINE_S
         )

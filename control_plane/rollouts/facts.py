@@ -41,11 +41,23 @@ class Gateway:
         oldest_open_ms: When the longest-running request was received that a split decided about;
             0: there is none.
         seen_ms: When it said so.
+        missing_bases: Digests of what is rolled out that it cannot serve yet.
     """
 
     version: int
     oldest_open_ms: int
     seen_ms: int
+    missing_bases: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """What a gateway's worker process says of itself; see `Gateway`."""
+
+    gateway_id: str
+    version: int
+    oldest_open_ms: int
+    missing_bases: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,21 @@ def is_confirmed(gateways: Sequence[Gateway], version: int, changed_ms: int, now
     if here:
         return all(one.version >= version for one in here)
     return now_ms - changed_ms > GATEWAY_LIVE_S * 1000
+
+
+def held_stages(
+    rollout: Rollout, gateways: Sequence[Gateway], base_digest: str, now_ms: int
+) -> frozenset[int]:
+    """Return the stages that may not open, or be the last, before all gateways can serve the base.
+
+    A gateway that cannot sends those whom the split draws for canary to control. That does no harm
+    while the share is what it is, so the stage that goes on is not held: only what comes next, and
+    the end, with which control would be gone.
+    """
+    if all(base_digest not in one.missing_bases for one in live(gateways, now_ms)):
+        return frozenset()
+    last = len(rollout.plan.stages) - 1
+    return (frozenset({rollout.wanted}) - {rollout.stage}) | {last}
 
 
 def evidence_until(gateways: Sequence[Gateway], now_ms: int) -> int:

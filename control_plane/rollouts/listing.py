@@ -6,14 +6,17 @@ rollout: it is shown with what is known besides it, and a `problem`.
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import ColumnElement, Select, and_, case, func, select
+from sqlalchemy import ColumnElement, Select, and_, any_, case, func, select
 
+from control_plane.models.model import RELEASE_MARK
+from control_plane.rollouts.facts import GATEWAY_LIVE_S
 from control_plane.rollouts.shown import SUMMARY, Standing, progress, unknown_progress
-from control_plane.rollouts.tables import rollouts
-from control_plane.tables import splits
+from control_plane.rollouts.tables import gateway_confirmations, rollouts
+from control_plane.tables import releases, splits
 
 Values = dict[str, Any]
 
@@ -35,8 +38,8 @@ def listed() -> Select[Any]:
 
 
 def with_state(query: Select[Any]) -> Select[Any]:
-    """Return the query with whole states, for a few."""
-    return query.add_columns(rollouts.c.state)
+    """Return the query with whole states, and who lacks what they need, for a few."""
+    return query.add_columns(rollouts.c.state, *_lacking())
 
 
 def summary(row: Values, unread: Mapping[str, str]) -> Values:
@@ -59,6 +62,22 @@ def _progress(row: Values, problem: str) -> Values:
         shares = row["split_share"], row["split_mirrored"]
         return unknown_progress(row["phase"], *shares, problem or why(error))
     return found | {"problem": problem}
+
+
+def _lacking() -> tuple[ColumnElement[Any], ...]:
+    """Return the base of canary, and the gateways that cannot serve it yet."""
+    t, gateway = rollouts.c, gateway_confirmations.c
+    canary = select(releases.c.base_digest).where(
+        releases.c.id == t.model_id + RELEASE_MARK + t.canary
+    )
+    base = canary.correlate(rollouts).scalar_subquery()
+    is_there = gateway.seen_at > func.now() - timedelta(seconds=GATEWAY_LIVE_S)
+    lacking = select(gateway.id).where(is_there, base == any_(gateway.missing_bases))
+    lacking = lacking.order_by(gateway.id).correlate(rollouts)
+    return (
+        base.label("canary_base"),
+        func.array(lacking.scalar_subquery()).label("lacking"),
+    )
 
 
 def why(error: ValidationError) -> str:

@@ -177,6 +177,9 @@ def _commanded(
             if rollout.is_waiting or event.stage != rollout.stage:
                 message = f"stage {event.stage} is not the one that can be ended now"
                 raise PlatformError(ErrorCode.CONFLICT, message)
+            if rollout.is_last and not rollout.is_ready:
+                message = f"stage {event.stage} cannot be ended: not everybody can serve it yet"
+                raise PlatformError(ErrorCode.CONFLICT, message)
             if rollout.phase is Phase.PAUSED:
                 rollout = _resumed(rollout, now_ms)
             return _stage_ended(rollout, now_ms)
@@ -211,9 +214,9 @@ def _wanting(rollout: Rollout, stage: int, now_ms: int) -> Rollout:
 
 
 def _stage_ended(rollout: Rollout, now_ms: int) -> Rollout:
-    if rollout.stage + 1 < len(rollout.plan.stages):
-        return _wanting(rollout, rollout.stage + 1, now_ms)
-    return replace(rollout, phase=Phase.DONE)
+    if rollout.is_last:
+        return replace(rollout, phase=Phase.DONE)
+    return _wanting(rollout, rollout.stage + 1, now_ms)
 
 
 def _after_ready(rollout: Rollout, stage: int, now_ms: int) -> Rollout:
@@ -333,7 +336,8 @@ def _after_time(rollout: Rollout, now_ms: int) -> Rollout:
 
 def _after_stage(rollout: Rollout, now_ms: int) -> Rollout:
     stage = rollout.current
-    if rollout.watched_ms < stage.duration_min_s * 1000:
+    is_over = rollout.watched_ms >= stage.duration_min_s * 1000
+    if not is_over or (rollout.is_last and not rollout.is_ready):
         return rollout
     if _is_sampled(rollout):
         return _stage_ended(rollout, now_ms)

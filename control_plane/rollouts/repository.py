@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.fleet.preparation import Release
 from control_plane.models.model import release_id
-from control_plane.rollouts.facts import Gateway
+from control_plane.rollouts.facts import Confirmation, Gateway
 from control_plane.rollouts.listing import why
 from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.state import ENDED, STATE, Phase, Reason, Rollout, Verdict, explain
@@ -303,16 +303,15 @@ async def split_version(connection: AsyncConnection, model_id: str) -> int:
     return int(await connection.scalar(newest) or 0)
 
 
-async def confirm(
-    connection: AsyncConnection, gateway_id: str, version: int, oldest_open_ms: int
-) -> None:
-    """Write down what a gateway's worker process decides by."""
+async def confirm(connection: AsyncConnection, said: Confirmation) -> None:
+    """Write down what a gateway's worker process decides by, and lacks."""
     values = {
-        "version": version,
-        "oldest_open_unix_ms": oldest_open_ms,
+        "version": said.version,
+        "oldest_open_unix_ms": said.oldest_open_ms,
+        "missing_bases": sorted(said.missing_bases),
         "seen_at": func.clock_timestamp(),
     }
-    made = insert(gateway_confirmations).values(id=gateway_id, **values)
+    made = insert(gateway_confirmations).values(id=said.gateway_id, **values)
     await connection.execute(made.on_conflict_do_update(index_elements=["id"], set_=values))
 
 
@@ -321,9 +320,12 @@ async def gateways(connection: AsyncConnection) -> list[Gateway]:
     t = gateway_confirmations.c
     lately = t.seen_at > func.now() - timedelta(minutes=1)
     rows = await connection.execute(
-        select(t.version, t.oldest_open_unix_ms, t.seen_at).where(lately)
+        select(t.version, t.oldest_open_unix_ms, t.seen_at, t.missing_bases).where(lately)
     )
-    return [Gateway(version, oldest, _ms(seen_at)) for version, oldest, seen_at in rows.tuples()]
+    return [
+        Gateway(version, oldest, _ms(seen_at), frozenset(missing))
+        for version, oldest, seen_at, missing in rows.tuples()
+    ]
 
 
 async def prune_gateways(connection: AsyncConnection) -> None:

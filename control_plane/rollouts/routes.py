@@ -176,7 +176,8 @@ class RolloutRoutes:
             more = unknown_details() | {"verdict": None, "version": row["version"]}
             return listing.summary(row, problem) | more
         verdict = None if state.verdict is None else repository.verdict_document(state.verdict)
-        more = details(state) | {"verdict": verdict, "version": row["version"]}
+        found = details(state, row["canary_base"], row["lacking"])
+        more = found | {"verdict": verdict, "version": row["version"]}
         return listing.summary(row, {}) | more
 
 

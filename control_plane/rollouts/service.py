@@ -222,7 +222,7 @@ class Rollouts:
             seen, is_confirmed=is_confirmed, gone=await repository.gone(connection, kept)
         )
         if seen.gone is None:
-            seen = await self._with_fleet(connection, kept, seen)
+            seen = await self._with_fleet(connection, kept, seen, now_ms)
             seen = replace(seen, windows=await self._with_golden(connection, kept, seen.windows))
         _, news = await effects.tell(connection, kept, facts.events(kept.state, seen), now_ms)
         return news
@@ -235,8 +235,10 @@ class Rollouts:
         version = await repository.split_version(connection, kept.model_id)
         return facts.is_confirmed(gateways, version, kept.split_ms, now_ms)
 
-    async def _with_fleet(self, connection: AsyncConnection, kept: Kept, seen: Facts) -> Facts:
-        """Ask the fleet to get ready where that is due, and add what it can serve."""
+    async def _with_fleet(
+        self, connection: AsyncConnection, kept: Kept, seen: Facts, now_ms: int
+    ) -> Facts:
+        """Ask the fleet to get ready where that is due, and add what it and gateways can serve."""
         in_question = facts.stages_in_question(kept.state)
         if not in_question:
             return seen
@@ -245,10 +247,12 @@ class Rollouts:
             if isinstance(action, Prepare):
                 await self._fleet.prepare(connection, *both, action.share)
         stages = kept.state.plan.stages
+        gateways = await repository.gateways(connection)
+        held = facts.held_stages(kept.state, gateways, both[1].base_digest, now_ms)
         ready = frozenset(
             {
                 stage
-                for stage in sorted(in_question)
+                for stage in sorted(in_question - held)
                 if await self._fleet.is_ready(connection, *both, stages[stage].share)
             }
         )

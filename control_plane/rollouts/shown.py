@@ -1,5 +1,6 @@
 """Rollouts as JSON, for people and programs; pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, log10
 from typing import Any, Self
@@ -9,6 +10,7 @@ from control_plane.rollouts.plan import Gate
 from control_plane.rollouts.state import NO_STAGE, Phase, Reason, Rollout, Verdict, explain
 
 Json = dict[str, Any]
+_DIGITS = 12  # of a digest, for people
 
 SUMMARY = (
     *("id", "model_id", "control", "canary", "owner_tenant_id", "phase", "reason", "stage"),
@@ -16,8 +18,9 @@ SUMMARY = (
     *("created_at", "started_at", "ended_at"),
 )
 DETAILS = (
-    *("wanted_stage", "is_ready", "watched_s", "watched_needed_s", "sample", "control_sample"),
-    *("sample_needed", "gates", "verdict", "evidence_until_unix_ms", "plan", "version"),
+    *("wanted_stage", "is_ready", "waiting_for", "watched_s", "watched_needed_s", "sample"),
+    *("control_sample", "sample_needed", "gates", "verdict", "evidence_until_unix_ms", "plan"),
+    "version",
 )
 EVENT = (
     *("id", "rollout_id", "at", "event", "actor_id", "phase", "reason", "stage", "wanted"),
@@ -121,6 +124,7 @@ def unknown_details() -> Json:
     return {
         "wanted_stage": NO_STAGE,
         "is_ready": False,
+        "waiting_for": "",
         **dict.fromkeys(counts, 0),
         "gates": [],
         "evidence_until_unix_ms": 0,
@@ -128,12 +132,34 @@ def unknown_details() -> Json:
     }
 
 
-def details(state: Rollout) -> Json:
-    """Return what is known of the stage, and what it takes to end it."""
+def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str]) -> str:
+    """Return what holds a rollout that waits, in one line; empty when it does not wait.
+
+    Args:
+        state: Of the rollout.
+        base_digest: Of canary; None: nobody knows its release any more.
+        lacking: Ids of the gateways that cannot serve it yet.
+    """
+    if not state.is_held:
+        return ""
+    if not lacking:
+        return f"replicas that can serve stage {max(state.wanted, state.stage)}: see their pool"
+    others = len(lacking) - 1
+    who = lacking[0] + (f" and {others} more" if others else "")
+    verb = "have" if others else "has"
+    return (
+        f"{who} {verb} not got the files of base {(base_digest or '')[:_DIGITS]} yet: the log of"
+        " the gateway says why (base_not_fetched, base_not_loaded); one that ends is not waited for"
+    )
+
+
+def details(state: Rollout, base_digest: str | None = None, lacking: Sequence[str] = ()) -> Json:
+    """Return what is known of the stage, and what it takes to end it; see `waiting_for`."""
     stage = None if state.stage == NO_STAGE else state.current
     return {
         "wanted_stage": state.wanted,
         "is_ready": state.is_ready,
+        "waiting_for": waiting_for(state, base_digest, lacking),
         "watched_s": state.watched_ms / 1000,
         "watched_needed_s": 0.0 if stage is None else stage.duration_min_s,
         "sample": state.sample,

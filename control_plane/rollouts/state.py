@@ -159,9 +159,21 @@ class Rollout:
         return self.wanted != self.stage
 
     @property
+    def is_last(self) -> bool:
+        """Whether the model stands for the release when this stage has ended."""
+        return self.stage + 1 == len(self.plan.stages)
+
+    @property
     def is_short_of_fleet(self) -> bool:
         """Whether the fleet has yet to get ready, for the next stage or again for this one."""
         return self.is_waiting or not self.is_ready
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it does not go on because of the fleet or of gateways."""
+        if self.phase is Phase.PAUSED:
+            return self.reason is Reason.NOT_READY
+        return self.phase in {Phase.SHADOW, Phase.RUNNING} and self.is_short_of_fleet
 
     @property
     def is_open(self) -> bool:

@@ -16,7 +16,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from control_plane.tables import count_column, flag_column, metadata, object_column, words_column
+from control_plane.tables import (
+    count_column,
+    flag_column,
+    list_column,
+    metadata,
+    object_column,
+    words_column,
+)
 
 
 def _moment(name: str) -> Column[datetime]:
@@ -89,4 +96,5 @@ gateway_confirmations = Table(
     Column("version", BigInteger, nullable=False),
     Column("oldest_open_unix_ms", BigInteger, nullable=False),
     Column("seen_at", DateTime(timezone=True), nullable=False),
+    list_column("missing_bases"),  # of what is rolled out: the gateway cannot serve them yet
 )

@@ -12,9 +12,11 @@ import grpc.aio
 import structlog
 
 from control_plane.database import DatabaseDownError
-from control_plane.fields import is_address, is_id
+from control_plane.fields import is_address, is_digest, is_id
+from control_plane.rollouts.facts import Confirmation
 from control_plane.watch.feed import Feed, Snapshot
 from control_plane.watch.history import joined
+from sluice.base_files import MISSING_BASES_MAX
 from sluice.wire.control.v1 import control_pb2 as wire
 
 log = structlog.get_logger(__name__)
@@ -42,7 +44,7 @@ class WatchService:
         present: Callable[[str, str], AbstractContextManager[None]],
         leave: Callable[[str], None],
         count: Callable[[str, int], None],
-        confirm: Callable[[str, int, int], Awaitable[None]],
+        confirm: Callable[[Confirmation], Awaitable[None]],
     ) -> None:
         """Prepare.
 
@@ -51,8 +53,7 @@ class WatchService:
             present: (router id, address) -> the router lives while this context is open.
             leave: Takes the id of a router that says goodbye.
             count: (role, +1 or -1) -> keeps the number of watchers.
-            confirm: Keeps what a gateway decides by: its id, the version, and when (Unix ms) the
-                oldest open request was received, 0 if none is.
+            confirm: Keeps what a gateway says of itself.
         """
         self._feed = feed
         self._present = present
@@ -102,8 +103,14 @@ class WatchService:
         is_stored = max(request.version, request.oldest_open_unix_ms) < 1 << 63
         if not (is_id(request.gateway_id) and is_stored):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a gateway needs an id")
+        missing = request.missing_bases
+        if len(missing) > MISSING_BASES_MAX or not all(map(is_digest, missing)):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "these are no missing bases")
+        said = Confirmation(
+            request.gateway_id, request.version, request.oldest_open_unix_ms, frozenset(missing)
+        )
         try:
-            await self._confirm(request.gateway_id, request.version, request.oldest_open_unix_ms)
+            await self._confirm(said)
         except DatabaseDownError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
         return wire.ConfirmResponse()

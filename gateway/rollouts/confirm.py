@@ -5,12 +5,14 @@ where an older split sent them; and what is still open is not counted yet.
 """
 
 import asyncio
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import grpc.aio
 import structlog
 
 from gateway.rollouts.open_requests import OpenRequests
+from sluice.base_files import MISSING_BASES_MAX
 from sluice.lifecycle import backoff_s
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -33,7 +35,12 @@ class Confirmations:
     """Of one worker; `run` belongs into a TaskGroup, `follow` is called after each change."""
 
     def __init__(
-        self, address: str, gateway_id: str, state: ControlState, open_requests: OpenRequests
+        self,
+        address: str,
+        gateway_id: str,
+        state: ControlState,
+        open_requests: OpenRequests,
+        missing: Callable[[], Collection[str]],
     ) -> None:
         """Prepare.
 
@@ -42,11 +49,14 @@ class Confirmations:
             gateway_id: Of this worker.
             state: As it is known here.
             open_requests: Those that a split decided about.
+            missing: Returns the bases of what is rolled out that cannot be served here yet.
         """
         self._address = address
         self._gateway_id = gateway_id
         self._state = state
         self._open = open_requests
+        self._missing = missing
+        self._told_missing: list[str] = []
         self._has_splits = False
         self._changed = asyncio.Event()
 
@@ -56,6 +66,11 @@ class Confirmations:
             had_splits, self._has_splits = self._has_splits, bool(self._state.splits)
             if had_splits or self._has_splits:
                 self._changed.set()
+
+    def look_again(self) -> None:
+        """Confirm soon, if other bases are missing than those that were told."""
+        if self._has_splits and self._now_missing() != self._told_missing:
+            self._changed.set()
 
     async def run(self) -> None:
         """Confirm each change, again until it is heard, and every 5 s while there are splits."""
@@ -68,9 +83,11 @@ class Confirmations:
                 else:
                     await self._pause(_EVERY_S if self._has_splits else None)
                 self._changed.clear()
+                request = self._request()
                 try:
-                    await stub.Confirm(self._request(), timeout=_DEADLINE_S)
+                    await stub.Confirm(request, timeout=_DEADLINE_S)
                     attempt = 0
+                    self._told_missing = list(request.missing_bases)
                 except grpc.aio.AioRpcError as error:
                     if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # it counts on nobody
                         attempt = 0
@@ -91,4 +108,8 @@ class Confirmations:
             gateway_id=self._gateway_id,
             version=self._state.version,
             oldest_open_unix_ms=self._open.oldest_unix_ms,
+            missing_bases=self._now_missing(),
         )
+
+    def _now_missing(self) -> list[str]:
+        return sorted(self._missing())[:MISSING_BASES_MAX]

@@ -114,6 +114,7 @@ class Gateway:
     watcher: ControlWatcher
     address: str
     shares: list[int] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # bases that it says it cannot serve
 
     def take(self, response: wire.WatchResponse) -> None:
         self.shares += [split.share for split in response.upserts.splits]
@@ -127,7 +128,9 @@ class Gateway:
             stub = ControlServiceStub(channel)
             while True:
                 version = self.watcher.state.version
-                told = wire.ConfirmRequest(gateway_id="gateway-1", version=version)
+                told = wire.ConfirmRequest(
+                    gateway_id="gateway-1", version=version, missing_bases=self.missing
+                )
                 with suppress(grpc.aio.AioRpcError):  # it says it again anyway
                     await stub.Confirm(told, timeout=5)
                 await asyncio.sleep(_CONFIRM_S)

@@ -34,6 +34,7 @@ SERVING = 2  # replicas of the old base
 DEADLINE_S = 90.0
 _DEMAND = "SELECT replicas FROM pool_demands WHERE pool_id = 'next' AND model_id = 'm'"
 _REPLICAS = "SELECT count(*) FROM replicas WHERE pool_id = 'next' AND NOT is_draining"
+_LACKING = "SELECT count(*) FROM gateway_confirmations WHERE missing_bases <> '{}'"
 _GET_READY = """
 UPDATE replicas SET state = 2, profile = 'embed' WHERE id IN (
 SELECT id FROM replicas WHERE pool_id = 'next' AND state <> 2 AND NOT is_draining LIMIT $1)
@@ -67,7 +68,11 @@ async def test_replicas_of_the_new_base_come_first_and_the_surplus_goes(
             await _is_stepped(database, rollout, eventually)
             assert (await shown(last, rollout))["share"] == 0, "nothing serves it yet"
             await _goes_on_beside_a_locked_pool(database, last, eventually)
+            gateway.missing = [NEXT_BASE]
+            await eventually(_shows(database, _LACKING, 1), "the gateway has said so")
             await database.execute(_GET_READY, 1)
+            await _is_held(last, rollout, eventually)
+            gateway.missing = []
             opens = reaches(last, rollout, share=1000)
             await eventually(opens, "what it needs is there", DEADLINE_S)
 
@@ -101,6 +106,20 @@ def _shows(database, query: str, wanted: object):
         return await database.fetchval(query) == wanted
 
     return check
+
+
+async def _is_held(plane, rollout: str, eventually) -> None:
+    """The fleet is ready, a gateway is not: the share does not grow, and everybody can see why."""
+    before = (await shown(plane, rollout))["version"]
+
+    async def check() -> bool:
+        found = await shown(plane, rollout)
+        assert (found["share"], found["stage"]) == (0, -1)
+        return found["version"] > before and found["waiting_for"] != ""
+
+    await eventually(check, "it is stepped all the same", DEADLINE_S)
+    reason = (await shown(plane, rollout))["waiting_for"]
+    assert reason.startswith(f"gateway-1 has not got the files of base {NEXT_BASE[:12]}")
 
 
 async def _is_given_back(database, eventually) -> None:

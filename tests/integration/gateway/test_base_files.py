@@ -85,6 +85,7 @@ async def test_a_rollout_stays_with_control_until_the_new_bases_files_are_here(
         assert await count(http, 'gateway_rollout_requests_total{arm="unready"}') == 3
         assert await count(http, 'gateway_rollout_requests_total{arm="control"}') == 0
         assert await count(http, "gateway_bases_missing") == 1
+        assert list(w.feed.confirmed[-1].missing_bases) == [digest], "the rollout waits for it"
         refused = await ask(http, "tiny@2")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) >= 1
@@ -92,6 +93,7 @@ async def test_a_rollout_stays_with_control_until_the_new_bases_files_are_here(
         await eventually(lambda: w.gateway.assets.has(digest))
         assert (await ask(http)).headers["x-sluice-release"] == "2"
         assert await count(http, "gateway_bases_missing") == 0
+        await eventually(lambda: not w.feed.confirmed[-1].missing_bases)
     assert "model.safetensors" not in w.base_files.asked
     kept = w.settings.state_dir / "bases" / digest
     assert not list(kept.glob("*.safetensors"))

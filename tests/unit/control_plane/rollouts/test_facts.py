@@ -11,6 +11,7 @@ from control_plane.rollouts.facts import (
     events,
     evidence_span,
     evidence_until,
+    held_stages,
     is_confirmed,
     may_settle,
     must_store,
@@ -63,6 +64,19 @@ def test_a_fleet_that_lost_something_is_told_once_and_so_is_its_return() -> None
     short = replace(RUNNING, is_ready=False)
     assert events(short, lost) == (Tick(),)
     assert events(short, Facts(ready=frozenset({1}))) == (Ready(1),)
+
+
+def test_what_a_gateway_cannot_serve_yet_holds_what_comes_next_and_the_end() -> None:
+    base, last = "b" * 64, len(PLANNED.plan.stages) - 1
+    lacks = Gateway(7, 0, NOW, frozenset({base}))
+    has, gone = Gateway(7, 0, NOW), replace(lacks, seen_ms=NOW - 15_001)
+    assert held_stages(WAITING, [has, lacks], base, NOW) == {2, last}
+    assert held_stages(RUNNING, [lacks], base, NOW) == {last}, "what goes on does no harm"
+    at_the_end = replace(RUNNING, stage=last, wanted=last)
+    assert held_stages(at_the_end, [lacks], base, NOW) == {last}
+    assert held_stages(WAITING, [has, gone], base, NOW) == frozenset()
+    assert held_stages(WAITING, [lacks], "c" * 64, NOW) == frozenset()
+    assert held_stages(WAITING, [], base, NOW) == frozenset()
 
 
 def test_only_a_halt_that_was_there_before_can_be_confirmed() -> None:

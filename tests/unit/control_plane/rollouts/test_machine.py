@@ -358,6 +358,19 @@ def test_a_fleet_that_does_not_get_ready_pauses_the_rollout_until_it_is():
     assert again.actions == (SetShare(0, 0), Prepare(0, 100))
 
 
+def test_the_end_waits_for_those_who_cannot_serve_it_yet():
+    life = running().windows(6).windows(6)
+    assert life.standing == (Phase.RUNNING, 2, 10_000)
+    life.is_ready_at_once = False
+    life.tell(NotReady(2)).windows(5)
+    assert life.standing == (Phase.RUNNING, 2, 10_000), "long enough, but control is needed yet"
+    refused(life, Promote(2))
+    life.ticks(110)
+    assert (life.rollout.phase, life.rollout.reason) == (Phase.PAUSED, Reason.NOT_READY)
+    life.tell(Ready(2)).windows(4)
+    assert life.rollout.phase is Phase.DONE
+
+
 def test_who_was_paused_by_hand_waits_for_a_hand():
     life = Life(is_ready_at_once=False).tell(Start()).tell(Pause())
     assert life.tell(Ready(0)).windows(1).standing == (Phase.PAUSED, -1, 0)
