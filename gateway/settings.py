@@ -57,6 +57,8 @@ class GatewaySettings(ServiceSettings):
             tokens of prompt, requests must have their first token to count as goodput.
         objective_tpot_s: What their mean time per further token must not exceed for that.
         log_every: One in so many successful requests is logged.
+        trace_share: Of requests without a trace context, the share whose trace is kept: spans are
+            exported, and routers say what they knew. Slow and failed ones always are.
     """
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY__")
@@ -89,6 +91,7 @@ class GatewaySettings(ServiceSettings):
     objective_ttft_s: Annotated[float, Field(gt=0)] = 0.5
     objective_tpot_s: Annotated[float, Field(gt=0)] = 0.05
     log_every: Annotated[int, Field(ge=1)] = 100
+    trace_share: Annotated[float, Field(ge=0, le=1)] = 0.01
 
     @property
     def host(self) -> str:

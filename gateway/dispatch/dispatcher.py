@@ -5,6 +5,7 @@ is left is submitted again: the client sees a pause, and not one token twice or 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -169,6 +170,7 @@ class Dispatcher:
         link, cell_id = found
         patience.cell_id = cell_id
         left_ms = max(1, round((give_up_at_s - loop.time()) * 1000))
+        generation.begin_submission(cell_id, link.router_id, time.monotonic())
         handle = link.submit(
             generation, cell_id, left_ms if patience.has_tried else spec.deadline_ms
         )
@@ -190,6 +192,7 @@ class Dispatcher:
         finally:
             timer.cancel()
             link.cancel(handle)  # nothing, when the router has said the end
+            generation.end_submission(time.monotonic())
 
 
 def _give_up(generation: Generation) -> None:

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.directory import Principal
+from gateway.dispatch import attempts
 from gateway.dispatch.generation import Generation
 from gateway.limits.limiter import Reservation
 from gateway.rollouts.decision import Decision
 from sluice.errors import ErrorCode, PlatformError
+from sluice.tracecontext import NONE, Upstream
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
@@ -28,6 +30,7 @@ class Tally:
         output_tokens: Of all answers.
         first_at_s: Monotonic time of the first token of any answer; 0 without one.
         placed: Where the first answer runs, if anywhere.
+        generations: The answers.
     """
 
     prompt_tokens: int = 0
@@ -39,6 +42,7 @@ class Tally:
     itl_max_s: float = 0.0
     resumes: int = 0
     placed: wire.Placed | None = None
+    generations: Sequence[Generation] = ()
 
 
 def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> Tally:
@@ -47,7 +51,10 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
         return Tally()
     first = generations[0]
     tally = Tally(
-        session_hash=first.spec.session_hash, prefill_us=first.prefill_us, placed=first.placed
+        session_hash=first.spec.session_hash,
+        prefill_us=first.prefill_us,
+        placed=first.placed,
+        generations=generations,
     )
     for index, it in enumerate(generations):
         if index % answers_per_prompt == 0:
@@ -79,6 +86,7 @@ class Exchange:
         uid: Unique, ours; the ids of completion and event are made of it.
         request_id: Also in the answer's headers.
         trace_id: 32 hex digits.
+        upstream: The caller's trace context.
         endpoint: Path of the API.
         received_at_s: Monotonic time.
         received_at_unix_ms: Wall-clock time.
@@ -105,6 +113,7 @@ class Exchange:
     requested_model: str
     reservation: Reservation | None
     is_stream: bool
+    upstream: Upstream = NONE
     decision: Decision | None = None
     choices: int = 0
     is_copy: bool = False
@@ -158,6 +167,8 @@ class Exchange:
             event.queue_us = placed.queue_us
             event.engine_queue_us = placed.engine_queue_us
             event.cached_tokens = tally.cached_tokens
+        if told := attempts.told(tally.generations, self.received_at_s, ended_at_s):
+            event.attempts.extend(told)
         return event
 
     def prepare_closings(
@@ -187,7 +198,7 @@ class Exchange:
 
     def _begun_event(self, gateway_id: str) -> RequestEvent:
         """Return what is known from the begin on, by the model that answers now."""
-        principal, model = self.principal, self.model
+        principal, model, upstream = self.principal, self.model, self.upstream
         return RequestEvent(
             schema_version=_SCHEMA_VERSION,
             event_id=f"evt_{self.uid}",
@@ -206,6 +217,9 @@ class Exchange:
             gateway_id=gateway_id,
             endpoint=self.endpoint,
             is_stream=self.is_stream,
+            parent_span_id=upstream.span_id,
+            is_sampled=upstream.is_sampled,
+            tracestate=upstream.state,
         )
 
     def _decide(self, event: RequestEvent) -> None:

@@ -12,12 +12,14 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from gateway.dialects.delta import NOTHING, Delta, joined
+from gateway.dispatch.attempts import Attempt, begun
 from gateway.dispatch.cell_choice import Wish, prefix_key
 from gateway.text.answer import Answer
 from gateway.text.logprobs import LogprobLine, TokenLogprob
 from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
 from sluice.hashing import chained_hashes
+from sluice.tracecontext import attempt_traceparent
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -31,6 +33,8 @@ class GenerationSpec(NamedTuple):
         is_preemptible: Batch work.
         choice: Index of the answer among those of its request.
         is_begun: Part of an answer that the client is being given already.
+        traceparent: W3C trace context of the request; empty: none is passed on.
+        tracestate: Belongs to it.
     """
 
     request_id: str
@@ -53,6 +57,7 @@ class GenerationSpec(NamedTuple):
     is_preemptible: bool = False
     is_begun: bool = False
     choice: int = 0
+    tracestate: str = ""
 
     @property
     def wish(self) -> Wish:
@@ -79,7 +84,13 @@ class Ending(NamedTuple):
     message: str = ""
     retry_after_s: float | None = None
 
+    @property
+    def outcome(self) -> str:
+        """Name it as events do."""
+        return _SUCCESSES.get(self.kind) or self.code
 
+
+_SUCCESSES = {EndKind.STOP: "stop", EndKind.LENGTH: "length"}
 _KINDS = {
     wire.OUTCOME_KIND_STOP: EndKind.STOP,
     wire.OUTCOME_KIND_LENGTH: EndKind.LENGTH,
@@ -121,6 +132,7 @@ class Generation:
         ending: The end of the current attempt.
         is_fresh: Whether the current attempt has brought no token yet.
         closing: What its router tells of it if this process is killed; empty: nothing.
+        attempts: Where it ran, as far as a dispatcher has submitted it.
         attempt_from: How much had been emitted when the current attempt was submitted.
         is_nudged: Somebody waits for a sign of life before the first token; taken back when it
             is given.
@@ -132,6 +144,7 @@ class Generation:
         "_news",
         "answer",
         "attempt_from",
+        "attempts",
         "cached_tokens",
         "closing",
         "emitted",
@@ -161,6 +174,7 @@ class Generation:
         self.cached_tokens = 0
         self.closing = b""
         self.attempt_from = 0
+        self.attempts: list[Attempt] = []
         self.prefill_us = 0
         self.resumes = 0
         self.is_fresh = True
@@ -224,6 +238,8 @@ class Generation:
         """Record when tokens came; return the gap to those before, 0 for the first."""
         if self.is_fresh:
             self.is_fresh = False
+            if self.attempts:
+                self.attempts[-1].first_at_s = now_s
             self._wake()
             if self.first_at_s == 0.0:
                 self.first_at_s = self.last_at_s = now_s
@@ -238,6 +254,16 @@ class Generation:
         if self.placed is None:
             self.cached_tokens = placed.cached_tokens
         self.placed = placed
+        if self.attempts:
+            self.attempts[-1].placed = placed
+
+    def learn_outcome(self, outcome: wire.Outcome) -> None:
+        """Take what the router says at the end of the current attempt."""
+        self.prefill_us = outcome.prefill_us
+        if self.attempts and outcome.HasField("decision"):
+            decision = self.attempts[-1].decision = wire.Explanation()
+            decision.CopyFrom(outcome.decision)  # a part of a message keeps all of it
+        self.end(ending_of(outcome))
 
     def end(self, ending: Ending) -> None:
         """End the current attempt; the first end counts."""
@@ -274,6 +300,20 @@ class Generation:
         elif self.output_tokens_left <= 0:
             self.ending = Ending(EndKind.LENGTH)
         return self.ending
+
+    def begin_submission(self, cell_id: str, router_id: str, now_s: float) -> None:
+        """Note where the attempt goes; before `submit_message`."""
+        number = self.attempts[-1].number + 1 if self.attempts else 0
+        self.prefill_us = 0
+        begun(self.attempts, Attempt(number, cell_id, router_id, now_s, len(self.emitted)))
+
+    def end_submission(self, now_s: float) -> None:
+        """Note what became of the attempt; without an ending nobody wants it any more."""
+        attempt = self.attempts[-1]
+        attempt.ended_at_s = now_s
+        attempt.ending = self.ending
+        attempt.prefill_us = self.prefill_us
+        attempt.output_tokens = len(self.emitted) - attempt.emitted_before
 
     def submit_message(
         self,
@@ -312,9 +352,17 @@ class Generation:
             ignore_eos=spec.ignore_eos,
             resumed_tokens=len(self.emitted),
             is_begun=spec.is_begun,
-            traceparent=spec.traceparent,
+            traceparent=self._traceparent(),
+            tracestate=spec.tracestate,
             closing=self.closing,
         )
+
+    def _traceparent(self) -> str:
+        spec = self.spec
+        if not spec.traceparent:
+            return ""
+        number = self.attempts[-1].number if self.attempts else 0
+        return attempt_traceparent(spec.traceparent, spec.choice, number)
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():

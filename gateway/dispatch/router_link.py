@@ -15,7 +15,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from gateway.dispatch.cell_choice import CellView
-from gateway.dispatch.generation import Ending, EndKind, Generation, ending_of
+from gateway.dispatch.generation import Ending, EndKind, Generation
 from gateway.dispatch.pace import Pace
 from sluice.errors import ErrorCode
 from sluice.lifecycle import backoff_s
@@ -239,8 +239,7 @@ class RouterLink:
         self._hand_out_tokens(message.handle[:], counts, tokens, now_s)
         for outcome in message.outcomes:
             if (generation := generations.pop(outcome.handle, None)) is not None:
-                generation.prefill_us = outcome.prefill_us
-                generation.end(ending_of(outcome))
+                generation.learn_outcome(outcome)
         for closing in message.closings:
             self._emit(RequestEvent.FromString(closing))
         if message.cells:

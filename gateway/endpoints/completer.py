@@ -91,6 +91,7 @@ class Completer:
                 uid=identity.uid,
                 request_id=identity.request_id,
                 trace_id=identity.trace_id,
+                upstream=identity.upstream,
                 endpoint=task.endpoint,
                 received_at_s=received_at_s,
                 received_at_unix_ms=received_at_unix_ms,

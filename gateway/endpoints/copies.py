@@ -21,6 +21,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.rollouts.open_requests import OpenRequests
 from gateway.rollouts.refusals import is_refusal, opening
 from gateway.server.identity import Identity
+from sluice import tracecontext
 from sluice.errors import ErrorCode, PlatformError
 from sluice.priority import CLASSES, queue_priority
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
@@ -109,6 +110,7 @@ class Copies:
             uid=identity.uid,
             request_id=identity.request_id,
             trace_id=identity.trace_id,
+            upstream=identity.upstream,
             endpoint=task.endpoint,
             received_at_s=now_s(),
             received_at_unix_ms=time.time_ns() // 1_000_000,
@@ -202,7 +204,14 @@ class _Copy:
 
 
 def _copied(identity: Identity) -> Identity:
-    return identity._replace(uid=f"{identity.uid}-copy", request_id=f"{identity.request_id}-copy")
+    """Return the names of a copy; its trace hangs below the request's."""
+    uid, of_request = f"{identity.uid}-copy", tracecontext.request_span_id(identity.uid)
+    upstream = identity.upstream._replace(span_id=of_request)
+    own = tracecontext.traceparent(
+        identity.trace_id, tracecontext.request_span_id(uid), sampled=upstream.is_sampled
+    )
+    request_id = f"{identity.request_id}-copy"
+    return Identity(uid, request_id, identity.trace_id, own, upstream)
 
 
 def _as_last(plan: Plan) -> Plan:

@@ -79,6 +79,7 @@ class Embeddings:
             uid=identity.uid,
             request_id=identity.request_id,
             trace_id=identity.trace_id,
+            upstream=identity.upstream,
             endpoint=ENDPOINT,
             received_at_s=received_at_s,
             received_at_unix_ms=received_at_unix_ms,

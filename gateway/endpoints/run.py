@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import web
@@ -28,6 +29,9 @@ from gateway.server.identity import identity_of
 from gateway.text.logprobs import LogprobLine
 from gateway.text.sse import StreamHead
 from sluice.errors import ErrorCode, PlatformError
+
+if TYPE_CHECKING:
+    from gateway.dispatch.attempts import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Run:
         self.plan = plan
         self.has_begun = False
         self.generations: Sequence[Generation] = ()
+        self._attempts_before: list[Attempt] = []
 
     def __enter__(self) -> None:
         """Nothing to do."""
@@ -96,6 +101,7 @@ class Run:
             return await self._whole(means)
         head = self._stream_head()
         streams = self._streams(head, means)
+        streams[0].attempts = self._attempts_before
         self.generations = streams
         per_prompt = self.plan.answers_per_prompt
         self.exchange.prepare_closings(streams, per_prompt, means.gateway_id)
@@ -106,6 +112,8 @@ class Run:
         """Let another model answer, as long as the answer has not begun."""
         assert not self.has_begun, "the client has got something of another model"
         self.plan = plan
+        if self.generations:
+            self._attempts_before = self.generations[0].attempts
         self.generations = ()
 
     @property
@@ -131,6 +139,7 @@ class Run:
             Generation(spec, plan.pipe(task, index), self._line())
             for index, spec in enumerate(plan.specs)
         ]
+        generations[0].attempts = self._attempts_before
         self.generations = generations
         exchange.prepare_closings(generations, plan.answers_per_prompt, means.gateway_id)
         reasons: dict[Generation, str] = {}

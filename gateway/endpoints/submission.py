@@ -48,6 +48,7 @@ def generation_specs(
         deadline_ms=fields.ttft_deadline_ms(tier.ttft_deadline_ms),
         ignore_eos=bool(fields.ignore_eos),
         traceparent=identity.traceparent,
+        tracestate=identity.upstream.state,
         block_hashes=prompt.block_hashes,
         tier_reserved_permille=0 if fields.is_lowered else tier.reserved_permille,
         is_preemptible=tier.is_preemptible or fields.is_lowered,

@@ -9,17 +9,15 @@ from aiohttp import web
 from multidict import CIMultiDictProxy, istr
 
 from gateway.server.protocol import SERVER_NAME
+from sluice import tracecontext
+from sluice.tracecontext import NONE, Upstream
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-# A later version may have more fields; ids of zeros only are no ids.
-_TRACEPARENT = re.compile(
-    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.{0,128})?"
-)
-
-
 _UIDS_AT_ONCE = 256
 # Names that are compared as they are: any other string is lowered first, at each look.
 _REQUEST_ID_NAME, _TRACEPARENT_NAME = istr("x-request-id"), istr("traceparent")
+_TRACESTATE_NAME = istr("tracestate")
+_LOTS = 1 << 32
 
 
 def _random_uids() -> Iterator[str]:
@@ -40,13 +38,15 @@ class Identity(NamedTuple):
         uid: Ours, 32 random hex digits; other ids are made of it.
         request_id: The caller's `x-request-id` when it is sane, else ours.
         trace_id: 32 hex digits, the caller's or new.
-        traceparent: W3C trace context to pass on, and to tell the caller as `traceresponse`.
+        traceparent: Of our own span; the caller is told it as `traceresponse`.
+        upstream: The caller's trace context; also who keeps a trace that begins here.
     """
 
     uid: str
     request_id: str
     trace_id: str
     traceparent: str
+    upstream: Upstream = NONE
 
     @property
     def headers(self) -> dict[str, str]:
@@ -58,26 +58,29 @@ class Identity(NamedTuple):
         }
 
 
+_KEPT = Upstream(is_sampled=True)
 _IDENTITY = web.RequestKey("identity", Identity)
 
 
-def new_identity(headers: CIMultiDictProxy[str]) -> Identity:
-    """Return the names of a request with these headers."""
+def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> Identity:
+    """Return the names of a request with these headers; such a share of new traces is kept."""
     uid = next(_UIDS)
     given = headers.get(_REQUEST_ID_NAME)
     request_id = given if given and _REQUEST_ID.fullmatch(given) else f"req_{uid}"
-    trace_id, flags = uid, "01"
-    parent = headers.get(_TRACEPARENT_NAME)
-    if parent is not None and (context := _TRACEPARENT.fullmatch(parent)) is not None:
-        version, trace, sampled, more = context.groups()
-        if version != "00" or more is None:
-            trace_id, flags = trace, sampled
-    return Identity(uid, request_id, trace_id, f"00-{trace_id}-{uid[16:]}-{flags}")
+    upstream = NONE
+    if _TRACEPARENT_NAME in headers:
+        states = headers.getall(_TRACESTATE_NAME, ())
+        upstream = tracecontext.read(headers.getall(_TRACEPARENT_NAME), states)
+    if not upstream.trace_id and int(uid[:8], 16) < trace_share * _LOTS:
+        upstream = _KEPT
+    trace_id, span_id = upstream.trace_id or uid, tracecontext.request_span_id(uid)
+    ours = tracecontext.traceparent(trace_id, span_id, sampled=upstream.is_sampled)
+    return Identity(uid, request_id, trace_id, ours, upstream)
 
 
-def set_identity(request: web.Request) -> Identity:
-    """Name a request."""
-    identity = request[_IDENTITY] = new_identity(request.headers)
+def set_identity(request: web.Request, trace_share: float) -> Identity:
+    """Name a request; such a share of traces that begin here is kept."""
+    identity = request[_IDENTITY] = new_identity(request.headers, trace_share)
     return identity
 
 

@@ -55,18 +55,28 @@ def error_response(error: PlatformError) -> web.Response:
 class Envelope:
     """Answers every request: finds its handler; identity, errors, counters and the access log."""
 
-    def __init__(self, routes: Routes, metrics: GatewayMetrics, *, log_every: int) -> None:
-        """Prepare; of successful requests, one in `log_every` is logged, errors always."""
+    def __init__(
+        self, routes: Routes, metrics: GatewayMetrics, *, log_every: int, trace_share: float = 1.0
+    ) -> None:
+        """Prepare.
+
+        Args:
+            routes: Who answers what.
+            metrics: Of this worker.
+            log_every: Of successful requests, one in so many is logged, errors always.
+            trace_share: Of traces that begin here, so many are kept.
+        """
         self._routes = routes
         self._metrics = metrics
         self._log_every = log_every
+        self._trace_share = trace_share
         self._until_log = 1
         self._counters: dict[tuple[str, int, str], tuple[_Count, bool]] = {}
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
         started_at_s = time.monotonic()
-        identity = set_identity(request)
+        identity = set_identity(request, self._trace_share)
         route = _UNKNOWN
         try:
             try:

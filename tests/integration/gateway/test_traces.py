@@ -4,10 +4,16 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from sluice.tracecontext import attempt_traceparent
+
 pytestmark = pytest.mark.real
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-SENT = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01", "x-request-id": "mine-7"}
+SENT = {
+    "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01",
+    "tracestate": "vendor=1",
+    "x-request-id": "mine-7",
+}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 
@@ -33,8 +39,10 @@ async def test_every_answer_carries_request_and_trace(world) -> None:
             check(response)
         spans = {r.headers["traceresponse"] for r in (whole, stream, wrong, unknown, probe)}
         assert len(spans) == 5
-        passed_on = {submit.traceparent for submit in w.router.submits}
-        assert passed_on == {r.headers["traceresponse"] for r in (whole, stream)}
+        passed_on = [submit.traceparent for submit in w.router.submits]
+        parents = [r.headers["traceresponse"] for r in (whole, stream)]
+        assert passed_on == [attempt_traceparent(parent, 0, 0) for parent in parents]
+        assert {submit.tracestate for submit in w.router.submits} == {"vendor=1"}
 
 
 async def test_errors_are_always_logged_and_successes_sampled(world) -> None:

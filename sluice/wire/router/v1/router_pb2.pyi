@@ -56,7 +56,7 @@ class Hello(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., takes_closings: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun", "closing")
+    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun", "tracestate", "closing")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class Submit(_message.Message):
     TIER_RESERVED_PERMILLE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     IS_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
@@ -100,8 +101,9 @@ class Submit(_message.Message):
     tier_reserved_permille: int
     sampling: _engine_pb2.Sampling
     is_begun: bool
+    tracestate: str
     closing: bytes
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., is_begun: _Optional[bool] = ..., closing: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., is_begun: _Optional[bool] = ..., tracestate: _Optional[str] = ..., closing: _Optional[bytes] = ...) -> None: ...
 
 class PackedSubmit(_message.Message):
     __slots__ = ("prompt",)
@@ -162,7 +164,7 @@ class Placed(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., replica_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("handle", "kind", "code", "message", "retry_after_ms", "output_tokens", "prefill_us")
+    __slots__ = ("handle", "kind", "code", "message", "retry_after_ms", "output_tokens", "prefill_us", "decision")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +172,7 @@ class Outcome(_message.Message):
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_US_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
     handle: int
     kind: OutcomeKind
     code: str
@@ -177,7 +180,8 @@ class Outcome(_message.Message):
     retry_after_ms: int
     output_tokens: int
     prefill_us: int
-    def __init__(self, handle: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ...) -> None: ...
+    decision: Explanation
+    def __init__(self, handle: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
 
 class CellState(_message.Message):
     __slots__ = ("cell_id", "queued", "running", "replicas_ready", "tokens_owed", "kv_free_permille", "wait_ms", "is_draining")

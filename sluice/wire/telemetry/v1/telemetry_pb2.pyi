@@ -1,7 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -16,7 +17,7 @@ ARM_CONTROL: Arm
 ARM_CANARY: Arm
 
 class RequestEvent(_message.Message):
-    __slots__ = ("schema_version", "event_id", "received_at_unix_ms", "request_id", "trace_id", "tenant_id", "key_id", "tier_id", "session_hash", "model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id", "replica_id", "router_id", "gateway_id", "endpoint", "is_stream", "prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us", "engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us", "outcome", "status", "resumes", "requested_model", "rollout_id", "arm", "is_pinned", "is_copy", "is_refusal", "choices", "part", "count")
+    __slots__ = ("schema_version", "event_id", "received_at_unix_ms", "request_id", "trace_id", "tenant_id", "key_id", "tier_id", "session_hash", "model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id", "replica_id", "router_id", "gateway_id", "endpoint", "is_stream", "prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us", "engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us", "outcome", "status", "resumes", "requested_model", "rollout_id", "arm", "is_pinned", "is_copy", "is_refusal", "choices", "part", "count", "parent_span_id", "is_sampled", "tracestate", "attempts")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +60,10 @@ class RequestEvent(_message.Message):
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     event_id: str
     received_at_unix_ms: int
@@ -101,7 +106,47 @@ class RequestEvent(_message.Message):
     choices: int
     part: int
     count: TokenCount
-    def __init__(self, schema_version: _Optional[int] = ..., event_id: _Optional[str] = ..., received_at_unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., tier_id: _Optional[str] = ..., session_hash: _Optional[int] = ..., model: _Optional[str] = ..., release: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., router_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., is_stream: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., gateway_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., itl_max_us: _Optional[int] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., resumes: _Optional[int] = ..., requested_model: _Optional[str] = ..., rollout_id: _Optional[str] = ..., arm: _Optional[_Union[Arm, str]] = ..., is_pinned: _Optional[bool] = ..., is_copy: _Optional[bool] = ..., is_refusal: _Optional[bool] = ..., choices: _Optional[int] = ..., part: _Optional[int] = ..., count: _Optional[_Union[TokenCount, _Mapping]] = ...) -> None: ...
+    parent_span_id: str
+    is_sampled: bool
+    tracestate: str
+    attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
+    def __init__(self, schema_version: _Optional[int] = ..., event_id: _Optional[str] = ..., received_at_unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., tier_id: _Optional[str] = ..., session_hash: _Optional[int] = ..., model: _Optional[str] = ..., release: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., router_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., is_stream: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., gateway_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., itl_max_us: _Optional[int] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., resumes: _Optional[int] = ..., requested_model: _Optional[str] = ..., rollout_id: _Optional[str] = ..., arm: _Optional[_Union[Arm, str]] = ..., is_pinned: _Optional[bool] = ..., is_copy: _Optional[bool] = ..., is_refusal: _Optional[bool] = ..., choices: _Optional[int] = ..., part: _Optional[int] = ..., count: _Optional[_Union[TokenCount, _Mapping]] = ..., parent_span_id: _Optional[str] = ..., is_sampled: _Optional[bool] = ..., tracestate: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("part", "number", "cell_id", "router_id", "replica_id", "submitted_us", "first_us", "ended_us", "queue_us", "engine_queue_us", "prefill_us", "cached_tokens", "output_tokens", "outcome", "reason", "decision")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CELL_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_US_FIELD_NUMBER: _ClassVar[int]
+    FIRST_US_FIELD_NUMBER: _ClassVar[int]
+    ENDED_US_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_US_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    part: int
+    number: int
+    cell_id: str
+    router_id: str
+    replica_id: str
+    submitted_us: int
+    first_us: int
+    ended_us: int
+    queue_us: int
+    engine_queue_us: int
+    prefill_us: int
+    cached_tokens: int
+    output_tokens: int
+    outcome: str
+    reason: str
+    decision: bytes
+    def __init__(self, part: _Optional[int] = ..., number: _Optional[int] = ..., cell_id: _Optional[str] = ..., router_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., submitted_us: _Optional[int] = ..., first_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., decision: _Optional[bytes] = ...) -> None: ...
 
 class TokenCount(_message.Message):
     __slots__ = ("epoch", "number", "output_tokens", "uncertain_tokens", "discarded_tokens", "is_last")

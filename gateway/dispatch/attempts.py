@@ -1,0 +1,139 @@
+"""Where the answers of one request ran: one record per submission to a router; pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
+
+if TYPE_CHECKING:
+    from gateway.dispatch.generation import Ending, Generation
+    from sluice.wire.router.v1 import router_pb2 as wire
+
+KEPT_MAX = 8  # of one answer; beyond it the middle ones are forgotten
+TOLD_MAX = 16  # of one request
+_REASON_MAX = 200
+_CANDIDATES_MAX = 16
+_U32_MAX = 0xFFFFFFFF
+
+
+class Attempt:
+    """One submission of an answer to a router.
+
+    Attributes:
+        number: From 0 on, over all attempts of the answer.
+        submitted_at_s: Monotonic time, as all.
+        first_at_s: Its first token came; 0: none has.
+        ended_at_s: 0 while it goes on.
+        emitted_before: Tokens of the attempts before it.
+        output_tokens: That it brought.
+        placed: Where it ran, if anywhere.
+        decision: What its router said at the end about the placement.
+        ending: None: it goes on, or nobody wanted it any more.
+    """
+
+    __slots__ = (
+        *("number", "cell_id", "router_id", "submitted_at_s", "first_at_s", "ended_at_s"),
+        *("emitted_before", "output_tokens", "prefill_us", "placed", "decision", "ending"),
+    )
+
+    def __init__(
+        self, number: int, cell_id: str, router_id: str, now_s: float, emitted_before: int
+    ) -> None:
+        self.number = number
+        self.cell_id = cell_id
+        self.router_id = router_id
+        self.submitted_at_s = now_s
+        self.first_at_s = self.ended_at_s = 0.0
+        self.emitted_before = emitted_before
+        self.output_tokens = 0
+        self.prefill_us = 0
+        self.placed: wire.Placed | None = None
+        self.decision: wire.Explanation | None = None
+        self.ending: Ending | None = None
+
+    @property
+    def known_then(self) -> "wire.Explanation | None":
+        """What its router knew when it placed it, if it has said so."""
+        if self.decision is None and self.placed is not None and self.placed.HasField("decision"):
+            return self.placed.decision
+        return self.decision
+
+
+def begun(attempts: list[Attempt], attempt: Attempt) -> None:
+    """Add an attempt; where there are too many, the first ones and the latest stay."""
+    if len(attempts) >= KEPT_MAX:
+        del attempts[KEPT_MAX // 2]
+    attempts.append(attempt)
+
+
+def told(
+    generations: "Sequence[Generation]", received_at_s: float, ended_at_s: float
+) -> list[telemetry.Attempt]:
+    """Return what an event says of a request's attempts; nothing where its other fields do.
+
+    Args:
+        generations: Its answers.
+        received_at_s: Monotonic time that moments are counted from.
+        ended_at_s: When the request ended; also the end of attempts that nobody has ended.
+    """
+    if len(generations) == 1 and _is_plain(generations[0].attempts):
+        return []
+    found = [
+        _message(part, attempt, received_at_s, ended_at_s)
+        for part, generation in enumerate(generations[:TOLD_MAX])
+        for attempt in generation.attempts
+    ]
+    return found[:TOLD_MAX]
+
+
+def _is_plain(attempts: Sequence[Attempt]) -> bool:
+    if len(attempts) != 1:
+        return not attempts
+    [only] = attempts
+    return only.known_then is None and (only.ending is None or not only.ending.message)
+
+
+def _message(
+    part: int, attempt: Attempt, received_at_s: float, ended_at_s: float
+) -> telemetry.Attempt:
+    def us(at_s: float) -> int:
+        return min(_U32_MAX, max(0, round((at_s - received_at_s) * 1e6))) if at_s else 0
+
+    ending = attempt.ending
+    message = telemetry.Attempt(
+        part=part,
+        number=attempt.number,
+        cell_id=attempt.cell_id,
+        router_id=attempt.router_id,
+        submitted_us=us(attempt.submitted_at_s),
+        first_us=us(attempt.first_at_s),
+        ended_us=us(attempt.ended_at_s or ended_at_s),
+        prefill_us=attempt.prefill_us,
+        output_tokens=attempt.output_tokens,
+        outcome="cancelled" if ending is None else ending.outcome,
+        reason="" if ending is None else ending.message[:_REASON_MAX],
+    )
+    if (placed := attempt.placed) is not None:
+        message.replica_id = placed.replica_id
+        message.queue_us = placed.queue_us
+        message.engine_queue_us = placed.engine_queue_us
+        message.cached_tokens = placed.cached_tokens
+    if (known := attempt.known_then) is not None:
+        message.decision = _trimmed(known).SerializeToString()
+    return message
+
+
+def _trimmed(decision: "wire.Explanation") -> "wire.Explanation":
+    """Return a decision with the best candidates and the chosen one, in their order."""
+    if len(decision.candidates) <= _CANDIDATES_MAX:
+        return decision
+    kept: Iterable[wire.Candidate] = [
+        candidate
+        for place, candidate in enumerate(decision.candidates)
+        if place < _CANDIDATES_MAX or candidate.replica_id == decision.chosen
+    ]
+    trimmed = type(decision)()
+    trimmed.CopyFrom(decision)
+    del trimmed.candidates[:]
+    trimmed.candidates.extend(kept)
+    return trimmed
