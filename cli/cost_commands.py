@@ -21,6 +21,11 @@ _URL = "SLUICE_TELEMETRY_URL"
 _PATH = "/v1/costs"
 _COUNTS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
 _ROUNDING = 0.005  # hours are shown in hundredths
+_PAID_BY = {
+    "list": "by the replicas of the price list",
+    "given": "as given",
+    "recorded": "as the control plane recorded them",
+}
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -102,6 +107,8 @@ def _priced(path: Path, query: Mapping[str, Any], paid_hours: Mapping[str, float
         raise fail(str(error)) from None
     _check_pools(prices, paid_hours)
     asked = given(**{name: query.get(name) for name in ("from", "to")}) | {"format": "work"}
+    if set(prices.recorded_pools) - paid_hours.keys():
+        asked["hours"] = "recorded"
     found = ask(lambda api: api.call("GET", _PATH, query=asked), _URL)
     from_ms, to_ms = found["span_ms"]
     wanted = CostQuery(
@@ -202,8 +209,12 @@ def _show_pools(found: Mapping[str, Any]) -> None:
         "per_1M_with_idle",
     )
     console().print(table(columns, cells, right=" ".join(columns[1:])))
+    for paid_by, words in _PAID_BY.items():
+        named = [pool["pool_id"] for pool in found["pools"] if pool["paid_by"] == paid_by]
+        if named:
+            console().print(f"paid hours {words}: {', '.join(named)}", markup=False)
     if any(pool["unpaid_hours"] > _ROUNDING for pool in found["pools"]):
-        text = "!: more accelerators were busy than are paid: the price list has too few replicas"
+        text = "!: more accelerators were busy than are paid: the price list lacks replicas"
         console().print(text)
 
 

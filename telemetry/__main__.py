@@ -24,6 +24,12 @@ def main() -> None:
     except PricesError as error:
         sys.stderr.write(f"TELEMETRY__PRICES_FILE {error}\n")
         sys.exit(2)
+    if prices and prices.recorded_pools and not settings.control_plane_url:
+        sys.stderr.write(
+            f"TELEMETRY__PRICES_FILE {settings.prices_file}: pools.{prices.recorded_pools[0]}:"
+            " add replicas, or set TELEMETRY__CONTROL_PLANE_URL to ask for recorded hours\n"
+        )
+        sys.exit(2)
     configure_logs("telemetry")
     try:
         uvloop.run(_main(settings, prices))

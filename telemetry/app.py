@@ -9,6 +9,7 @@ from aiohttp import web
 from telemetry.closings import Closer
 from telemetry.consumer import EventConsumer
 from telemetry.costs.prices import Prices
+from telemetry.costs.recorded import RecordedHours
 from telemetry.http import Api
 from telemetry.metrics import Metrics
 from telemetry.observer import Observer
@@ -58,7 +59,11 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
         closer = Closer(store, metrics, settle_s=settings.closing_settle_s)
         reconciler = Reconciler(store, observer.progress, closer, metrics)
         key_sha256 = settings.admin_key_sha256
-        api = Api(store, sink, observer.progress, closer, metrics, key_sha256, prices)
+        control_key = settings.control_plane_key.get_secret_value()
+        recorded = await stack.enter_async_context(
+            RecordedHours(settings.control_plane_url, control_key)
+        )
+        api = Api(store, sink, observer.progress, closer, metrics, key_sha256, prices, recorded)
         runner = make_runner(api.application())
         stack.push_async_callback(runner.cleanup)
         await runner.setup()

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
@@ -17,6 +18,7 @@ from telemetry.closings import Closer
 from telemetry.budget_usage import totals, totals_query
 from telemetry.costs.prices import Prices
 from telemetry.costs.query import cost_query, measured
+from telemetry.costs.recorded import RecordedHours
 from telemetry.costs.report import answer
 from telemetry.metrics import Metrics
 from telemetry.progress import Progress
@@ -49,6 +51,7 @@ class Api:
         metrics: Metrics,
         admin_key_sha256: str,
         prices: Prices | None = None,
+        recorded: RecordedHours | None = None,
     ) -> None:
         self._store = store
         self._sink = sink
@@ -57,6 +60,7 @@ class Api:
         self._metrics = metrics
         self._admin_key_sha256 = admin_key_sha256
         self._prices = prices
+        self._recorded = recorded or RecordedHours("", "")
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
@@ -180,7 +184,12 @@ class Api:
         if form == "costs" and self._prices is None:
             message = "no price list: set TELEMETRY__PRICES_FILE, or give your own with --prices"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="format")
+        hours = params.choice(request.query, "hours", ("none", "recorded"), default="none")
+        if form == "costs" and self._prices is not None and self._prices.recorded_pools:
+            hours = "recorded"
         found = await _asked(measured(self._store, query.span_ms))
+        if hours == "recorded":
+            found = replace(found, recorded=await self._recorded.of(query.span_ms))
         if form == "work" or self._prices is None:
             from_ms, to_ms = query.span_ms
             return web.json_response({"span_ms": [from_ms, to_ms], **found.as_json()})

@@ -50,6 +50,9 @@ class Settings(StoreSettings):
         http_address: host:port of queries, health and metrics.
         admin_key_sha256: SHA-256 of the admin key, in hex.
         prices_file: Price list of the fleet for costs, TOML or JSON; empty: none.
+        control_plane_url: http(s)://host:port of its REST, asked for replica-hours when somebody
+            asks for costs of pools of which the price list says no replicas; empty: none.
+        control_plane_key: An admin key of it; a viewer's is enough.
     """
 
     kafka_bootstrap: Annotated[str, Field(min_length=3)]
@@ -62,6 +65,8 @@ class Settings(StoreSettings):
     http_address: Annotated[str, Field(pattern=_ADDRESS)]
     admin_key_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     prices_file: Path | None = None
+    control_plane_url: Annotated[str, Field(pattern=r"^$|^https?://[^/]+/?$")] = ""
+    control_plane_key: SecretStr = SecretStr("")
 
 
 class MigrateSettings(StoreSettings):
@@ -76,3 +81,6 @@ class MigrateSettings(StoreSettings):
     closing_settle_s: str = ""
     http_address: str = ""
     admin_key_sha256: str = ""
+    prices_file: str = ""
+    control_plane_url: str = ""
+    control_plane_key: str = ""

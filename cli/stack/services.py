@@ -287,6 +287,8 @@ class ServicePlan:
                 "TELEMETRY__CLICKHOUSE_PASSWORD": self._secrets.tracestore_password,
                 "TELEMETRY__HTTP_ADDRESS": self._address("telemetry_http"),
                 "TELEMETRY__ADMIN_KEY_SHA256": self._secrets.admin_key_sha256,
+                "TELEMETRY__CONTROL_PLANE_URL": f"http://{HOST}:{self._options.admin_port}",
+                "TELEMETRY__CONTROL_PLANE_KEY": self._secrets.admin_key,
             },
             needs=frozenset({BROKER, TRACESTORE}),
         )

@@ -63,6 +63,26 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a pool's replicas held within an hour, in hours.
+
+    Attributes:
+        start_ms: Unix time of the hour.
+        accelerator_hours: Of accelerators that replicas were given.
+        unassigned_hours: Of replicas that were given none; how many they take is in the price list.
+    """
+
+    start_ms: int
+    pool_id: str
+    accelerator_hours: float
+    unassigned_hours: float
+
+    def paid_hours(self, accelerators_per_replica: int) -> float:
+        """Return accelerator-hours."""
+        return self.accelerator_hours + self.unassigned_hours * accelerators_per_replica
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """A part of the cost.
 
@@ -90,6 +110,8 @@ class PoolCost:
 
     Attributes:
         paid_hours: Accelerator-hours.
+        paid_by: Who says so: `list`, the price list; `given`, who asks; `recorded`, the control
+            plane.
         busy_hours: Of these with requests, as measured.
         unpaid_hours: That were busy though not paid, so the price list has too few replicas.
         least_hours: What the same work takes at the accelerators' data sheets.
@@ -98,6 +120,7 @@ class PoolCost:
 
     pool_id: str
     paid_hours: float
+    paid_by: str
     busy_hours: float
     unpaid_hours: float
     least_hours: float
@@ -147,6 +170,7 @@ def costs(
     works: Iterable[Work],
     span_ms: tuple[int, int],
     paid_hours: Mapping[str, float] | None = None,
+    recorded: Iterable[Recorded] = (),
 ) -> Costs:
     """Divide what is paid for a span.
 
@@ -157,10 +181,12 @@ def costs(
         span_ms: Unix times; the first and last hour may be parts.
         paid_hours: Accelerator-hours of a pool in the span, spread evenly over it, instead of those
             that the list has by its replicas.
+        recorded: At most one of an hour and pool, for the pools of which neither says anything.
     """
     hours = _hours(*span_ms)
     busy_by = {(it.pool_id, it.start_ms): it for it in busy}
     works_by: dict[tuple[str, int], list[Work]] = defaultdict(list)
+    recorded_by = {(it.pool_id, it.start_ms): it for it in recorded}
     unpriced: dict[str, float] = defaultdict(float)
     for work in works:
         if work.pool_id in prices.pools:
@@ -170,10 +196,8 @@ def costs(
     lines: list[Line] = []
     pools: list[PoolCost] = []
     for pool_id, pool in sorted(prices.pools.items()):
-        paid_in = {start_ms: pool.accelerator_hours(*hour) for start_ms, hour in hours.items()}
-        if paid_hours and pool_id in paid_hours:
-            each = paid_hours[pool_id] / (span_ms[1] - span_ms[0])
-            paid_in = {start_ms: each * (end - begin) for start_ms, (begin, end) in hours.items()}
+        given = (paid_hours or {}).get(pool_id)
+        paid_by, paid_in = _paid(pool_id, pool, hours, given, recorded_by)
         paid = sum(paid_in.values())
         total = round(float(prices.accelerator_of(pool_id).price_per_hour) * MICRO * paid)
         its_lines: list[Line] = []
@@ -186,7 +210,7 @@ def costs(
             its_lines += found
             least_hours += least
         lines += its_lines
-        pools.append(_pool(pool_id, pool, paid_in, least_hours, its_lines, busy_by))
+        pools.append(_pool(pool_id, pool, (paid_by, paid_in), least_hours, its_lines, busy_by))
     return Costs(lines, pools, unpriced)
 
 
@@ -217,6 +241,26 @@ def _hours(from_ms: int, to_ms: int) -> dict[int, tuple[int, int]]:
     }
 
 
+def _paid(
+    pool_id: str,
+    pool: Pool,
+    hours: Mapping[int, tuple[int, int]],
+    given: float | None,
+    recorded: Mapping[tuple[str, int], Recorded],
+) -> tuple[str, dict[int, float]]:
+    """Return who says what is paid, and the accelerator-hours of each hour."""
+    if given is not None:
+        each = given / sum(end - begin for begin, end in hours.values())
+        return "given", {start: each * (end - begin) for start, (begin, end) in hours.items()}
+    if pool.replicas is not None:
+        return "list", {start: pool.accelerator_hours(*hour) for start, hour in hours.items()}
+    nothing = Recorded(0, pool_id, 0.0, 0.0)
+    size = pool.accelerators_per_replica
+    return "recorded", {
+        start: recorded.get((pool_id, start), nothing).paid_hours(size) for start in hours
+    }
+
+
 def _hour(
     prices: Prices, busy: Busy, works: Sequence[Work], micros: int, paid_hours: float
 ) -> tuple[list[Line], float]:
@@ -238,11 +282,12 @@ def _hour(
 def _pool(
     pool_id: str,
     pool: Pool,
-    paid_in: Mapping[int, float],
+    paid: tuple[str, Mapping[int, float]],
     least_hours: float,
     lines: Sequence[Line],
     busy_by: Mapping[tuple[str, int], Busy],
 ) -> PoolCost:
+    paid_by, paid_in = paid
     its_busy = [it for it in busy_by.values() if it.pool_id == pool_id and it.start_ms in paid_in]
     busy_s = sum(it.busy_s for it in its_busy)
     each = pool.accelerators_per_replica
@@ -251,6 +296,7 @@ def _pool(
     return PoolCost(
         pool_id,
         sum(paid_in.values()),
+        paid_by,
         busy_s * each / 3600,
         sum(max(0.0, hours) for hours in over),
         least_hours,

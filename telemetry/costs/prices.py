@@ -71,7 +71,8 @@ class Pool(_Part):
 
     Attributes:
         accelerator: A kind of the list.
-        replicas: That are paid, busy or not: a number, or steps in the order of time.
+        replicas: That are paid, busy or not: a number, or steps in the order of time; without it,
+            those that the control plane recorded.
         accelerators_per_replica: Which one replica is spread over.
         parameters: Of the base; of a mixture of experts those that one token uses.
         bytes_per_parameter: 2 for bf16, 1 for FP8.
@@ -79,7 +80,7 @@ class Pool(_Part):
     """
 
     accelerator: str
-    replicas: Annotated[list[Step], Field(min_length=1)]
+    replicas: Annotated[list[Step], Field(min_length=1)] | None = None
     accelerators_per_replica: Annotated[int, Field(ge=1, le=1024)] = 1
     parameters: _Size
     bytes_per_parameter: _Size
@@ -88,18 +89,21 @@ class Pool(_Part):
     @field_validator("replicas", mode="before")
     @classmethod
     def _number_is_a_step(cls, replicas: object) -> object:
-        return replicas if isinstance(replicas, list) else [{"replicas": replicas}]
+        return (
+            replicas if replicas is None or isinstance(replicas, list) else [{"replicas": replicas}]
+        )
 
     @field_validator("replicas")
     @classmethod
-    def _steps_go_on(cls, replicas: list[Step]) -> list[Step]:
-        for before, after in pairwise(replicas):
+    def _steps_go_on(cls, replicas: list[Step] | None) -> list[Step] | None:
+        for before, after in pairwise(replicas or ()):
             if after.since <= before.since:
                 raise ValueError(f"{after.since} is not after {before.since}: sort the steps")
         return replicas
 
     def accelerator_hours(self, from_ms: int, to_ms: int) -> float:
-        """Return what is paid of a span; Unix times."""
+        """Return what is paid of a span by the list; Unix times."""
+        assert self.replicas is not None, "the control plane knows"
         steps = [(round(it.since.timestamp() * 1000), it.replicas) for it in self.replicas]
         ends = [begin_ms for begin_ms, _ in steps[1:]] + [to_ms]
         paid_ms = sum(
@@ -156,6 +160,11 @@ class Prices(_Part):
                     f"({known}): add it there, or name one of these"
                 )
         return self
+
+    @property
+    def recorded_pools(self) -> list[str]:
+        """The pools of which the control plane says what is paid."""
+        return [name for name, pool in self.pools.items() if pool.replicas is None]
 
     def accelerator_of(self, pool_id: str) -> Accelerator:
         """Return the kind of a pool that is in the list."""

@@ -10,7 +10,16 @@ from typing import Any
 
 from telemetry import params
 from telemetry.costs.breakeven import at_volume, break_even
-from telemetry.costs.model import Busy, Costs, Line, PoolCost, Work, costs, spread_idle
+from telemetry.costs.model import (
+    Busy,
+    Costs,
+    Line,
+    PoolCost,
+    Recorded,
+    Work,
+    costs,
+    spread_idle,
+)
 from telemetry.costs.prices import MICRO, Prices
 
 
@@ -39,27 +48,41 @@ class CostQuery:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What requests were to the fleet, without prices."""
+    """What requests were to the fleet, without prices.
+
+    Attributes:
+        busy: Times.
+        works: Of requests.
+        recorded: Replica-hours; empty when nobody asked for them.
+    """
 
     busy: Sequence[Busy]
     works: Sequence[Work]
+    recorded: Sequence[Recorded] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return it as an object of JSON."""
         return {
             "busy": [asdict(it) for it in self.busy],
             "work": [asdict(it) for it in self.works],
+            "recorded": [asdict(it) for it in self.recorded],
         }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Measured":
         """Return what `as_json` made."""
-        return cls([Busy(**it) for it in found["busy"]], [Work(**it) for it in found["work"]])
+        return cls(
+            [Busy(**it) for it in found["busy"]],
+            [Work(**it) for it in found["work"]],
+            [Recorded(**it) for it in found.get("recorded", ())],
+        )
 
 
 def answer(prices: Prices, found: Measured, query: CostQuery) -> dict[str, Any]:
     """Return it as an object of JSON."""
-    all_costs = costs(prices, found.busy, found.works, query.span_ms, query.paid_hours)
+    all_costs = costs(
+        *(prices, found.busy, found.works, query.span_ms, query.paid_hours), found.recorded
+    )
     lines = spread_idle(all_costs.lines) if query.is_idle_spread else all_costs.lines
     told: dict[str, Any] = {
         "from": params.iso(query.span_ms[0]),
@@ -130,6 +153,7 @@ def _pool_json(pool: PoolCost) -> dict[str, Any]:
     return {
         "pool_id": pool.pool_id,
         "paid_hours": pool.paid_hours,
+        "paid_by": pool.paid_by,
         "busy_hours": pool.busy_hours,
         "unpaid_hours": pool.unpaid_hours,
         "least_hours": pool.least_hours,

@@ -5,6 +5,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -21,12 +22,14 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from telemetry.closings import Closer
 from telemetry.costs.model import HOUR_MS
 from telemetry.costs.prices import Prices
+from telemetry.costs.recorded import RecordedHours
 from telemetry.http import Api
 from telemetry.metrics import Metrics
 from telemetry.progress import Progress
 from telemetry.rows import Batch
 from telemetry.sink import Sink
 from telemetry.store import Store
+from tests.integration.conftest import ADMIN_KEY as CONTROL_KEY
 from tests.integration.trace_site import empty_store
 
 pytestmark = pytest.mark.real
@@ -60,7 +63,17 @@ async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
 async def http(
     store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """The service's API on that store, with a price list or without; its sink does not run."""
+    """The service's API on that store, with a price list or without."""
+    prices = Prices.model_validate(PRICES) if request.param else None
+    async with serving(store, prices, RecordedHours("", ""), monkeypatch) as client:
+        yield client
+
+
+@asynccontextmanager
+async def serving(
+    store: Store, prices: Prices | None, recorded: RecordedHours, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve the API; its sink does not run."""
     metrics, progress = Metrics(), Progress()
 
     def nothing_to_read() -> Any:
@@ -69,8 +82,7 @@ async def http(
     sink = Sink(nothing_to_read, store, metrics, batch_max=1)
     key_sha256 = hashlib.sha256(ADMIN_KEY.encode()).hexdigest()
     closer = Closer(store, metrics, settle_s=0.0)
-    prices = Prices.model_validate(PRICES) if request.param else None
-    api = Api(store, sink, progress, closer, metrics, key_sha256, prices)
+    api = Api(store, sink, progress, closer, metrics, key_sha256, prices, recorded)
     runner = web.AppRunner(api.application())
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -228,3 +240,59 @@ async def test_without_prices_it_says_what_to_do(http: httpx.AsyncClient, tmp_pa
     shown = await sluice("--prices", str(path))
     assert shown.exit_code == 1
     assert "pools: Field required" in shown.output
+
+
+async def test_pools_without_replicas_in_the_list_cost_what_was_recorded(
+    store: Store,
+    shared_control_plane: Any,
+    postgres_server: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    hour = an_hour_ago_ms(5)
+    # Two accelerators for an hour and a half, and half an hour of a replica that may use all.
+    intervals = ((hour, hour + HOUR_MS * 3 // 2, 2), (hour + HOUR_MS // 2, hour + HOUR_MS, 0))
+    for number, (begin, end, accelerators) in enumerate(intervals):
+        await postgres_server.execute(
+            "INSERT INTO replica_intervals (replica_id, pool_id, node_id, cell_id, region,"
+            " is_running, accelerators, began_at, ended_at) VALUES"
+            f" ('r{number}', 'p', 'n', 'p-0', '', true, {accelerators}, '{iso(begin)}',"
+            f" '{iso(end)}')",
+            "shared",
+        )
+    await store.insert(Batch([event(1, hour, 600_000)]))
+    listed = PRICES | {"pools": {"p": {k: v for k, v in _POOL.items() if k != "replicas"}}}
+    prices = Prices.model_validate(listed)
+    url = str(shared_control_plane.admin.base_url)
+    span = {"from": iso(hour), "to": iso(hour + 2 * HOUR_MS)}
+    path = tmp_path / "prices.json"
+    path.write_text(json.dumps(listed))
+    words = ("--from", span["from"], "--to", span["to"], "--by", "hour", "--prices", str(path))
+    async with (
+        RecordedHours(url, CONTROL_KEY) as recorded,
+        serving(store, prices, recorded, monkeypatch) as client,
+    ):
+        found = (await client.get("/v1/costs", params=span | {"by": "hour"})).json()
+        [pool] = found["pools"]
+        assert (pool["paid_hours"], pool["paid_by"]) == (4.0, "recorded")
+        assert found["total_micros"] == 12_000_000
+        by_hour = {row["name"]: 0 for row in found["data"]}
+        for row in found["data"]:
+            by_hour[row["name"]] += row["cost_micros"]
+        assert list(by_hour.values()) == [9_000_000, 3_000_000]
+        told = await sluice(*words, "--json")
+        assert json.loads(told.output)["data"] == found["data"]
+        assert "as the control plane recorded them: p" in (await sluice(*words)).output
+        told = await sluice(*words, "--accelerator-hours", "p=5", "--json")
+        assert json.loads(told.output)["pools"][0]["paid_by"] == "given"
+    for address, key, why in (
+        (url, "another key", "answers 401"),
+        ("http://127.0.0.1:9", CONTROL_KEY, "does not answer"),
+        ("", "", "TELEMETRY__CONTROL_PLANE_URL is not set"),
+    ):
+        async with (
+            RecordedHours(address, key) as recorded,
+            serving(store, prices, recorded, monkeypatch) as client,
+        ):
+            refused = await client.get("/v1/costs", params=span)
+            assert (refused.status_code, why in refused.text) == (503, True), refused.text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from telemetry.__main__ import main
 from telemetry.costs.breakeven import at_volume, break_even
-from telemetry.costs.model import HOUR_MS, Busy, Work, costs, least_s, split, spread_idle
+from telemetry.costs.model import HOUR_MS, Busy, Recorded, Work, costs, least_s, split, spread_idle
 from telemetry.costs.prices import Prices, PricesError, parse_prices
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "cost" / "prices.example.toml"
@@ -117,6 +117,23 @@ def test_idle_time_is_nobodys_unless_it_is_spread():
 def test_given_hours_take_the_place_of_the_list():
     found = costs(price_list(), [], [], SPAN, {"p": 12.0})
     assert [pool.micros for pool in found.pools] == [24_000_000, 12_000_000]
+
+
+def test_pools_without_replicas_pay_what_was_recorded_and_others_what_is_said() -> None:
+    whole = price_list()
+    alone = whole.pools["p"].model_copy(update={"replicas": None})
+    prices = whole.model_copy(update={"pools": whole.pools | {"p": alone}})
+    assert prices.recorded_pools == ["p"]
+    recorded = [
+        Recorded(HOUR_MS, "p", accelerator_hours=3.0, unassigned_hours=0.25),
+        Recorded(3 * HOUR_MS, "p", accelerator_hours=0.0, unassigned_hours=1.0),
+        Recorded(HOUR_MS, "q", accelerator_hours=99.0, unassigned_hours=0.0),
+        Recorded(9 * HOUR_MS, "p", accelerator_hours=99.0, unassigned_hours=0.0),
+    ]
+    found = costs(prices, [], [], SPAN, None, recorded)
+    assert [(it.paid_hours, it.paid_by) for it in found.pools] == [(5.5, "recorded"), (6.0, "list")]
+    assert [it.micros for it in found.lines[:3]] == [7_000_000, 0, 4_000_000]
+    assert costs(prices, [], [], SPAN, {"p": 1.5}, recorded).pools[0].paid_by == "given"
 
 
 def test_replicas_may_change_over_time():
@@ -234,3 +251,8 @@ def test_the_service_does_not_start_with_a_wrong_price_list(
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert f"TELEMETRY__PRICES_FILE {path}: accelerators.h200.tflops: " in told
+    path.write_text(EXAMPLE.read_text().replace("replicas = 4 ", "# "))
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr().err
+    assert f"TELEMETRY__PRICES_FILE {path}: pools.llama-70b: add replicas, or set" in told
