@@ -14,6 +14,7 @@ from telemetry.http import Api
 from telemetry.metrics import Metrics
 from telemetry.observer import Observer
 from telemetry.reconciliation import Reconciler
+from telemetry.rollups_worker import Rollups
 from telemetry.settings import Settings
 from telemetry.sink import Sink
 from telemetry.store import Store
@@ -58,6 +59,7 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
         )
         closer = Closer(store, metrics, settle_s=settings.closing_settle_s)
         reconciler = Reconciler(store, observer.progress, closer, metrics)
+        rollups = Rollups(store, metrics)
         key_sha256 = settings.admin_key_sha256
         control_key = settings.control_plane_key.get_secret_value()
         recorded = await stack.enter_async_context(
@@ -75,7 +77,9 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
             observing = group.create_task(observer.run())
             closing = group.create_task(closer.run())
             comparing = group.create_task(reconciler.run())
+            rolling = group.create_task(rollups.run())
             await stop.wait()
+            rolling.cancel()
             observing.cancel()
             closing.cancel()
             comparing.cancel()

@@ -4,6 +4,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from telemetry.rollups import Level
 from telemetry.rows import PoisonReason
 
 
@@ -66,6 +67,20 @@ class Metrics:
             "Unix time; what gateways sent before it is in ClickHouse. 0: not known yet.",
             registry=self.registry,
         )
+        self.rollup_marks = counter(
+            "telemetry_rollup_marks",
+            "Minutes of tenants that were summed because events came.",
+            ["level"],
+        )
+        self.rolled_up = Gauge(
+            "telemetry_rolled_up_seconds",
+            "Unix time; what was written before it is in the rollups. 0: not known yet.",
+            ["level"],
+            registry=self.registry,
+        )
+        for level in Level:
+            self.rollup_marks.labels(level=level)
+            self.rolled_up.labels(level=level)
         self.is_ready = Gauge(
             "telemetry_ready", "1 while broker and ClickHouse are reached.", registry=self.registry
         )

@@ -1,10 +1,42 @@
 """What is asked of the trace tables: SQL in one place, each query with a name and one line."""
 
 import datetime
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 from telemetry.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose rows a query may read: one tenant's, or those of the whole fleet.
+
+    Every query on rows of tenants takes one, and puts `sql` among its conditions.
+
+    Attributes:
+        tenant_id: Empty: the fleet, which only operators may ask for.
+    """
+
+    tenant_id: str = ""
+
+    @classmethod
+    def tenant(cls, tenant_id: str) -> Self:
+        """Return that of one tenant; ValueError: an empty id, which would be everybody."""
+        if not tenant_id:
+            raise ValueError("a tenant's scope needs a tenant")
+        return cls(tenant_id)
+
+    @property
+    def sql(self) -> str:
+        """The condition; alone, it lets ClickHouse seek the tenant by the primary key."""
+        return "tenant_id = {tenant:String}" if self.tenant_id else "1"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The value of its place."""
+        return {"tenant": self.tenant_id} if self.tenant_id else {}
+
 
 # One row per event although duplicates may not be merged yet. Newest first without a tenant has
 # no matching key order: the time window keeps it from reading everything.
@@ -12,7 +44,7 @@ _RECENT = """
 SELECT * EXCEPT (ingested_at)
 FROM requests
 WHERE received_at >= now64(3) - toIntervalHour({hours:UInt32})
-  AND ({tenant:String} = '' OR tenant_id = {tenant:String})
+  AND (__scope__)
   AND is_copy = {copies:Bool}
 ORDER BY received_at DESC, event_id
 LIMIT 1 BY event_id
@@ -34,10 +66,12 @@ async def recent_requests(
     Raises:
         STORE_ERRORS: ClickHouse is away.
     """
+    scope = Scope(tenant_id)
+    sql = _RECENT.replace("__scope__", scope.sql)
     rows: list[dict[str, Any]] = []
     for hours in _WINDOWS_HOURS:
-        parameters = {"hours": hours, "tenant": tenant_id, "limit": limit, "copies": are_copies}
-        rows = await store.query(_RECENT, parameters)
+        parameters = {"hours": hours, "limit": limit, "copies": are_copies}
+        rows = await store.query(sql, parameters | scope.parameters)
         if len(rows) >= limit:
             break
     return [readable(row) for row in rows]

@@ -1,15 +1,18 @@
 """Settings of the telemetry service; all come from the environment."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from sluice.events import REQUESTS_TOPIC
 from sluice.settings import ServiceSettings
 
 _ADDRESS = r"^[^:]+:\d{1,5}$|^\[[0-9a-f:]+\]:\d{1,5}$"
+_Days = Annotated[int, Field(ge=0, le=36_500)]
+# Half of it is how late an event may be that is summed together with those of its time.
+REQUESTS_DAYS_MIN = 7
 _NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
@@ -23,6 +26,18 @@ class StoreSettings(ServiceSettings):
         clickhouse_database: Created by the migrations.
         clickhouse_cluster: Name for ON CLUSTER; empty on a single server.
         clickhouse_engine_prefix: `Replicated` on a cluster with replicas, else empty.
+        clickhouse_is_sharded: Whether the cluster has several shards: tables are then made twice,
+            on each shard, and over all of them. Never changed later.
+        clickhouse_storage_policy: Of the tables of tenants' requests; empty: the server's default.
+        clickhouse_cold_volume: Volume of that policy to which old rows move.
+        cold_after_days: When they move; 0: never.
+        requests_days: How long events of requests are kept; 0: for ever. Longer than brokers and
+            spools can hold them.
+        closings_days: The same of what routers tell of lost gateways.
+        token_counts_days: The same of what routers count for reconciliation.
+        poison_days: The same of messages that are no events.
+        usage_minutes_days: The same of sums per minute.
+        usage_hours_days: The same of sums per hour: how far back usage can be asked for.
     """
 
     model_config = SettingsConfigDict(env_prefix="TELEMETRY__")
@@ -33,6 +48,26 @@ class StoreSettings(ServiceSettings):
     clickhouse_database: Annotated[str, Field(pattern=_NAME)] = "sluice"
     clickhouse_cluster: Annotated[str, Field(pattern=r"^[A-Za-z0-9_{}-]*$")] = ""
     clickhouse_engine_prefix: Literal["", "Replicated"] = ""
+    clickhouse_is_sharded: bool = False
+    clickhouse_storage_policy: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]*$")] = ""
+    clickhouse_cold_volume: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]*$")] = ""
+    cold_after_days: _Days = 0
+    requests_days: _Days = 400
+    closings_days: _Days = 30
+    token_counts_days: _Days = 400
+    poison_days: _Days = 90
+    usage_minutes_days: _Days = 400
+    usage_hours_days: _Days = 1_200
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.clickhouse_is_sharded and not self.clickhouse_cluster:
+            raise ValueError("clickhouse_is_sharded needs clickhouse_cluster")
+        if bool(self.cold_after_days) != bool(self.clickhouse_cold_volume):
+            raise ValueError("cold_after_days and clickhouse_cold_volume need one another")
+        if 0 < self.requests_days < REQUESTS_DAYS_MIN:
+            raise ValueError(f"requests_days is 0 or at least {REQUESTS_DAYS_MIN}")
+        return self
 
 
 class Settings(StoreSettings):
@@ -44,7 +79,7 @@ class Settings(StoreSettings):
         topic: Where the gateways send request events.
         group: Consumer group; the id of the Kafka cluster is appended, see `telemetry.consumer`.
         batch_max: Events per insert at most.
-        batch_wait_s: How long to wait for a batch to fill.
+        batch_wait_s: How long to wait for a batch to fill; four times as long while many come.
         closing_settle_s: How long a gateway whose stream broke may take to tell of its requests
             itself, before a router's word counts; longer than an insert takes.
         http_address: host:port of queries, health and metrics.
@@ -59,7 +94,7 @@ class Settings(StoreSettings):
     kafka_group_protocol: Literal["consumer", "classic"] = "consumer"
     topic: Annotated[str, Field(min_length=1)] = REQUESTS_TOPIC
     group: Annotated[str, Field(min_length=1)] = "sluice-telemetry"
-    batch_max: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+    batch_max: Annotated[int, Field(ge=1, le=100_000)] = 20_000
     batch_wait_s: Annotated[float, Field(gt=0, le=10)] = 0.25
     closing_settle_s: Annotated[float, Field(ge=0)] = 60.0
     http_address: Annotated[str, Field(pattern=_ADDRESS)]

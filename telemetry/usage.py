@@ -2,6 +2,7 @@
 
 There is one event per accepted request, however it ended, so their sum is what was used. It is
 taken when it is asked for: an event that comes late is in the next answer, which also says so.
+`telemetry.rollups` says which part of it is already summed.
 """
 
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 
 from sluice.errors import BadRequestError, ErrorCode
 from telemetry import params
+from telemetry.queries import Scope
+from telemetry.rollups import CLOSED_AFTER_MS, MEASURES, plan, planned_rows
+from telemetry.rollups_worker import rollup_state
 from telemetry.store import Store
 
 ROWS_MAX = 100_000
 RANGE_MS_MAX = 400 * 86_400_000
-# An hour is closed this long after its end. What is written later is late: spooled by a gateway
-# while the broker was away, or of a request that ran for that long.
-CLOSED_AFTER_MS = 3_600_000
 _TOO_MANY_ROWS = 396
 _ISO = "formatDateTime({}, '%Y-%m-%dT%H:%i:%SZ')"
 
@@ -26,37 +27,29 @@ _ISO = "formatDateTime({}, '%Y-%m-%dT%H:%i:%SZ')"
 # what was refused, or left the queue, before it had a place. Events of embeddings hold only those.
 PROMPT_COUNTS = "status < 400 OR output > 0 OR replica_id != '' OR endpoint = '/v1/embeddings'"
 
-# Copies for shadow stages are nobody's use. FINAL: one row per event although duplicates may not be
-# merged yet; they are always in the same partition, because they have the same time.
+# Copies for shadow stages are nobody's use.
 _USAGE = """
 SELECT
     {start} AS start,
     tenant_id,
     key_id,
     model,
-    count() AS requests,
-    countIf(status >= 400) AS failed_requests,
-    sumIf(prompt, {prompt_counts}) AS prompt_tokens,
+    sum(requests) AS requests,
+    sum(failed) AS failed_requests,
+    sum(prompt) AS prompt_tokens,
     sum(cached) AS cached_tokens,
     sum(output) AS output_tokens,
-    countIf(is_late) AS late_requests,
+    sum(late) AS late_requests,
     if(late_requests > 0, {corrected}, '') AS corrected_at
 FROM (
-    SELECT
-        toStartOfInterval(received_at, toIntervalMillisecond({{bucket_ms:Int64}})) AS bucket,
-        tenant_id, key_id, model, status, endpoint, replica_id,
-        prompt_tokens AS prompt, cached_tokens AS cached, output_tokens AS output, ingested_at,
-        ingested_at >= toStartOfHour(received_at) + toIntervalHour(1)
-            + toIntervalMillisecond({{closed_after_ms:Int64}}) AS is_late
-    FROM requests FINAL
-    WHERE ({{tenant:String}} = '' OR tenant_id = {{tenant:String}})
-        AND ({{key:String}} = '' OR key_id = {{key:String}})
+    SELECT toStartOfInterval(at, toIntervalMillisecond({{bucket_ms:Int64}})) AS bucket,
+        tenant_id, key_id, model, {measures}
+    FROM ({rows})
+    WHERE NOT is_copy AND ({{key:String}} = '' OR key_id = {{key:String}})
         AND ({{model:String}} = '' OR model = {{model:String}})
-        AND received_at >= fromUnixTimestamp64Milli({{from_ms:Int64}}, 'UTC')
-        AND received_at < fromUnixTimestamp64Milli({{to_ms:Int64}}, 'UTC')
-        AND NOT is_copy
-)
+) AS summed
 GROUP BY bucket, tenant_id, key_id, model
+HAVING sum(summed.requests) > 0
 ORDER BY bucket, tenant_id, key_id, model
 SETTINGS max_execution_time = 25, do_not_merge_across_partitions_select_final = 1,
     max_result_rows = {rows_max}, result_overflow_mode = 'throw'
@@ -108,17 +101,18 @@ class UsageQuery:
         return self.from_ms // length * length, -(-self.to_ms // length) * length
 
     @property
+    def scope(self) -> Scope:
+        """Whose rows are read."""
+        return Scope(self.tenant_id)
+
+    @property
     def parameters(self) -> dict[str, Any]:
         """Values for the query's places."""
-        from_ms, to_ms = self.span_ms
         return {
             "bucket_ms": self.granularity.ms,
-            "closed_after_ms": CLOSED_AFTER_MS,
-            "tenant": self.tenant_id,
             "key": self.key_id,
             "model": self.model,
-            "from_ms": from_ms,
-            "to_ms": to_ms,
+            **self.scope.parameters,
         }
 
 
@@ -164,7 +158,7 @@ async def usage(store: Store, query: UsageQuery) -> list[dict[str, Any]]:
         STORE_ERRORS: ClickHouse is away.
     """
     try:
-        return await store.query(_sql(), query.parameters)
+        return await store.query(await _sql(store, query), query.parameters)
     except DatabaseError as error:
         raise _explained(error) from error
 
@@ -172,18 +166,21 @@ async def usage(store: Store, query: UsageQuery) -> list[dict[str, Any]]:
 async def exported_usage(store: Store, query: UsageQuery, export: Export) -> bytes:
     """Return the same as a file; in Parquet the start is a timestamp. Raises what `usage` does."""
     try:
-        sql = _sql(is_typed=export is Export.PARQUET)
+        sql = await _sql(store, query, is_typed=export is Export.PARQUET)
         return await store.raw(sql, query.parameters, export)
     except DatabaseError as error:
         raise _explained(error) from error
 
 
-def _sql(*, is_typed: bool = False) -> str:
+async def _sql(store: Store, query: UsageQuery, *, is_typed: bool = False) -> str:
+    """Return the query as it is right now; whoever waits with it asks anew."""
+    state = await rollup_state(store, query.span_ms, query.scope)
     return _USAGE.format(
         start="bucket" if is_typed else _ISO.format("bucket"),
-        corrected=_ISO.format("maxIf(ingested_at, is_late)"),
+        corrected=_ISO.format("max(late_at)"),
+        measures=", ".join(MEASURES),
+        rows=planned_rows(plan(query.span_ms, state), query.scope.sql),
         rows_max=ROWS_MAX,
-        prompt_counts=PROMPT_COUNTS,
     )
 
 

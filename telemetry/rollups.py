@@ -1,0 +1,244 @@
+"""Rollups: what requests add up to per minute and hour, and when sums may be taken of them.
+
+The pipeline is at least once, and a gateway's event replaces what its router told, so rows of
+rollups are never added to: a stretch of time of a tenant that got events is summed anew from all of
+them. Each insert marks what it touched (a view in the migration); `rollup_progress` says up to
+which mark rollups are made. A question takes rollups for what was not marked since, and events for
+the rest: its answer is the sum over the events, neither stale nor double.
+
+Here is what is decided, and the SQL; `telemetry.rollups_worker` makes the rows.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+# An hour is closed this long after its end. What is written later is late: spooled by a gateway
+# while the broker was away, or of a request that ran for that long.
+CLOSED_AFTER_MS = HOUR_MS
+# Marks are kept for 30 days. Rollups that are further behind are not believed, and made anew.
+BEHIND_MAX_MS = 29 * DAY_MS
+# Events are kept for whole days, and deleted when parts are merged: not before their time, but
+# clocks and rounds of rollups need some room.
+_ROOM_MS = DAY_MS
+_RANGES_MAX = 40
+
+Range = tuple[int, int]
+
+
+class Level(StrEnum):
+    """How long a row is about; the names under which progress is kept."""
+
+    MINUTES = "minutes"
+    HOURS = "hours"
+
+    @property
+    def table(self) -> str:
+        """Where its rows are."""
+        return f"usage_{self}"
+
+    @property
+    def start_of(self) -> str:
+        """The function that gives the start of its stretch of time."""
+        return "toStartOfMinute" if self is Level.MINUTES else "toStartOfHour"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """From when on rows are surely there, in Unix time of whole hours.
+
+    Attributes:
+        events_ms: All events of requests that were received from then on.
+        minutes_ms: The rollups of these minutes.
+    """
+
+    events_ms: int = 0
+    minutes_ms: int = 0
+
+    @classmethod
+    def of(cls, now_ms: int, requests_days: int, minutes_days: int) -> "Kept":
+        """Return what is there by the days that rows are kept; 0 days: for ever."""
+
+        def since(days: int) -> int:
+            begin = max(0, now_ms - days * DAY_MS + _ROOM_MS) if days else 0
+            return -(-begin // HOUR_MS) * HOUR_MS
+
+        return cls(since(requests_days), since(minutes_days))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far rollups are, for one question; Unix time.
+
+    Attributes:
+        has_minutes: Whether rollups of minutes can be believed, but for what is marked.
+        has_hours: The same of hours.
+        minutes_ms: Starts of minutes that were marked since minutes were rolled up.
+        hours_ms: Starts of minutes that were marked since hours were rolled up.
+        kept: See there.
+    """
+
+    has_minutes: bool = False
+    has_hours: bool = False
+    minutes_ms: Collection[int] = ()
+    hours_ms: Collection[int] = ()
+    kept: Kept = field(default_factory=Kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where each moment of a span is taken from; ranges are sorted and do not touch.
+
+    Attributes:
+        span: Whole hours.
+        minutes: Hours that are not taken from rollups of hours; inside the span.
+        events: What is taken from events; inside `minutes`, whose rest is rollups of minutes.
+    """
+
+    span: Range
+    minutes: tuple[Range, ...]
+    events: tuple[Range, ...]
+
+    def level_at(self, moment_ms: int) -> Level | None:
+        """Return from which rollup a moment of the span is taken; None: from events."""
+        if _holds(self.events, moment_ms):
+            return None
+        return Level.MINUTES if _holds(self.minutes, moment_ms) else Level.HOURS
+
+
+def plan(span: Range, state: State) -> Plan:
+    """Return where to take a span of whole hours from.
+
+    Events that may be deleted are not summed: what comes late for such a time is in the rollups
+    with their next round.
+    """
+    kept = state.kept
+    events, marked = [span], [span]
+    if state.has_minutes:
+        events = _coarse((at, at + MINUTE_MS) for at in state.minutes_ms)
+    if state.has_hours:
+        marked = _coarse(_hours((at, at + 1)) for at in state.hours_ms)
+    events = _clipped(events, (max(span[0], kept.events_ms), span[1]))
+    inside = _clipped(_merged([*marked, *map(_hours, events)]), span)
+    # Rollups of these minutes may be gone, their events not.
+    bare = _clipped(inside, (kept.events_ms, kept.minutes_ms))
+    minutes = _merged([*_clipped(inside, (kept.minutes_ms, span[1])), *bare])
+    return Plan(span, tuple(minutes), tuple(_merged([*events, *bare])))
+
+
+def late_after_ms(requests_days: int) -> int:
+    """Return how long after its time an event gets a row of its own, which is added to others.
+
+    Half of the time that events are kept: all that came before are surely there for as long again,
+    to be summed. 0 days: never.
+    """
+    return requests_days * DAY_MS // 2 if requests_days else 1 << 42
+
+
+def condition(ranges: Sequence[Range], moment: str) -> str:
+    """Return SQL that says whether a moment lies in one of the ranges."""
+    return " OR ".join(f"({_between(moment, one)})" for one in ranges) or "0"
+
+
+def rows(level: Level, where: Range, ranges: str, scope: str) -> str:
+    """Return SQL of the sums of a rollup; `ranges` and `scope` are conditions."""
+    return f"""
+SELECT start AS at, {", ".join(KEYS)}, {", ".join(MEASURES)}
+FROM {level.table} FINAL
+WHERE ({scope}) AND {_between("start", where)} AND ({ranges})"""  # noqa: S608 - our own words
+
+
+def event_rows(where: str) -> str:
+    """Return SQL of the same columns for single events, one row per event.
+
+    FINAL, although duplicates may not be merged yet: they are always in the same partition, because
+    they have the same time.
+
+    Prompt tokens count when they were computed, as in the gateway's limits and metrics: not those
+    of what was refused, or left the queue, before it had a place. Events of embeddings hold only
+    those.
+    """
+    return f"""
+SELECT received_at AS at, {", ".join(KEYS)}, event_id, ingested_at,
+    toUInt64(1) AS requests,
+    toUInt64(status >= 400) AS failed,
+    toUInt64(if(
+        status < 400 OR output_tokens > 0 OR replica_id != '' OR endpoint = '/v1/embeddings',
+        prompt_tokens, 0
+    )) AS prompt,
+    toUInt64(cached_tokens) AS cached,
+    toUInt64(output_tokens) AS output,
+    toUInt64(ingested_at >= toStartOfHour(received_at) + toIntervalHour(1)
+        + toIntervalMillisecond({CLOSED_AFTER_MS})) AS late,
+    if(late > 0, ingested_at, fromUnixTimestamp64Milli(0, 'UTC')) AS late_at
+FROM requests FINAL
+WHERE {where}"""  # noqa: S608 - our own words; values are parameters
+
+
+# What requests of one row have in common, and what is summed; of the last one, the latest.
+KEYS = ("tenant_id", "key_id", "model", "release", "pool_id", "is_copy")
+MEASURES = ("requests", "failed", "prompt", "cached", "output", "late", "late_at")
+SUMS = MEASURES[:-1]
+
+
+def planned_rows(found: Plan, scope: str) -> str:
+    """Return SQL of the rows that add up to a span: `at`, `KEYS` and `MEASURES`."""
+    columns = f"at, {', '.join(KEYS)}, {', '.join(MEASURES)}"
+    parts = [rows(Level.HOURS, found.span, f"NOT ({condition(found.minutes, 'start')})", scope)]
+    if found.minutes:
+        inside = condition(found.minutes, "start")
+        outside = condition(found.events, "start")
+        parts.append(rows(Level.MINUTES, found.span, f"({inside}) AND NOT ({outside})", scope))
+    if found.events:
+        # The primary key is of use only with one stretch of time beside all the ranges.
+        hull = (found.events[0][0], found.events[-1][1])
+        where = (
+            f"({scope}) AND {_between('received_at', hull)}"
+            f" AND ({condition(found.events, 'received_at')})"
+        )
+        parts.append(f"SELECT {columns} FROM ({event_rows(where)})")  # noqa: S608 - as above
+    return "\nUNION ALL\n".join(parts)
+
+
+def _between(moment: str, one: Range) -> str:
+    begin, end = (f"fromUnixTimestamp64Milli({ms:d}, 'UTC')" for ms in one)
+    return f"{moment} >= {begin} AND {moment} < {end}"
+
+
+def _floor(moment_ms: int, length_ms: int) -> int:
+    return moment_ms // length_ms * length_ms
+
+
+def _hours(one: Range) -> Range:
+    """Return the hours that a range is in."""
+    return _floor(one[0], HOUR_MS), -_floor(-one[1], HOUR_MS)
+
+
+def _holds(ranges: Iterable[Range], moment_ms: int) -> bool:
+    return any(begin <= moment_ms < end for begin, end in ranges)
+
+
+def _merged(ranges: Iterable[Range]) -> list[Range]:
+    found: list[Range] = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _clipped(ranges: Iterable[Range], span: Range) -> list[Range]:
+    cut = ((max(begin, span[0]), min(end, span[1])) for begin, end in ranges)
+    return [(begin, end) for begin, end in cut if begin < end]
+
+
+def _coarse(ranges: Iterable[Range]) -> list[Range]:
+    """Return few ranges that hold the given ones: the statement must not grow with them."""
+    found = _merged(ranges)
+    for length_ms in (HOUR_MS, DAY_MS):
+        if len(found) <= _RANGES_MAX:
+            return found
+        found = _merged((_floor(a, length_ms), -_floor(-b, length_ms)) for a, b in found)
+    return found if len(found) <= _RANGES_MAX else [(found[0][0], found[-1][1])]

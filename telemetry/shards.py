@@ -1,0 +1,65 @@
+"""Tables of a cluster with several shards.
+
+Each shard has them in a database of its own. Over all of them lie `Distributed` tables, with the
+names that queries know.
+
+Rows that replace one another lie on one shard, and so does all that belongs to a tenant: `FINAL`
+and `IN (SELECT ...)` need look at one shard only.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from telemetry.migrations import Database
+
+# IN over distributed tables means the shard's own rows; an insert is done when all shards have it.
+SESSION: Mapping[str, str | int] = {
+    "distributed_product_mode": "local",
+    "distributed_foreground_insert": 1,
+}
+_TABLES = """
+SELECT name, sorting_key FROM system.tables
+WHERE database = '{database}' AND engine LIKE '%MergeTree' AND name != 'schema_migrations'
+ORDER BY name
+"""
+_COLUMNS = """
+SELECT database, table, name, type FROM system.columns
+WHERE database IN ('{local}', '{database}') ORDER BY database, table, position
+"""
+
+
+def local_database(database: str) -> str:
+    """Return where a shard's own tables are."""
+    return f"{database}_shard"
+
+
+def sharding_key(sorting_key: str) -> str:
+    """Return what places a row, from the key by which rows replace one another."""
+    columns = [column.strip() for column in sorting_key.split(",")]
+    return f"cityHash64({'tenant_id' if 'tenant_id' in columns else ', '.join(columns)})"
+
+
+def statement(cluster: str, database: str, table: str, sorting_key: str) -> str:
+    """Return how the table over all shards is made, or made anew with other columns."""
+    local = local_database(database)
+    return (
+        f"CREATE OR REPLACE TABLE {database}.{table} ON CLUSTER '{cluster}' AS {local}.{table} "
+        f"ENGINE = Distributed('{cluster}', '{local}', '{table}', {sharding_key(sorting_key)})"
+    )
+
+
+async def needed(database: Database, cluster: str, name: str) -> list[str]:
+    """Return the statements for tables that are not there yet, or have other columns."""
+    local = local_database(name)
+    columns = await database.rows(_COLUMNS.format(local=local, database=name))
+    tables = await database.rows(_TABLES.format(database=local))
+    return [
+        statement(cluster, name, str(table), str(key))
+        for table, key in tables
+        if _of(columns, local, table) != _of(columns, name, table)
+    ]
+
+
+def _of(
+    columns: Iterable[Sequence[object]], database: str, table: object
+) -> list[Sequence[object]]:
+    return [tuple(rest) for where, which, *rest in columns if (where, which) == (database, table)]
