@@ -21,6 +21,9 @@ from control_plane.artifacts.routes import ArtifactRoutes
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.sources import Allowed
 from control_plane.audit.repository import prune_answers, prune_audit
+from control_plane.budgets import feed as budget_feed
+from control_plane.budgets.routes import INTERVAL_S, BudgetRoutes
+from control_plane.budgets.service import Budgets
 from control_plane.database import Database
 from control_plane.distribution.model import Limits
 from control_plane.distribution.service import LIMITS, DistributionService
@@ -94,6 +97,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         clock = Clock(metrics.count_replica_seconds)
         fleet = Fleet(database, feed, prunes, metrics.show_unplaced, clock)
         rollouts = await _rollouts(stack, database, settings, metrics)
+        budgets = await _budgets(stack, database, settings, metrics)
         background = await stack.enter_async_context(asyncio.TaskGroup())
         artifacts = _artifacts(database, settings)
         stack.callback(artifacts.close)
@@ -102,7 +106,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         )
         budget = Budget(settings.quality_pool_hour_max, settings.quality_node_day_max)
         quality = Quality(database, feed, metrics.quality, budget)
-        for work in (feed, fleet, artifacts, distribution, rollouts, quality):
+        for work in (feed, fleet, artifacts, distribution, rollouts, quality, budgets):
             stack.callback(background.create_task(work.run()).cancel)
         presence = fleet.presence
         watch = WatchService(
@@ -116,7 +120,12 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution)
         routes = [
             *ArtifactRoutes(database, artifacts).routes(),
-            *admin_routes(database, rollouts.wake, rollouts.unreadable),
+            *admin_routes(
+                database,
+                rollouts.wake,
+                rollouts.unreadable,
+                budget_interval_s=settings.budget_interval_s,
+            ),
         ]
         routes += _operations(feed, metrics, document(routes, package_version("sluice")))
         bootstrap = settings.admin_key_sha256
@@ -133,6 +142,8 @@ def admin_routes(
     database: Database,
     wake_rollouts: Callable[[], None] = lambda: None,
     unread_rollouts: Mapping[str, str] = MappingProxyType({}),
+    *,
+    budget_interval_s: float = INTERVAL_S,
 ) -> list[Route]:
     """Return the routes of the admin REST, of all domains that need the database alone."""
     return [
@@ -140,6 +151,7 @@ def admin_routes(
         *PlanRoutes(database).routes(),
         *QualityRoutes(database).routes(),
         *AdapterRoutes(database).routes(),
+        *BudgetRoutes(database, budget_interval_s).routes(),
         *tenants.routes(database),
         *models.routes(database),
         *FleetRoutes(database).routes(),
@@ -157,6 +169,14 @@ async def _rollouts(
     evidence = await stack.enter_async_context(open_feed(url, key, window_ms=window_ms))
     show, count = metrics.show_rollouts, metrics.count_rollback
     return Rollouts(database, evidence, preparation, golden_counts, show, count)
+
+
+async def _budgets(
+    stack: AsyncExitStack, database: Database, settings: Settings, metrics: Metrics
+) -> Budgets:
+    url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
+    ledger = await stack.enter_async_context(budget_feed.open_feed(url, key))
+    return Budgets(database, ledger, metrics.show_budgets, settings.budget_interval_s)
 
 
 def _links(settings: Settings) -> Limits:

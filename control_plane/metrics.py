@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from control_plane.budgets.model import UNKNOWN, State
 from control_plane.quality.metrics import QualityMetrics
 from control_plane.rollouts.state import UNREADABLE, Phase
 from control_plane.watch.feed import Feed
@@ -67,6 +68,7 @@ class Metrics:
         )
         self._define_distribution()
         self._define_rollouts()
+        self._define_budgets()
         self.quality = QualityMetrics(self.registry)
 
     def _define_distribution(self) -> None:
@@ -112,6 +114,27 @@ class Metrics:
             "Since the end of the last window of evidence, of the rollout that has the oldest",
             registry=self.registry,
         )
+
+    def _define_budgets(self) -> None:
+        self._budgets = Gauge(
+            "control_plane_budgets_count",
+            "Budgets of tenants by state; unknown: not compared with the ledger in their period."
+            " Told by who leads",
+            ["state"],
+            registry=self.registry,
+        )
+        self._budgets_age_s = Gauge(
+            "control_plane_budgets_age_seconds",
+            "Since a budget was compared with the ledger, of the one that waits longest; 0 from"
+            " those that do not lead",
+            registry=self.registry,
+        )
+
+    def show_budgets(self, states: Mapping[str, int], age_s: float) -> None:
+        """Set how many budgets have which state, and how old the oldest comparison is."""
+        for state in (*State, UNKNOWN):
+            self._budgets.labels(str(state)).set(states.get(state, 0))
+        self._budgets_age_s.set(age_s)
 
     def show_rollouts(self, phases: Mapping[str, int], evidence_age_s: float) -> None:
         """Set how many live rollouts are in which phase, and how old the oldest evidence is."""

@@ -18,8 +18,8 @@ class Settings(ServiceSettings):
         grpc_address: host:port of Watch and Sync.
         http_address: host:port of the admin REST, health and metrics.
         admin_key_sha256: SHA-256 of the bootstrap admin key, in hex.
-        telemetry_url: http(s)://host:port of a telemetry service, which rollouts are judged by;
-            empty: there is no evidence.
+        telemetry_url: http(s)://host:port of a telemetry service, which rollouts are judged by and
+            budgets are compared with; empty: there is no evidence, and no budget is ever used up.
         telemetry_key: The admin key that it takes.
         rollout_window_s: Of the windows of time in which both releases of a rollout are compared.
         artifact_store_url: Where artifacts lie: file:///directory or s3://bucket/prefix (with AWS_*
@@ -38,6 +38,7 @@ class Settings(ServiceSettings):
         distribution_store_bytes_per_second: What the nodes of one region may read from the store.
         audit_days: For which rows of the audit log are kept.
         replica_hours_days: For which it is kept which replicas ran when.
+        budget_interval_s: How often each budget of a tenant is compared with the ledger.
         quality_pool_hour_max: So many replicas of a pool are quarantined within an hour, at most.
         quality_node_day_max: So many replicas of a node within a day.
     """
@@ -64,6 +65,7 @@ class Settings(ServiceSettings):
     distribution_store_bytes_per_second: Annotated[float, Field(ge=1)] = 6.25e9
     audit_days: Annotated[int, Field(ge=1, le=36_500)] = 400
     replica_hours_days: Annotated[int, Field(ge=1, le=36_500)] = 400
+    budget_interval_s: Annotated[float, Field(ge=1, le=3600)] = 15
     quality_pool_hour_max: Annotated[int, Field(ge=0)] = 3
     quality_node_day_max: Annotated[int, Field(ge=0)] = 3
 
@@ -93,5 +95,6 @@ class MigrateSettings(ServiceSettings):
     distribution_store_bytes_per_second: str = ""
     audit_days: str = ""
     replica_hours_days: str = ""
+    budget_interval_s: str = ""
     quality_pool_hour_max: str = ""
     quality_node_day_max: str = ""

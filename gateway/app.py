@@ -27,6 +27,7 @@ from gateway.endpoints.models import Models
 from gateway.endpoints.openapi import describe
 from gateway.endpoints.run import Means
 from gateway.endpoints.tokenize import Tokenizing
+from gateway.limits.budgets import Budgets
 from gateway.limits.limiter import Limiter
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
@@ -86,6 +87,7 @@ class Gateway:
             self.valkey,
             local_share=settings.limit_local_share,
             clock=asyncio.get_running_loop().time,
+            require_budget=Budgets(self.watcher.state).require,
         )
         self.dispatcher = Dispatcher(self.links)
         self.events = events

@@ -28,6 +28,7 @@ class ErrorCode(StrEnum):
     RATE_LIMIT_REQUESTS = "rate_limit_requests"
     RATE_LIMIT_TOKENS = "rate_limit_tokens"
     RATE_LIMIT_CONCURRENCY = "rate_limit_concurrency"
+    INSUFFICIENT_QUOTA = "insufficient_quota"
     TENANT_QUEUE_FULL = "tenant_queue_full"
     QUEUE_FULL = "queue_full"
     OVERLOADED = "overloaded"
@@ -65,6 +66,7 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.RATE_LIMIT_REQUESTS: 429,
     ErrorCode.RATE_LIMIT_TOKENS: 429,
     ErrorCode.RATE_LIMIT_CONCURRENCY: 429,
+    ErrorCode.INSUFFICIENT_QUOTA: 429,
     ErrorCode.TENANT_QUEUE_FULL: 429,
     ErrorCode.QUEUE_FULL: 503,
     ErrorCode.OVERLOADED: 503,

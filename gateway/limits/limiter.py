@@ -64,6 +64,10 @@ class LimitExceededError(RejectedError):
         self.headers = headers
 
 
+def _no_budgets(tenant_id: str, model_id: str) -> None:
+    pass
+
+
 class Limiter:
     """Reserves and settles.
 
@@ -72,7 +76,12 @@ class Limiter:
     """
 
     def __init__(
-        self, valkey: ValkeyClient, *, local_share: float, clock: Callable[[], float]
+        self,
+        valkey: ValkeyClient,
+        *,
+        local_share: float,
+        clock: Callable[[], float],
+        require_budget: Callable[[str, str], None] = _no_budgets,
     ) -> None:
         """Prepare.
 
@@ -80,7 +89,9 @@ class Limiter:
             valkey: The shared truth.
             local_share: Of each limit, what may be granted while Valkey is away.
             clock: Monotonic seconds.
+            require_budget: Takes a tenant's id and a model's; raises when a budget is used up.
         """
+        self._require_budget = require_budget
         self._shared = SharedBuckets(valkey)
         self._scopes = Scopes()
         self._local_share = local_share
@@ -109,6 +120,8 @@ class Limiter:
     ) -> Reservation:
         """Take one request and its expected tokens; LimitExceededError when there is no room.
 
+        BudgetExhaustedError comes before that, but not for what uses no tokens at all.
+
         Args:
             principal: The caller.
             model_id: What is asked for.
@@ -117,6 +130,8 @@ class Limiter:
             is_bounded: Whether the caller itself set that bound.
             answers: How many are generated.
         """
+        if prompt_tokens or output_tokens_max:
+            self._require_budget(principal.tenant.id, model_id)
         _, scopes, forecast = self._scopes.of(principal, model_id)
         if not output_tokens_max:
             answers = 0

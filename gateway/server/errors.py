@@ -46,8 +46,10 @@ class HttpError(BadRequestError):
 
 
 def error_body(code: ErrorCode, message: str, *, status: int, param: str | None = None) -> bytes:
-    """Return the envelope; `type` follows from the status."""
+    """Return the envelope; `type` follows from the status, but for a used-up budget."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    if code is ErrorCode.INSUFFICIENT_QUOTA:  # OpenAI's own type for it
+        kind = str(code)
     error = {"message": message, "type": kind, "param": param, "code": code}
     return orjson.dumps({"error": error})
 

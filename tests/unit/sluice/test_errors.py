@@ -10,6 +10,7 @@ def test_only_limits_of_the_caller_are_429_and_only_ours_are_503() -> None:
         ErrorCode.RATE_LIMIT_REQUESTS,
         ErrorCode.RATE_LIMIT_TOKENS,
         ErrorCode.RATE_LIMIT_CONCURRENCY,
+        ErrorCode.INSUFFICIENT_QUOTA,
         ErrorCode.TENANT_QUEUE_FULL,
     }
     assert STATUS[ErrorCode.QUEUE_FULL] == STATUS[ErrorCode.NO_CAPACITY] == 503
