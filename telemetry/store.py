@@ -13,7 +13,7 @@ from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 from clickhouse_connect.driver.summary import QuerySummary
 
-from telemetry import migrations, retention, shards
+from telemetry import attempts, migrations, retention, shards
 from telemetry.rows import (
     CLOSING_COLUMNS,
     COLUMNS,
@@ -93,6 +93,7 @@ class Store:
                     # Of 20,000 events it takes 0.1 s, for which nobody here would be answered.
                     columns = await asyncio.to_thread(event_columns, batch.events)
                     await self._insert(client, "requests", COLUMNS, columns)
+                    await self._insert_attempts(client, batch)
                 if batch.closings:
                     columns = closing_columns(batch.closings)
                     await self._insert(client, "closings", CLOSING_COLUMNS, columns)
@@ -107,6 +108,11 @@ class Store:
             if error.code in _SCHEMA_GONE:
                 await self.close()
             raise
+
+    async def _insert_attempts(self, client: AsyncClient, batch: Batch) -> None:
+        columns = await asyncio.to_thread(attempts.columns, batch.events)
+        if columns[0]:
+            await self._insert(client, "attempts", attempts.COLUMNS, columns)
 
     async def query(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Run a query and return its rows as dictionaries.

@@ -1,9 +1,11 @@
 """All that the trace tables hold of one request: its event, its copies, what routers closed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
+from telemetry.attempts import ATTEMPTS_MAX, shown
 from telemetry.queries import iso, readable
 from telemetry.store import Store
 
@@ -30,6 +32,15 @@ ORDER BY received_at DESC, part, output_tokens DESC
 LIMIT 1 BY event_id, part, router_id
 LIMIT {limit:UInt32}
 """
+_ATTEMPTS = """
+SELECT *
+FROM attempts
+WHERE event_id = {event:String}
+  AND tenant_id = {tenant:String} AND received_at = fromUnixTimestamp64Milli({received_ms:Int64})
+ORDER BY part, number, ingested_at DESC
+LIMIT 1 BY part, number
+LIMIT {limit:UInt32}
+"""
 _TOLD = ("event_id", "part", "router_id", "replica_id", "output_tokens", "queue_us", "outcome")
 _SAME = ("event_id", "received_at", "tenant_id", "model", "outcome", "status", "total_us")
 
@@ -43,6 +54,7 @@ class Trace:
         is_settled: Whether the event is there, not closings alone.
         closings: What routers told because its gateway's stream was cut; of this event alone.
         copies: Events of copies for shadow stages, under its id.
+        attempts: Where its answers ran; empty where `request` tells all of it.
         others: Other requests with the same id, the latest first: clients choose ids.
     """
 
@@ -51,12 +63,14 @@ class Trace:
     closings: Sequence[dict[str, Any]]
     copies: Sequence[dict[str, Any]]
     others: Sequence[dict[str, Any]]
+    attempts: Sequence[dict[str, Any]] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return it as the API shows it."""
         return {
             "request": self.request,
             "is_settled": self.is_settled,
+            "attempts": list(self.attempts),
             "closings": list(self.closings),
             "copies": list(self.copies),
             "others": list(self.others),
@@ -77,7 +91,21 @@ async def find_trace(store: Store, request_id: str, *, tenant_id: str = "") -> T
     }
     events = await store.query(_EVENTS, parameters)
     closings = await store.query(_CLOSINGS, parameters)
-    return build(events, closings)
+    trace = build(events, closings)
+    if trace is None:
+        return None
+    return replace(trace, attempts=await _attempts(store, trace.request))
+
+
+async def _attempts(store: Store, request: dict[str, Any]) -> list[dict[str, Any]]:
+    received_at = datetime.fromisoformat(request["received_at"])
+    parameters = {
+        "event": request["event_id"],
+        "tenant": request["tenant_id"],
+        "received_ms": round(received_at.timestamp() * 1000),
+        "limit": ATTEMPTS_MAX,
+    }
+    return [shown(row) for row in await store.query(_ATTEMPTS, parameters)]
 
 
 def build(events: Sequence[dict[str, Any]], closings: Sequence[dict[str, Any]]) -> Trace | None:

@@ -9,8 +9,10 @@ import httpx
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from google.protobuf.json_format import ParseDict
 
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from sluice.wire.router.v1.router_pb2 import Candidate, Explanation
+from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
 from telemetry.closings import Closer
 from telemetry.http import Api
 from telemetry.metrics import Metrics
@@ -103,6 +105,22 @@ async def test_a_request_comes_with_its_copies_and_namesakes(
     await store.insert(Batch([event("e9", "r1-copy", received_at_unix_ms=now_ms + 9)]))
     assert await trace(http, "r1") == everybody
     assert (await trace(http, "r1-copy"))["request"]["event_id"] == "e9"
+
+
+async def test_a_resumed_request_comes_with_where_it_ran_and_what_was_known(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    known = Explanation(chosen="r1", candidates=[Candidate(replica_id="r1", cost_us=1 << 40)])
+    lost = Attempt(replica_id="r1", outcome="replica_lost", decision=known.SerializeToString())
+    done = Attempt(number=1, replica_id="r2", outcome="stop", first_us=7, decision=b"\xff")
+    told = event("e1", "r1", resumes=1, attempts=[lost, done])
+    await store.insert(Batch([told]))
+    await store.insert(Batch([told, event("e2", "r2"), event("e3", "r1", tenant_id="ten_b")]))
+    first, second = (await trace(http, "r1", tenant="ten_a"))["attempts"]
+    assert (first["replica_id"], first["outcome"]) == ("r1", "replica_lost")
+    assert (second["number"], second["first_us"], second["decision"]) == (1, 7, None)
+    assert ParseDict(first["decision"], Explanation()) == known
+    assert (await trace(http, "r2"))["attempts"] == []
 
 
 async def test_closings_stand_for_a_request_until_its_row_is_there(

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
-from telemetry import rows
+from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
+from telemetry import attempts, rows
 from telemetry.migrations import load, migrations_folder
 from telemetry.rows import PoisonReason, Source
 
@@ -22,6 +22,8 @@ def source(payload: bytes, offset: int = 0) -> Source:
 
 def test_every_field_of_the_event_is_a_column() -> None:
     names = {field.name for field in RequestEvent.DESCRIPTOR.fields}
+    own = {field.name for field in Attempt.DESCRIPTOR.fields}
+    assert own == attempts.COLUMNS.keys() - {"event_id", "received_at", "tenant_id"}
     elsewhere = {"count", "attempts"}  # tables of their own
     for_spans = {"parent_span_id", "is_sampled", "tracestate"}
     columns = {rows._RENAMED.get(column, column) for column in rows.CLOSING_COLUMNS}

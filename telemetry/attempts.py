@@ -1,0 +1,68 @@
+"""Where answers of requests ran: from events to rows of `attempts`, and back for one request."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
+
+from sluice.wire.router.v1.router_pb2 import Explanation
+from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
+
+ATTEMPTS_MAX = 64  # of one event; gateways tell of 16
+# Column -> type, in the order of the insert; the first three are the event's.
+_OF_EVENT = {
+    "event_id": "String",
+    "received_at": "DateTime64(3, 'UTC')",
+    "tenant_id": "LowCardinality(String)",
+}
+_COPIED = {
+    **dict.fromkeys(("part", "number"), "UInt32"),
+    **dict.fromkeys(("cell_id", "router_id", "replica_id"), "LowCardinality(String)"),
+    **dict.fromkeys(
+        (
+            *("submitted_us", "first_us", "ended_us", "queue_us", "engine_queue_us"),
+            *("prefill_us", "cached_tokens", "output_tokens"),
+        ),
+        "UInt32",
+    ),
+    "outcome": "LowCardinality(String)",
+    "reason": "String",
+}
+COLUMNS: dict[str, str] = _OF_EVENT | _COPIED | {"decision": "String"}
+
+
+def columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
+    """Return one list per column of `COLUMNS`, empty ones when no event has attempts."""
+    found: list[list[Any]] = [[] for _ in COLUMNS]
+    for event in events:
+        for attempt in event.attempts[:ATTEMPTS_MAX]:
+            for column, value in zip(found, _row(event, attempt), strict=True):
+                column.append(value)
+    return found
+
+
+def _row(event: RequestEvent, attempt: Attempt) -> list[Any]:
+    return [
+        *(event.event_id, event.received_at_unix_ms, event.tenant_id),
+        *(getattr(attempt, name) for name in _COPIED),
+        _decision_text(attempt.decision),
+    ]
+
+
+def _decision_text(data: bytes) -> str:
+    """Return what a router knew as JSON; empty when it is not known or cannot be read."""
+    if not data:
+        return ""
+    try:
+        decision = Explanation.FromString(data)
+    except DecodeError:
+        return ""
+    return json.dumps(MessageToDict(decision, preserving_proto_field_name=True))
+
+
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of `attempts` as the API has it; `decision` null where it is not known."""
+    told = {name: row[name] for name in _COPIED}
+    return told | {"decision": json.loads(row["decision"]) if row["decision"] else None}
