@@ -10,6 +10,7 @@ from cli import (
     admin_key_commands,
     artifact_commands,
     audit_commands,
+    budget_commands,
     cost_commands,
     fleet_commands,
     golden_commands,
@@ -50,6 +51,7 @@ Disabled = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(tenants, name="tenants", epilog=WHERE)
+    tenants.add_typer(budget_commands.budget, name="budget", epilog=WHERE)
     app.add_typer(key_commands.keys, name="keys", epilog=WHERE)
     app.add_typer(tier_commands.tiers, name="tiers", epilog=WHERE)
     app.add_typer(model_commands.models, name="models", epilog=WHERE)

@@ -40,6 +40,10 @@ tenants update t --rpm 5
 tenants delete t
 tenants pin t m 1
 tenants unpin t m
+tenants budget set t b --tokens 5
+tenants budget show
+tenants budget show t --state soft
+tenants budget remove t b
 keys list t
 keys show t k
 keys create t --expires 1d
@@ -138,7 +142,7 @@ audit --actor a --kind k --object o --since 1h
 # What fields are where the document says no more than that there are some.
 _NUMBERS = {
     0: "expires_at_unix_ms stage mirrored share sample control_sample chunks replicas file_count",
-    1: "size_bytes watched_s watched_needed_s sample_needed stages",
+    1: "size_bytes watched_s watched_needed_s sample_needed stages used age_s stop_delay_s",
 }
 _LISTS = "gates missing accelerator_facts needed_by noticed needed retired removed tenant_ids"
 _OBJECTS = "limits fallbacks roles needs engine_options model_limits before after"
