@@ -25,45 +25,45 @@ _sym_db = _symbol_database.Default()
 from sluice.wire.engine.v1 import engine_pb2 as sluice_dot_wire_dot_engine_dot_v1_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sluice/wire/router/v1/router.proto\x12\x15sluice.wire.router.v1\x1a\"sluice/wire/engine/v1/engine.proto\"\r\n\x0bPingRequest\"\x0e\n\x0cPingResponse\"\x93\x01\n\x0e\x43onnectRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.sluice.wire.router.v1.Hello\x12.\n\x07submits\x18\x02 \x03(\x0b\x32\x1d.sluice.wire.router.v1.Submit\x12\x0f\n\x07\x63\x61ncels\x18\x03 \x03(\x04\x12\x13\n\x0b\x63\x61ncel_took\x18\x04 \x03(\r\"3\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x16\n\x0etakes_closings\x18\x02 \x01(\x08\"\x97\x04\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x65ll_id\x18\x03 \x01(\t\x12\x11\n\ttenant_id\x18\x04 \x01(\t\x12\x15\n\rtier_priority\x18\x05 \x01(\r\x12\x15\n\rtenant_weight\x18\x06 \x01(\r\x12\x0e\n\x06prompt\x18\x07 \x03(\r\x12\x19\n\x11output_tokens_max\x18\x08 \x01(\r\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\ncache_root\x18\x0e \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x0f \x01(\t\x12\x14\n\x0csession_hash\x18\x10 \x01(\x06\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x11 \x01(\r\x12\x12\n\nignore_eos\x18\x12 \x01(\x08\x12\x16\n\x0eresumed_tokens\x18\x13 \x01(\r\x12\x13\n\x0btraceparent\x18\x14 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x15 \x01(\x0c\x12\x16\n\x0eis_preemptible\x18\x16 \x01(\x08\x12\x1e\n\x16tier_reserved_permille\x18\x17 \x01(\r\x12\x31\n\x08sampling\x18\x19 \x01(\x0b\x32\x1f.sluice.wire.engine.v1.Sampling\x12\x10\n\x08is_begun\x18\x18 \x01(\x08\x12\x12\n\ntracestate\x18\x1b \x01(\t\x12\x0f\n\x07\x63losing\x18\x1a \x01(\x0cJ\x04\x08\n\x10\x0e\"\x1e\n\x0cPackedSubmit\x12\x0e\n\x06prompt\x18\x07 \x01(\x0c\" \n\x0ePackedSequence\x12\x0e\n\x06prompt\x18\x02 \x01(\x0c\"\xc7\x02\n\x0f\x43onnectResponse\x12/\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.sluice.wire.router.v1.Welcome\x12\x0e\n\x06handle\x18\x02 \x03(\x04\x12\r\n\x05\x63ount\x18\x03 \x03(\r\x12\r\n\x05token\x18\x04 \x03(\r\x12-\n\x06placed\x18\x05 \x03(\x0b\x32\x1d.sluice.wire.router.v1.Placed\x12\x30\n\x08outcomes\x18\x06 \x03(\x0b\x32\x1e.sluice.wire.router.v1.Outcome\x12/\n\x05\x63\x65lls\x18\x07 \x03(\x0b\x32 .sluice.wire.router.v1.CellState\x12\x31\n\x08logprobs\x18\x08 \x01(\x0b\x32\x1f.sluice.wire.engine.v1.Logprobs\x12\x10\n\x08\x63losings\x18\t \x03(\x0c\"+\n\x07Welcome\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\xa4\x01\n\x06Placed\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12\x10\n\x08queue_us\x18\x03 \x01(\r\x12\x17\n\x0f\x65ngine_queue_us\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x34\n\x08\x64\x65\x63ision\x18\x06 \x01(\x0b\x32\".sluice.wire.router.v1.Explanation\"\xe3\x01\n\x07Outcome\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x30\n\x04kind\x18\x02 \x01(\x0e\x32\".sluice.wire.router.v1.OutcomeKind\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\x12\n\nprefill_us\x18\x07 \x01(\r\x12\x34\n\x08\x64\x65\x63ision\x18\x08 \x01(\x0b\x32\".sluice.wire.router.v1.Explanation\"\xaa\x01\n\tCellState\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x16\n\x0ereplicas_ready\x18\x04 \x01(\r\x12\x13\n\x0btokens_owed\x18\x05 \x01(\x04\x12\x18\n\x10kv_free_permille\x18\x06 \x01(\r\x12\x0f\n\x07wait_ms\x18\x07 \x01(\r\x12\x13\n\x0bis_draining\x18\x08 \x01(\x08\"_\n\x0e\x45xplainRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12/\n\x06submit\x18\x02 \x01(\x0b\x32\x1d.sluice.wire.router.v1.SubmitH\x00\x42\x06\n\x04what\"\xcf\x02\n\x0b\x45xplanation\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x65ll_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x07 \x01(\r\x12\x19\n\x11predicted_ttft_ms\x18\x08 \x01(\r\x12\x1a\n\x12predicted_queue_ms\x18\t \x01(\r\x12\x18\n\x10\x64\x65\x61\x64line_left_ms\x18\n \x01(\r\x12\x14\n\x0ctokens_ahead\x18\x0b \x01(\x04\x12\x16\n\x0erequests_ahead\x18\x0c \x01(\r\x12\x0e\n\x06\x63hosen\x18\r \x01(\t\x12\x34\n\ncandidates\x18\x0e \x03(\x0b\x32 .sluice.wire.router.v1.Candidate\"\xe9\x01\n\tCandidate\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65xcluded_by\x18\x02 \x01(\t\x12\x0f\n\x07\x63ost_us\x18\x03 \x01(\x04\x12\x12\n\nbacklog_us\x18\x04 \x01(\x04\x12\x12\n\nprefill_us\x18\x05 \x01(\x04\x12\x12\n\nadapter_us\x18\x06 \x01(\x04\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x08 \x01(\r\x12\x16\n\x0ekv_free_blocks\x18\t \x01(\r\x12\x17\n\x0fis_session_home\x18\n \x01(\x08\x12\x0e\n\x06health\x18\x0b \x01(\t*\xdc\x01\n\x0bOutcomeKind\x12\x1c\n\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_KIND_STOP\x10\x01\x12\x17\n\x13OUTCOME_KIND_LENGTH\x10\x02\x12\x1a\n\x16OUTCOME_KIND_CANCELLED\x10\x03\x12\x19\n\x15OUTCOME_KIND_REJECTED\x10\x04\x12\x18\n\x14OUTCOME_KIND_EVICTED\x10\x05\x12\x17\n\x13OUTCOME_KIND_FAILED\x10\x06\x12\x15\n\x11OUTCOME_KIND_LOST\x10\x07\x32\x94\x02\n\rRouterService\x12\\\n\x07\x43onnect\x12%.sluice.wire.router.v1.ConnectRequest\x1a&.sluice.wire.router.v1.ConnectResponse(\x01\x30\x01\x12T\n\x07\x45xplain\x12%.sluice.wire.router.v1.ExplainRequest\x1a\".sluice.wire.router.v1.Explanation\x12O\n\x04Ping\x12\".sluice.wire.router.v1.PingRequest\x1a#.sluice.wire.router.v1.PingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sluice/wire/router/v1/router.proto\x12\x15sluice.wire.router.v1\x1a\"sluice/wire/engine/v1/engine.proto\"\r\n\x0bPingRequest\"\x0e\n\x0cPingResponse\"\xaa\x01\n\x0e\x43onnectRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.sluice.wire.router.v1.Hello\x12.\n\x07submits\x18\x02 \x03(\x0b\x32\x1d.sluice.wire.router.v1.Submit\x12\x0f\n\x07\x63\x61ncels\x18\x03 \x03(\x04\x12\x13\n\x0b\x63\x61ncel_took\x18\x04 \x03(\r\x12\x15\n\rcancel_placed\x18\x05 \x03(\x08\"3\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x16\n\x0etakes_closings\x18\x02 \x01(\x08\"\xab\x04\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x65ll_id\x18\x03 \x01(\t\x12\x11\n\ttenant_id\x18\x04 \x01(\t\x12\x15\n\rtier_priority\x18\x05 \x01(\r\x12\x15\n\rtenant_weight\x18\x06 \x01(\r\x12\x0e\n\x06prompt\x18\x07 \x03(\r\x12\x19\n\x11output_tokens_max\x18\x08 \x01(\r\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\ncache_root\x18\x0e \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x0f \x01(\t\x12\x14\n\x0csession_hash\x18\x10 \x01(\x06\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x11 \x01(\r\x12\x12\n\nignore_eos\x18\x12 \x01(\x08\x12\x16\n\x0eresumed_tokens\x18\x13 \x01(\r\x12\x13\n\x0btraceparent\x18\x14 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x15 \x01(\x0c\x12\x16\n\x0eis_preemptible\x18\x16 \x01(\x08\x12\x1e\n\x16tier_reserved_permille\x18\x17 \x01(\r\x12\x31\n\x08sampling\x18\x19 \x01(\x0b\x32\x1f.sluice.wire.engine.v1.Sampling\x12\x10\n\x08is_begun\x18\x18 \x01(\x08\x12\x12\n\ntracestate\x18\x1b \x01(\t\x12\x0f\n\x07\x63losing\x18\x1a \x01(\x0c\x12\x12\n\nwas_placed\x18\x1c \x01(\x08J\x04\x08\n\x10\x0e\"\x1e\n\x0cPackedSubmit\x12\x0e\n\x06prompt\x18\x07 \x01(\x0c\" \n\x0ePackedSequence\x12\x0e\n\x06prompt\x18\x02 \x01(\x0c\"\xc7\x02\n\x0f\x43onnectResponse\x12/\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.sluice.wire.router.v1.Welcome\x12\x0e\n\x06handle\x18\x02 \x03(\x04\x12\r\n\x05\x63ount\x18\x03 \x03(\r\x12\r\n\x05token\x18\x04 \x03(\r\x12-\n\x06placed\x18\x05 \x03(\x0b\x32\x1d.sluice.wire.router.v1.Placed\x12\x30\n\x08outcomes\x18\x06 \x03(\x0b\x32\x1e.sluice.wire.router.v1.Outcome\x12/\n\x05\x63\x65lls\x18\x07 \x03(\x0b\x32 .sluice.wire.router.v1.CellState\x12\x31\n\x08logprobs\x18\x08 \x01(\x0b\x32\x1f.sluice.wire.engine.v1.Logprobs\x12\x10\n\x08\x63losings\x18\t \x03(\x0c\"+\n\x07Welcome\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\xb8\x01\n\x06Placed\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12\x10\n\x08queue_us\x18\x03 \x01(\r\x12\x17\n\x0f\x65ngine_queue_us\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x34\n\x08\x64\x65\x63ision\x18\x06 \x01(\x0b\x32\".sluice.wire.router.v1.Explanation\x12\x12\n\nadapter_us\x18\x07 \x01(\r\"\xe3\x01\n\x07Outcome\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x30\n\x04kind\x18\x02 \x01(\x0e\x32\".sluice.wire.router.v1.OutcomeKind\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\x12\n\nprefill_us\x18\x07 \x01(\r\x12\x34\n\x08\x64\x65\x63ision\x18\x08 \x01(\x0b\x32\".sluice.wire.router.v1.Explanation\"\xaa\x01\n\tCellState\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x16\n\x0ereplicas_ready\x18\x04 \x01(\r\x12\x13\n\x0btokens_owed\x18\x05 \x01(\x04\x12\x18\n\x10kv_free_permille\x18\x06 \x01(\r\x12\x0f\n\x07wait_ms\x18\x07 \x01(\r\x12\x13\n\x0bis_draining\x18\x08 \x01(\x08\"_\n\x0e\x45xplainRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12/\n\x06submit\x18\x02 \x01(\x0b\x32\x1d.sluice.wire.router.v1.SubmitH\x00\x42\x06\n\x04what\"\xcf\x02\n\x0b\x45xplanation\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x65ll_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x07 \x01(\r\x12\x19\n\x11predicted_ttft_ms\x18\x08 \x01(\r\x12\x1a\n\x12predicted_queue_ms\x18\t \x01(\r\x12\x18\n\x10\x64\x65\x61\x64line_left_ms\x18\n \x01(\r\x12\x14\n\x0ctokens_ahead\x18\x0b \x01(\x04\x12\x16\n\x0erequests_ahead\x18\x0c \x01(\r\x12\x0e\n\x06\x63hosen\x18\r \x01(\t\x12\x34\n\ncandidates\x18\x0e \x03(\x0b\x32 .sluice.wire.router.v1.Candidate\"\xe9\x01\n\tCandidate\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65xcluded_by\x18\x02 \x01(\t\x12\x0f\n\x07\x63ost_us\x18\x03 \x01(\x04\x12\x12\n\nbacklog_us\x18\x04 \x01(\x04\x12\x12\n\nprefill_us\x18\x05 \x01(\x04\x12\x12\n\nadapter_us\x18\x06 \x01(\x04\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x08 \x01(\r\x12\x16\n\x0ekv_free_blocks\x18\t \x01(\r\x12\x17\n\x0fis_session_home\x18\n \x01(\x08\x12\x0e\n\x06health\x18\x0b \x01(\t*\xdc\x01\n\x0bOutcomeKind\x12\x1c\n\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_KIND_STOP\x10\x01\x12\x17\n\x13OUTCOME_KIND_LENGTH\x10\x02\x12\x1a\n\x16OUTCOME_KIND_CANCELLED\x10\x03\x12\x19\n\x15OUTCOME_KIND_REJECTED\x10\x04\x12\x18\n\x14OUTCOME_KIND_EVICTED\x10\x05\x12\x17\n\x13OUTCOME_KIND_FAILED\x10\x06\x12\x15\n\x11OUTCOME_KIND_LOST\x10\x07\x32\x94\x02\n\rRouterService\x12\\\n\x07\x43onnect\x12%.sluice.wire.router.v1.ConnectRequest\x1a&.sluice.wire.router.v1.ConnectResponse(\x01\x30\x01\x12T\n\x07\x45xplain\x12%.sluice.wire.router.v1.ExplainRequest\x1a\".sluice.wire.router.v1.Explanation\x12O\n\x04Ping\x12\".sluice.wire.router.v1.PingRequest\x1a#.sluice.wire.router.v1.PingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sluice.wire.router.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOMEKIND']._serialized_start=2552
-  _globals['_OUTCOMEKIND']._serialized_end=2772
+  _globals['_OUTCOMEKIND']._serialized_start=2615
+  _globals['_OUTCOMEKIND']._serialized_end=2835
   _globals['_PINGREQUEST']._serialized_start=97
   _globals['_PINGREQUEST']._serialized_end=110
   _globals['_PINGRESPONSE']._serialized_start=112
   _globals['_PINGRESPONSE']._serialized_end=126
   _globals['_CONNECTREQUEST']._serialized_start=129
-  _globals['_CONNECTREQUEST']._serialized_end=276
-  _globals['_HELLO']._serialized_start=278
-  _globals['_HELLO']._serialized_end=329
-  _globals['_SUBMIT']._serialized_start=332
-  _globals['_SUBMIT']._serialized_end=867
-  _globals['_PACKEDSUBMIT']._serialized_start=869
-  _globals['_PACKEDSUBMIT']._serialized_end=899
-  _globals['_PACKEDSEQUENCE']._serialized_start=901
-  _globals['_PACKEDSEQUENCE']._serialized_end=933
-  _globals['_CONNECTRESPONSE']._serialized_start=936
-  _globals['_CONNECTRESPONSE']._serialized_end=1263
-  _globals['_WELCOME']._serialized_start=1265
-  _globals['_WELCOME']._serialized_end=1308
-  _globals['_PLACED']._serialized_start=1311
-  _globals['_PLACED']._serialized_end=1475
-  _globals['_OUTCOME']._serialized_start=1478
-  _globals['_OUTCOME']._serialized_end=1705
-  _globals['_CELLSTATE']._serialized_start=1708
-  _globals['_CELLSTATE']._serialized_end=1878
-  _globals['_EXPLAINREQUEST']._serialized_start=1880
-  _globals['_EXPLAINREQUEST']._serialized_end=1975
-  _globals['_EXPLANATION']._serialized_start=1978
-  _globals['_EXPLANATION']._serialized_end=2313
-  _globals['_CANDIDATE']._serialized_start=2316
-  _globals['_CANDIDATE']._serialized_end=2549
-  _globals['_ROUTERSERVICE']._serialized_start=2775
-  _globals['_ROUTERSERVICE']._serialized_end=3051
+  _globals['_CONNECTREQUEST']._serialized_end=299
+  _globals['_HELLO']._serialized_start=301
+  _globals['_HELLO']._serialized_end=352
+  _globals['_SUBMIT']._serialized_start=355
+  _globals['_SUBMIT']._serialized_end=910
+  _globals['_PACKEDSUBMIT']._serialized_start=912
+  _globals['_PACKEDSUBMIT']._serialized_end=942
+  _globals['_PACKEDSEQUENCE']._serialized_start=944
+  _globals['_PACKEDSEQUENCE']._serialized_end=976
+  _globals['_CONNECTRESPONSE']._serialized_start=979
+  _globals['_CONNECTRESPONSE']._serialized_end=1306
+  _globals['_WELCOME']._serialized_start=1308
+  _globals['_WELCOME']._serialized_end=1351
+  _globals['_PLACED']._serialized_start=1354
+  _globals['_PLACED']._serialized_end=1538
+  _globals['_OUTCOME']._serialized_start=1541
+  _globals['_OUTCOME']._serialized_end=1768
+  _globals['_CELLSTATE']._serialized_start=1771
+  _globals['_CELLSTATE']._serialized_end=1941
+  _globals['_EXPLAINREQUEST']._serialized_start=1943
+  _globals['_EXPLAINREQUEST']._serialized_end=2038
+  _globals['_EXPLANATION']._serialized_start=2041
+  _globals['_EXPLANATION']._serialized_end=2376
+  _globals['_CANDIDATE']._serialized_start=2379
+  _globals['_CANDIDATE']._serialized_end=2612
+  _globals['_ROUTERSERVICE']._serialized_start=2838
+  _globals['_ROUTERSERVICE']._serialized_end=3114
 # @@protoc_insertion_point(module_scope)
