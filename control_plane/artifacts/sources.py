@@ -12,8 +12,17 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 _URI_CHARACTERS_MAX = 2048
 _PORTS = {"http": 80, "https": 443}
-# Ranges that carry other addresses inside, and so could lead anywhere.
-_CARRIERS = tuple(map(ipaddress.ip_network, ("2002::/16", "2001::/32", "64:ff9b::/96")))
+# All that the internet routes to single hosts lies in here; what carries IPv4 addresses does not,
+# but for 6to4.
+_UNICAST = ipaddress.ip_network("2000::/3")
+# Not for hosts, whatever this version of Python says of them: 6to4 and its relays, protocols,
+# documentation.
+_SPECIAL = tuple(
+    map(
+        ipaddress.ip_network,
+        ("2002::/16", "2001::/23", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24"),
+    )
+)
 
 
 class SourceError(ValueError):
@@ -79,8 +88,10 @@ def is_public(address: str) -> bool:
     if isinstance(found, ipaddress.IPv6Address):
         if found.ipv4_mapped is not None:
             return is_public(str(found.ipv4_mapped))
-        if any(found in network for network in _CARRIERS):
+        if found not in _UNICAST:
             return False
+    if any(found in network for network in _SPECIAL):
+        return False
     return found.is_global and not found.is_multicast
 
 
