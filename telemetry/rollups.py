@@ -144,7 +144,7 @@ def condition(ranges: Sequence[Range], moment: str) -> str:
 def rows(level: Level, where: Range, ranges: str, scope: str) -> str:
     """Return SQL of the sums of a rollup; `ranges` and `scope` are conditions."""
     return f"""
-SELECT start AS at, {", ".join(KEYS)}, {", ".join(MEASURES)}
+SELECT toDateTime64(start, 3, 'UTC') AS at, {", ".join(KEYS)}, {", ".join(MEASURES)}
 FROM {level.table} FINAL
 WHERE ({scope}) AND {_between("start", where)} AND ({ranges})"""  # noqa: S608 - our own words
 

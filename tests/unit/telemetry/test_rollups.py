@@ -1,0 +1,188 @@
+"""Where sums are taken from, how long rows are kept, and what tables are like on a cluster: pure."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+import telemetry
+from telemetry import retention, shards
+from telemetry.migrations import fill, load, migrations_folder
+from telemetry.queries import Scope
+from telemetry.retention import Table, changes, ttl_of
+from telemetry.rollups import DAY_MS, HOUR_MS, MINUTE_MS, Kept, Level, Range, State, plan
+from telemetry.settings import StoreSettings
+from telemetry.shards import sharding_key
+
+URL = "http://127.0.0.1:1"
+_MINUTES = st.lists(st.integers(0, 12 * 60 - 1).map(lambda number: number * MINUTE_MS), max_size=40)
+_HOURS = st.integers(0, 12).map(lambda number: number * HOUR_MS)
+
+
+def _are_apart(ranges: tuple[Range, ...]) -> bool:
+    edges = [edge for one in ranges for edge in one]
+    return edges == sorted(set(edges))
+
+
+@given(
+    span=st.tuples(_HOURS, _HOURS).map(sorted).filter(lambda pair: pair[0] < pair[1]),
+    minutes=_MINUTES,
+    hours=_MINUTES,
+    has=st.tuples(st.booleans(), st.booleans()),
+    kept=st.tuples(_HOURS, _HOURS),
+)
+def test_every_moment_is_taken_from_where_it_is_right(
+    span: list[int], minutes: list[int], hours: list[int], has: tuple[bool, bool], kept: Range
+) -> None:
+    state = State(*has, minutes, hours, Kept(*kept))
+    found = plan((span[0], span[1]), state)
+    assert _are_apart(found.minutes)
+    assert _are_apart(found.events)
+    assert all(edge % HOUR_MS == 0 for one in found.minutes for edge in one)
+    assert all(edge % MINUTE_MS == 0 for one in found.events for edge in one)
+    for at in range(span[0], span[1], MINUTE_MS):
+        level = found.level_at(at)
+        is_marked = at in minutes or not has[0]
+        hour_is_marked = not has[1] or any(one // HOUR_MS == at // HOUR_MS for one in hours)
+        if level is None:
+            assert at >= kept[0]  # all of its events are there
+        elif level is Level.MINUTES:
+            assert at >= kept[1]  # all rows are there
+            assert not is_marked or at < kept[0]
+        else:
+            assert not hour_is_marked or at < min(kept)
+            assert not is_marked or at < kept[0]
+        # Never events where a rollup would do, unless there were too many stretches of time.
+        if len(minutes) + len(hours) <= 30 and has == (True, True) and at >= kept[1]:
+            assert (level is None) <= is_marked
+
+
+def test_many_marks_do_not_make_a_long_statement() -> None:
+    marks = range(0, 400 * DAY_MS, 7 * HOUR_MS)
+    found = plan((0, 400 * DAY_MS), State(True, True, marks, marks))
+    assert found.events == found.minutes == ((0, 400 * DAY_MS),)
+
+
+def test_what_is_kept_begins_at_an_hour_with_room() -> None:
+    now_ms = 1_000 * DAY_MS + 5
+    kept = Kept.of(now_ms, 30, 0)
+    assert kept == Kept(971 * DAY_MS + HOUR_MS, 0)
+
+
+def test_a_setting_changes_a_table_once() -> None:
+    # As ClickHouse writes what it has.
+    made = (
+        "CREATE TABLE db.requests (`a` String DEFAULT ' TTL x') ENGINE = ReplacingMergeTree ORDER BY a"
+        " TTL toDateTime(ingested_at) + toIntervalDay(7) TO VOLUME 'cold', "
+        "toDateTime(ingested_at) + toIntervalDay(30) SETTINGS index_granularity = 8192"
+    )
+    tables = {"requests": Table(ttl_of(made.replace("DEFAULT ' TTL x'", "")), "tiered")}
+    same = StoreSettings(
+        clickhouse_url=URL,
+        clickhouse_storage_policy="tiered",
+        clickhouse_cold_volume="cold",
+        cold_after_days=7,
+        requests_days=30,
+    )
+    assert changes(same, tables) == {}
+    [gone] = changes(
+        same.model_copy(update={"requests_days": 0, "cold_after_days": 0}), tables
+    ).values()
+    assert gone == ["ALTER TABLE requests {{on_cluster}} REMOVE TTL"]
+    fresh = {
+        "requests": Table("", "default"),
+        "poison": Table("", "default"),
+        "other": Table("", ""),
+    }
+    assert changes(same, fresh) == {
+        "requests": [
+            "ALTER TABLE requests {{on_cluster}} MODIFY SETTING storage_policy = 'tiered'",
+            "ALTER TABLE requests {{on_cluster}} MODIFY TTL "
+            "toDateTime(ingested_at) + toIntervalDay(7) TO VOLUME 'cold', "
+            "toDateTime(ingested_at) + toIntervalDay(30)",
+        ],
+        "poison": [
+            "ALTER TABLE poison {{on_cluster}} MODIFY TTL toDateTime(parked_at) + toIntervalDay(90)"
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cold_after_days": 3},
+        {"clickhouse_is_sharded": True},
+        {"requests_days": 1},
+        {"poison_days": -1},
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValidationError):
+        StoreSettings.model_validate({"clickhouse_url": URL, **wrong})
+
+
+def test_rows_that_replace_one_another_and_those_of_a_tenant_share_a_shard() -> None:
+    variables = {"on_cluster": "ON CLUSTER 'main'", "engine_prefix": "Replicated"}
+    tables: dict[str, str] = {}
+    for migration in load(migrations_folder()):
+        for text in migration.statements:
+            statement = fill(text, variables)
+            if made := re.search(r"CREATE TABLE IF NOT EXISTS (\w+)", statement):
+                order = re.search(r"ORDER BY \(?([\w, ]+)", statement)
+                assert order is not None
+                tables[made[1]] = order[1]
+            # Tables are named without a database: each shard has them in its own.
+            assert not re.search(r"(FROM|TO|TABLE) \w+\.\w+", statement)
+            if "MATERIALIZED VIEW" in statement:
+                assert " TO " in statement
+    keys = {table: sharding_key(order) for table, order in tables.items()}
+    assert keys["requests"] == keys["closings"] == keys["rollup_marks"] == "cityHash64(tenant_id)"
+    assert keys["usage_minutes"] == keys["usage_hours"] == "cityHash64(tenant_id)"
+    assert keys["poison"] == "cityHash64(topic, partition, offset, payload_hash)"
+    assert shards.statement("main", "sluice", "requests", tables["requests"]) == (
+        "CREATE OR REPLACE TABLE sluice.requests ON CLUSTER 'main' AS sluice_shard.requests "
+        "ENGINE = Distributed('main', 'sluice_shard', 'requests', cityHash64(tenant_id))"
+    )
+
+
+def test_every_table_with_a_time_has_a_setting_for_it() -> None:
+    assert all(f"{table}_days" in StoreSettings.model_fields for table in retention._AGE)
+
+
+def test_a_tenants_scope_needs_a_tenant() -> None:
+    with pytest.raises(ValueError, match="needs a tenant"):
+        Scope.tenant("")
+    assert Scope.tenant("a").sql == "tenant_id = {tenant:String}"
+
+
+# Statements on tenants' rows that are about the whole fleet, by module and how many.
+_FLEET = {
+    "budget_usage.py": 1,  # a list of tenants
+    "closings.py": 6,  # rows of what routers told
+    "rollups_worker.py": 2,  # marks of all, and late events
+    "retention.py": 1,
+    "evidence.py": 1,  # by rollout
+    "reconciliation.py": 1,  # engines do not know tenants
+    "costs/query.py": 1,  # a replica's hour is divided among all
+}
+
+
+def test_no_statement_forgets_whose_rows_it_reads() -> None:
+    root = Path(telemetry.__file__).parent
+    for path in root.rglob("*.py"):
+        name = path.relative_to(root).as_posix()
+        for found in re.split(r'"""', path.read_text())[1::2]:
+            reads = len(
+                re.findall(r"FROM (?:requests|closings|usage_\w+|\{level\.table\})\b", found)
+            )
+            if name not in _FLEET and reads:
+                asks = re.findall(
+                    r"__scope__|\(\{scope\}\)|\{where\}|tenant_id = \{tenant:String\}", found
+                )
+                assert len(asks) >= reads, f"{name}: a statement without a scope"
+    for name, most in _FLEET.items():
+        text = (root / name).read_text()
+        assert len(re.findall(r"FROM (?:requests|closings)\b", text)) <= most, name
