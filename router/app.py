@@ -119,6 +119,7 @@ def core_config(settings: Settings) -> CoreConfig:
         tpot_s=settings.tpot_s,
         overtake_factor=settings.overtake_factor,
         decision_sample=settings.decision_sample,
+        decision_pause_s=settings.decision_pause_s,
     )
 
 

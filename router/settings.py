@@ -32,6 +32,8 @@ class Settings(ServiceSettings):
         overtake_factor: A request that has waited this many times its objective is overtaken by
             nobody of its tier.
         decision_sample: One of so many placements is explained to the gateway; 0: none.
+        decision_pause_s: Between two further explanations per router, of placements of requests
+            that are traced, late, or were placed before. Explaining looks at every replica.
         silence_s: A replica without a frame for this long is lost. Engines at work say something
             with every step, idle ones every 0.2 s.
         drain_s: How long running requests may take after SIGTERM.
@@ -55,5 +57,6 @@ class Settings(ServiceSettings):
     tpot_s: Annotated[float, Field(gt=0)] = 0.1
     overtake_factor: Annotated[float, Field(ge=1)] = 48.0
     decision_sample: Annotated[int, Field(ge=0)] = 0
+    decision_pause_s: Annotated[float, Field(gt=0)] = 0.05
     silence_s: Annotated[float, Field(ge=0.5)] = 1.0
     drain_s: Annotated[float, Field(ge=0)] = 30.0

@@ -3,6 +3,7 @@
 from router.core.model import Batch, Request, Slot
 from router.core.prefix_index import BlockHashes
 from sluice.hashing import BLOCK_TOKENS
+from sluice.tracecontext import is_sampled
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -35,6 +36,7 @@ def request(submit: wire.Submit) -> Request:
         session=submit.session_hash,
         adapter=submit.adapter_digest,
         payload=submit,
+        is_traced=submit.resumed_tokens > 0 or is_sampled(submit.traceparent),
     )
 
 
@@ -58,6 +60,10 @@ def add_sequence(message: engine.Submit, slot: Slot) -> None:
         sequence.stop_token_ids.extend(submit.stop_token_ids)
     if submit.adapter_digest:
         sequence.adapter_digest = submit.adapter_digest
+    if submit.traceparent:
+        sequence.traceparent = submit.traceparent
+        if submit.tracestate:
+            sequence.tracestate = submit.tracestate
     if submit.ignore_eos:
         sequence.ignore_eos = True
     if submit.resumed_tokens or output:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 
 if TYPE_CHECKING:
-    from gateway.dispatch.generation import Ending, Generation
     from sluice.wire.router.v1 import router_pb2 as wire
 
 KEPT_MAX = 8  # of one answer; beyond it the middle ones are forgotten
@@ -28,12 +27,15 @@ class Attempt:
         output_tokens: That it brought.
         placed: Where it ran, if anywhere.
         decision: What its router said at the end about the placement.
-        ending: None: it goes on, or nobody wanted it any more.
+        outcome: As events name it; `cancelled` until it has ended.
+        reason: In words, of what is no success.
+        before_us: From the submission until it was placed again, of one that is placed again.
     """
 
     __slots__ = (
         *("number", "cell_id", "router_id", "submitted_at_s", "first_at_s", "ended_at_s"),
-        *("emitted_before", "output_tokens", "prefill_us", "placed", "decision", "ending"),
+        *("emitted_before", "output_tokens", "prefill_us", "placed", "decision"),
+        *("outcome", "reason", "before_us"),
     )
 
     def __init__(
@@ -49,7 +51,18 @@ class Attempt:
         self.prefill_us = 0
         self.placed: wire.Placed | None = None
         self.decision: wire.Explanation | None = None
-        self.ending: Ending | None = None
+        self.outcome, self.reason = "cancelled", ""
+        self.before_us = 0
+
+    def placed_again(self, placed: "wire.Placed", emitted: int) -> "Attempt":
+        """End this one where its router sent the request elsewhere; return the one there."""
+        after_us = max(0, placed.queue_us - self.before_us)
+        again_at_s = max(self.first_at_s, self.submitted_at_s + after_us * 1e-6)
+        self.ended_at_s, self.outcome = again_at_s, "requeued"
+        self.output_tokens = emitted - self.emitted_before
+        other = Attempt(self.number + 1, self.cell_id, self.router_id, again_at_s, emitted)
+        other.placed, other.before_us = placed, placed.queue_us
+        return other
 
     @property
     def known_then(self) -> "wire.Explanation | None":
@@ -67,21 +80,21 @@ def begun(attempts: list[Attempt], attempt: Attempt) -> None:
 
 
 def told(
-    generations: "Sequence[Generation]", received_at_s: float, ended_at_s: float
+    answers: Sequence[Sequence[Attempt]], received_at_s: float, ended_at_s: float
 ) -> list[telemetry.Attempt]:
     """Return what an event says of a request's attempts; nothing where its other fields do.
 
     Args:
-        generations: Its answers.
+        answers: Of each of them the attempts, in order.
         received_at_s: Monotonic time that moments are counted from.
         ended_at_s: When the request ended; also the end of attempts that nobody has ended.
     """
-    if len(generations) == 1 and _is_plain(generations[0].attempts):
+    if not answers or (len(answers) == 1 and _is_plain(answers[0])):
         return []
     found = [
         _message(part, attempt, received_at_s, ended_at_s)
-        for part, generation in enumerate(generations[:TOLD_MAX])
-        for attempt in generation.attempts
+        for part, attempts in enumerate(answers[:TOLD_MAX])
+        for attempt in attempts
     ]
     return found[:TOLD_MAX]
 
@@ -90,7 +103,7 @@ def _is_plain(attempts: Sequence[Attempt]) -> bool:
     if len(attempts) != 1:
         return not attempts
     [only] = attempts
-    return only.known_then is None and (only.ending is None or not only.ending.message)
+    return only.known_then is None and not only.reason
 
 
 def _message(
@@ -99,7 +112,6 @@ def _message(
     def us(at_s: float) -> int:
         return min(_U32_MAX, max(0, round((at_s - received_at_s) * 1e6))) if at_s else 0
 
-    ending = attempt.ending
     message = telemetry.Attempt(
         part=part,
         number=attempt.number,
@@ -110,12 +122,12 @@ def _message(
         ended_us=us(attempt.ended_at_s or ended_at_s),
         prefill_us=attempt.prefill_us,
         output_tokens=attempt.output_tokens,
-        outcome="cancelled" if ending is None else ending.outcome,
-        reason="" if ending is None else ending.message[:_REASON_MAX],
+        outcome=attempt.outcome,
+        reason=attempt.reason[:_REASON_MAX],
     )
     if (placed := attempt.placed) is not None:
         message.replica_id = placed.replica_id
-        message.queue_us = placed.queue_us
+        message.queue_us = max(0, placed.queue_us - attempt.before_us)
         message.engine_queue_us = placed.engine_queue_us
         message.cached_tokens = placed.cached_tokens
     if (known := attempt.known_then) is not None:

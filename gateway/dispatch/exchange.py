@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gateway.directory import Principal
 from gateway.dispatch import attempts
+from gateway.dispatch.attempts import Attempt
 from gateway.dispatch.generation import Generation
 from gateway.limits.limiter import Reservation
 from gateway.rollouts.decision import Decision
@@ -30,7 +31,7 @@ class Tally:
         output_tokens: Of all answers.
         first_at_s: Monotonic time of the first token of any answer; 0 without one.
         placed: Where the first answer runs, if anywhere.
-        generations: The answers.
+        attempts: Where each answer ran.
     """
 
     prompt_tokens: int = 0
@@ -42,7 +43,7 @@ class Tally:
     itl_max_s: float = 0.0
     resumes: int = 0
     placed: wire.Placed | None = None
-    generations: Sequence[Generation] = ()
+    attempts: Sequence[Sequence[Attempt]] = ()
 
 
 def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> Tally:
@@ -54,7 +55,7 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
         session_hash=first.spec.session_hash,
         prefill_us=first.prefill_us,
         placed=first.placed,
-        generations=generations,
+        attempts=[it.attempts for it in generations],
     )
     for index, it in enumerate(generations):
         if index % answers_per_prompt == 0:
@@ -167,7 +168,7 @@ class Exchange:
             event.queue_us = placed.queue_us
             event.engine_queue_us = placed.engine_queue_us
             event.cached_tokens = tally.cached_tokens
-        if told := attempts.told(tally.generations, self.received_at_s, ended_at_s):
+        if told := attempts.told(tally.attempts, self.received_at_s, ended_at_s):
             event.attempts.extend(told)
         return event
 

@@ -254,8 +254,13 @@ class Generation:
         if self.placed is None:
             self.cached_tokens = placed.cached_tokens
         self.placed = placed
-        if self.attempts:
-            self.attempts[-1].placed = placed
+        if not self.attempts:
+            return
+        attempt = self.attempts[-1]
+        if attempt.placed is None:
+            attempt.placed = placed
+        else:
+            begun(self.attempts, attempt.placed_again(placed, len(self.emitted)))
 
     def learn_outcome(self, outcome: wire.Outcome) -> None:
         """Take what the router says at the end of the current attempt."""
@@ -311,7 +316,8 @@ class Generation:
         """Note what became of the attempt; without an ending nobody wants it any more."""
         attempt = self.attempts[-1]
         attempt.ended_at_s = now_s
-        attempt.ending = self.ending
+        if (ending := self.ending) is not None:
+            attempt.outcome, attempt.reason = ending.outcome, ending.message
         attempt.prefill_us = self.prefill_us
         attempt.output_tokens = len(self.emitted) - attempt.emitted_before
 
@@ -355,6 +361,7 @@ class Generation:
             traceparent=self._traceparent(),
             tracestate=spec.tracestate,
             closing=self.closing,
+            was_placed=self.placed is not None,
         )
 
     def _traceparent(self) -> str:

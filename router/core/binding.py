@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from router.core import disaggregation, explain
+from router.core import decisions, disaggregation
 from router.core.cell_book import CellBook, Readiness
 from router.core.fair_queue import Tenant
 from router.core.model import Actions, Request, Slot, State
@@ -145,9 +145,7 @@ def occupy(
     slot.is_placed = bool(request.prefilled_on)  # the gateway was told, and what was cached there
     request.slot = slot
     request.state = State.RUNNING
-    sample = core.config.decision_sample
-    if sample and core.sequences % sample == 0:
-        slot.decision = explain.decision(cell, request, choice, now)
+    decisions.remember(core, cell, slot, choice, now)
     output = 1 if choice.is_split else cell.output_expected(request)
     book.add(slot, output, choice.cached_tokens, now)
     if choice.is_split:

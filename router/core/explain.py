@@ -53,8 +53,43 @@ def decision(cell: CellBook, request: Request, choice: Choice, now: float) -> wi
     explanation = _outline(request, "placed", now)
     explanation.candidates.extend(candidates(cell, request, now))
     _tell_choice(explanation, request, choice)
+    waiting = cell.queue.requests
+    history = "; ".join(_history(request))
+    explanation.reason = f"{history}; {explanation.reason}" if history else explanation.reason
+    explanation.reason += f"; {waiting} other requests waited in its cell" if waiting else ""
     explanation.predicted_ttft_ms = _ms(_start_s(explanation))
     return explanation
+
+
+def recalled(slot: Slot, cost_s: float, backlog_s: float, waiting: int) -> wire.Explanation:
+    """Return what is left of what was known when a request was placed.
+
+    Args:
+        slot: Of the request.
+        cost_s: Of the chosen replica.
+        backlog_s: Prefill that was owed there.
+        waiting: Requests that were left in the queue of the cell.
+    """
+    request = slot.request
+    words = [
+        *_history(request),
+        f"least cost: {_shown(_us(cost_s))}; what the other replicas would have cost was not kept",
+        f"{waiting} other requests waited in its cell",
+    ]
+    chosen = wire.Candidate(
+        replica_id=slot.replica_id,
+        cost_us=_us(cost_s),
+        backlog_us=_us(backlog_s),
+        cached_tokens=slot.cached_tokens,
+    )
+    return wire.Explanation(
+        cell_id=request.cell_id,
+        request_id=request.request_id,
+        state="placed",
+        chosen=slot.replica_id,
+        candidates=[chosen],
+        reason="; ".join(words),
+    )
 
 
 def candidates(cell: CellBook, request: Request, now: float) -> list[wire.Candidate]:
@@ -247,11 +282,7 @@ def _tell_choice(explanation: wire.Explanation, request: Request, choice: Choice
 def _why_queued(
     explanation: wire.Explanation, cell: CellBook, request: Request, now: float, *, may_go: bool
 ) -> str:
-    words: list[str] = []
-    if request.attempts:
-        words.append(f"{request.attempts} attempts failed, the last on {request.avoid}")
-    if request.preemptions:
-        words.append(f"it was interrupted {request.preemptions} times for more urgent work")
+    words = _history(request)
     if explanation.requests_ahead:
         words.append(
             f"about {explanation.requests_ahead} requests with {explanation.tokens_ahead} prompt"
@@ -262,6 +293,16 @@ def _why_queued(
     elif not (may_go or explanation.requests_ahead):
         words.append("the replicas that can take it are kept for others at the moment")
     return "; ".join(words) or "it is next, and will be placed at once"
+
+
+def _history(request: Request) -> list[str]:
+    """Return what had become of a request before."""
+    words: list[str] = []
+    if request.attempts:
+        words.append(f"{request.attempts} attempts failed, the last on {request.avoid}")
+    if request.preemptions:
+        words.append(f"it was interrupted {request.preemptions} times for more urgent work")
+    return words
 
 
 def _why_none(found: Sequence[wire.Candidate], cell: CellBook, now: float) -> str:

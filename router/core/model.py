@@ -39,6 +39,8 @@ class CoreConfig:
         overtake_factor: A request that has waited this many times its own objective is overtaken
             by nobody of its tier.
         decision_sample: One of so many placements is explained in `Placed.decision`; 0: none.
+        decision_pause_s: Between two further explanations, of placements of requests that are
+            traced, late, or were placed before; inf: none.
     """
 
     queue_requests_max: int = 4096
@@ -56,6 +58,7 @@ class CoreConfig:
     tpot_s: float = 0.1
     overtake_factor: float = 48.0
     decision_sample: int = 0
+    decision_pause_s: float = float("inf")
 
 
 class Role(IntEnum):
@@ -182,6 +185,8 @@ class Request:
         output: What was emitted; kept for preemptible requests only.
         prediction: Of its first token; told once what became of it.
         prefilled_on: The replica that computed its prompt for another one; see `disaggregation`.
+        is_traced: Its trace is kept, or it goes on with an answer that was begun elsewhere: its
+            placement is worth explaining.
     """
 
     __slots__ = (
@@ -192,7 +197,7 @@ class Request:
         *("uncached_tokens", "objective_s", "late_at", "is_late", "overdue_at", "output"),
         "is_charged",
         "charged_tokens",
-        *("preemptions", "prediction", "prefilled_on"),
+        *("preemptions", "prediction", "prefilled_on", "is_traced"),
     )
 
     def __init__(
@@ -213,6 +218,7 @@ class Request:
         session: int = 0,
         adapter: str = "",
         payload: wire.Submit | None = None,
+        is_traced: bool = False,
     ) -> None:
         self.handle = handle
         self.cell_id = cell_id
@@ -247,6 +253,7 @@ class Request:
         self.preemptions = 0
         self.prediction: Prediction | None = None
         self.prefilled_on = ""
+        self.is_traced = is_traced
 
     @property
     def is_done(self) -> bool:
@@ -274,6 +281,9 @@ class Slot:
         is_open: Somebody still wants its tokens.
         is_placed: The gateway was told where it runs.
         is_prefill: It ends with its first token, and the answer goes on elsewhere.
+        decision: What was known when it was placed, of some.
+        known: What is kept of that for all others: predicted cost and time until the first token,
+            and how many requests waited.
     """
 
     __slots__ = (
@@ -288,7 +298,7 @@ class Slot:
             "is_admitted",
             "is_open",
         ),
-        *("output", "is_placed", "decision", "is_prefill"),
+        *("output", "is_placed", "decision", "known", "is_prefill"),
     )
 
     def __init__(
@@ -316,7 +326,8 @@ class Slot:
         self.is_open = True
         self.is_placed = False
         self.is_prefill = False
-        self.decision: wire.Explanation | None = None  # of a sample
+        self.decision: wire.Explanation | None = None
+        self.known: tuple[float, float, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
-from router.core import admission
+from router.core import admission, decisions
 from router.core.cell_book import CellBook
 from router.core.model import CoreConfig, Gateway, Request, Slot, State, Stats
 from router.core.outcomes import Ending, count
@@ -105,13 +105,15 @@ class Requests:
             ending.output_tokens = len(request.output)  # of all its dispatches
         request.state = State.DONE
         request.payload = None
+        outcome = ending.outcome(request.handle)
         if request.slot is not None:
+            decisions.tell(request.slot, outcome)
             request.slot.tenant.tier.settle(request.slot)
             request.slot.is_open = False
             request.slot = None
         self.live -= 1
         del request.gateway.requests[request.handle]
-        request.gateway.batch.outcomes.append(ending.outcome(request.handle))
+        request.gateway.batch.outcomes.append(outcome)
         count(ending, self.stats)
 
     def withdraw(self, request: Request, ending: Ending) -> None:

@@ -50,6 +50,7 @@ class RouterCore:
         self.handovers = Handovers()
         self.is_draining = False
         self.sequences = 0
+        self.explained_at = float("-inf")
         self._busy: dict[str, ReplicaBook] = {}  # said "busy" a moment ago
         self._cells_told_at = self._alive_at = self._recited_at = float("-inf")
 

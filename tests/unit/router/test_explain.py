@@ -170,6 +170,41 @@ def test_one_of_so_many_placements_is_explained_to_the_gateway(bench):
     assert placed.decision == decision
 
 
+def test_traced_and_troubled_requests_are_explained_now_and_then(bench):
+    world = bench(replicas=3, sequences=100, step=4096, decision_pause_s=1.0)
+    plain, first, soon = (world.submit(is_traced=traced) for traced in (False, True, True))
+    decisions = [world.slot(handle).decision for handle in (plain, first, soon)]
+    assert [decision is not None for decision in decisions] == [False, True, False]
+    world.tick(1.0)
+    lost = world.slot(plain)
+    world.core.on_replica_lost(lost.replica_id, 1, world.now)
+    world.tick()
+    decision = next(
+        d for h in (plain, first, soon) if (d := world.slot(h).decision) and d.reason[0] == "1"
+    )
+    assert f"1 attempts failed, the last on {lost.replica_id}; least cost" in decision.reason
+
+
+def test_of_what_went_wrong_is_told_at_the_end_what_is_left_of_the_decision(bench):
+    world = bench(replicas=1, sequences=100, step=4096)
+    good, slow, lost = (world.submit(prompt=20) for _ in range(3))
+    world.frame("replica-0", admitted=[world.slot(good)], tokens={world.slot(good): [1]})
+    world.frame("replica-0", finished={world.slot(good): STOP})
+    world.tick(5.0)
+    slot = world.slot(slow)
+    world.frame("replica-0", tokens={slot: [1], world.slot(lost): [1]})
+    world.frame("replica-0", finished={slot: STOP})
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    world.tick()
+    told_of = {it.handle: it for it in world.batch().outcomes}
+    assert not told_of[good].HasField("decision")
+    for handle in (slow, lost):
+        decision = told_of[handle].decision
+        assert (decision.chosen, decision.state) == ("replica-0", "placed")
+        assert [it.replica_id for it in decision.candidates] == ["replica-0"]
+        assert "would have cost was not kept" in decision.reason
+
+
 def test_nothing_is_explained_unasked(bench):
     world = bench(replicas=2)
     assert world.slot(world.submit()).decision is None

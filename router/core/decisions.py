@@ -1,0 +1,55 @@
+"""What the router knew when it placed a request, kept as cheaply as it can be until it is wanted.
+
+An explanation looks at every replica, so only some placements are explained in full: a sample,
+and as often as `decision_pause_s` allows those of requests that are traced, late, or were placed
+before. Of all others three numbers are kept that placement has at hand; they are told at the end,
+where a request turned out to be slow, failed, or was interrupted.
+"""
+
+from typing import Protocol
+
+from router.core import explain
+from router.core.cell_book import CellBook
+from router.core.model import CoreConfig, Slot
+from router.core.placement import Choice
+from sluice.wire.router.v1 import router_pb2 as wire
+
+_BAD = (wire.OUTCOME_KIND_EVICTED, wire.OUTCOME_KIND_FAILED, wire.OUTCOME_KIND_LOST)
+
+
+class Core(Protocol):
+    """What is looked at of the router's core; `explained_at` is ours."""
+
+    config: CoreConfig
+    sequences: int
+    explained_at: float
+
+
+def remember(core: Core, cell: CellBook, slot: Slot, choice: Choice, now: float) -> None:
+    """Keep what is known of a request that is about to be sent to a replica."""
+    config, request = core.config, slot.request
+    if config.decision_sample and core.sequences % config.decision_sample == 0:
+        slot.decision = explain.decision(cell, request, choice, now)
+        return
+    is_notable = request.is_traced or request.is_late or request.attempts or request.preemptions
+    if is_notable and now - core.explained_at >= config.decision_pause_s:
+        core.explained_at = now
+        slot.decision = explain.decision(cell, request, choice, now)
+        return
+    slot.known = (choice.cost_s, choice.book.backlog_s(now), cell.queue.requests)
+
+
+def tell(slot: Slot, outcome: wire.Outcome) -> None:
+    """Say with the end of a request what was known of its placement, where that is of interest."""
+    if slot.decision is not None:
+        if not slot.is_placed:  # else the gateway was told with the placement
+            outcome.decision.CopyFrom(slot.decision)
+        return
+    request = slot.request
+    waited_s = slot.first_at - request.arrived_at
+    is_slow = slot.first_at > 0.0 and waited_s > request.objective_s > 0.0
+    if slot.known is None or not (
+        is_slow or request.attempts or request.preemptions or outcome.kind in _BAD
+    ):
+        return
+    outcome.decision.CopyFrom(explain.recalled(slot, *slot.known))
