@@ -130,6 +130,19 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._budget_changes = Counter(
+            "control_plane_budget_changes_total",
+            "Budgets that reached a state by what was used, or by a new period",
+            ["state"],
+            registry=self.registry,
+        )
+        for state in State:
+            self._budget_changes.labels(str(state))
+
+    def count_budget_change(self, state: str) -> None:
+        """Count a budget that has another state now."""
+        self._budget_changes.labels(state).inc()
+
     def show_budgets(self, states: Mapping[str, int], age_s: float) -> None:
         """Set how many budgets have which state, and how old the oldest comparison is."""
         for state in (*State, UNKNOWN):

@@ -101,7 +101,7 @@ async def due(connection: AsyncConnection, interval_s: float, count_max: int) ->
         .order_by(states.looked_at.nulls_first(), budgets.c.id)
         .limit(count_max)
     )
-    found = (await connection.execute(query)).tuples()
+    found = (await connection.execute(query)).all()
     return [Due(one, tenant, model_id, Period(period)) for one, tenant, model_id, period in found]
 
 
@@ -210,17 +210,17 @@ async def write_stops(
 async def summary(connection: AsyncConnection) -> tuple[Mapping[str, int], float]:
     """Return how many budgets have which state, and how long ago the oldest was looked at (s)."""
     now_ms = await clock_ms(connection)
-    state = shown_state(now_ms)
-    oldest = func.min(func.coalesce(budget_states.c.looked_at, budgets.c.created_at))
-    query = select(state, func.count(), oldest).select_from(
-        budgets.outerjoin(budget_states, _HAS_STATE)
+    looked_at = func.coalesce(budget_states.c.looked_at, budgets.c.created_at)
+    every = (
+        select(shown_state(now_ms).label("state"), looked_at.label("looked_at"))
+        .select_from(budgets.outerjoin(budget_states, _HAS_STATE))
+        .subquery()
     )
-    counts: dict[str, int] = {}
-    age_s = 0.0
-    for name, count, looked_at in (await connection.execute(query.group_by(state))).tuples():
-        counts[name] = count
-        age_s = max(age_s, now_ms / 1000 - looked_at.timestamp())
-    return counts, age_s
+    query = select(every.c.state, func.count(), func.min(every.c.looked_at))
+    found = (await connection.execute(query.group_by(every.c.state))).all()
+    counts = {str(state): int(count) for state, count, _ in found}
+    oldest = min((moment.timestamp() for _, _, moment in found), default=now_ms / 1000)
+    return counts, max(0.0, now_ms / 1000 - oldest)
 
 
 def budget_of(row: Mapping[str, Any]) -> Budget:

@@ -60,7 +60,8 @@ class BudgetRoutes:
         told = describe.operation
         summary = "List budgets with what is used of them"
         listing = describe.listing(summary, used, ("tenant_id", "state"))
-        put = told("Create (201) or replace (200) a budget", answer=seen, body=BudgetBody)
+        summary = "Create (201) or replace (200) a budget"
+        put = told(summary, answer=seen, body=BudgetBody, also=(201,))
         get = told("Show a budget", answer=seen)
         return [
             Route("GET", "/v1/budgets", self.list, read, _KIND, listing),

@@ -40,6 +40,7 @@ class Budgets:
         database: Database,
         ledger: UsageFeed,
         show: Callable[[Mapping[str, int], float], None],
+        count: Callable[[str], None],
         interval_s: float,
     ) -> None:
         """Prepare; `run` belongs into a TaskGroup.
@@ -49,11 +50,13 @@ class Budgets:
             ledger: Knows what was used; while it is away, states stay as they are.
             show: Takes how many budgets have which state, and how long ago (seconds) the one was
                 looked at that waits longest, for metrics; nothing and 0 while another one leads.
+            count: Takes the new state of each budget that changes it by what was used.
             interval_s: How often each budget is looked at.
         """
         self._database = database
         self._ledger = ledger
         self._show = show
+        self._count = count
         self._interval_s = interval_s
         self._process = new_id("budgets")
         self._failures = 0
@@ -94,6 +97,7 @@ class Budgets:
             return await repository.write_readings(connection, readings)
 
         for change in await self._database.run(write):
+            self._count(str(change.state))
             log.info(
                 "budget_state",
                 tenant=change.tenant_id,

@@ -175,3 +175,41 @@ def test_a_wrong_key_is_no_key(real_client) -> None:
     with pytest.raises(openai.AuthenticationError) as caught:
         client.chat.completions.create(**ASK)
     assert caught.value.code == "invalid_api_key"
+
+
+def test_a_used_up_budget_stops_new_requests_until_there_is_more(stack, client) -> None:
+    def budget(*words: str) -> None:
+        done = stack.sluice("tenants", "budget", *words)
+        assert done.returncode == 0, done.stderr
+
+    def until(is_served: bool) -> openai.RateLimitError | None:
+        """Ask until it is served, or refused; return the refusal."""
+        for _ in range(600):
+            try:
+                caller.chat.completions.create(**ASK)
+            except openai.RateLimitError as refusal:
+                if not is_served:
+                    return refusal
+            else:
+                if is_served:
+                    return None
+            time.sleep(0.1)
+        pytest.fail(f"never {'served' if is_served else 'refused'}")
+
+    caller = with_key(client, stack.new_key("sdk-budget"), max_retries=2)
+    budget("set", "sdk-budget", "daily", "--tokens", "5", "--per", "day")
+    running = caller.chat.completions.create(**ASK | {"max_tokens": 300, "stream": True})
+    next(iter(running))
+    refusal = until(is_served=False)
+    assert refusal is not None
+    assert (refusal.code, refusal.type) == ("insufficient_quota", "insufficient_quota")
+    assert "'daily' (5 tokens per day, in UTC)" in refusal.message
+    headers = refusal.response.headers
+    assert headers["x-sluice-budget"] == "daily"
+    assert 0 < int(headers["retry-after"]) <= 86_400
+    assert refusal.request.headers["x-stainless-retry-count"] == "0", "the SDK does not insist"
+    assert [chunk.choices[0].finish_reason for chunk in running][-1] == "length"
+    shown = stack.sluice("tenants", "budget", "show", "sdk-budget").stdout
+    assert "stopped" in shown, shown
+    budget("set", "sdk-budget", "daily", "--tokens", "100000")
+    until(is_served=True)
