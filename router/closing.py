@@ -11,12 +11,12 @@ the gateway's own event does not come; see `telemetry.closings`.
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import islice, repeat
 
 from google.protobuf.message import DecodeError
 
 from router.core.model import Batch, Gateway, Slot
-from router.counting import Key, TokenCounts, key_of
+from router.counting import Key, Prompts, TokenCounts, key_of
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
@@ -49,7 +49,10 @@ class _Event:
 class _Account:
     """One answer of a gateway that may be lost."""
 
-    __slots__ = ("before", "closing", "ended_at", "event", "key", "output_tokens", "placed", "took")
+    __slots__ = (
+        *("before", "closing", "ended_at", "event", "is_counted", "is_heard", "key"),
+        *("output_tokens", "placed", "places", "prompt", "took", "was_placed"),
+    )
 
     def __init__(self, closing: bytes, before: int, key: Key, event: _Event) -> None:
         self.closing = closing
@@ -59,7 +62,43 @@ class _Account:
         self.output_tokens = before  # of all attempts, at the end
         self.took: int | None = None  # by a gateway that ended it itself
         self.placed: wire.Placed | None = None
+        self.prompt = 0  # tokens, with `before`; 0: of a further answer to the same prompt
+        self.was_placed = False  # in an earlier attempt, where its prompt is counted
+        self.places = 0  # of this attempt
+        self.is_heard = True  # its gateway knows that it was placed
+        self.is_counted = False  # its prompt is
         self.ended_at = 0.0  # or when it was looked at last
+
+    def end_prompt(self) -> Prompts:
+        """Count the prompt, once, at the end of the attempt."""
+        self.is_counted = True
+        tokens, places = self.prompt, self.places
+        if self.was_placed:
+            return Prompts(resumed=places * tokens)
+        again = max(0, places - 1) * tokens
+        if not places:
+            return Prompts()
+        if not self.is_heard:
+            return Prompts(discarded=tokens, resumed=again)
+        return Prompts(certain=tokens, resumed=again)
+
+    def unheard(self, *, is_heard: bool) -> Prompts:
+        """Take what a gateway knows that gave up what had ended meanwhile."""
+        if is_heard or not self.is_heard or self.was_placed or not self.places:
+            return Prompts()
+        self.is_heard = False
+        return Prompts(certain=-self.prompt, discarded=self.prompt)
+
+    def cut_prompt(self) -> Prompts:
+        """Count it as uncertain instead: its gateway may be dead, or may begin anew elsewhere."""
+        if self.was_placed or self.placed is None:
+            return Prompts() if self.is_counted else self.end_prompt()
+        tokens = self.prompt
+        if not self.is_counted:
+            self.is_counted = True
+            return Prompts(uncertain=tokens, resumed=max(0, self.places - 1) * tokens)
+        certain = tokens if self.is_heard else 0
+        return Prompts(-certain, tokens, certain - tokens)
 
 
 class Accounts:
@@ -94,6 +133,8 @@ class Accounts:
                 self._events[event_id] = event
             event.open += 1
             account = _Account(submit.closing, submit.resumed_tokens, key_of(told), event)
+            account.prompt = len(submit.prompt) if told.prompt_tokens else 0
+            account.was_placed = submit.was_placed
             self._open[submit.handle] = account
         return is_known
 
@@ -105,6 +146,7 @@ class Accounts:
         for placed in batch.placed:
             if (account := accounts.get(placed.handle)) is not None:
                 account.placed = placed
+                account.places += 1
         for outcome in batch.outcomes:
             if (account := accounts.pop(outcome.handle, None)) is None:
                 continue
@@ -121,8 +163,9 @@ class Accounts:
         took = made if account.took is None else min(account.took, made)
         account.output_tokens += took
         account.ended_at = now
-        if made:
-            self._counts.add(account.key, took, discarded=made - took)
+        prompts = account.end_prompt()
+        if made or any(prompts):
+            self._counts.add(account.key, took, discarded=made - took, prompts=prompts)
         self._ended[outcome.handle] = account
         self._ended_bytes += len(account.closing)
         self._forget(now)
@@ -145,15 +188,20 @@ class Accounts:
 
     def cancelled(self, message: wire.ConnectRequest) -> None:
         """Take note of how much a gateway took of what it ends; call before that is cancelled."""
-        for handle, took in zip(message.cancels, message.cancel_took, strict=False):
+        placed = message.cancel_placed or repeat(True)  # a gateway that is older says nothing
+        for handle, took, is_heard in zip(
+            message.cancels, message.cancel_took, placed, strict=False
+        ):
             account = self._open.get(handle)
             if account is not None:
                 account.took = took
+                account.is_heard = is_heard
             elif (account := self._ended.get(handle)) is not None:  # it ended meanwhile
-                surplus = account.output_tokens - account.before - took
-                if surplus > 0:
+                surplus = max(0, account.output_tokens - account.before - took)
+                unheard = account.unheard(is_heard=is_heard)
+                if surplus or any(unheard):
                     account.output_tokens -= surplus
-                    self._counts.add(account.key, -surplus, discarded=surplus)
+                    self._counts.add(account.key, -surplus, discarded=surplus, prompts=unheard)
 
     def carried(self, closings: Iterable[bytes], now: float) -> None:
         """Note closings that this gateway was given."""
@@ -290,8 +338,9 @@ class Closings:
     def _close(self, account: _Account, uncounted: int = 0) -> None:
         """Tell of a request, whose tokens are not certain; `uncounted`: those counted as such."""
         tokens, placed = account.output_tokens, account.placed
-        if own := tokens - account.before:
-            self._counts.add(account.key, uncounted, uncertain=own)
+        own, prompts = tokens - account.before, account.cut_prompt()
+        if own or any(prompts):
+            self._counts.add(account.key, uncounted, uncertain=own, prompts=prompts)
         self._put(closed(account.closing, tokens, placed, self._router_id))
 
     def _put(self, closing: bytes) -> None:

@@ -1,4 +1,4 @@
-"""How many tokens engines gave this router, by model and hour: what the ledger comes to. Pure.
+"""How many tokens engines took and gave, by model and hour: what the ledger comes to. Pure.
 
 Counted apart from the gateways' events: what one of them forgot, or told twice, shows in the
 difference. A token is counted in the hour in which its request was received, as in the ledger, so
@@ -6,6 +6,7 @@ neither side depends on when an hour is looked at.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent, TokenCount
 
@@ -29,14 +30,27 @@ def _hour(unix_ms: int) -> int:
     return unix_ms // HOUR_MS * HOUR_MS
 
 
+class Prompts(NamedTuple):
+    """Prompt tokens, computed and cached, as in `TokenCount`; changes of them may be negative."""
+
+    certain: int = 0
+    uncertain: int = 0
+    discarded: int = 0
+    resumed: int = 0
+
+
+NO_PROMPTS = Prompts()
+
+
 class _Sum:
     """Tokens of one hour and model."""
 
-    __slots__ = ("discarded", "is_changed", "key", "output", "uncertain")
+    __slots__ = ("discarded", "is_changed", "key", "output", "prompts", "uncertain")
 
     def __init__(self, key: Key) -> None:
         self.key = key
         self.output = self.uncertain = self.discarded = 0
+        self.prompts = NO_PROMPTS
         self.is_changed = False
 
 
@@ -57,7 +71,15 @@ class TokenCounts:
         self._changed: list[_Sum] = []
         self._reports = 0
 
-    def add(self, key: Key, output_tokens: int, *, uncertain: int = 0, discarded: int = 0) -> None:
+    def add(
+        self,
+        key: Key,
+        output_tokens: int,
+        *,
+        uncertain: int = 0,
+        discarded: int = 0,
+        prompts: Prompts = NO_PROMPTS,
+    ) -> None:
         """Count tokens of one request."""
         hour_ms, model = key
         models = self._hours.get(hour_ms)
@@ -68,6 +90,8 @@ class TokenCounts:
         count.output = max(0, count.output + output_tokens)
         count.uncertain += uncertain
         count.discarded += discarded
+        if prompts is not NO_PROMPTS:
+            count.prompts = Prompts(*map(int.__add__, count.prompts, prompts))
         self._change(count)
 
     def mix(self, unix_ms: int) -> None:
@@ -138,9 +162,14 @@ class TokenCounts:
                 output_tokens=it.output,
                 uncertain_tokens=it.uncertain,
                 discarded_tokens=it.discarded,
+                has_prompts=True,
+                prompt_tokens=max(0, it.prompts.certain),
+                uncertain_prompt_tokens=max(0, it.prompts.uncertain),
+                discarded_prompt_tokens=max(0, it.prompts.discarded),
+                resumed_prompt_tokens=max(0, it.prompts.resumed),
             )
             yield self._event(it.key, count)
-        here = TokenCount(epoch=self._epoch, number=number, is_last=is_last)
+        here = TokenCount(epoch=self._epoch, number=number, is_last=is_last, has_prompts=True)
         yield self._event((hour_ms, ""), here)
 
     def _event(self, key: Key, count: TokenCount) -> bytes:

@@ -103,6 +103,7 @@ class RouterLink:
         self._unsent = 0
         self._cancels: list[int] = []
         self._cancel_took: list[int] = []
+        self._cancel_placed: list[bool] = []
         self._has_outgoing = asyncio.Event()
         self._heard_at_s = 0.0
 
@@ -143,6 +144,7 @@ class RouterLink:
         if generation is not None:
             self._cancels.append(handle)
             self._cancel_took.append(len(generation.emitted) - generation.attempt_from)
+            self._cancel_placed.append(generation.placed is not None)
             self._has_outgoing.set()
 
     async def run(self) -> None:
@@ -210,9 +212,14 @@ class RouterLink:
         if not self._batches:
             batch.cancels.extend(self._cancels)
             batch.cancel_took.extend(self._cancel_took)
-            self._cancels.clear()
-            self._cancel_took.clear()
+            batch.cancel_placed.extend(self._cancel_placed)
+            self._clear_cancels()
         return batch if batch.submits or batch.cancels else None
+
+    def _clear_cancels(self) -> None:
+        self._cancels.clear()
+        self._cancel_took.clear()
+        self._cancel_placed.clear()
 
     async def _watch_silence(self) -> None:
         heard_at_s, silent_naps = self._heard_at_s, 0
@@ -313,8 +320,7 @@ class RouterLink:
         was_up, self.is_up = self.is_up, False
         self._batches.clear()
         self._unsent = 0
-        self._cancels.clear()
-        self._cancel_took.clear()
+        self._clear_cancels()
         self._has_outgoing.clear()
         self.cells.clear()
         generations, self._generations = self._generations, {}

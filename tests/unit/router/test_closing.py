@@ -201,3 +201,57 @@ def test_each_request_is_told_once(outcomes: list[tuple[int, int]]):
     closings.settle(lambda _: True, now=1.0)
     expected = {f"e{handle}": last.get(handle, 1) for handle in range(10)}
     assert {key: it.output_tokens for key, it in told(closings).items()} == expected
+
+
+def prompts(counts: TokenCounts) -> tuple[int, int, int, int]:
+    """Certain, uncertain, discarded and resumed prompt tokens."""
+    counts.add((0, ""), 0)  # a report tells what changed
+    [found, _] = [RequestEvent.FromString(data).count for data in counts.reports(0)]
+    assert found.has_prompts
+    return (
+        found.prompt_tokens,
+        found.uncertain_prompt_tokens,
+        found.discarded_prompt_tokens,
+        found.resumed_prompt_tokens,
+    )
+
+
+def asked(handle: int, tokens: int, *, part: int = 0, was_placed: bool = False) -> wire.Submit:
+    message = submit(handle, of="e" if part else "", part=part)
+    message.prompt.extend(range(tokens))
+    message.was_placed = was_placed
+    return message
+
+
+def test_prompts_count_once_and_where_their_gateways_know_of_them():
+    counts = TokenCounts("router", 1)
+    accounts, closings, gateway = Accounts(counts), Closings("router", counts), Gateway(1)
+    heard = wire.ConnectRequest(cancels=[4, 5], cancel_took=[0, 0], cancel_placed=[True, False])
+    accounts.submitted(
+        [
+            asked(1, 100),
+            asked(2, 100, part=1),  # another answer to it
+            asked(3, 130, was_placed=True),  # resumed, with what it had brought
+            asked(4, 10),
+            asked(5, 20),
+            asked(6, 40),
+            asked(7, 3),
+        ]
+    )
+    accounts.cancelled(heard)
+    for handle in (1, 2, 3, 4, 5):
+        accounts.told(ended(handle, 1), now=0.0)
+    moved = Batch()  # its replica was lost before its first token, and another one took it
+    moved.placed.extend(wire.Placed(handle=6, replica_id=name) for name in "ab")
+    accounts.told(moved, now=0.0)
+    queued = Batch()
+    queued.outcomes.append(wire.Outcome(handle=7, kind=wire.OUTCOME_KIND_EVICTED))
+    accounts.told(queued, now=0.0)
+    assert prompts(counts) == (110, 0, 20, 130)
+    late = wire.ConnectRequest(cancels=[4], cancel_took=[0], cancel_placed=[False])
+    accounts.cancelled(late)  # what it was told did not reach it
+    assert prompts(counts) == (100, 0, 30, 130)
+    gateway.requests = {6: running(6, 0)}
+    closings.cut(accounts, gateway, now=1.0)
+    closings.settle(lambda _: True, now=1.0)
+    assert prompts(counts) == (0, 100 + 10 + 20 + 40, 0, 130 + 40)
