@@ -1,13 +1,13 @@
 """Budgets on a real PostgreSQL: written, compared with the ledger, told to gateways."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from control_plane.budgets import repository
 from control_plane.budgets.feed import Ledger
@@ -18,8 +18,7 @@ from control_plane.budgets.tables import budget_states, budgets
 from control_plane.database import Database
 from control_plane.rollouts.feed import FeedDownError
 from control_plane.rollouts.repository import clock_ms
-from control_plane.tables import tenants, tiers
-from control_plane.watch.feed import Feed
+from control_plane.tables import budget_stops, tenants, tiers
 from gateway.limits.budgets import BudgetExhaustedError
 from gateway.limits.budgets import Budgets as GatewayBudgets
 from sluice.watch import ControlWatcher
@@ -200,7 +199,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 @pytest.mark.asyncio(loop_scope="function")
 async def test_one_control_plane_follows_the_ledger_and_keeps_states_without_it(
-    database: Database, eventually: Callable[..., Any]
+    database: Database,
 ) -> None:
     async def seed(connection: Any) -> None:
         await connection.execute(tiers.insert().values(id="s"))
@@ -222,33 +221,30 @@ async def test_one_control_plane_follows_the_ledger_and_keeps_states_without_it(
         for _ in range(2)
     )
     ledger.usage_of = {("a", "m"): Usage(1, 9), ("a", "n"): Usage(1, 1), ("b", "x"): Usage(1, 8)}
-    feed = Feed(database)
-    async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(feed.run())
+    await first.step()
+    assert [asked for _, asked in ledger.asked] in ([["a"], ["a", "b"]], [["a", "b"], ["a"]])
+    await second.step()
+    assert shown[-1] == ({}, 0.0), "the other one leads"
+    await first.step()
+    assert shown[-1][0] == {"exhausted": 1, "soft": 2}
+    assert len(ledger.asked) == 2, "nothing is due"
+    assert sorted(counted) == ["exhausted", "soft", "soft"]
+    assert await database.run(_stops) == [("a", ["d"])]
+    # The period ends while the ledger is away: the stop carries its end itself.
+    ledger.usage_of = None
+    await database.run(_end_periods)
+    with pytest.raises(FeedDownError):
         await first.step()
-        assert [asked for _, asked in ledger.asked] in ([["a"], ["a", "b"]], [["a", "b"], ["a"]])
-        await second.step()
-        assert shown[-1] == ({}, 0.0), "the other one leads"
-        await first.step()
-        assert shown[-1][0] == {"exhausted": 1, "soft": 2}
-        assert len(ledger.asked) == 2, "nothing is due"
-        assert sorted(counted) == ["exhausted", "soft", "soft"]
+    assert shown[-1][0] == {"unknown": 3}
+    assert await database.run(_stops) == [("a", ["d"])]
+    ledger.usage_of = {}
+    await first.step()
+    assert await database.run(_stops) == [], "a new period opens it"
 
-        def told() -> list[str]:
-            return [stop.name for it in feed.state.budget_stops.values() for stop in it.stops]
 
-        await eventually(lambda: told() == ["d"], "gateways are told")
-        # The period ends while the ledger is away: nobody is stopped by it any more.
-        ledger.usage_of = None
-        await database.run(_end_periods)
-        with pytest.raises(FeedDownError):
-            await first.step()
-        assert shown[-1][0] == {"unknown": 3}
-        assert told() == ["d"], "the stop carries its end itself"
-        ledger.usage_of = {}
-        await first.step()
-        await eventually(lambda: told() == [], "a new period opens it")
-        following.cancel()
+async def _stops(connection: Any) -> list[tuple[str, list[str]]]:
+    rows = (await connection.execute(select(budget_stops))).all()
+    return [(row.id, [stop["name"] for stop in row.stops]) for row in rows]
 
 
 async def _end_periods(connection: Any) -> None:
