@@ -4,39 +4,23 @@ What a setting means stands once, under `Attributes:` in its class; what a metri
 declaration. A test compares the pages with what is made here.
 """
 
-import inspect
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 import control_plane.metrics
-import control_plane.settings
 import gateway.metrics
-import gateway.settings
 import replica.agent.metrics
-import replica.agent.settings
 import replica.host.metrics
 import router.metrics
-import router.settings
 import telemetry.metrics
-import telemetry.settings
-from sluice.settings import ServiceSettings
+from cli.settings_table import SETTINGS, accepted, descriptions
 
-SETTINGS: Mapping[str, type[ServiceSettings]] = {
-    "gateway": gateway.settings.GatewaySettings,
-    "router": router.settings.Settings,
-    "agent": replica.agent.settings.AgentSettings,
-    "control plane": control_plane.settings.Settings,
-    "telemetry": telemetry.settings.Settings,
-}
 _UNITS = {"s": "seconds", "tokens": "tokens", "requests": "requests", "share": "ratio"}
-_TYPES = {str: "text", int: "integer", float: "number", bool: "boolean", Path: "path"}
-_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _SETTINGS_HEAD = """# Settings
 
 Every process reads its settings once, from the environment. A name with a service's prefix that is
@@ -86,24 +70,11 @@ def settings_page() -> str:
         for name, field in owner.model_fields.items():
             if name not in described:
                 raise LookupError(f"{owner.__qualname__}.{name} is not under Attributes:")
-            facts = (_type(field), _default(field), _unit(name), described[name])
+            facts = (accepted(field), _default(field), _unit(name), described[name])
             rows.append((f"`{prefix}{name.upper()}`", *facts))
         parts.append(f"\n## {service.capitalize()}\n\n")
         parts.append(_table(("setting", "type", "default", "unit", "meaning"), rows))
     return "".join((*parts, _SETTINGS_TAIL))
-
-
-def descriptions(owner: type[ServiceSettings]) -> dict[str, str]:
-    """Return what the `Attributes:` of a class and its bases say, by field."""
-    found: dict[str, str] = {}
-    for cls in reversed(owner.__mro__):
-        if not issubclass(cls, ServiceSettings):
-            continue
-        _, _, attributes = (inspect.getdoc(cls) or "").partition("Attributes:\n")
-        for entry in re.split(r"\n(?=    \w)", "\n" + attributes):
-            name, _, text = entry.strip().partition(":")
-            found[name] = " ".join(text.split())
-    return {name: text for name, text in found.items() if text}
 
 
 class Declared(NamedTuple):
@@ -184,24 +155,6 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
         "| " + " | ".join(cell.replace("|", "\\|").rstrip(".") for cell in line) + " |\n"
         for line in lines
     )
-
-
-def _type(field: FieldInfo) -> str:
-    kind: Any = field.annotation
-    if type(None) in get_args(kind):  # the default is none, shown as empty
-        kind = next(choice for choice in get_args(kind) if choice is not type(None))
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    if get_origin(kind) is Literal:
-        return " or ".join(f"`{choice}`" if choice else "empty" for choice in get_args(kind))
-    bounds = [
-        f"{sign} {getattr(rule, name):,}"
-        for rule in field.metadata
-        for name, sign in _BOUNDS.items()
-        if getattr(rule, name, None) is not None
-    ]
-    word = "text, secret" if kind is SecretStr else _TYPES[kind]
-    return ", ".join([word, *bounds])
 
 
 def _default(field: FieldInfo) -> str:

@@ -3,8 +3,10 @@
 A field `x` of the section with prefix `GATEWAY__` is set by `GATEWAY__X`.
 """
 
+import difflib
 import os
 import sys
+from collections.abc import Collection
 from typing import Self
 
 from pydantic import ValidationError
@@ -20,7 +22,16 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return the settings, or end the process with one line per mistake and status 2.
+        """Return the settings, or end the process with one line per mistake and status 2."""
+        settings, problems = cls.check()
+        if problems or settings is None:
+            sys.stderr.write("\n".join(problems) + "\n")
+            raise SystemExit(2)
+        return settings
+
+    @classmethod
+    def check(cls) -> tuple[Self | None, list[str]]:
+        """Return the settings, None when there are none, and one line per mistake; never a value.
 
         Unknown names with our prefix are mistakes: pydantic-settings itself ignores them.
         """
@@ -35,18 +46,17 @@ class ServiceSettings(BaseSettings):
                 name.upper() == field or name.upper().startswith(field + "__") for field in known
             )
         )
-        problems = [
-            f"unknown setting {name}; known are {', '.join(sorted(known))}" for name in unknown
-        ]
+        problems = [f"unknown setting {name}; {_advice(name.upper(), known)}" for name in unknown]
         try:
-            settings = cls()
+            return cls(), problems
         except ValidationError as error:
-            problems += [
+            # Without the input: it may be a secret.
+            return None, problems + [
                 f"{prefix}{'__'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
-                for item in error.errors()
+                for item in error.errors(include_input=False, include_url=False)
             ]
-            settings = None
-        if problems or settings is None:
-            sys.stderr.write("\n".join(problems) + "\n")
-            raise SystemExit(2)
-        return settings
+
+
+def _advice(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"

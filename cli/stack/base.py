@@ -1,34 +1,56 @@
-"""The stack's base, told to the control plane: adapters are checked against its files."""
+"""The base that an installation starts with: where it comes from, and telling the control plane."""
 
 import asyncio
 from pathlib import Path
 
 from cli.api import Api, ApiError
+from cli.stack.preflight import find_adapters, find_base
+from cli.stack.seed import ShippedBase, read_base
 from cli.uploads import upload
+from sluice.artifacts import import_directory
 from sluice.manifests import ManifestError, manifest_of_directory
 
 PUSH_S_MAX = 30.0  # of a start that serves already; a push that broke off goes on at the next one
 
 
-async def push_base(api: Api, directory: Path, timeout_s: float = PUSH_S_MAX) -> str:
-    """Upload a base, unless it is there already.
+def import_base(chosen: Path | None, artifacts: Path) -> ShippedBase:
+    """Copy a base, the shipped one with its adapters if none was chosen, into an artifact folder.
+
+    Raises:
+        StackError: There is no base in that directory.
+        OSError: The disk is full, or a file cannot be read.
+    """
+    directory = find_base(chosen)
+    digest = import_directory(directory, artifacts)
+    adapters = tuple(
+        (path.name, import_directory(path, artifacts)) for path in find_adapters(chosen)
+    )
+    return read_base(directory, digest, adapters)
+
+
+async def push_base(
+    api: Api, directory: Path, timeout_s: float = PUSH_S_MAX, *, base_digest: str = ""
+) -> str:
+    """Upload a base, or an adapter of `base_digest`, unless it is there already.
 
     Args:
         api: Of the control plane.
         directory: The artifact; its name is its digest.
         timeout_s: In all.
+        base_digest: What an adapter is for; the base has to be there. Empty: it is a base.
 
     Returns:
         Why it is not there, in a line for people; empty when it is.
     """
+    subject = {"kind": "adapter", "base_digest": base_digest} if base_digest else {"kind": "base"}
     try:
         async with asyncio.timeout(timeout_s):
             if await api.find(f"/v1/artifacts/{directory.name}") is None:
                 manifest = await asyncio.to_thread(manifest_of_directory, directory)
-                body = {"kind": "base", "manifest": manifest.document()}
+                body = subject | {"manifest": manifest.document()}
                 await upload(api, directory, manifest, body)
     except TimeoutError:
-        return f"the upload of the base took more than {timeout_s:g} s; the next start goes on"
+        return f"the upload took more than {timeout_s:g} s; the next start goes on"
     except (ApiError, ManifestError, OSError) as error:
         return str(error)
     return ""

@@ -1,6 +1,7 @@
 """SLUICE_HOME: where one local stack keeps everything, and the files that people and tools read.
 
 env           what clients need (KEY=VALUE lines, mode 0600)
+contexts/     the same for other installations, one file each
 secrets.json  generated once (mode 0600)
 ports.json    the internal ports
 run/          state of the running stack, and the lock of its supervisor
@@ -51,6 +52,10 @@ class Home:
     def env_file(self) -> Path:
         """For clients: `set -a; . .sluice/env`."""
         return self.root / "env"
+
+    def context_file(self, name: str) -> Path:
+        """The same for another installation: `sluice --context NAME`."""
+        return self.root / "contexts" / f"{name}.env"
 
     @property
     def secrets_file(self) -> Path:

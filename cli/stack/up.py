@@ -11,12 +11,12 @@ import structlog
 
 from cli.api import Api, ApiError
 from cli.stack import embeddings, preflight
-from cli.stack.base import push_base
+from cli.stack.base import import_base, push_base
 from cli.stack.errors import StackError
 from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
 from cli.stack.ports import load_ports
 from cli.stack.progress import Progress
-from cli.stack.seed import ShippedBase, first_token, read_base, seed, wait_answering
+from cli.stack.seed import ShippedBase, first_token, seed, wait_answering
 from cli.stack.services import (
     CONTROL,
     HOST,
@@ -38,7 +38,6 @@ from cli.stack.state import (
 from cli.stack.supervisor import Supervisor, watch_signals
 from cli.stack.teardown import end_leftovers
 from replica.engine.artifact import ArtifactError
-from sluice.artifacts import import_directory
 
 log = structlog.get_logger(__name__)
 
@@ -252,15 +251,10 @@ def _prepare(home: Home, options: StackOptions, progress: Progress) -> ShippedBa
     preflight.check_public_port(options.port, "--port")
     preflight.check_public_port(options.admin_port, "--admin-port")
     preflight.check_triton(options.engine)
-    directory = preflight.find_base(options.base)
     progress.update(_BASE_STEP, STARTING)
-    digest = import_directory(directory, home.artifacts)
-    adapters = tuple(
-        (path.name, import_directory(path, home.artifacts))
-        for path in preflight.find_adapters(options.base)
-    )
-    progress.update(_BASE_STEP, DONE, digest[:12])
-    return read_base(directory, digest, adapters)
+    base = import_base(options.base, home.artifacts)
+    progress.update(_BASE_STEP, DONE, base.digest[:12])
+    return base
 
 
 async def _until_started(

@@ -1,0 +1,116 @@
+"""`sluice compose`: what docker-compose.yml needs besides Docker."""
+
+import asyncio
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import compose_env
+from cli.api import Api, ApiError
+from cli.stack.base import import_base, push_base
+from cli.stack.errors import StackError
+from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
+from cli.stack.seed import ShippedBase, first_token, seed, wait_answering
+from cli.stack_commands import Engine, fail
+
+_CONTROL_PLANE_S = 60.0
+_PUSH_S = 120.0
+
+compose = typer.Typer(no_args_is_help=True, help="What docker-compose.yml needs besides Docker.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(compose, name="compose")
+
+
+@compose.command("init")
+def init(
+    *,
+    file: Annotated[Path, typer.Option(help="Where Docker looks for it.")] = compose_env.ENV_FILE,
+) -> None:
+    """Complete .env with generated secrets, and write the context `compose`; values there stay."""
+    home = Home.find()
+    try:
+        added = compose_env.write(file, home)
+    except OSError as error:
+        raise fail(f"{error.filename} cannot be written: {error.strerror}") from None
+    typer.echo(f"{file}: {', '.join(added) or 'nothing was missing'}")
+    typer.echo(f"talk to it with: sluice --context {compose_env.CONTEXT} ...")
+
+
+@compose.command("bootstrap")
+def bootstrap(
+    *,
+    base: Annotated[
+        Path | None, typer.Option(help="Another base than the shipped one: its directory.")
+    ] = None,
+    engine: Annotated[Engine, typer.Option(help="What serves it.")] = Engine.OPENVINO,
+    replicas: Annotated[int, typer.Option(min=1, max=16, help="Of the pool.")] = 1,
+    first_token_s: Annotated[
+        float, typer.Option(min=0, help="How long to wait for a first token; 0: not at all.")
+    ] = 180.0,
+) -> None:
+    """Give an empty installation a base, its pool and model, tiers and a tenant; safe to repeat.
+
+    Runs inside, with SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and OPENAI_BASE_URL. What it made is told
+    in $SLUICE_HOME/env, with the key of the tenant `demo`.
+    """
+    home = Home.find()
+    try:
+        url, key, public = (
+            os.environ[name] for name in ("SLUICE_ADMIN_URL", "SLUICE_ADMIN_KEY", "OPENAI_BASE_URL")
+        )
+    except KeyError as error:
+        raise fail(f"{error.args[0]} is not set") from None
+    secrets = replace(load_secrets(home), admin_key=key)
+    try:
+        shipped = import_base(base, home.artifacts)
+        secrets = asyncio.run(_give(url, home, shipped, secrets, engine.value, replicas))
+        write_atomic(
+            home.env_file,
+            render_env({"OPENAI_BASE_URL": public, "OPENAI_API_KEY": secrets.demo_key}),
+            mode=0o600,
+        )
+        if first_token_s:
+            asyncio.run(_wait_token(public, secrets.demo_key, first_token_s))
+    except (ApiError, StackError, OSError) as error:
+        raise fail(str(error)) from None
+    typer.echo(f"base {shipped.digest[:12]} serves as {shipped.name}; keys: {home.env_file}")
+
+
+async def _give(
+    url: str, home: Home, base: ShippedBase, secrets: Secrets, engine: str, replicas: int
+) -> Secrets:
+    """Upload first: nodes fetch a base from the store as soon as a pool wants it."""
+    async with Api(url, secrets.admin_key) as api:
+        await wait_answering(api, _CONTROL_PLANE_S)
+        problem = await push_base(api, home.artifacts / base.digest, _PUSH_S)
+        for _, digest in base.adapters:
+            problem = problem or await push_base(
+                api, home.artifacts / digest, _PUSH_S, base_digest=base.digest
+            )
+        if problem:
+            raise StackError(problem)
+        made = await seed(api, base, engine=engine, replicas=replicas, secrets=secrets)
+    save_secrets(home, made)
+    return made
+
+
+async def _wait_token(public: str, key: str, timeout_s: float) -> None:
+    last = "nothing was heard"
+
+    def note(reason: str) -> None:
+        nonlocal last
+        last = reason
+        typer.echo(json.dumps({"event": "no_token_yet", "reason": reason}))
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            await first_token(public, key, note)
+    except TimeoutError:
+        raise StackError(f"no token came within {timeout_s:g} s (last: {last})") from None

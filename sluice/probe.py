@@ -1,0 +1,63 @@
+"""`python -m sluice.probe`: ask this container's process whether it is ready; for health checks.
+
+It finds the address where the process itself does, in the environment, so that no health check has
+to repeat it. Standard library only: a check runs every few seconds.
+"""
+
+import http.client
+import os
+import ssl
+import sys
+from collections.abc import Mapping
+
+TIMEOUT_S = 3.0
+# A gateway with workers tells of all of them at its operations address; so that comes first.
+_NAMES = (
+    "GATEWAY__OPS_ADDRESS",
+    "GATEWAY__HTTP_ADDRESS",
+    "ROUTER__HTTP_ADDRESS",
+    "AGENT__HTTP_ADDRESS",
+    "CONTROL_PLANE__HTTP_ADDRESS",
+    "TELEMETRY__HTTP_ADDRESS",
+)
+_ANY = ("0.0.0.0", "[::]")
+
+
+def target(environment: Mapping[str, str]) -> tuple[str, int, bool]:
+    """Return host, port and whether TLS is spoken there.
+
+    Raises:
+        LookupError: No service is configured.
+    """
+    name = next((name for name in _NAMES if environment.get(name)), "")
+    if not name:
+        raise LookupError(f"set one of {', '.join(_NAMES)}")
+    host, _, port = environment[name].rpartition(":")
+    is_tls = name == "GATEWAY__HTTP_ADDRESS" and bool(environment.get("GATEWAY__TLS_CERT"))
+    return "127.0.0.1" if host in _ANY else host.strip("[]"), int(port), is_tls
+
+
+def main() -> int:
+    """Return 0 when `/readyz` answers 200; else say why on stderr and return 1."""
+    try:
+        host, port, is_tls = target(os.environ)
+        # Its own process, on its own machine: the name in the certificate is the public one.
+        context = ssl._create_unverified_context() if is_tls else None  # noqa: S323, SLF001  # pyright: ignore[reportPrivateUsage]
+        link = (
+            http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
+            if is_tls
+            else http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+        )
+        link.request("GET", "/readyz")
+        answer = link.getresponse()
+        if answer.status == http.client.OK:
+            return 0
+        reason = f"{answer.status} {answer.read(500).decode(errors='replace')}"
+    except (OSError, LookupError, ValueError, http.client.HTTPException) as error:
+        reason = f"{type(error).__name__}: {error}"
+    sys.stderr.write(f"not ready: {reason}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
