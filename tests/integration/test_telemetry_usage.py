@@ -19,6 +19,9 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from cli.app import app
+from control_plane.budgets.feed import open_feed
+from control_plane.budgets.model import Span, Usage
+from control_plane.rollouts.feed import FeedDownError
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent, TokenCount
 from telemetry.closings import Closer
 from telemetry.http import Api
@@ -158,6 +161,44 @@ async def test_the_ledger_is_the_sum_of_the_events(
     assert ["total", str(len(of_a))] in [line.split()[:2] for line in text.splitlines()]
     nobody = await http.get("/v1/usage", params=span | {"tenant": "x' OR 1=1 --"})
     assert nobody.json()["data"] == []
+
+
+async def test_budgets_get_the_sums_of_the_ledger_for_the_tenants_they_ask_for(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    random, now_ms = Random(3), int(time.time() * 1000)
+    events = [
+        random_event(random, number, now_ms - random.randrange(8 * HOUR_MS))
+        for number in range(500)
+    ]
+    await store.insert(Batch(events))
+    await store.insert(Batch(events[:200]))
+    span = Span(now_ms - 4 * HOUR_MS, now_ms - HOUR_MS)
+    within = [it for it in events if span.start_ms <= it.received_at_unix_ms < span.end_ms]
+    expected: Counter[tuple[str, str, str]] = Counter()
+    for (_, tenant_id, _, model), sums in totals_of(within, 1).items():
+        for name, value in sums.items():
+            expected[tenant_id, model, name] += value
+    async with open_feed(str(http.base_url), ADMIN_KEY) as feed:
+        both = await feed.usage(span, {"ten_a", "ten_b", "ten_c"})
+        assert both.usage == {
+            (tenant_id, model): Usage(
+                expected[tenant_id, model, "requests"],
+                expected[tenant_id, model, "prompt_tokens"],
+                expected[tenant_id, model, "cached_tokens"],
+                expected[tenant_id, model, "output_tokens"],
+            )
+            for tenant_id in ("ten_a", "ten_b")
+            for model in ("m", "n")
+        }
+        assert 0 < both.ingested_until_ms <= int(time.time() * 1000)
+        one = await feed.usage(span, {"ten_b"})
+        assert one.usage == {key: it for key, it in both.usage.items() if key[0] == "ten_b"}
+        with pytest.raises(FeedDownError, match="at most 31 days"):
+            await feed.usage(Span(0, now_ms), {"ten_b"})
+    async with open_feed(str(http.base_url), "another key") as stranger:
+        with pytest.raises(FeedDownError, match="answers 401"):
+            await stranger.usage(span, {"ten_b"})
 
 
 async def test_what_comes_late_corrects_its_hour_and_says_so(
