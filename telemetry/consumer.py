@@ -36,6 +36,11 @@ _PASSING = {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError._TIMED_OUT,  # noqa: SLF001
 }
+# From so many messages at a time on, it is worth to wait longer for more: an insert costs the trace
+# store up to 35 ms of CPU however few rows it has, and 20,000 rows together half of what they cost
+# in four inserts.
+_BUSY = 500
+_BUSY_WAIT_FACTOR = 3
 _METADATA_S = 5.0
 _CLOSE_S = 10.0
 
@@ -143,11 +148,14 @@ class EventConsumer:
     def _read(self, batch_max: int) -> list[Source]:
         assert self._consumer is not None
         messages = self._consumer.consume(batch_max, self._batch_wait_s)
+        if _BUSY <= len(messages) < batch_max:
+            more = batch_max - len(messages)
+            messages += self._consumer.consume(more, self._batch_wait_s * _BUSY_WAIT_FACTOR)
         sources: list[Source] = []
         for message in messages:
             error = message.error()
             if error is None:
-                sources.append(_source(message))
+                sources.append(self._source(message))
             elif error.fatal() or error.code() not in _PASSING:
                 raise ConsumerLostError(error.str())
             else:
@@ -156,6 +164,12 @@ class EventConsumer:
             raise ConsumerLostError("the broker forgot this member")
         self.missing += self._offsets.missing(sources)
         return sources
+
+    def _source(self, message: Message) -> Source:
+        partition, offset, payload = message.partition(), message.offset(), message.value()
+        assert partition is not None
+        assert offset is not None
+        return Source(self._topic, partition, offset, payload if type(payload) is bytes else b"")
 
     def _store(self, ends: Mapping[int, int]) -> None:
         assert self._consumer is not None
@@ -212,12 +226,3 @@ class EventConsumer:
 def group_in_cluster(group: str, cluster_id: str | None) -> str:
     """Return the name of the consumer group in one Kafka cluster."""
     return f"{group}.{cluster_id}"
-
-
-def _source(message: Message) -> Source:
-    topic, partition, offset = message.topic(), message.partition(), message.offset()
-    assert topic is not None
-    assert partition is not None
-    assert offset is not None
-    payload = message.value()
-    return Source(topic, partition, offset, payload if isinstance(payload, bytes) else b"")

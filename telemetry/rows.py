@@ -7,7 +7,8 @@ make an insert fail: whatever ClickHouse would refuse is found here.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -58,7 +59,8 @@ COLUMNS: dict[str, str] = {
     "choices": "UInt32",
 }
 CLOSING_COLUMNS: dict[str, str] = COLUMNS | {"part": "UInt32"}
-_FIELDS = tuple(_RENAMED.get(column, column) for column in COLUMNS)
+# One call per event for all fields: half of the time of a loop over columns.
+_fields = attrgetter(*(_RENAMED.get(column, column) for column in COLUMNS))
 
 COUNT_COLUMNS: dict[str, str] = {
     "hour": "DateTime64(3, 'UTC')",
@@ -88,8 +90,7 @@ class PoisonReason(StrEnum):
     INVALID = "invalid"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """One message of the broker."""
 
     topic: str
@@ -146,18 +147,18 @@ def decode(messages: Iterable[Source]) -> Batch:
     return batch
 
 
-def event_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return one list per column of `COLUMNS`; times as integer milliseconds."""
-    return [[getattr(event, name) for event in events] for name in _FIELDS]
+def event_columns(events: Sequence[RequestEvent]) -> list[Sequence[Any]]:
+    """Return one sequence per column of `COLUMNS`; times as integer milliseconds."""
+    return list(zip(*map(_fields, events), strict=True))
 
 
-def closing_columns(closings: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return one list per column of `CLOSING_COLUMNS`; times as integer milliseconds."""
+def closing_columns(closings: Sequence[RequestEvent]) -> list[Sequence[Any]]:
+    """Return one sequence per column of `CLOSING_COLUMNS`; times as integer milliseconds."""
     return [*event_columns(closings), [closing.part for closing in closings]]
 
 
-def count_columns(counts: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return one list per column of `COUNT_COLUMNS`; times as integer milliseconds."""
+def count_columns(counts: Sequence[RequestEvent]) -> list[Sequence[Any]]:
+    """Return one sequence per column of `COUNT_COLUMNS`; times as integer milliseconds."""
     return [
         [event.received_at_unix_ms for event in counts],
         [event.model for event in counts],
@@ -166,8 +167,8 @@ def count_columns(counts: Sequence[RequestEvent]) -> list[list[Any]]:
     ]
 
 
-def poison_columns(poisons: Sequence[Poison]) -> list[list[Any]]:
-    """Return one list per column of `POISON_COLUMNS`; payloads are cut at 64 KiB."""
+def poison_columns(poisons: Sequence[Poison]) -> list[Sequence[Any]]:
+    """Return one sequence per column of `POISON_COLUMNS`; payloads are cut at 64 KiB."""
     return [
         [poison.source.topic for poison in poisons],
         [poison.source.partition for poison in poisons],
@@ -196,9 +197,10 @@ def _problem(event: RequestEvent) -> str | None:
         return "event_id is empty"
     if not _RECEIVED_MIN_MS <= event.received_at_unix_ms < _RECEIVED_MAX_MS:
         return f"received_at_unix_ms {event.received_at_unix_ms} is not between 2020 and 2100"
-    for name, value in (("status", event.status), ("resumes", event.resumes)):
-        if value > _U16_MAX:
-            return f"{name} {value} is above {_U16_MAX}"
+    if event.status > _U16_MAX:
+        return f"status {event.status} is above {_U16_MAX}"
+    if event.resumes > _U16_MAX:
+        return f"resumes {event.resumes} is above {_U16_MAX}"
     # Open enums hold any 32 bits; an arm that is not known here is kept for who knows it.
     if not 0 <= event.arm <= _U8_MAX:
         return f"arm {event.arm} is none"

@@ -1,12 +1,14 @@
 """The loop that moves events: read a batch, write it, and only then let the broker forget it.
 
-It outlives both of its peers. Whatever fails, nothing is kept in memory that the broker would not
-deliver again: the membership is closed and everything begins anew after a pause.
+While one batch is written the next one is read and decoded, and no more than that: two batches are
+in memory at most. It outlives both of its peers. Whatever fails, nothing is kept in memory that the
+broker would not deliver again: the membership is closed and everything begins anew after a pause.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -79,6 +81,14 @@ class Writer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What one read of the broker brought."""
+
+    messages: list[Source] = field(default_factory=list[Source])
+    batch: Batch = field(default_factory=Batch)
+
+
 class Sink:
     """Moves events until it is drained or cancelled."""
 
@@ -91,6 +101,8 @@ class Sink:
         self._batch_max = batch_max
         self._attempt = 0
         self._is_draining = False
+        self._is_write_failing = False
+        self._lag_at_s = 0.0
         self.is_ready = False
 
     def drain(self) -> None:
@@ -106,9 +118,10 @@ class Sink:
         while not self._is_draining:
             try:
                 await self._session()
-            except _SESSION_ERRORS as error:
+            except* _SESSION_ERRORS as errors:
                 self._metrics.session_failures.inc()
-                log.warning("session_failed", error=repr(error), attempt=self._attempt)
+                failed = [repr(error) for error in errors.exceptions]
+                log.warning("session_failed", errors=failed, attempt=self._attempt)
             finally:
                 self._set_ready(ready=False)
             if self._is_draining:
@@ -119,6 +132,7 @@ class Sink:
 
     async def _session(self) -> None:
         await self._writer.prepare()
+        self._is_write_failing = False
         reader = self._reader()
         try:
             await reader.open()
@@ -128,26 +142,32 @@ class Sink:
             await asyncio.shield(reader.close())
 
     async def _move(self, reader: Reader) -> None:
-        lag_at = 0.0
-        missing = 0
-        while True:
-            messages = await reader.read(self._batch_max)
-            self._set_ready(ready=reader.is_assigned)
-            if reader.missing > missing:
-                log.error("messages_missing", count=reader.missing - missing)
-                self._metrics.missing.inc(reader.missing - missing)
-                missing = reader.missing
-            if messages:
-                batch = await asyncio.to_thread(decode, messages)
-                await self._write(batch)
-                # Never before the write: a crash in between must bring the messages again.
-                await reader.written(messages)
-            elif self._is_draining and await reader.is_drained():
-                return
+        ahead = _Read()
+        while ahead.messages or not (self._is_draining and await reader.is_drained()):
+            behind = ahead
+            async with asyncio.TaskGroup() as turn:
+                turn.create_task(self._settle(reader, behind))
+                reading = turn.create_task(self._read(reader))
+            ahead = reading.result()
             self._attempt = 0
-            if time.monotonic() >= lag_at:
+            if time.monotonic() >= self._lag_at_s:
                 self._metrics.lag.set(await reader.lag())
-                lag_at = time.monotonic() + _LAG_EVERY_S
+                self._lag_at_s = time.monotonic() + _LAG_EVERY_S
+
+    async def _read(self, reader: Reader) -> _Read:
+        missing = reader.missing
+        messages = await reader.read(self._batch_max)
+        self._set_ready(ready=reader.is_assigned and not self._is_write_failing)
+        if reader.missing > missing:
+            log.error("messages_missing", count=reader.missing - missing)
+            self._metrics.missing.inc(reader.missing - missing)
+        return _Read(messages, await asyncio.to_thread(decode, messages))
+
+    async def _settle(self, reader: Reader, read: _Read) -> None:
+        if read.messages:
+            await self._write(read.batch)
+            # Never before the write: a crash in between must bring the messages again.
+            await reader.written(read.messages)
 
     async def _write(self, batch: Batch) -> None:
         """Write a batch, trying again for a minute; the last error goes to the caller."""
@@ -159,6 +179,7 @@ class Sink:
                 await self._writer.insert(batch)
             except STORE_ERRORS as error:
                 self._metrics.write_failures.inc()
+                self._is_write_failing = True
                 self._set_ready(ready=False)
                 log.warning("write_failed", error=repr(error), events=len(batch.events))
                 pause_s = backoff_s(attempt, first_s=_PAUSE_FIRST_S, max_s=_PAUSE_MAX_S)
@@ -167,6 +188,7 @@ class Sink:
                 await asyncio.sleep(pause_s)
                 attempt += 1
             else:
+                self._is_write_failing = False
                 self._metrics.write_seconds.observe(time.monotonic() - started_at)
                 self._count(batch)
                 return
