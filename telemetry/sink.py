@@ -118,10 +118,9 @@ class Sink:
         while not self._is_draining:
             try:
                 await self._session()
-            except* _SESSION_ERRORS as errors:
+            except _SESSION_ERRORS as error:
                 self._metrics.session_failures.inc()
-                failed = [repr(error) for error in errors.exceptions]
-                log.warning("session_failed", errors=failed, attempt=self._attempt)
+                log.warning("session_failed", error=repr(error), attempt=self._attempt)
             finally:
                 self._set_ready(ready=False)
             if self._is_draining:
@@ -144,11 +143,15 @@ class Sink:
     async def _move(self, reader: Reader) -> None:
         ahead = _Read()
         while ahead.messages or not (self._is_draining and await reader.is_drained()):
-            behind = ahead
-            async with asyncio.TaskGroup() as turn:
-                turn.create_task(self._settle(reader, behind))
-                reading = turn.create_task(self._read(reader))
-            ahead = reading.result()
+            # Not a TaskGroup: when a part of it fails, Python 3.11's forgets that it was cancelled.
+            read, failure = await asyncio.gather(
+                self._read(reader), self._settle(reader, ahead), return_exceptions=True
+            )
+            if isinstance(failure, BaseException):
+                raise failure
+            if isinstance(read, BaseException):
+                raise read
+            ahead = read
             self._attempt = 0
             if time.monotonic() >= self._lag_at_s:
                 self._metrics.lag.set(await reader.lag())

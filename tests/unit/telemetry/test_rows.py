@@ -67,7 +67,7 @@ def test_closings_are_kept_apart() -> None:
     batch = rows.decode(messages)
     assert [e.event_id for e in batch.events] == ["a"]
     columns = dict(zip(rows.CLOSING_COLUMNS, rows.closing_columns(batch.closings), strict=True))
-    assert (columns["part"], columns["output_tokens"]) == ([1, 0], [4, 0])
+    assert (columns["part"], columns["output_tokens"]) == ([1, 0], (4, 0))
     assert (batch.duplicates, batch.poisons) == (0, [])
 
 
