@@ -59,13 +59,14 @@ proto-check: setup
 			cmp -s sluice/wire/$$f $$out/sluice/wire/$$f || { echo "sluice/wire/$$f differs from proto/: run 'make proto'"; exit 1; }; done; rm -rf $$out
 	@if command -v npx >/dev/null && [ -z "$(NO_BUF)" ]; then cd proto && npx --yes @bufbuild/buf@1.75.0 lint; else echo "buf lint left out: no node here"; fi
 
-LOCK := $(BIN)/uv pip compile --quiet pyproject.toml --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --python-version 3.11
+LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --python-version 3.11
 IMAGE_LOCK := $(LOCK) --constraint requirements/dev.lock --no-annotate --python-platform x86_64-manylinux_2_35
 
 lock: setup ## Resolve requirements/dev.lock anew from pyproject.toml, and from it those of the images
-	@$(LOCK) --extra dev --universal --upgrade -o requirements/dev.lock
-	@$(IMAGE_LOCK) --extra gateway --extra router --extra control-plane --extra telemetry -o requirements/sluice.lock
-	@$(IMAGE_LOCK) --extra replica -o requirements/replica-cpu.lock
+	@$(LOCK) pyproject.toml --extra dev --universal --upgrade -o requirements/dev.lock
+	@$(IMAGE_LOCK) pyproject.toml --extra gateway --extra router --extra control-plane --extra telemetry -o requirements/sluice.lock
+	@$(IMAGE_LOCK) pyproject.toml --extra replica -o requirements/replica-cpu.lock
+	@echo 'hatchling>=1.27' | $(IMAGE_LOCK) - -o requirements/build.lock
 
 docs: setup ## Write docs/config.md and docs/metrics.md anew from the code
 	@$(BIN)/python -m cli.reference

@@ -1,0 +1,30 @@
+# A node with GPUs: the engine image (engine.Dockerfile), with the node agent in front, which starts
+# that image's Triton once per replica.
+#
+#   docker build -f deploy/images/engine.Dockerfile --build-arg BASE_IMAGE=... -t sluice-engine .
+#   docker build -f deploy/images/replica-gpu.Dockerfile --build-arg ENGINE_IMAGE=sluice-engine -t sluice-replica-gpu .
+#
+# Never built here: the vendor's image was out of reach. docs/compose.md says what that means.
+ARG ENGINE_IMAGE=sluice-engine
+
+FROM ${ENGINE_IMAGE}
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="sluice-replica-gpu" \
+      org.opencontainers.image.description="Node agent of Sluice with Triton and TensorRT-LLM" \
+      org.opencontainers.image.revision="${REVISION}"
+USER root
+# What the agent needs besides the engine's extra; the vendor's own packages stay as they are.
+RUN python3 -m pip freeze | grep -iE '^(numpy|torch|tensorrt|tensorrt[-_]llm|transformers|tokenizers)==' \
+      > /tmp/kept.txt \
+ && python3 -m pip install --no-cache-dir --constraint /tmp/kept.txt "aiohttp>=3.14,<4" "obstore>=0.12" \
+ && rm /tmp/kept.txt \
+ && install -d -o triton-server -g triton-server -m 0750 /var/lib/sluice
+ENV HOME=/var/lib/sluice
+WORKDIR /var/lib/sluice
+VOLUME /var/lib/sluice
+USER triton-server
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=1800s --retries=3 \
+    CMD ["python3", "-m", "sluice.probe"]
+ENTRYPOINT ["python3", "-m"]
+CMD ["replica.agent"]
