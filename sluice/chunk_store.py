@@ -10,6 +10,7 @@ the interpreter when it ends while their last answer is on its way (obstore 0.12
 import asyncio
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -91,6 +92,11 @@ def open_bucket(bucket: str, prefix: str) -> S3Store:
     )
 
 
+def awake_s() -> float:
+    """Return seconds since the machine started, also those in which it or this process slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def chunk_path(sha256: str) -> str:
     """Return where a chunk lies; directories stay small."""
     return f"chunks/{sha256[:2]}/{sha256[2:4]}/{sha256}"
@@ -154,10 +160,21 @@ class ChunkStore:
             raise LostChunkError(sha256, "has been changed in the store")
         return content
 
-    async def delete(self, sha256: str) -> None:
-        """Make sure that a chunk is not there; StoreDownError when nobody knows."""
+    async def delete(self, sha256: str, *, before_s: float) -> None:
+        """Make sure that a chunk is not there.
+
+        Args:
+            sha256: Of the chunk.
+            before_s: By `awake_s`: from then on nothing is deleted. A process that stood still may
+                not delete what others have put there since.
+
+        Raises:
+            StoreDownError: Nobody knows whether it is there.
+        """
 
         def work() -> None:
+            if awake_s() >= before_s:
+                raise TimeoutError("it is too late to delete it")
             try:
                 obstore.delete(self._backend, chunk_path(sha256))
             except FileNotFoundError:

@@ -6,7 +6,7 @@ deletion ever meets a new chunk. A sweeper that dies in between is followed by a
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -21,6 +21,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -36,7 +37,7 @@ from control_plane.artifacts.tables import (
 )
 from control_plane.database import Database
 from control_plane.tables import bases, models, releases
-from sluice.chunk_store import CALL_TIMEOUT_S, ChunkStore
+from sluice.chunk_store import CALL_TIMEOUT_S, ChunkStore, awake_s
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +46,7 @@ _BATCH = 200
 _SWEEP_DEADLINE_S = 20.0
 # A call of a sweeper that died has ended by then; so has any transaction.
 _ABANDONED = timedelta(seconds=3 * CALL_TIMEOUT_S)
+_DELETES_S = 2 * CALL_TIMEOUT_S
 _SHOWN_FOR = timedelta(days=7)
 _UPLOAD_MIN = timedelta(days=1)
 
@@ -94,20 +96,29 @@ class Sweeper:
     async def sweep(self) -> Swept:
         """Remove what nobody needs; PlatformError when database or store are away."""
         decision = await self._database.run(self._artifacts, deadline_s=_SWEEP_DEADLINE_S)
-        count = 0
         if decision is not None and (decision.retired or decision.removed):
             log.info("artifacts_swept", retired=decision.retired, removed=decision.removed)
-        while doomed := await self._database.run(self._doom):
-            await asyncio.gather(*(self._store.delete(sha256) for sha256 in doomed))
-            query = delete(chunks).where(
-                chunks.c.sha256.in_(doomed), chunks.c.doomed_at.is_not(None)
-            )
-            await self._database.run(lambda found, query=query: found.execute(query))
-            log.info("chunks_swept", count=len(doomed))
-            count += len(doomed)
-            if len(doomed) < _BATCH:
+        count = 0
+        while batch := await self._sweep_chunks():
+            log.info("chunks_swept", count=batch)
+            count += batch
+            if batch < _BATCH:
                 break
         return Swept(decision, count)
+
+    async def _sweep_chunks(self) -> int:
+        """Remove a batch of chunks; return how many."""
+        # Another sweeper takes over what ours has doomed, and then the chunks may be put again. We
+        # have stopped long before that, also when we stand still meanwhile.
+        before_s = awake_s() + _DELETES_S
+        doomed = await self._database.run(self._doom)
+        await asyncio.gather(*(self._store.delete(sha256, before_s=before_s) for sha256 in doomed))
+        pair = tuple_(chunks.c.sha256, chunks.c.doomed_at)
+        own = delete(chunks).where(
+            pair.in_(list(doomed.items()))
+        )  # not what another has doomed anew
+        await self._database.run(lambda found: found.execute(own))
+        return len(doomed)
 
     async def _artifacts(self, connection: AsyncConnection) -> Decision | None:
         if not await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))):
@@ -135,8 +146,8 @@ class Sweeper:
             await connection.execute(gone)
         return decision
 
-    async def _doom(self, connection: AsyncConnection) -> Sequence[str]:
-        """Return chunks that nothing refers to, and that nobody may use from now on."""
+    async def _doom(self, connection: AsyncConnection) -> Mapping[str, datetime]:
+        """Return chunks that nothing refers to, and since when nobody may use them: now."""
         t = chunks.c
         present = artifact_upload_chunks.c
         is_unused = ~exists().where(artifact_chunks.c.sha256 == t.sha256) & ~exists().where(
@@ -155,9 +166,9 @@ class Sweeper:
             update(chunks)
             .where(t.sha256.in_(found), or_(is_old, is_abandoned))
             .values(doomed_at=func.now())
-            .returning(t.sha256)
+            .returning(t.sha256, t.doomed_at)
         )
-        return (await connection.scalars(query)).all()
+        return dict((await connection.execute(query)).all())
 
 
 def needed() -> ColumnElement[bool]:

@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from control_plane.artifacts import uploads
+from control_plane.artifacts import sweep, uploads
 from control_plane.artifacts.sweep import Graces, Sweeper
 from control_plane.database import Database
 from replica.engine.testing import write_random_adapter, write_random_model
+from sluice import chunk_store
 from sluice.artifacts import digest_directory
-from sluice.chunk_store import ChunkStore, open_backend
+from sluice.chunk_store import Backend, ChunkStore, StoreDownError, awake_s, open_backend
 from sluice.manifests import manifest_of_directory
 from tests.integration.artifact_site import Site, artifact_site, begin, contents, push, send
 
@@ -112,6 +114,58 @@ async def test_uploads_and_sweeps_of_the_same_chunks(database_url, tmp_path) -> 
     finally:
         store.close()
         await database.close()
+
+
+async def test_a_sweeper_that_stood_still_deletes_nothing_that_was_put_since(
+    database_url, tmp_path, monkeypatch
+) -> None:
+    write_random_model(tmp_path / "base")
+    manifest = manifest_of_directory(tmp_path / "base")
+    sha256, content = next(iter(contents(tmp_path / "base", manifest).items()))
+    backend = open_backend(f"file://{tmp_path}/store")
+    database, store, frozen = Database(database_url), ChunkStore(backend), FrozenStore(backend)
+    graces = Graces.of(0)
+    monkeypatch.setattr(sweep, "_ABANDONED", timedelta(0))
+
+    async def put() -> bool:
+        if not await database.run(lambda found: uploads.reserve(found, sha256, len(content))):
+            return False
+        await store.put(sha256, content)
+        return True
+
+    try:
+        assert await put()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(sweeps_in_vain(Sweeper(database, frozen, graces)))
+            await frozen.stands_still.wait()
+            assert not await put(), "it is doomed"
+            assert (await Sweeper(database, store, graces).sweep()).chunks == 1
+            assert await put()
+            monkeypatch.setattr(chunk_store, "awake_s", lambda: awake_s() + 40.0)
+            frozen.wakes_up.set()
+        assert await store.get(sha256) == content
+    finally:
+        store.close()
+        frozen.close()
+        await database.close()
+
+
+async def sweeps_in_vain(sweeper: Sweeper) -> None:
+    with pytest.raises(StoreDownError):
+        await sweeper.sweep()
+
+
+class FrozenStore(ChunkStore):
+    """Of a process that stands still before it deletes."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self.stands_still, self.wakes_up = asyncio.Event(), asyncio.Event()
+
+    async def delete(self, sha256: str, *, before_s: float) -> None:
+        self.stands_still.set()
+        await self.wakes_up.wait()
+        await super().delete(sha256, before_s=before_s)
 
 
 async def _forget(connection, upload_id: str) -> None:

@@ -13,6 +13,7 @@ from sluice.chunk_store import (
     ChunkStore,
     LostChunkError,
     StoreDownError,
+    awake_s,
     chunk_path,
     open_backend,
 )
@@ -39,8 +40,11 @@ async def test_chunks_come_back_until_they_are_deleted(store) -> None:
         await store.get(SHA)
     await asyncio.gather(*(store.put(SHA, CONTENT) for _ in range(20)))
     assert await store.get(SHA) == CONTENT
-    await store.delete(SHA)
-    await store.delete(SHA)
+    with pytest.raises(StoreDownError):
+        await store.delete(SHA, before_s=awake_s())
+    assert await store.get(SHA) == CONTENT, "who comes too late deletes nothing"
+    await store.delete(SHA, before_s=awake_s() + 60)
+    await store.delete(SHA, before_s=awake_s() + 60)
     with pytest.raises(LostChunkError):
         await store.get(SHA)
 
