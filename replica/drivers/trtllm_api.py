@@ -20,6 +20,9 @@ NVIDIA/TensorRT-LLM (1.2 line unless said):
 * Events: class `KVCacheEventSerializer` of tensorrt_llm/_utils.py. Statistics: `iterLatencyMS`,
   `kvCacheStats` (`maxNumBlocks`, `usedNumBlocks`), `specDecodingStats` of the executor's JSON.
 
+* `trace_headers` of `generate_async` came with its OpenTelemetry traces, after what was read of the
+  1.2 line: it is passed where the signature has it.
+
 Not used although there: per-request seeds (1.2's sampler has one seed for all; pull request 17172
 came later), `prompt_logprobs` (1.2 reports the most probable ones without the prompt's own token),
 penalties (1.2's default sampler has none).
@@ -60,7 +63,13 @@ Importer = Callable[[str], Any]
 
 
 class TrtllmApi:
-    """The installed version."""
+    """The installed version.
+
+    Attributes:
+        version: As it says.
+        takes_trace: Requests may carry a W3C trace context: with `otlp_traces_endpoint` among the
+            engine's options it makes spans of its own below ours.
+    """
 
     def __init__(self, importer: Importer = importlib.import_module) -> None:
         """Import it, which takes long and initialises the GPUs.
@@ -85,6 +94,7 @@ class TrtllmApi:
         self._api = importer("tensorrt_llm.llmapi")
         self._import = importer
         accepted = inspect.signature(self._llm.generate_async).parameters
+        self.takes_trace = "trace_headers" in accepted
         for name in ("sampling_params", "lora_request", "streaming", "cache_salt"):
             if name not in accepted and "kwargs" not in accepted:
                 raise ValueError(

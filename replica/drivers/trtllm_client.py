@@ -91,6 +91,7 @@ class TrtllmClient:
         """Load the engine, which takes minutes, and start the thread."""
         self._llm = api.start(arguments)
         self._poll_s = api.poll_s(self._llm)
+        self._takes_trace = api.takes_trace
         self._outbox = _Outbox()
         self._results: dict[int, Any] = {}  # of the loop's thread
         self._has_cache_events = has_cache_events
@@ -105,16 +106,25 @@ class TrtllmClient:
         return bool(self._outbox.messages)
 
     def submit(
-        self, handle: int, prompt: list[int], sampling: Any, *, lora: Any, cache_salt: str | None
+        self,
+        handle: int,
+        prompt: list[int],
+        sampling: Any,
+        *,
+        lora: Any,
+        cache_salt: str | None,
+        trace: Mapping[str, str] | None = None,
     ) -> None:
         """Send a request; its messages end with `Ended`."""
-        arguments = {
+        arguments: dict[str, Any] = {
             "inputs": prompt,
             "sampling_params": sampling,
             "lora_request": lora,
             "streaming": True,
             "cache_salt": cache_salt,
         }
+        if trace and self._takes_trace:
+            arguments["trace_headers"] = dict(trace)
         self._loop.call_soon_threadsafe(self._begin, handle, arguments)
 
     def abort(self, handle: int) -> None:

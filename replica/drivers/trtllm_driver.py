@@ -329,6 +329,7 @@ class TrtllmDriver:
             lora=lora,
             # The root names base, adapter and tenant: blocks are shared only where all are equal.
             cache_salt=request.cache_root.hex() if request.cache_root else None,
+            trace=request.trace,
         )
 
     def _lora(self, digest: str) -> Any:

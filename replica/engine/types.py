@@ -4,7 +4,7 @@
 sequences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
@@ -113,6 +113,7 @@ class SequenceRequest:
         prompt_logprobs: Alternatives to report per prompt token; -1 reports nothing. The prompt is
             computed in full then, whatever is cached.
         draft_tokens_max: Tokens to try per step by prompt lookup; 0 is off. The answer is the same.
+        trace: W3C trace context, for engines that make spans of their own: headers by name.
     """
 
     key: int
@@ -129,6 +130,7 @@ class SequenceRequest:
     resumed_tokens: int = 0
     prompt_logprobs: int = -1
     draft_tokens_max: int = 0
+    trace: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

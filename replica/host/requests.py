@@ -70,6 +70,7 @@ def decode_sequence(
         resumed_tokens=message.resumed_tokens,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else -1,
         draft_tokens_max=message.draft_tokens_max,
+        trace=_trace(message),
     )
 
 
@@ -86,6 +87,13 @@ def decode_hashes(data: bytes, hash_bytes: int, hashes_max: int) -> list[bytes]:
             f"hashes have {len(data)} bytes; send up to {hashes_max} of {hash_bytes} bytes each",
         )
     return [data[start : start + hash_bytes] for start in range(0, len(data), hash_bytes)]
+
+
+def _trace(message: wire.Sequence) -> dict[str, str] | None:
+    if not message.traceparent:
+        return None
+    headers = {"traceparent": message.traceparent}
+    return headers | {"tracestate": message.tracestate} if message.tracestate else headers
 
 
 def _sampling(message: wire.Sampling, entropy: Callable[[], int]) -> Sampling:

@@ -46,10 +46,7 @@ def tell(slot: Slot, outcome: wire.Outcome) -> None:
             outcome.decision.CopyFrom(slot.decision)
         return
     request = slot.request
-    waited_s = slot.first_at - request.arrived_at
-    is_slow = slot.first_at > 0.0 and waited_s > request.objective_s > 0.0
-    if slot.known is None or not (
-        is_slow or request.attempts or request.preemptions or outcome.kind in _BAD
-    ):
-        return
-    outcome.decision.CopyFrom(explain.recalled(slot, *slot.known))
+    is_slow = slot.first_at - request.arrived_at > request.objective_s > 0.0
+    is_notable = is_slow or request.attempts or request.preemptions or outcome.kind in _BAD
+    if is_notable and slot.known is not None:
+        outcome.decision.CopyFrom(explain.recalled(slot, *slot.known))

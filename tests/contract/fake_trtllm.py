@@ -263,6 +263,7 @@ class LLM:
         self._stats = self._events = None
         self._down = False
         self._requests = 0
+        self.traces: list = []
         self._event_id = 0
         self._stored: OrderedDict[int, None] = OrderedDict()
         self.seen: list[RequestOutput] = []
@@ -280,6 +281,7 @@ class LLM:
         disaggregated_params=None,
         scheduling_params=None,
         cache_salt=None,
+        trace_headers=None,
     ):
         if self._down:
             raise RuntimeError("LLM is shutting down")
@@ -294,6 +296,7 @@ class LLM:
                 setattr(self, name, IterationResult())
             getattr(self, name).mark_undone()
         result = RequestOutput(self, inputs, sampling_params, lora_request, cache_salt, streaming)
+        self.traces.append(trace_headers)
         self._requests += 1
         fault = self.faults.get(self._requests)
         if isinstance(fault, ValueError):

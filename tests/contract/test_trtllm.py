@@ -193,6 +193,23 @@ def test_requests_are_sent_as_ids_with_their_own_salt_and_sampling(load) -> None
     assert (params.stop_token_ids, params.logprobs) == (None, 1)
 
 
+def test_a_trace_context_goes_on_to_engines_that_take_one(load) -> None:
+    trace = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "tracestate": "v=1"}
+    driver = load()
+    run(driver, request(1, trace=trace), request(2))
+    assert engine_of(driver).traces[1:] == [trace, None]
+
+    def older(
+        self, inputs, sampling_params=None, lora_request=None, streaming=False, cache_salt=None
+    ):
+        return fake.LLM.generate_async(
+            self, inputs, sampling_params, lora_request, streaming=streaming, cache_salt=cache_salt
+        )
+
+    driver = load(attributes={"generate_async": older})
+    assert run(driver, request(1, trace=trace))[1].reason is Finish.LENGTH
+
+
 def test_prompt_tokens_are_told_with_the_step_that_computed_them(load) -> None:
     driver = load()
     driver.add(request(1))

@@ -66,6 +66,8 @@ def test_every_field_arrives() -> None:
         resumed_tokens=2,
         prompt_logprobs=0,
         draft_tokens_max=4,
+        traceparent="00-t-s-01",
+        tracestate="v=1",
     )
     assert decode(message) == SequenceRequest(
         key=10,
@@ -94,6 +96,7 @@ def test_every_field_arrives() -> None:
         resumed_tokens=2,
         prompt_logprobs=0,
         draft_tokens_max=4,
+        trace={"traceparent": "00-t-s-01", "tracestate": "v=1"},
     )
 
 
