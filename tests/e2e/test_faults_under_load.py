@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+import aiohttp
 import httpx
 import openai
 import psutil
 import pytest
 import structlog
 
+from tests import sse
 from tests.e2e.conftest import Stack, started_stack
 
 pytestmark = pytest.mark.real
@@ -56,9 +58,9 @@ SCHEMA = {
 }
 TOOL = {"type": "function", "function": {"name": "note", "parameters": SCHEMA}}
 KINDS: list[dict] = [
-    {"max_tokens": 150, "extra_body": {"ignore_eos": True}},
-    {"max_tokens": 100, "extra_body": {"ignore_eos": True}, "logprobs": True, "top_logprobs": 1},
-    {"max_tokens": 150, "extra_body": {"ignore_eos": True}, "stop": ["zebra crossing"]},
+    {"max_tokens": 150, "ignore_eos": True},
+    {"max_tokens": 100, "ignore_eos": True, "logprobs": True, "top_logprobs": 1},
+    {"max_tokens": 150, "ignore_eos": True, "stop": ["zebra crossing"]},
     {
         "max_tokens": 400,
         "response_format": {
@@ -67,9 +69,9 @@ KINDS: list[dict] = [
         },
     },
     {"max_tokens": 400, "tools": [TOOL], "tool_choice": "required"},
-    {"max_tokens": 80, "extra_body": {"ignore_eos": True}, "n": 2},
-    {"max_tokens": 100, "extra_body": {"ignore_eos": True}, "presence_penalty": 1.0},
-    {"max_tokens": 100, "extra_body": {"ignore_eos": True}, "temperature": 0.8, "seed": 5},
+    {"max_tokens": 80, "ignore_eos": True, "n": 2},
+    {"max_tokens": 100, "ignore_eos": True, "presence_penalty": 1.0},
+    {"max_tokens": 100, "ignore_eos": True, "temperature": 0.8, "seed": 5},
 ]
 
 
@@ -88,45 +90,45 @@ class Load:
     async def run(self, disturb: Callable[[], None] | None = None) -> list[Answers]:
         """Return what all clients got; `disturb` is called when half of them have begun."""
         self.pause_s, self._begun = 0.0, 0
-        client = openai.AsyncOpenAI(
-            base_url=self._stack.base_url, api_key=self._stack.api_key, max_retries=0, timeout=60
-        )
-        async with client, asyncio.TaskGroup() as tasks:
-            calls = [tasks.create_task(self._one(client, number)) for number in range(STREAMS)]
+        session = sse.session(self._stack.base_url, self._stack.api_key, 60)
+        async with session as http, asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(self._one(http, number)) for number in range(STREAMS)]
             while self._begun < STREAMS // 2:  # noqa: ASYNC110 - counted by 64 tasks
                 await asyncio.sleep(0.005)
             if disturb is not None:
                 disturb()
         return [call.result() for call in calls]
 
-    async def _one(self, client: openai.AsyncOpenAI, number: int) -> Answers:
-        stream = await client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": f"A story, a {WORDS[number % 12]}, {number}."}],
-            stream=True,
-            **{"temperature": 0} | KINDS[number % len(KINDS)],
-        )
+    async def _one(self, http: aiohttp.ClientSession, number: int) -> Answers:
+        body = {
+            "model": MODEL,
+            "messages": [
+                {"role": "user", "content": f"A story, a {WORDS[number % 12]}, {number}."}
+            ],
+            "temperature": 0,
+        }
         texts: dict[int, str] = {}
         told: dict[int, list[float]] = {}
         reasons: dict[int, str] = {}
         last_at = 0.0
-        async for chunk in stream:
+        async for chunk in sse.chunks(http, body | KINDS[number % len(KINDS)]):
             now = time.monotonic()
             if last_at:
                 self.pause_s = max(self.pause_s, now - last_at)
             else:
                 self._begun += 1
             last_at = now
-            for choice in chunk.choices:
-                calls = choice.delta.tool_calls or ()
-                texts.setdefault(choice.index, "")
-                texts[choice.index] += choice.delta.content or ""
-                texts[choice.index] += "".join(call.function.arguments or "" for call in calls)
-                if choice.logprobs:
-                    entries = choice.logprobs.content
-                    told.setdefault(choice.index, []).extend(e.logprob for e in entries)
-                if choice.finish_reason:
-                    reasons[choice.index] = choice.finish_reason
+            for choice in chunk["choices"]:
+                index, delta = choice["index"], choice["delta"]
+                calls = delta.get("tool_calls") or ()
+                texts.setdefault(index, "")
+                texts[index] += delta.get("content") or ""
+                texts[index] += "".join(call["function"].get("arguments", "") for call in calls)
+                if choice.get("logprobs"):
+                    entries = choice["logprobs"]["content"]
+                    told.setdefault(index, []).extend(entry["logprob"] for entry in entries)
+                if choice["finish_reason"]:
+                    reasons[index] = choice["finish_reason"]
         return texts, reasons, told
 
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import grpc.aio
-import openai
 import structlog
 
 from gateway.app import Gateway, running_gateway
@@ -22,6 +22,7 @@ from sluice.process import ChildProcess, free_port
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
 from sluice.wire.control.v1 import control_pb2 as control
+from tests import sse
 
 log = structlog.get_logger(__name__)
 
@@ -64,12 +65,12 @@ class Site:
     def __init__(
         self,
         gateway: Gateway,
-        sdk: openai.AsyncOpenAI,
+        http: aiohttp.ClientSession,
         routers: dict[str, ChildProcess],
         tritons: list[Triton],
     ) -> None:
         self.gateway = gateway
-        self.sdk = sdk  # of all streams: making one takes longer than answering
+        self._http = http
         self.routers = routers
         self.tritons = tritons
         self.pause_s = 0.0  # the longest between two chunks of any stream
@@ -79,23 +80,22 @@ class Site:
         return {cell.id: cell.router_id for cell in cells}
 
     async def streamed(self, number: int, begun: asyncio.Semaphore) -> str:
-        stream = await self.sdk.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": f"tell me about {number}"}],
-            max_tokens=TOKENS,
-            temperature=0,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
+        body = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": f"tell me about {number}"}],
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         parts: list[str] = []
         last_at = time.monotonic()
-        async for chunk in stream:
+        async for chunk in sse.chunks(self._http, body):
             if not parts:
                 begun.release()
             else:
                 self.pause_s = max(self.pause_s, time.monotonic() - last_at)
             last_at = time.monotonic()
-            parts += [choice.delta.content or "" for choice in chunk.choices]
+            parts += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
         return "".join(parts)
 
     async def many(self, disturb: Callable[[], None] | None = None) -> list[str]:
@@ -159,13 +159,9 @@ async def running_site(
             idle_grace_s=0.0,
         )
         gateway = await stack.enter_async_context(running_gateway(settings))
-        sdk = openai.AsyncOpenAI(
-            base_url=f"http://{settings.http_address}/v1",
-            api_key=made.json()["key"],
-            max_retries=0,
-            timeout=WAIT_S,
-        )
-        yield Site(gateway, await stack.enter_async_context(sdk), routers, tritons)
+        base_url = f"http://{settings.http_address}/v1"
+        http = sse.session(base_url, made.json()["key"], WAIT_S)
+        yield Site(gateway, await stack.enter_async_context(http), routers, tritons)
 
 
 def all_serve(site: Site) -> bool:
