@@ -3,11 +3,18 @@
 `python deploy/observability/prometheus/targets.py [FOLDER]`, beside prometheus.yml by default. It
 reads the stack's home ($SLUICE_HOME, default .sluice) and asks the admin REST where the engines
 are. Run it again when replicas have come or gone; Prometheus sees changed files by itself.
+
+With `--static FILE`, job to `host:port`s in JSON, the processes come from there, those left out whose
+names nobody knows, and the admin REST from SLUICE_ADMIN_URL and SLUICE_ADMIN_KEY. With `--every S`
+it goes on. docker-compose.yml uses both.
 """  # noqa: INP001 - a script beside what it configures
 
+import argparse
 import json
 import os
+import socket
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -36,6 +43,28 @@ def targets(home: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+def static_targets(file: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return target groups of processes that are where a file says, and of the engines.
+
+    Raises:
+        OSError: The file cannot be read, or the admin REST does not answer.
+    """
+    found = {
+        job: [_group(address) for address in addresses if _is_known(address)]
+        for job, addresses in json.loads(file.read_text()).items()
+    }
+    url, key = os.environ["SLUICE_ADMIN_URL"], os.environ["SLUICE_ADMIN_KEY"]
+    return found | {"engine": _engines(url, key)}
+
+
+def _is_known(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        return bool(socket.getaddrinfo(host, int(port)))
+    except socket.gaierror:
+        return False
+
+
 def _engines(url: str, key: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     query: dict[str, str] = {}
@@ -62,13 +91,33 @@ def _group(address: str, **labels: str) -> dict[str, Any]:
     return {"targets": [address], "labels": labels}
 
 
-def main() -> None:
-    """Write one file per job."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("targets")
+def write(folder: Path, groups: dict[str, list[dict[str, Any]]]) -> None:
+    """Write one file per job; Prometheus never sees half of one."""
     folder.mkdir(parents=True, exist_ok=True)
+    for job, targets_of_job in groups.items():
+        staging = folder / f".{job}"
+        staging.write_text(json.dumps(targets_of_job, indent=1) + "\n")
+        staging.replace(folder / f"{job}.json")
+
+
+def main() -> None:
+    """Write one file per job, once or again and again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).with_name("targets"))
+    parser.add_argument("--static", type=Path, metavar="FILE")
+    parser.add_argument("--every", type=float, default=0.0, metavar="S")
+    given = parser.parse_args()
     home = Path(os.environ.get("SLUICE_HOME") or ".sluice")
-    for job, groups in targets(home).items():
-        (folder / f"{job}.json").write_text(json.dumps(groups, indent=1) + "\n")
+    while True:
+        try:
+            write(given.folder, static_targets(given.static) if given.static else targets(home))
+        except OSError as error:
+            if not given.every:
+                raise
+            sys.stderr.write(f"the targets stay as they are: {error}\n")
+        if not given.every:
+            return
+        time.sleep(given.every)
 
 
 if __name__ == "__main__":
