@@ -22,7 +22,8 @@ _COUNTS = (
 _PATH = "/v1/usage"
 _COMPARED = (
     *("ledger_tokens", "engine_tokens", "uncertain_tokens", "discarded_tokens"),
-    "difference_tokens",
+    *("difference_tokens", "ledger_prompt_tokens", "engine_prompt_tokens"),
+    *("uncertain_prompt_tokens", "resumed_prompt_tokens", "prompt_difference_tokens"),
 )
 
 
@@ -96,7 +97,7 @@ def _reconcile(query: dict[str, Any], *, as_json: bool) -> None:
     ]
     columns = ("start", "model", *_COMPARED, "state")
     console().print(table(columns, cells, right=" ".join(_COMPARED)))
-    console().print(f"output tokens; closed hours differ by {found['mismatch_tokens']}")
+    console().print(f"closed hours differ by {found['mismatch_tokens']} tokens")
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:

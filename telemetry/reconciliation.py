@@ -1,4 +1,4 @@
-"""Ledger against engines: by hour and model, are the tokens of all requests those that were made?
+"""Ledger against engines: by hour and model, are the tokens of all requests those they had?
 
 The ledger is made of what gateways tell. Routers count apart from it what engines gave them, by the
 hour in which the request was received (`router.counting`), so both sides put a token into the same
@@ -7,7 +7,7 @@ hour, however long its request ran. What is not told, or told twice, is a differ
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -27,18 +27,28 @@ _WATCHED_MS = 2 * 86_400_000
 _SILENT_S = 120
 _SPAN = """BETWEEN fromUnixTimestamp64Milli({from_ms:Int64}, 'UTC')
             AND fromUnixTimestamp64Milli({to_ms:Int64} - 1, 'UTC')"""
-# Copies for shadow stages are in: engines made their tokens, too.
+# Copies for shadow stages are in: engines made their tokens, too. So is what a model had used when
+# another one stood in for it. Embeddings go past routers.
 _LEDGER = f"""
-SELECT toUnixTimestamp(toStartOfHour(received_at)) * 1000 AS hour_ms, model,
-    sum(output_tokens) AS ledger
-FROM requests FINAL
-WHERE received_at {_SPAN}
+SELECT hour_ms, told.1 AS model, sum(told.2) AS ledger, sum(told.3) AS ledger_prompt
+FROM (
+    SELECT toUnixTimestamp(toStartOfHour(received_at)) * 1000 AS hour_ms,
+        arrayJoin([
+            (toString(model), output_tokens, if(replica_id != '', prompt_tokens, 0)),
+            (toString(lost_model), lost_output_tokens, lost_prompt_tokens)
+        ]) AS told
+    FROM requests FINAL
+    WHERE received_at {_SPAN}
+)
+WHERE model != ''
 GROUP BY hour_ms, model
 SETTINGS max_execution_time = 25, do_not_merge_across_partitions_select_final = 1
 """  # noqa: S608 - constants of the code; values are parameters
 _COUNTED = f"""
 SELECT toUnixTimestamp64Milli(hour) AS hour_ms, model, sum(output_tokens) AS engines,
-    sum(uncertain_tokens) AS uncertain, sum(discarded_tokens) AS discarded
+    sum(uncertain_tokens) AS uncertain, sum(discarded_tokens) AS discarded,
+    sum(prompt_tokens) AS engines_prompt, sum(uncertain_prompt_tokens) AS uncertain_prompt,
+    sum(resumed_prompt_tokens) AS resumed_prompt, min(has_prompts) AS has_prompts
 FROM token_counts FINAL
 WHERE model != '' AND hour {_SPAN}
 GROUP BY hour_ms, model
@@ -68,7 +78,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One hour and model; output tokens.
+    """One hour and model.
 
     Attributes:
         start_ms: Unix time of the hour.
@@ -77,6 +87,11 @@ class Compared:
         uncertain_tokens: Besides, of streams that were cut: the ledger may have all of them, if
             the gateway was dead, or some.
         discarded_tokens: Made, and in neither: behind a stop string, or after the client had gone.
+        ledger_prompt_tokens: Of prompts that had a place.
+        engine_prompt_tokens: Of those that routers placed, each once.
+        uncertain_prompt_tokens: Besides, of streams that were cut.
+        resumed_prompt_tokens: Of further places of the same answers: in no ledger.
+        has_prompts: Whether all routers of the hour count prompts; else these are not compared.
         state: See there.
     """
 
@@ -86,18 +101,36 @@ class Compared:
     engine_tokens: int
     uncertain_tokens: int
     discarded_tokens: int
+    ledger_prompt_tokens: int
+    engine_prompt_tokens: int
+    uncertain_prompt_tokens: int
+    resumed_prompt_tokens: int
+    has_prompts: bool
     state: State
 
     @property
     def difference(self) -> int:
-        """By how much the ledger has too many tokens (negative: too few)."""
+        """By how much the ledger has too many output tokens (negative: too few)."""
         return difference(self.ledger_tokens, self.engine_tokens, self.uncertain_tokens)
+
+    @property
+    def prompt_difference(self) -> int:
+        """The same of prompt tokens; 0 where they are not compared."""
+        if not self.has_prompts:
+            return 0
+        ledger, engines = self.ledger_prompt_tokens, self.engine_prompt_tokens
+        return difference(ledger, engines, self.uncertain_prompt_tokens)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as an object of JSON."""
         fields = asdict(self)
         start = params.iso(fields.pop("start_ms"))
-        return {"start": start, **fields, "difference_tokens": self.difference}
+        return {
+            "start": start,
+            **fields,
+            "difference_tokens": self.difference,
+            "prompt_difference_tokens": self.prompt_difference,
+        }
 
 
 def difference(ledger: int, engines: int, uncertain: int) -> int:
@@ -112,31 +145,53 @@ def compared(
     closed_ms: int,
 ) -> list[Compared]:
     """Return every hour and model that either side knows, in order; `closed_ms`: until when."""
-    ours = {(row["hour_ms"], row["model"]): row["ledger"] for row in ledger}
+    ours = {(row["hour_ms"], row["model"]): row for row in ledger}
     theirs = {(row["hour_ms"], row["model"]): row for row in counted}
     unknown = frozenset(killed_ms)
     mixed = frozenset(hour_ms for hour_ms, model in theirs if model == OTHER)
     found: list[Compared] = []
     for hour_ms, model in sorted(ours.keys() | theirs.keys()):
-        told = ours.get((hour_ms, model), 0)
-        row = theirs.get((hour_ms, model), {})
-        engines, uncertain = row.get("engines", 0), row.get("uncertain", 0)
+        row = _compared(
+            hour_ms, model, ours.get((hour_ms, model), {}), theirs.get((hour_ms, model), {})
+        )
         if hour_ms + Granularity.HOUR.ms > closed_ms:
             state = State.OPEN
         elif hour_ms in unknown:
             state = State.UNKNOWN
-        elif model != OTHER and not difference(told, engines, uncertain):
+        elif model != OTHER and not row.difference and not row.prompt_difference:
             state = State.EQUAL
         else:
             state = State.UNKNOWN if hour_ms in mixed else State.DIFFERS
-        discarded = row.get("discarded", 0)
-        found.append(Compared(hour_ms, model, told, engines, uncertain, discarded, state))
+        found.append(replace(row, state=state))
     return found
+
+
+def _compared(
+    hour_ms: int, model: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> Compared:
+    return Compared(
+        start_ms=hour_ms,
+        model=model,
+        ledger_tokens=ours.get("ledger", 0),
+        engine_tokens=theirs.get("engines", 0),
+        uncertain_tokens=theirs.get("uncertain", 0),
+        discarded_tokens=theirs.get("discarded", 0),
+        ledger_prompt_tokens=ours.get("ledger_prompt", 0),
+        engine_prompt_tokens=theirs.get("engines_prompt", 0),
+        uncertain_prompt_tokens=theirs.get("uncertain_prompt", 0),
+        resumed_prompt_tokens=theirs.get("resumed_prompt", 0),
+        has_prompts=bool(theirs.get("has_prompts", False)),
+        state=State.OPEN,
+    )
 
 
 def mismatch_tokens(hours: Sequence[Compared]) -> int:
     """Return the tokens by which hours differ of which that can be said."""
-    return sum(abs(hour.difference) for hour in hours if hour.state is State.DIFFERS)
+    return sum(
+        abs(hour.difference) + abs(hour.prompt_difference)
+        for hour in hours
+        if hour.state is State.DIFFERS
+    )
 
 
 async def reconciled(store: Store, from_ms: int, to_ms: int, closed_ms: int) -> list[Compared]:

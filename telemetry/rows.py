@@ -57,6 +57,11 @@ COLUMNS: dict[str, str] = {
     "arm": "UInt8",
     **dict.fromkeys(("is_pinned", "is_copy", "is_refusal"), "Bool"),
     "choices": "UInt32",
+    "lost_model": "LowCardinality(String)",
+    **dict.fromkeys(("lost_prompt_tokens", "lost_output_tokens", "adapter_us"), "UInt32"),
+    "limits": "LowCardinality(String)",
+    "reserved_tokens": "UInt32",
+    "is_limited_locally": "Bool",
 }
 CLOSING_COLUMNS: dict[str, str] = COLUMNS | {"part": "UInt32"}
 # One call per event for all fields: half of the time of a loop over columns.
@@ -67,6 +72,14 @@ COUNT_COLUMNS: dict[str, str] = {
     **dict.fromkeys(("model", "router_id"), "LowCardinality(String)"),
     **dict.fromkeys(
         ("epoch", "number", "output_tokens", "uncertain_tokens", "discarded_tokens"), "UInt64"
+    ),
+    "has_prompts": "Bool",
+    **dict.fromkeys(
+        (
+            *("prompt_tokens", "uncertain_prompt_tokens", "discarded_prompt_tokens"),
+            "resumed_prompt_tokens",
+        ),
+        "UInt64",
     ),
     "is_last": "Bool",
 }

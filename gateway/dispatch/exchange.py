@@ -29,14 +29,16 @@ class Tally:
         prompt_tokens: Of all its prompts, each counted once.
         cached_tokens: Of these, found in a prefix cache.
         output_tokens: Of all answers.
+        placed_prompt_tokens: Of the prompts that reached a replica.
         first_at_s: Monotonic time of the first token of any answer; 0 without one.
-        placed: Where the first answer runs, if anywhere.
+        placed: Where the first answer runs that runs anywhere.
         attempts: Where each answer ran.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    placed_prompt_tokens: int = 0
     session_hash: int = 0
     prefill_us: int = 0
     first_at_s: float = 0.0
@@ -54,19 +56,29 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
     tally = Tally(
         session_hash=first.spec.session_hash,
         prefill_us=first.prefill_us,
-        placed=first.placed,
         attempts=[it.attempts for it in generations],
     )
     for index, it in enumerate(generations):
         if index % answers_per_prompt == 0:
             tally.prompt_tokens += len(it.spec.prompt)
             tally.cached_tokens += it.cached_tokens
+            if it.placed is not None:
+                tally.placed_prompt_tokens += len(it.spec.prompt)
+        tally.placed = tally.placed or it.placed
         tally.output_tokens += len(it.emitted)
         tally.resumes += it.resumes
         tally.itl_max_s = max(tally.itl_max_s, it.itl_max_s)
         if it.first_at_s and not 0 < tally.first_at_s <= it.first_at_s:
             tally.first_at_s = it.first_at_s
     return tally
+
+
+class Lost(NamedTuple):
+    """What a model had used when another one stood in for it."""
+
+    model: str
+    prompt_tokens: int
+    output_tokens: int
 
 
 class _Begun(NamedTuple):
@@ -97,6 +109,8 @@ class Exchange:
         choices: How many answers were asked for.
         is_copy: Made for a shadow stage; nobody waits for it, and nobody pays.
         is_refusal: The model declined to answer; looked at in rollouts only.
+        applied: The reservation, also when it is settled.
+        lost: Of a model that another one stands in for.
         submitted_at_s: Monotonic time of the first submission; 0 before.
         first_sent_at_s: Monotonic time when the first token left; 0 before.
         outcome: The finish reason or the error code.
@@ -119,6 +133,8 @@ class Exchange:
     choices: int = 0
     is_copy: bool = False
     is_refusal: bool = False
+    applied: Reservation | None = None
+    lost: Lost | None = None
     submitted_at_s: float = 0.0
     first_sent_at_s: float = 0.0
     cell_id: str = ""
@@ -152,7 +168,7 @@ class Exchange:
         event = self._take_begun(gateway_id)
         event.session_hash = tally.session_hash
         event.cell_id, event.router_id = self.cell_id, self.router_id
-        event.prompt_tokens = tally.prompt_tokens
+        event.prompt_tokens = tally.placed_prompt_tokens or tally.prompt_tokens
         event.output_tokens = tally.output_tokens
         event.gateway_us = self._us(self.submitted_at_s)
         event.prefill_us = tally.prefill_us
@@ -168,6 +184,12 @@ class Exchange:
             event.queue_us = placed.queue_us
             event.engine_queue_us = placed.engine_queue_us
             event.cached_tokens = tally.cached_tokens
+            if placed.adapter_us:
+                event.adapter_us = placed.adapter_us
+        if (reservation := self.applied or self.reservation) is not None and reservation.scopes:
+            event.limits = "; ".join(scope.told for scope in reservation.scopes)
+            event.reserved_tokens = reservation.tokens
+            event.is_limited_locally = reservation.is_local
         if told := attempts.told(tally.attempts, self.received_at_s, ended_at_s):
             event.attempts.extend(told)
         return event
@@ -200,6 +222,7 @@ class Exchange:
     def _begun_event(self, gateway_id: str) -> RequestEvent:
         """Return what is known from the begin on, by the model that answers now."""
         principal, model, upstream = self.principal, self.model, self.upstream
+        lost = self.lost or Lost("", 0, 0)
         return RequestEvent(
             schema_version=_SCHEMA_VERSION,
             event_id=f"evt_{self.uid}",
@@ -221,6 +244,9 @@ class Exchange:
             parent_span_id=upstream.span_id,
             is_sampled=upstream.is_sampled,
             tracestate=upstream.state,
+            lost_model=lost.model,
+            lost_prompt_tokens=lost.prompt_tokens,
+            lost_output_tokens=lost.output_tokens,
         )
 
     def _decide(self, event: RequestEvent) -> None:

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from gateway.bases.assets import AssetCache
 from gateway.directory import Directory, Principal, ResolvedModel
-from gateway.dispatch.exchange import Exchange, Tally
+from gateway.dispatch.exchange import Exchange, Lost, Tally
 from gateway.endpoints.copies import Copies
 from gateway.endpoints.run import Means, Run, now_s
 from gateway.endpoints.task import Plan, Task, plan_of
@@ -165,6 +165,9 @@ class Completer:
             plan = _with_time_left(plan, task, now_s() - exchange.received_at_s)
             tally = run.tally
             self._settle(exchange, tally, was_served=tally.output_tokens > 0)
+            if tally.placed is not None:
+                prompt_tokens = tally.placed_prompt_tokens
+                exchange.lost = Lost(exchange.model.id, prompt_tokens, tally.output_tokens)
             exchange.reservation = await self._reserve(principal, task, plan)
         except PlatformError:
             return False
@@ -176,6 +179,7 @@ class Completer:
     def _settle(self, exchange: Exchange, tally: Tally, *, was_served: bool) -> None:
         """Settle what is reserved, if anything still is, and count its tokens."""
         reservation, exchange.reservation = exchange.reservation, None
+        exchange.applied = reservation or exchange.applied
         if reservation is None:
             return
         is_computed = was_served or tally.placed is not None

@@ -66,10 +66,12 @@ class Scope:
     Attributes:
         name: Unique; also the name in Valkey.
         label: What its user calls it.
+        kind: `account`, `key` or `model`.
         frame: Its name as the wire has it.
         rpm: Requests per minute; 0 is no limit, as in the next two.
         tpm: Tokens per minute.
         requests_max: Requests at once.
+        told: All that, for events.
         rest: Its row in a batch for as long as it says the limits only; empty when there is more
             to say, or may be.
         held: Requests of this process that are open now.
@@ -90,22 +92,32 @@ class Scope:
         "frame",
         "held",
         "is_waiting",
+        "kind",
         "label",
         "name",
         "requests_max",
         "rest",
         "row",
         "rpm",
+        "told",
         "tpm",
         "untold_requests",
         "untold_tokens",
     )
 
     def __init__(
-        self, name: str, label: str, *, rpm: int = 0, tpm: int = 0, requests_max: int = 0
+        self,
+        name: str,
+        label: str,
+        kind: str = "account",
+        *,
+        rpm: int = 0,
+        tpm: int = 0,
+        requests_max: int = 0,
     ) -> None:
         self.name = name
         self.label = label
+        self.kind = kind
         self.frame = b"$%d\r\n%b\r\n" % (len(encoded := name.encode()), encoded)
         self.limit(rpm, tpm, requests_max)
         self.held = 0
@@ -119,6 +131,10 @@ class Scope:
     def limit(self, rpm: int, tpm: int, requests_max: int) -> None:
         """Set the limits; what is open and what is left stay."""
         self.rpm, self.tpm, self.requests_max = rpm, tpm, requests_max
+        limits = {"rpm": rpm, "tpm": tpm, "at_once": requests_max}
+        self.told = " ".join(
+            [self.kind, *(f"{name}={limit}" for name, limit in limits.items() if limit)]
+        )
         # How many are held matters only where that is limited.
         self._rest = b"" if requests_max else pack_row(rpm, tpm, 0, 0, 0, 0, 0, 0)
         self.rest = b""

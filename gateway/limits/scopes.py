@@ -55,9 +55,11 @@ class Scopes:
         prefix = f"limit:{{{tenant.id}}}"
         of_model = f"your account for the model '{model_id}'"
         scopes = (
-            self._scope(prefix, "your account", account_limits(principal)),
-            self._scope(f"{prefix}:key:{key.id}", "your key", key_limits(principal)),
-            self._scope(f"{prefix}:model:{model_id}", of_model, model_limits(principal, model_id)),
+            self._scope(prefix, "your account", "account", account_limits(principal)),
+            self._scope(f"{prefix}:key:{key.id}", "your key", "key", key_limits(principal)),
+            self._scope(
+                f"{prefix}:model:{model_id}", of_model, "model", model_limits(principal, model_id)
+            ),
         )
         binding = Binding(
             principal,
@@ -71,12 +73,12 @@ class Scopes:
             del self._bindings[next(iter(self._bindings))]
         return binding
 
-    def _scope(self, name: str, label: str, limits: CallerLimits) -> Scope | None:
+    def _scope(self, name: str, label: str, kind: str, limits: CallerLimits) -> Scope | None:
         if not any(limits):
             return None
         scope = self._scopes.get(name)
         if scope is None:
-            scope = self._scopes[name] = Scope(name, label)
+            scope = self._scopes[name] = Scope(name, label, kind)
         if limits != (scope.rpm, scope.tpm, scope.requests_max):
             scope.limit(*limits)
         return scope

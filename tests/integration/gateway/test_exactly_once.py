@@ -210,6 +210,10 @@ async def test_what_was_generated_before_another_model_stood_in_is_charged(
         assert first["output_tokens"] > 0
         usage = response.json()["usage"]
         assert second["output_tokens"] == usage["completion_tokens"]
+        [event] = ledger.events
+        assert (event.model, event.output_tokens) == ("tiny", usage["completion_tokens"])
+        lost = (event.lost_model, event.lost_prompt_tokens, event.lost_output_tokens)
+        assert lost == ("one/own", first["prompt_tokens"], first["output_tokens"])
 
 
 async def test_limits_that_leave_no_room_for_another_model(world, ledger, eventually) -> None:
@@ -226,6 +230,10 @@ async def test_limits_that_leave_no_room_for_another_model(world, ledger, eventu
         assert ledger.is_balanced
         assert len(ledger.settled) == len(ledger.events) == 2
         assert ledger.events[1].model == "one/own"
+        limited, free = ledger.events
+        assert (limited.limits, free.limits) == ("model rpm=1", "")
+        assert limited.reserved_tokens > limited.prompt_tokens
+        assert not limited.is_limited_locally
 
 
 async def test_a_model_that_stands_in_has_what_is_left_of_the_deadline(

@@ -46,9 +46,39 @@ def test_an_hour_is_equal_or_says_by_how_much_it_is_not() -> None:
         "engine_tokens": 100,
         "uncertain_tokens": 0,
         "discarded_tokens": 7,
+        "ledger_prompt_tokens": 0,
+        "engine_prompt_tokens": 0,
+        "uncertain_prompt_tokens": 0,
+        "resumed_prompt_tokens": 0,
+        "has_prompts": False,
         "state": "differs",
         "difference_tokens": 10,
+        "prompt_difference_tokens": 0,
     }
+
+
+def test_prompts_are_compared_where_all_routers_count_them() -> None:
+    def state(ledger: int, engines: int, *, has_prompts: bool = True) -> tuple[State, int]:
+        name = {"hour_ms": HOUR_MS, "model": "m"}
+        [found] = compared(
+            [name | {"ledger": 5, "ledger_prompt": ledger}],
+            [
+                name
+                | {"engines": 5, "engines_prompt": engines, "uncertain_prompt": 10}
+                | {"resumed_prompt": 999, "has_prompts": has_prompts}
+            ],
+            [],
+            2 * HOUR_MS,
+        )
+        return found.state, mismatch_tokens([found])
+
+    assert [state(it, 100) for it in (99, 100, 110, 113)] == [
+        (State.DIFFERS, 1),
+        (State.EQUAL, 0),
+        (State.EQUAL, 0),
+        (State.DIFFERS, 3),
+    ]
+    assert state(7, 100, has_prompts=False) == (State.EQUAL, 0)
 
 
 def test_what_was_cut_may_be_in_the_ledger_or_not() -> None:
