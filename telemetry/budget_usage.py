@@ -8,37 +8,31 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sluice.errors import BadRequestError, ErrorCode
 from telemetry.params import UNIX_MS_MAX
+from telemetry.queries import Scope
+from telemetry.rollups_worker import summed
 from telemetry.store import Store
-from telemetry.usage import PROMPT_COUNTS
 
 TENANTS_MAX = 500
 _ROWS_MAX = 50_000
 _SPAN_MS_MAX = 31 * 86_400_000
 _BODY_TIMEOUT_S = 5.0
 
-# As in `telemetry.usage`: FINAL, and no copies.
-_TOTALS = f"""
+# As in `telemetry.usage`: no copies.
+_TOTALS = """
 SELECT
     tenant_id,
     model,
-    count() AS requests,
-    sumIf(prompt, {PROMPT_COUNTS}) AS prompt_tokens,
+    sum(requests) AS requests,
+    sum(prompt) AS prompt_tokens,
     sum(cached) AS cached_tokens,
     sum(output) AS output_tokens
-FROM (
-    SELECT
-        tenant_id, model, status, endpoint, replica_id,
-        prompt_tokens AS prompt, cached_tokens AS cached, output_tokens AS output
-    FROM requests FINAL
-    WHERE tenant_id IN {{tenants:Array(String)}}
-        AND received_at >= fromUnixTimestamp64Milli({{from_ms:Int64}}, 'UTC')
-        AND received_at < fromUnixTimestamp64Milli({{to_ms:Int64}}, 'UTC')
-        AND NOT is_copy
-)
+FROM ({rows}) AS summed
+WHERE NOT is_copy
 GROUP BY tenant_id, model
+HAVING sum(summed.requests) > 0
 SETTINGS max_execution_time = 15, do_not_merge_across_partitions_select_final = 1,
-    max_result_rows = {_ROWS_MAX}, result_overflow_mode = 'throw'
-"""  # noqa: S608 - of constants
+    max_result_rows = {rows_max}, result_overflow_mode = 'throw'
+"""
 
 _Moment = Annotated[int, Field(ge=0, le=UNIX_MS_MAX)]
 
@@ -86,9 +80,6 @@ async def totals(store: Store, query: TotalsQuery) -> list[dict[str, Any]]:
     Raises:
         STORE_ERRORS: ClickHouse is away, or there are more than 50,000 rows.
     """
-    parameters = {
-        "tenants": query.tenant_ids,
-        "from_ms": query.from_unix_ms,
-        "to_ms": query.to_unix_ms,
-    }
-    return await store.query(_TOTALS, parameters)
+    scope = Scope.tenants(*query.tenant_ids)
+    rows = await summed(store, (query.from_unix_ms, query.to_unix_ms), scope)
+    return await store.query(_TOTALS.format(rows=rows, rows_max=_ROWS_MAX), scope.parameters)

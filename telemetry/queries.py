@@ -10,32 +10,37 @@ from telemetry.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose rows a query may read: one tenant's, or those of the whole fleet.
+    """Whose rows a query may read: those of some tenants, or of the whole fleet.
 
     Every query on rows of tenants takes one, and puts `sql` among its conditions.
 
     Attributes:
-        tenant_id: Empty: the fleet, which only operators may ask for.
+        tenant_ids: None: the fleet, which only operators may ask for.
     """
 
-    tenant_id: str = ""
+    tenant_ids: tuple[str, ...] | None
 
     @classmethod
-    def tenant(cls, tenant_id: str) -> Self:
-        """Return that of one tenant; ValueError: an empty id, which would be everybody."""
-        if not tenant_id:
+    def tenants(cls, *tenant_ids: str) -> Self:
+        """Return that of some tenants; ValueError: an empty id, which is nobody's."""
+        if not all(tenant_ids):
             raise ValueError("a tenant's scope needs a tenant")
-        return cls(tenant_id)
+        return cls(tenant_ids)
+
+    @classmethod
+    def asked(cls, tenant_id: str) -> Self:
+        """Return that of what an operator asks for; an empty id is the fleet."""
+        return cls((tenant_id,) if tenant_id else None)
 
     @property
     def sql(self) -> str:
-        """The condition; alone, it lets ClickHouse seek the tenant by the primary key."""
-        return "tenant_id = {tenant:String}" if self.tenant_id else "1"
+        """The condition; alone, it lets ClickHouse seek the tenants by the primary key."""
+        return "1" if self.tenant_ids is None else "tenant_id IN {tenants:Array(String)}"
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The value of its place."""
-        return {"tenant": self.tenant_id} if self.tenant_id else {}
+        return {} if self.tenant_ids is None else {"tenants": list(self.tenant_ids)}
 
 
 # One row per event although duplicates may not be merged yet. Newest first without a tenant has
@@ -66,7 +71,7 @@ async def recent_requests(
     Raises:
         STORE_ERRORS: ClickHouse is away.
     """
-    scope = Scope(tenant_id)
+    scope = Scope.asked(tenant_id)
     sql = _RECENT.replace("__scope__", scope.sql)
     rows: list[dict[str, Any]] = []
     for hours in _WINDOWS_HOURS:

@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 # From when on the days of a row are counted. Events by when they came: a late one is then kept as
 # long as any other, and all of a minute are there for as long as the setting says.
-_AGE = {
+AGE = {
     "requests": "toDateTime(ingested_at)",
     "closings": "toDateTime(ingested_at)",
     "token_counts": "toDateTime(hour)",
@@ -48,7 +48,7 @@ class Table:
 
 def wanted_ttl(settings: StoreSettings, table: str) -> str:
     """Return a table's TTL as ClickHouse writes it, empty for none."""
-    age = _AGE[table]
+    age = AGE[table]
     days = int(getattr(settings, f"{table}_days"))
     parts: list[str] = []
     cold = settings.cold_after_days
@@ -62,7 +62,7 @@ def wanted_ttl(settings: StoreSettings, table: str) -> str:
 def changes(settings: StoreSettings, tables: Mapping[str, Table]) -> dict[str, list[str]]:
     """Return the ALTERs that tables need, by table; `{{on_cluster}}` is still to be filled in."""
     found: dict[str, list[str]] = {}
-    for name in _AGE.keys() & tables.keys():
+    for name in AGE.keys() & tables.keys():
         alter = f"ALTER TABLE {name} {{{{on_cluster}}}} "
         policy, ttl = settings.clickhouse_storage_policy, wanted_ttl(settings, name)
         steps: list[str] = []

@@ -91,9 +91,9 @@ class Plan:
     """Where each moment of a span is taken from; ranges are sorted and do not touch.
 
     Attributes:
-        span: Whole hours.
+        span: Whole hours; what is asked for of others is among the events.
         minutes: Hours that are not taken from rollups of hours; inside the span.
-        events: What is taken from events; inside `minutes`, whose rest is rollups of minutes.
+        events: What is taken from events. The rest of `minutes` is rollups of minutes.
     """
 
     span: Range
@@ -108,11 +108,14 @@ class Plan:
 
 
 def plan(span: Range, state: State) -> Plan:
-    """Return where to take a span of whole hours from.
+    """Return where to take a span from.
 
     Events that may be deleted are not summed: what comes late for such a time is in the rollups
     with their next round.
     """
+    asked, span = span, (-_floor(-span[0], HOUR_MS), _floor(span[1], HOUR_MS))
+    if span[0] >= span[1]:
+        return Plan((0, 0), (), (asked,))
     kept = state.kept
     events, marked = [span], [span]
     if state.has_minutes:
@@ -124,7 +127,8 @@ def plan(span: Range, state: State) -> Plan:
     # Rollups of these minutes may be gone, their events not.
     bare = _clipped(inside, (kept.events_ms, kept.minutes_ms))
     minutes = _merged([*_clipped(inside, (kept.minutes_ms, span[1])), *bare])
-    return Plan(span, tuple(minutes), tuple(_merged([*events, *bare])))
+    edges = _clipped([(asked[0], span[0]), (span[1], asked[1])], asked)
+    return Plan(span, tuple(minutes), tuple(_merged([*events, *bare, *edges])))
 
 
 def late_after_ms(requests_days: int) -> int:

@@ -15,6 +15,7 @@ from telemetry.metrics import Metrics
 from telemetry.queries import Scope
 from telemetry.rollups import (
     BEHIND_MAX_MS,
+    HOUR_MS,
     KEYS,
     MEASURES,
     SUMS,
@@ -24,6 +25,8 @@ from telemetry.rollups import (
     State,
     event_rows,
     late_after_ms,
+    plan,
+    planned_rows,
 )
 from telemetry.store import STORE_ERRORS, Store
 
@@ -48,6 +51,7 @@ _NOTE = """
 INSERT INTO rollup_progress (name, until)
 SELECT {level:String}, fromUnixTimestamp64Milli({to_ms:Int64}, 'UTC')
 """
+_MONTHS = "SELECT DISTINCT toYYYYMM(received_at) AS month FROM requests"
 _SEED = """
 INSERT INTO rollup_marks (marked_at, tenant_id, minute)
 SELECT DISTINCT
@@ -58,6 +62,7 @@ SELECT DISTINCT
     tenant_id,
     toStartOfMinute(received_at, 'UTC') AS minute
 FROM requests
+WHERE toYYYYMM(received_at) = {month:UInt32}
 SETTINGS max_execution_time = 60
 """
 _SPAN = """marked_at >= fromUnixTimestamp64Milli({from_ms:Int64}, 'UTC')
@@ -78,7 +83,7 @@ FROM rollup_marks
 WHERE (__scope__)
     AND marked_at >= fromUnixTimestamp64Milli({least_ms:Int64}, 'UTC')
     AND minute >= toDateTime(intDiv({from_ms:Int64}, 1000), 'UTC')
-    AND minute < toDateTime(intDiv({to_ms:Int64}, 1000), 'UTC')
+    AND minute <= toDateTime(intDiv({to_ms:Int64}, 1000), 'UTC')
 GROUP BY minute
 LIMIT {limit:UInt32}
 SETTINGS max_execution_time = 20
@@ -123,8 +128,18 @@ SETTINGS max_execution_time = 30, do_not_merge_across_partitions_select_final = 
 _ROLL = {level: _roll(level) for level in Level}
 
 
+async def summed(store: Store, span: Range, scope: Scope) -> str:
+    """Return SQL of rows that add up to the events of a span: `at`, `KEYS` and `MEASURES`.
+
+    They are right for now: whoever waits with the statement asks anew. Raises what `rollup_state`
+    does.
+    """
+    state = await rollup_state(store, span, scope)
+    return planned_rows(plan(span, state), scope.sql)
+
+
 async def rollup_state(store: Store, span: Range, scope: Scope) -> State:
-    """Return how far rollups are for a span of whole hours, of what a scope holds.
+    """Return how far rollups are for a span, of what a scope holds.
 
     To be asked before rows are read: what is marked after that has not been acknowledged yet.
 
@@ -145,7 +160,7 @@ async def rollup_state(store: Store, span: Range, scope: Scope) -> State:
             "minutes_ms": minutes_ms,
             "hours_ms": hours_ms,
             "least_ms": min(minutes_ms, hours_ms),
-            "from_ms": span[0],
+            "from_ms": span[0] // HOUR_MS * HOUR_MS,
             "to_ms": span[1],
             "limit": _DIRTY_MAX,
         }
@@ -240,7 +255,9 @@ class Rollups:
 
     async def _seed(self, settled_ms: int) -> int:
         """Mark all that there is, and return the time of the first mark."""
-        await self._store.write(_SEED, {"to_ms": settled_ms - 1, "spread": _SPREAD_MS})
+        for row in await self._store.query(_MONTHS, {}):
+            parameters = {"to_ms": settled_ms - 1, "spread": _SPREAD_MS, "month": row["month"]}
+            await self._store.write(_SEED, parameters)
         return settled_ms - _SPREAD_MS - 1
 
     async def _now_ms(self) -> int:

@@ -14,18 +14,14 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from sluice.errors import BadRequestError, ErrorCode
 from telemetry import params
 from telemetry.queries import Scope
-from telemetry.rollups import CLOSED_AFTER_MS, MEASURES, plan, planned_rows
-from telemetry.rollups_worker import rollup_state
+from telemetry.rollups import CLOSED_AFTER_MS, MEASURES
+from telemetry.rollups_worker import summed
 from telemetry.store import Store
 
 ROWS_MAX = 100_000
 RANGE_MS_MAX = 400 * 86_400_000
 _TOO_MANY_ROWS = 396
 _ISO = "formatDateTime({}, '%Y-%m-%dT%H:%i:%SZ')"
-
-# Prompt tokens count when they were computed, as in the gateway's limits and metrics: not those of
-# what was refused, or left the queue, before it had a place. Events of embeddings hold only those.
-PROMPT_COUNTS = "status < 400 OR output > 0 OR replica_id != '' OR endpoint = '/v1/embeddings'"
 
 # Copies for shadow stages are nobody's use.
 _USAGE = """
@@ -103,7 +99,7 @@ class UsageQuery:
     @property
     def scope(self) -> Scope:
         """Whose rows are read."""
-        return Scope(self.tenant_id)
+        return Scope.asked(self.tenant_id)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -174,12 +170,11 @@ async def exported_usage(store: Store, query: UsageQuery, export: Export) -> byt
 
 async def _sql(store: Store, query: UsageQuery, *, is_typed: bool = False) -> str:
     """Return the query as it is right now; whoever waits with it asks anew."""
-    state = await rollup_state(store, query.span_ms, query.scope)
     return _USAGE.format(
         start="bucket" if is_typed else _ISO.format("bucket"),
         corrected=_ISO.format("max(late_at)"),
         measures=", ".join(MEASURES),
-        rows=planned_rows(plan(query.span_ms, state), query.scope.sql),
+        rows=await summed(store, query.span_ms, query.scope),
         rows_max=ROWS_MAX,
     )
 
