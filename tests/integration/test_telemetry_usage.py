@@ -229,27 +229,42 @@ async def test_the_ledger_is_compared_with_what_engines_made(
     made = Counter[str]()
     for event in events:
         made[event.model] += event.output_tokens
+    lost = events[0]  # another model had begun it
+    lost.lost_model, lost.lost_prompt_tokens, lost.lost_output_tokens = "gone", 40, 4
+    made["gone"] += 4
+    computed = Counter({"gone": 40 + 1})
+    for event in events:
+        if event.replica_id:
+            computed[event.model] += event.prompt_tokens
     made["n"] += 3  # of a request that nobody told of
     counts = [
         RequestEvent(
             schema_version=3,
             received_at_unix_ms=hour_ms,
             model=model,
-            count=TokenCount(epoch=1, number=1, output_tokens=tokens, is_last=True),
+            count=TokenCount(
+                epoch=1,
+                number=1,
+                output_tokens=tokens,
+                has_prompts=True,
+                prompt_tokens=computed[model],
+                is_last=True,
+            ),
         )
         for model, tokens in {**made, "": 0}.items()
     ]
     await store.insert(Batch(events, counts=counts))
     answer = (await http.get("/v1/usage/reconciliation")).json()
-    assert answer["mismatch_tokens"] == 3
-    found = {row["model"]: (row["state"], row["difference_tokens"]) for row in answer["data"]}
-    assert found == {"m": ("equal", 0), "n": ("differs", -3)}
+    assert answer["mismatch_tokens"] == 4
+    names = ("state", "difference_tokens", "prompt_difference_tokens")
+    found = {row["model"]: tuple(row[name] for name in names) for row in answer["data"]}
+    assert found == {"m": ("equal", 0, 0), "n": ("differs", -3, 0), "gone": ("differs", 0, -1)}
     refused = await http.get("/v1/usage/reconciliation", params={"tenant": "ten_a"})
     assert refused.status_code == 400
     monkeypatch.setenv("SLUICE_TELEMETRY_URL", str(http.base_url))
     monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
     text = await sluice("--reconcile", "--model", "n")
-    assert "closed hours differ by 3" in text
+    assert "closed hours differ by 3 tokens" in text
     assert json.loads(await sluice("--reconcile", "--model", "m", "--json"))["data"]
 
 
