@@ -399,7 +399,83 @@ ROLLOUT = Dashboard(
     ),
 )
 
-DASHBOARDS: Sequence[Dashboard] = (FLEET, POOL, TENANT, ROLLOUT)
+COST = Dashboard(
+    "sluice-cost",
+    "Sluice: cost",
+    (
+        (
+            Panel(
+                "Replicas that are paid",
+                "short",
+                _by("pool", f"pool:llm_replicas_paid:avg5m{_POOL}"),
+            ),
+            Panel("Of these busy", "short", _by("pool", f"pool:llm_replicas_busy:avg5m{_POOL}")),
+            Panel(
+                "Idle share", "percentunit", _by("pool", f"pool:llm_replicas_idle:ratio_5m{_POOL}")
+            ),
+        ),
+        (
+            Panel(
+                "Cost per hour, by the price list of telemetry",
+                "short",
+                (Query(f"pool:llm_cost_per_hour:avg5m{_POOL}", "{{pool}} {{currency}}"),),
+            ),
+            Panel(
+                "Of this idle",
+                "short",
+                (
+                    Query(
+                        f"pool:llm_cost_per_hour:avg5m{_POOL} * on (pool) group_left ()"
+                        " pool:llm_replicas_idle:ratio_5m",
+                        "{{pool}} {{currency}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Cost per 1M output tokens, idle time included",
+                "short",
+                (
+                    Query(
+                        f"1e6 * pool:llm_cost_per_hour:avg5m{_POOL} / on (pool) group_left ()"
+                        " (3600 * sum by (pool) (rate(llm_output_tokens_total[5m])) > 0)",
+                        "{{pool}} {{currency}}",
+                    ),
+                ),
+            ),
+        ),
+        (
+            Panel(
+                "Replica-hours of the last day",
+                "short",
+                _by(
+                    "pool",
+                    f"sum by (pool) (increase(llm_replica_seconds_total{_POOL}[1d])) / 3600",
+                ),
+            ),
+            Panel(
+                "Of these starting or failed",
+                "short",
+                _by(
+                    "pool",
+                    "sum by (pool) (increase(llm_replica_seconds_total"
+                    '{pool=~"$pool", state="reserved"}[1d])) / 3600',
+                ),
+            ),
+            Panel(
+                "Output tokens per replica-second",
+                "short",
+                _by(
+                    "pool",
+                    f"sum by (pool) (rate(llm_output_tokens_total{_POOL}[5m]))"
+                    " / (pool:llm_replicas_paid:avg5m > 0)",
+                ),
+            ),
+        ),
+    ),
+    (("pool", "llm_replica_seconds_total", "pool"),),
+)
+
+DASHBOARDS: Sequence[Dashboard] = (FLEET, POOL, TENANT, ROLLOUT, COST)
 
 
 def rendered(dashboard: Dashboard) -> str:

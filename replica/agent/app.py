@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import socket
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -312,9 +313,17 @@ def build_agent(settings: AgentSettings) -> Agent:
         state_dir=settings.state_dir,
         artifacts_dir=settings.artifacts_dir,
         engines=settings.engine_names,
-        host=settings.engine_host,
+        host=_address_of(settings.engine_host),
     )
     return Agent(settings, launcher, open_hardware=NvmlReader.open)
+
+
+def _address_of(host: str) -> str:
+    """Return the IPv4 address of a name: Triton's metrics server binds nothing else."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise OSError(f"AGENT__ENGINE_HOST {host} is no name of this node: {error}") from None
 
 
 @contextmanager

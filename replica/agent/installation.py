@@ -18,6 +18,7 @@ GLIBC_MIN = (2, 35)
 SHM_BYTES_MIN = 64 << 20
 _OPENVINO_ENGINES = ("openvino", "embed")
 STUB = "triton_python_backend_stub"
+VENDOR_TRITON = Path("/opt/tritonserver")
 SHM = Path("/dev/shm")  # noqa: S108 - POSIX shared memory is there, on every Linux
 
 
@@ -32,7 +33,8 @@ class Installation:
         libpython_dir: Where that is; empty when the system's loader knows it, None when nowhere.
         glibc: As (major, minor); None when the C library is another one.
         versions: Of the distributions that matter; absent ones are missing.
-        triton: `pytriton/tritonserver` of the wheel, None when it is not installed.
+        triton: `pytriton/tritonserver` of the wheel, else where NVIDIA's images have it; None when
+            it is in neither place.
         shm_bytes_free: Room in /dev/shm; None when there is none at all.
     """
 
@@ -50,7 +52,10 @@ class Installation:
         """The program that runs Python models, for this Python; None when there is none."""
         if self.triton is None:
             return None
-        path = self.triton / "python_backend_stubs" / self.python / STUB
+        stubs = self.triton / "python_backend_stubs"
+        # NVIDIA's images have one Python, and its stub beside the backend.
+        own = self.triton / "backends" / "python"
+        path = (stubs / self.python if stubs.is_dir() else own) / STUB
         return path if path.is_file() else None
 
 
@@ -140,13 +145,13 @@ def _versions(*names: str) -> dict[str, str]:
 
 
 def _triton() -> Path | None:
-    """Return the wheel's server directory without importing the package, which warns and probes."""
+    """Return the server's directory; the wheel's is not imported, because it warns and probes."""
     with suppress(importlib.metadata.PackageNotFoundError):
         wheel = importlib.metadata.distribution("nvidia-pytriton")
         path = Path(str(wheel.locate_file("pytriton/tritonserver")))
         if (path / "bin" / "tritonserver").is_file():
             return path
-    return None
+    return VENDOR_TRITON if (VENDOR_TRITON / "bin" / "tritonserver").is_file() else None
 
 
 def _libpython_dir(name: str) -> Path | str | None:

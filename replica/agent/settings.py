@@ -37,7 +37,8 @@ class AgentSettings(ServiceSettings):
         upload_bytes_per_second: Of all uploads together; 0: any.
         http_address: host:port for /healthz, /readyz and /metrics.
         engines: Drivers that this node offers, separated by commas.
-        engine_host: Address that Triton listens on; routers must reach it.
+        engine_host: Address that Triton listens on, or a name of it, looked up at the start;
+            routers must reach it.
         on_stop: What SIGTERM does to engines: `stop` ends them, too; `leave` ends the agent alone,
             to replace it, and the next one adopts the engines, as it does after a crash.
         start_timeout_s: From the start of an engine to its first good canary.

@@ -21,7 +21,14 @@ import structlog
 
 import replica
 from replica.agent.artifacts.local_api import SOCKET
-from replica.agent.installation import SHM, STUB, Installation, inspect_installation, problems_of
+from replica.agent.installation import (
+    SHM,
+    STUB,
+    VENDOR_TRITON,
+    Installation,
+    inspect_installation,
+    problems_of,
+)
 from replica.agent.model_kinds import KINDS, LLM
 from replica.agent.replica_state import EngineSpec
 from replica.agent.runs import RunFile, RunRecord
@@ -288,8 +295,11 @@ class TritonLauncher:
             "SLUICE_AGENT_SOCKET": str(self._state_dir / SOCKET),  # for those that are not there
             **self._marks(replica_id, spec),
         }
-        if found.libpython_dir:
-            variables["LD_LIBRARY_PATH"] = str(found.libpython_dir)
+        libraries = [str(found.libpython_dir)] if found.libpython_dir else []
+        if found.triton == VENDOR_TRITON:  # its image says where CUDA and TensorRT are
+            libraries += filter(None, [os.environ.get("LD_LIBRARY_PATH")])
+        if libraries:
+            variables["LD_LIBRARY_PATH"] = ":".join(libraries)
         if MARKER in os.environ:
             variables[MARKER] = os.environ[MARKER]
         return variables

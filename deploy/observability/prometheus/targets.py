@@ -4,9 +4,9 @@
 reads the stack's home ($SLUICE_HOME, default .sluice) and asks the admin REST where the engines
 are. Run it again when replicas have come or gone; Prometheus sees changed files by itself.
 
-With `--static FILE`, job to `host:port`s in JSON, the processes come from there, those left out whose
-names nobody knows, and the admin REST from SLUICE_ADMIN_URL and SLUICE_ADMIN_KEY. With `--every S`
-it goes on. docker-compose.yml uses both.
+With `--static FILE`, job to `host:port`s in JSON, the processes come from there (left out are names
+that nobody knows), the admin REST from SLUICE_ADMIN_URL and SLUICE_ADMIN_KEY. With `--every S` it
+goes on. docker-compose.yml uses both.
 """  # noqa: INP001 - a script beside what it configures
 
 import argparse

@@ -36,6 +36,18 @@ def test_nothing_is_wrong_with_a_good_installation(good: Installation) -> None:
     assert good.stub is not None
 
 
+def test_the_server_of_nvidias_images_has_one_stub_beside_its_backend(
+    good: Installation, tmp_path: Path
+) -> None:
+    vendor = tmp_path / "opt"
+    stub = vendor / "backends" / "python" / "triton_python_backend_stub"
+    stub.parent.mkdir(parents=True)
+    found = replace(good, triton=vendor, python="3.12")
+    assert found.stub is None
+    stub.touch()
+    assert found.stub == stub
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
