@@ -11,6 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "deploy" / "images").glob("*.Dockerfile"))
 ENGINE = ROOT / "deploy" / "images" / "engine.Dockerfile"
+OURS = [path for path in RECIPES if path != ENGINE]
+# The others stand on an image of their vendor, whose packages stay as they are.
+LOCKED = [path for path in OURS if path.name != "replica-gpu.Dockerfile"]
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
@@ -39,7 +42,12 @@ def test_what_is_copied_is_there(path: Path) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_bases_are_given_by_the_builder_and_no_registry_is_named(path: Path) -> None:
-    given = {arguments for name, arguments in instructions(path) if name == "ARG"}
+    given = {
+        word.split("=")[0]
+        for name, arguments in instructions(path)
+        if name == "ARG"
+        for word in arguments.split()
+    }
     for name, arguments in instructions(path):
         if name == "FROM":
             image = arguments.split()[0]
@@ -62,10 +70,81 @@ def test_instructions_are_known_and_stages_exist(path: Path) -> None:
             assert isinstance(json.loads(arguments), list)
 
 
-def test_the_engine_image_has_every_package_of_the_wheel() -> None:
+def stages(path: Path) -> list[list[tuple[str, str]]]:
+    """Return the instructions of each stage, without those before the first FROM."""
+    found: list[list[tuple[str, str]]] = []
+    for name, arguments in instructions(path):
+        if name == "FROM":
+            found.append([])
+        if found:
+            found[-1].append((name, arguments))
+    return found
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_images_run_as_somebody_and_stop_when_asked(path: Path) -> None:
+    final = dict(stages(path)[-1])
+    assert final["USER"].split(":")[0] not in ("root", "0")
+    assert final["STOPSIGNAL"] == "SIGTERM"
+    assert "ENTRYPOINT" in final
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
+def test_our_images_are_labelled_and_say_whether_they_are_ready(path: Path) -> None:
+    final = stages(path)[-1]
+    labels = " ".join(arguments for name, arguments in final if name == "LABEL")
+    assert "org.opencontainers.image.title" in labels
+    assert "org.opencontainers.image.revision" in labels
+    (health,) = [arguments for name, arguments in final if name == "HEALTHCHECK"]
+    assert json.loads(health.partition("CMD ")[2])[1:] == ["-m", "sluice.probe"]
+
+
+@pytest.mark.parametrize("path", LOCKED, ids=lambda path: path.name)
+def test_what_is_installed_comes_from_a_lock_file_with_hashes(path: Path) -> None:
+    runs = " ".join(arguments for name, arguments in instructions(path) if name == "RUN")
+    installs = [part for part in runs.split("&&") if " install " in part and "pip" in part]
+    for install in installs:
+        is_our_wheel = "--no-deps" in install and "/wheels/" in install
+        assert is_our_wheel or "--require-hashes" in install, install
+    locks = re.findall(r"-r (requirements/[\w-]+\.lock)", runs)
+    assert len(locks) == 2
+    for lock in locks:
+        text = (ROOT / lock).read_text()
+        assert len(re.findall(r"^[a-z0-9-]+==", text, re.MULTILINE)) <= text.count("--hash=sha256:")
+
+
+@pytest.mark.parametrize("path", LOCKED, ids=lambda path: path.name)
+def test_lock_files_of_images_agree_with_the_one_that_tests_run_with(path: Path) -> None:
+    tested = pins(ROOT / "requirements" / "dev.lock")
+    own = pins(ROOT / "requirements" / f"{path.name.removesuffix('.Dockerfile')}.lock")
+    assert own
+    assert own.items() <= tested.items()
+
+
+def pins(lock: Path) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9-]+)==([^ ;\\]+)", lock.read_text(), re.MULTILINE))
+
+
+def test_nothing_but_the_wheel_reaches_a_builder() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    allowed = {rule[1:] for rule in rules if rule.startswith("!")}
+    copied = {
+        source.split("/")[0]
+        for path in RECIPES
+        for name, arguments in instructions(path)
+        if name == "COPY" and "--from=" not in arguments
+        for source in sources(arguments)
+    }
+    assert copied == allowed
+
+
+@pytest.mark.parametrize("path", [ENGINE, *LOCKED], ids=lambda path: path.name)
+def test_the_images_have_every_package_of_the_wheel(path: Path) -> None:
     copied = {
         source.rstrip("/")
-        for name, arguments in instructions(ENGINE)
+        for name, arguments in instructions(path)
         if name == "COPY"
         for source in sources(arguments)
     }

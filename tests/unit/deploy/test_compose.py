@@ -1,0 +1,178 @@
+"""docker-compose.yml: its schema, and whether what it sets is what the services take."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.settings_table import SETTINGS
+from tests.unit.deploy.compose_file import PREFIXES, ROOT, env_file, is_job, is_ours, services
+
+SERVICES = services()
+NAMES = sorted(SERVICES)
+CONFIGURED = [name for name in NAMES if SERVICES[name].get("command", [""])[0] in PREFIXES]
+
+
+def seconds(text: str) -> float:
+    return float(text.removesuffix("s"))
+
+
+def test_it_follows_the_compose_specification() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run(
+        [*command, str(ROOT / "docker-compose.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_schema_check_finds_a_misspelt_key(tmp_path: Path) -> None:
+    wrong = tmp_path / "compose.yml"
+    wrong.write_text("services: {a: {image: b, enviroment: {}}}\n")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    assert subprocess.run([*command, str(wrong)], capture_output=True, check=False).returncode == 1
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_every_setting_is_known_right_and_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = SERVICES[name]
+    prefix = PREFIXES[service["command"][0]]
+    for variable, value in service["environment"].items():
+        assert isinstance(value, str), f"{variable}: quote it, YAML makes {value!r} of it"
+        assert variable.startswith((prefix, "AWS_")), variable
+        monkeypatch.setenv(variable, value)
+    (owner,) = [o for o in SETTINGS.values() if o.model_config["env_prefix"] == prefix]
+    assert owner.check()[1] == []
+
+
+def test_all_five_services_are_there() -> None:
+    assert {PREFIXES[SERVICES[name]["command"][0]] for name in CONFIGURED} == {
+        owner.model_config["env_prefix"] for owner in SETTINGS.values()
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_service_is_bounded_and_comes_back(name: str) -> None:
+    service = SERVICES[name]
+    limits = service["deploy"]["resources"]["limits"]
+    assert {"cpus", "memory"} <= limits.keys()
+    assert service["restart"] in ("unless-stopped", "on-failure:5")
+    assert service["logging"]["options"]["max-size"]
+    assert service["networks"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_service_that_stays_has_a_health_check(name: str) -> None:
+    service = SERVICES[name]
+    if is_job(service):
+        assert service["healthcheck"] == {"disable": True}
+    else:
+        assert service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+        assert {"interval", "timeout", "retries"} <= service["healthcheck"].keys()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if is_ours(SERVICES[name])])
+def test_ours_have_few_rights(name: str) -> None:
+    service = SERVICES[name]
+    assert service["user"] not in ("", "0", "root", "0:0")
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"] or name == "replica-gpu"
+    assert "privileged" not in service
+    assert (ROOT / service["build"]["dockerfile"]).is_file()
+
+
+def test_dependencies_are_there_and_have_what_is_waited_for() -> None:
+    for name, service in SERVICES.items():
+        for other, how in service.get("depends_on", {}).items():
+            target = SERVICES[other]
+            if how["condition"] == "service_healthy":
+                assert not is_job(target), f"{name} waits for the health of the job {other}"
+            if how["condition"] == "service_completed_successfully":
+                assert is_job(target), f"{name} waits for the end of {other}"
+            # Else the profile could not be started alone.
+            assert set(target.get("profiles", [])) <= set(service.get("profiles", [])), name
+
+
+def test_ports_are_published_once_and_on_the_loopback_only() -> None:
+    published = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    numbers = [port.split(":")[1] for port in published]
+    assert len(numbers) == len(set(numbers))
+    known = {value for name, value in env_file().items() if name.endswith("_PORT")}
+    assert set(numbers) <= known
+
+
+def test_what_is_mounted_is_there() -> None:
+    import yaml
+
+    named = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["volumes"]
+    used: set[str] = set()
+    for service in SERVICES.values():
+        for mount in service.get("volumes", []):
+            source = mount.split(":")[0]
+            if source.startswith("./"):
+                assert (ROOT / source).exists(), source
+                assert mount.endswith(":ro")
+            else:
+                used.add(source)
+    assert used == set(named)
+
+
+def test_two_of_a_kind_share_no_state_and_no_name() -> None:
+    for kind, variable in (("gateway", "GATEWAY__INSTANCE_ID"), ("router", "ROUTER__INSTANCE_ID")):
+        pair = [SERVICES[kind], SERVICES[f"{kind}-2"]]
+        assert len({service["environment"][variable] for service in pair}) == 2
+        assert len({service["volumes"][0].split(":")[0] for service in pair}) == 2
+
+
+@pytest.mark.parametrize("name", ["gateway", "gateway-2", "router", "router-2"])
+def test_the_grace_period_is_longer_than_the_drain(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = SERVICES[name]
+    for variable, value in service["environment"].items():
+        monkeypatch.setenv(variable, value)
+    prefix = PREFIXES[service["command"][0]]
+    (owner,) = [o for o in SETTINGS.values() if o.model_config["env_prefix"] == prefix]
+    settings: Any = owner.from_environment()
+    steps = ("unready_s", "idle_grace_s", "drain_s", "flush_s")
+    drain_s = sum(getattr(settings, step, 0.0) for step in steps)
+    assert drain_s < seconds(service["stop_grace_period"])
+
+
+def test_addresses_lead_to_services() -> None:
+    for name in CONFIGURED:
+        for variable, value in SERVICES[name]["environment"].items():
+            if variable.endswith(("CONTROL_ADDRESS", "KAFKA_BOOTSTRAP", "GRPC_ADDRESS")):
+                host = value.rpartition(":")[0]
+                assert host in SERVICES or host == "0.0.0.0", (name, variable)
+            if variable.endswith("ENGINE_HOST"):
+                assert value == name
+
+
+def test_prometheus_scrapes_what_runs() -> None:
+    targets = json.loads((ROOT / "deploy/compose/targets.json").read_text())
+    prefixes = {"gateway": "OPS_ADDRESS", "router": "HTTP_ADDRESS", "agent": "HTTP_ADDRESS"}
+    for job, addresses in targets.items():
+        for address in addresses:
+            host, _, port = address.partition(":")
+            given = [
+                value
+                for name, value in SERVICES[host]["environment"].items()
+                if name.endswith(prefixes.get(job, "__HTTP_ADDRESS"))
+            ]
+            assert given == [f"0.0.0.0:{port}"]
+
+
+def test_no_secret_has_a_default_and_images_can_be_pinned() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    for line in text.splitlines():
+        for name in ("PASSWORD", "_KEY", "SECRET"):
+            assert f"{name}:-" not in line, line
+        if line.strip().startswith("image:"):
+            assert "${" in line
+            assert ":latest" not in line
+            assert "." not in line.split(":-")[-1].split("/")[0] or "/" not in line
