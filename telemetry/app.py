@@ -2,6 +2,8 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 from aiohttp import web
@@ -18,6 +20,9 @@ from telemetry.rollups_worker import Rollups
 from telemetry.settings import Settings
 from telemetry.sink import Sink
 from telemetry.store import Store
+
+if TYPE_CHECKING:
+    from telemetry.otlp import SpanExport
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +54,14 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
                 batch_wait_s=settings.batch_wait_s,
             )
 
-        sink = Sink(reader, store, metrics, batch_max=settings.batch_max)
+        spans = _span_export(settings, metrics)
+        sink = Sink(
+            reader,
+            store,
+            metrics,
+            batch_max=settings.batch_max,
+            on_written=_nothing if spans is None else spans.offer,
+        )
         observer = Observer(
             settings.kafka_bootstrap,
             settings.topic,
@@ -78,6 +90,7 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
             closing = group.create_task(closer.run())
             comparing = group.create_task(reconciler.run())
             rolling = group.create_task(rollups.run())
+            exporting = group.create_task(_nowhere() if spans is None else spans.run())
             await stop.wait()
             rolling.cancel()
             observing.cancel()
@@ -86,4 +99,22 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
             sink.drain()
             await asyncio.wait([task], timeout=_DRAIN_S)
             task.cancel()
+            exporting.cancel()
     log.info("telemetry_stopped")
+
+
+def _span_export(settings: Settings, metrics: Metrics) -> "SpanExport | None":
+    if not settings.otlp_endpoint:
+        return None
+    from telemetry.otlp import SpanExport, http_exporter  # a second of CPU, mostly for nothing
+
+    exporter = partial(http_exporter, settings.otlp_endpoint)
+    return SpanExport(exporter, metrics, slow_us=round(settings.otlp_slow_s * 1e6))
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
+async def _nowhere() -> None:
+    return None

@@ -36,6 +36,23 @@ class Metrics:
         self.missing = counter(
             "telemetry_messages_missing", "Messages that the broker deleted before they were read."
         )
+        self.spans_exported = counter(
+            "telemetry_spans_exported", "Spans that the OpenTelemetry collector has taken."
+        )
+        self.spans_dropped = counter(
+            "telemetry_spans_dropped",
+            "Requests whose spans were not exported: full (the collector is too slow), refused or"
+            " late (it is away), stopped (the service ended before).",
+            ["reason"],
+        )
+        for reason in ("full", "refused", "late", "stopped"):
+            self.spans_dropped.labels(reason=reason)
+        self.replica_price = Gauge(
+            "llm_replica_hour_price",
+            "Of an hour of one replica, by the price list; no series without one.",
+            ["pool", "currency"],
+            registry=self.registry,
+        )
         self.write_failures = counter(
             "telemetry_write_failures", "Inserts that failed and are retried."
         )

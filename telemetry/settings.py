@@ -88,6 +88,11 @@ class Settings(StoreSettings):
         control_plane_url: http(s)://host:port of its REST, asked for replica-hours when somebody
             asks for costs of pools of which the price list says no replicas; empty: none.
         control_plane_key: An admin key of it; a viewer's is enough.
+        otlp_endpoint: Where spans go, by OTLP over HTTP: `http://collector:4318/v1/traces`; empty:
+            nowhere. Headers and certificates are in OpenTelemetry's own variables
+            (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`).
+        otlp_slow_s: Spans of requests that waited so long for their first token, or paused so long,
+            are exported whoever keeps their trace, as those of failed ones; 0: not of slow ones.
     """
 
     kafka_bootstrap: Annotated[str, Field(min_length=3)]
@@ -102,6 +107,8 @@ class Settings(StoreSettings):
     prices_file: Path | None = None
     control_plane_url: Annotated[str, Field(pattern=r"^$|^https?://[^/]+/?$")] = ""
     control_plane_key: SecretStr = SecretStr("")
+    otlp_endpoint: Annotated[str, Field(pattern=r"^$|^https?://[^/]+/.*$")] = ""
+    otlp_slow_s: Annotated[float, Field(ge=0)] = 5.0
 
 
 class MigrateSettings(StoreSettings):
@@ -119,3 +126,5 @@ class MigrateSettings(StoreSettings):
     prices_file: str = ""
     control_plane_url: str = ""
     control_plane_key: str = ""
+    otlp_endpoint: str = ""
+    otlp_slow_s: str = ""

@@ -159,6 +159,8 @@ def test_the_metrics_are_known() -> None:
         "telemetry_ready",
         "telemetry_requests_closed",
         "telemetry_session_failures",
+        "telemetry_spans_dropped",
+        "telemetry_spans_exported",
         "telemetry_write_failures",
         "telemetry_write_seconds",
     }

@@ -1,0 +1,242 @@
+"""From the event of a request to its spans: OpenTelemetry's names, no text of anybody. Pure.
+
+The request is a SERVER span whose parent is the caller's. Below it are the gateway's part and, for
+each submission to a router, an attempt; below an attempt its stages. What an event does not say is
+no span. Ids follow from the event, so an event that is delivered twice gives the same spans twice.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from sluice import tracecontext
+from sluice.errors import ErrorCode
+from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
+
+Value = str | int | bool | Sequence[str]
+
+_HTTP_ERROR = 400
+_SERVER_ERROR = 500
+_GATEWAY_NUMBER = 1  # attempts begin at 1 << 16
+_FAILURES = frozenset(ErrorCode) - {ErrorCode.CLIENT_CLOSED}
+_TRACE_DIGITS, _SPAN_DIGITS = 32, 16
+_HEX = frozenset("0123456789abcdef")
+# By the last part of an endpoint's path, as the conventions name operations.
+_OPERATIONS = {
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+}
+_CHAT = ("chat/completions", "messages")
+_NAMED = {
+    "sluice.request.id": "request_id",
+    "sluice.tenant.id": "tenant_id",
+    "sluice.key.id": "key_id",
+    "sluice.tier.id": "tier_id",
+    "sluice.gateway.id": "gateway_id",
+    "sluice.pool.id": "pool_id",
+    "sluice.release": "release",
+    "sluice.rollout.id": "rollout_id",
+    "sluice.adapter.digest": "adapter_digest",
+}
+_GOOD = frozenset({"stop", "length", "tool_calls"})
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One span.
+
+    Attributes:
+        trace_id: 32 hex digits.
+        span_id: 16 hex digits.
+        parent_id: 16 hex digits; empty: none.
+        start_us: Unix time in microseconds, as `end_us`.
+        error: Code of what went wrong; empty: nothing did.
+        is_server: The request as the caller sees it; all others are internal.
+    """
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    start_us: int
+    end_us: int
+    attributes: dict[str, Value] = field(default_factory=dict[str, Value])
+    error: str = ""
+    is_server: bool = False
+    tracestate: str = ""
+
+
+def is_wanted(event: RequestEvent, slow_us: int) -> bool:
+    """Return whether a request's spans are exported: kept by its caller or by lot, slow or failed.
+
+    Args:
+        event: Of the request.
+        slow_us: From this time to the first token on (of the whole where none is known), and from
+            this pause between tokens on, it is slow; 0: never.
+    """
+    if event.is_sampled or event.status >= _HTTP_ERROR or event.resumes:
+        return True
+    waited_us = max(event.ttft_us or event.total_us, event.itl_max_us)
+    return 0 < slow_us <= waited_us
+
+
+def spans_of(event: RequestEvent) -> list[Span]:
+    """Return the spans of a request, the outer ones first; none when it names no trace."""
+    if not _is_id(event.trace_id, _TRACE_DIGITS):
+        return []
+    root = _root(event)
+    found = [root]
+    if event.gateway_us:
+        found.append(_child(root, "gateway", _GATEWAY_NUMBER, 0, event.gateway_us))
+    for attempt in event.attempts or _only_attempt(event):
+        found += _attempt_spans(root, attempt)
+    return found
+
+
+def _root(event: RequestEvent) -> Span:
+    operation = _operation(event.endpoint)
+    start_us = event.received_at_unix_ms * 1000
+    parent_id = event.parent_span_id if _is_id(event.parent_span_id, _SPAN_DIGITS) else ""
+    is_error = event.status >= _SERVER_ERROR  # of a server span, a client's mistake is none
+    longest_us = max(event.total_us, event.ttft_us, event.gateway_us)
+    ends = [attempt.ended_us for attempt in event.attempts]
+    return Span(
+        name=f"{operation} {event.requested_model or event.model}",
+        trace_id=event.trace_id,
+        span_id=tracecontext.request_span_id(event.event_id.removeprefix("evt_")),
+        parent_id=parent_id,
+        start_us=start_us,
+        end_us=start_us + max(longest_us, *ends, 0),
+        attributes=dict(_request_attributes(event, operation)),
+        error=event.outcome if is_error else "",
+        is_server=True,
+        tracestate=event.tracestate,
+    )
+
+
+def _request_attributes(event: RequestEvent, operation: str) -> Iterator[tuple[str, Value]]:
+    yield "gen_ai.operation.name", operation
+    yield "gen_ai.provider.name", "sluice"
+    yield "gen_ai.request.model", event.requested_model or event.model
+    yield "gen_ai.response.model", event.model
+    yield "gen_ai.response.id", event.request_id
+    yield "gen_ai.usage.input_tokens", event.prompt_tokens
+    yield "gen_ai.usage.output_tokens", event.output_tokens
+    yield "gen_ai.usage.cache_read.input_tokens", event.cached_tokens
+    if event.outcome in _GOOD:
+        yield "gen_ai.response.finish_reasons", [event.outcome]
+    elif event.status >= _HTTP_ERROR:
+        yield "error.type", event.outcome
+    yield "http.request.method", "POST"
+    yield "http.response.status_code", event.status
+    yield "http.route", event.endpoint
+    for name, field_name in _NAMED.items():
+        if value := getattr(event, field_name):
+            yield name, value
+    yield "sluice.is_stream", event.is_stream
+    yield "sluice.resumes", event.resumes
+    yield "sluice.ttft_us", event.ttft_us
+    yield "sluice.itl_max_us", event.itl_max_us
+    if event.is_copy:
+        yield "sluice.is_copy", True
+
+
+def _only_attempt(event: RequestEvent) -> list[Attempt]:
+    """Return the attempt of a request that had one, which its event tells without a list."""
+    if not event.gateway_us or event.resumes:
+        return []
+    last_us = max(event.total_us, event.ttft_us, event.gateway_us)
+    return [
+        Attempt(
+            cell_id=event.cell_id,
+            router_id=event.router_id,
+            replica_id=event.replica_id,
+            submitted_us=event.gateway_us,
+            # Without streaming the first bytes are those of the whole answer.
+            first_us=event.ttft_us if event.is_stream else 0,
+            ended_us=last_us,
+            queue_us=event.queue_us,
+            engine_queue_us=event.engine_queue_us,
+            prefill_us=event.prefill_us,
+            cached_tokens=event.cached_tokens,
+            output_tokens=event.output_tokens,
+            outcome=event.outcome,
+        )
+    ]
+
+
+def _attempt_spans(root: Span, attempt: Attempt) -> Iterator[Span]:
+    number = tracecontext.attempt_number(attempt.part, attempt.number)
+    is_again = attempt.number > 0
+    span = _child(
+        root, "resume" if is_again else "attempt", number, attempt.submitted_us, attempt.ended_us
+    )
+    span.attributes.update(
+        {
+            "sluice.attempt.number": attempt.number,
+            "sluice.attempt.answer": attempt.part,
+            "sluice.attempt.outcome": attempt.outcome,
+            "sluice.cell.id": attempt.cell_id,
+            "sluice.router.id": attempt.router_id,
+            "sluice.replica.id": attempt.replica_id,
+            "sluice.attempt.output_tokens": attempt.output_tokens,
+        }
+    )
+    if attempt.outcome in _FAILURES:
+        span.attributes["error.type"] = attempt.outcome
+        span = replace(span, error=attempt.reason or attempt.outcome)
+    yield span
+    for place, (name, start_us, end_us) in enumerate(stage_times(attempt)):
+        if end_us > start_us:
+            stage = (place + 1) << tracecontext.STAGE_SHIFT
+            yield _child(span, name, stage, start_us, end_us, of_us=root.start_us)
+
+
+def stage_times(attempt: Attempt) -> list[tuple[str, int, int]]:
+    """Return name, begin and end of an attempt's stages, in microseconds since the request came.
+
+    They are measured by three processes, each with its own clock, as lengths: one begins where the
+    one before it ends, and none goes beyond the first token or the end. Prefill takes in the way to
+    the first token, so that nothing is left between.
+    """
+    last_us = max(attempt.submitted_us, attempt.ended_us)
+    if not attempt.replica_id:
+        return [("queue", attempt.submitted_us, last_us)]
+    first_us = min(attempt.first_us, last_us) or last_us
+    found: list[tuple[str, int, int]] = []
+    at_us = attempt.submitted_us
+    for name, length_us in (("queue", attempt.queue_us), ("load", attempt.engine_queue_us)):
+        end_us = max(at_us, min(at_us + length_us, first_us))
+        found.append((name, at_us, end_us))
+        at_us = end_us
+    prefilled_us = max(at_us, min(at_us + attempt.prefill_us, first_us))
+    decode_us = prefilled_us if attempt.first_us == 0 and attempt.prefill_us else first_us
+    found.append(("prefill", at_us, max(at_us, decode_us)))
+    found.append(("decode", max(at_us, decode_us), last_us))
+    return found
+
+
+def _child(
+    parent: Span, name: str, number: int, start_us: int, end_us: int, *, of_us: int | None = None
+) -> Span:
+    """Return a span below another one, within it; times since the request came."""
+    base_us = parent.start_us if of_us is None else of_us
+    start_us = min(max(base_us + start_us, parent.start_us), parent.end_us)
+    return Span(
+        name=name,
+        trace_id=parent.trace_id,
+        span_id=tracecontext.child_span_id(parent.span_id, number),
+        parent_id=parent.span_id,
+        start_us=start_us,
+        end_us=min(max(base_us + end_us, start_us), parent.end_us),
+        tracestate=parent.tracestate,
+    )
+
+
+def _operation(endpoint: str) -> str:
+    if endpoint.endswith(_CHAT):
+        return "chat"
+    return _OPERATIONS.get(endpoint.rpartition("/")[2], "generate_content")
+
+
+def _is_id(text: str, digits: int) -> bool:
+    return len(text) == digits and _HEX.issuperset(text) and text.strip("0") != ""
