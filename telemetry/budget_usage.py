@@ -13,7 +13,8 @@ from telemetry.rollups_worker import summed
 from telemetry.store import Store
 
 TENANTS_MAX = 500
-_ROWS_MAX = 50_000
+_MODELS_MAX = 500
+_ROWS_MAX = 100_000
 _SPAN_MS_MAX = 31 * 86_400_000
 _BODY_TIMEOUT_S = 5.0
 
@@ -21,36 +22,36 @@ _BODY_TIMEOUT_S = 5.0
 _TOTALS = """
 SELECT
     tenant_id,
-    model,
+    if(has({{models:Array(String)}}, summed.model), summed.model, '') AS counted,
     sum(requests) AS requests,
     sum(prompt) AS prompt_tokens,
     sum(cached) AS cached_tokens,
     sum(output) AS output_tokens
 FROM ({rows}) AS summed
 WHERE NOT is_copy
-GROUP BY tenant_id, model
+GROUP BY tenant_id, counted
 HAVING sum(summed.requests) > 0
 SETTINGS max_execution_time = 15, do_not_merge_across_partitions_select_final = 1,
     max_result_rows = {rows_max}, result_overflow_mode = 'throw'
 """
 
+_Id = Annotated[str, Field(min_length=1, max_length=256)]
 _Moment = Annotated[int, Field(ge=0, le=UNIX_MS_MAX)]
 
 
 class TotalsQuery(BaseModel):
     """What is asked for: tenants, and a span of Unix milliseconds without its end.
 
-    At most 31 days and `TENANTS_MAX` tenants.
+    At most 31 days, `TENANTS_MAX` tenants, and as many models that are told apart; what others have
+    answered is one sum.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     from_unix_ms: _Moment
     to_unix_ms: _Moment
-    tenant_ids: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=256)]],
-        Field(min_length=1, max_length=TENANTS_MAX),
-    ]
+    tenant_ids: Annotated[list[_Id], Field(min_length=1, max_length=TENANTS_MAX)]
+    models: Annotated[list[_Id], Field(max_length=_MODELS_MAX)]
 
     @model_validator(mode="after")
     def _is_short(self) -> "TotalsQuery":
@@ -75,11 +76,13 @@ async def totals_query(request: web.Request) -> TotalsQuery:
 
 
 async def totals(store: Store, query: TotalsQuery) -> list[dict[str, Any]]:
-    """Return a row per tenant and model that was used.
+    """Return a row per tenant and model that is told apart; the other ones have no name.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away, or there are more than 50,000 rows.
+        STORE_ERRORS: ClickHouse is away, or there are more than 100,000 rows.
     """
     scope = Scope.tenants(*query.tenant_ids)
     rows = await summed(store, (query.from_unix_ms, query.to_unix_ms), scope)
-    return await store.query(_TOTALS.format(rows=rows, rows_max=_ROWS_MAX), scope.parameters)
+    sql = _TOTALS.format(rows=rows, rows_max=_ROWS_MAX)
+    found = await store.query(sql, {**scope.parameters, "models": query.models})
+    return [{"model": row.pop("counted"), **row} for row in found]

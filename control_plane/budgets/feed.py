@@ -14,7 +14,7 @@ from control_plane.budgets.model import Span, Usage
 from control_plane.rollouts.feed import FeedDownError, read_bounded
 
 DEADLINE_S = 20.0  # a month of a large fleet is summed when it is asked for
-TENANTS_MAX = 500  # of one call
+ASKED_MAX = 500  # tenants, and models, of one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Ledger:
     """What the ledger has of some tenants in one span of time.
 
     Attributes:
-        usage: By tenant and model that answered.
+        usage: By tenant and model that answered; the empty one is all that were not named.
         ingested_until_ms: Unix time up to which it has all events; 0: it does not know.
     """
 
@@ -40,8 +40,15 @@ class Ledger:
 class UsageFeed(Protocol):
     """What the loop of budgets reads."""
 
-    async def usage(self, span: Span, tenant_ids: Collection[str]) -> Ledger:
-        """Return what at most `TENANTS_MAX` tenants used; those that used nothing are missing.
+    async def usage(
+        self, span: Span, tenant_ids: Collection[str], models: Collection[str]
+    ) -> Ledger:
+        """Return what tenants used; those that used nothing are missing.
+
+        Args:
+            span: For which time.
+            tenant_ids: At most `ASKED_MAX`.
+            models: That are told apart, at most as many.
 
         Raises:
             FeedDownError: The peer is away, slow, or tells nonsense.
@@ -52,10 +59,13 @@ class UsageFeed(Protocol):
 class NoUsage:
     """The feed of a control plane without a telemetry service."""
 
-    async def usage(self, span: Span, tenant_ids: Collection[str]) -> Ledger:
+    async def usage(
+        self, span: Span, tenant_ids: Collection[str], models: Collection[str]
+    ) -> Ledger:
         """Raise FeedDownError."""
         raise FeedDownError(
-            f"no usage of {len(tenant_ids)} tenants since {span.start_ms}: "
+            f"no usage of {len(tenant_ids)} tenants and {len(models)} models since"
+            f" {span.start_ms}: "
             "CONTROL_PLANE__TELEMETRY_URL is not set"
         )
 
@@ -86,13 +96,16 @@ class TelemetryUsage:
         self._session = session
         self._url = f"{url.rstrip('/')}/v1/usage/totals"
 
-    async def usage(self, span: Span, tenant_ids: Collection[str]) -> Ledger:
+    async def usage(
+        self, span: Span, tenant_ids: Collection[str], models: Collection[str]
+    ) -> Ledger:
         """Return what the tenants used."""
-        assert len(tenant_ids) <= TENANTS_MAX, len(tenant_ids)
+        assert max(len(tenant_ids), len(models)) <= ASKED_MAX, (len(tenant_ids), len(models))
         asked = {
             "from_unix_ms": span.start_ms,
             "to_unix_ms": span.end_ms,
             "tenant_ids": sorted(tenant_ids),
+            "models": sorted(models),
         }
         try:
             async with (

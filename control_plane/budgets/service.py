@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.budgets import repository
-from control_plane.budgets.feed import TENANTS_MAX, Ledger, UsageFeed
+from control_plane.budgets.feed import ASKED_MAX, Ledger, UsageFeed
 from control_plane.budgets.model import Period, Span, Usage, span_at
 from control_plane.budgets.repository import Due, Reading
 from control_plane.database import Database, DatabaseDownError
@@ -106,7 +106,7 @@ class Budgets:
                 used=change.used,
                 amount=change.amount,
             )
-        return max(0.0 if len(due) == TENANTS_MAX else _TICK_S, took_s * _REST)
+        return max(0.0 if len(due) == ASKED_MAX else _TICK_S, took_s * _REST)
 
     async def _look(self, connection: AsyncConnection) -> tuple[list[Due], int]:
         """Return what is due, if we are the one who does it, and what time it is."""
@@ -115,19 +115,29 @@ class Budgets:
             self._show({}, 0.0)
             return [], now_ms
         self._show(*await repository.summary(connection))
-        return await repository.due(connection, self._interval_s, TENANTS_MAX), now_ms
+        return await repository.due(connection, self._interval_s, ASKED_MAX), now_ms
 
     async def _read(self, due: Sequence[Due], now_ms: int) -> list[Reading]:
         """Ask the ledger once per period, about all tenants that have budgets for it."""
         of_period: defaultdict[Period, list[Due]] = defaultdict(list)
         for one in due:
             of_period[one.period].append(one)
-        found: list[Reading] = []
-        for period, members in of_period.items():
-            span = span_at(period, now_ms)
-            ledger = await self._ledger.usage(span, {one.tenant_id for one in members})
-            found += readings(members, span, ledger, now_ms)
-        return found
+        spans = {period: span_at(period, now_ms) for period in of_period}
+        ledgers = await asyncio.gather(
+            *(
+                self._ledger.usage(
+                    spans[period],
+                    {one.tenant_id for one in members},
+                    {one.model_id for one in members if one.model_id},
+                )
+                for period, members in of_period.items()
+            )
+        )
+        return [
+            reading
+            for (period, members), ledger in zip(of_period.items(), ledgers, strict=True)
+            for reading in readings(members, spans[period], ledger, now_ms)
+        ]
 
 
 def readings(due: Sequence[Due], span: Span, ledger: Ledger, now_ms: int) -> list[Reading]:

@@ -180,7 +180,7 @@ async def test_budgets_get_the_sums_of_the_ledger_for_the_tenants_they_ask_for(
         for name, value in sums.items():
             expected[tenant_id, model, name] += value
     async with open_feed(str(http.base_url), ADMIN_KEY) as feed:
-        both = await feed.usage(span, {"ten_a", "ten_b", "ten_c"})
+        both = await feed.usage(span, {"ten_a", "ten_b", "ten_c"}, {"m", "n", "o"})
         assert both.usage == {
             (tenant_id, model): Usage(
                 expected[tenant_id, model, "requests"],
@@ -192,13 +192,17 @@ async def test_budgets_get_the_sums_of_the_ledger_for_the_tenants_they_ask_for(
             for model in ("m", "n")
         }
         assert 0 < both.ingested_until_ms <= int(time.time() * 1000)
-        one = await feed.usage(span, {"ten_b"})
-        assert one.usage == {key: it for key, it in both.usage.items() if key[0] == "ten_b"}
+        one = await feed.usage(span, {"ten_b"}, {"m"})
+        assert one.usage == {
+            ("ten_b", "m"): both.usage["ten_b", "m"],
+            ("ten_b", ""): both.usage["ten_b", "n"],
+        }
+        assert one.by_tenant() == {"ten_b": both.by_tenant()["ten_b"]}
         with pytest.raises(FeedDownError, match="at most 31 days"):
-            await feed.usage(Span(0, now_ms), {"ten_b"})
+            await feed.usage(Span(0, now_ms), {"ten_b"}, ())
     async with open_feed(str(http.base_url), "another key") as stranger:
         with pytest.raises(FeedDownError, match="answers 401"):
-            await stranger.usage(span, {"ten_b"})
+            await stranger.usage(span, {"ten_b"}, ())
 
 
 async def test_what_comes_late_corrects_its_hour_and_says_so(
