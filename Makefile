@@ -57,7 +57,7 @@ proto-check: setup
 	@out=$$(mktemp -d) && $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$$out --pyi_out=$$out --grpc_python_out=$$out $(PROTOS) \
 		&& for f in $$(cd sluice/wire && find . -name '*_pb2*.py*' -not -path '*/__pycache__/*'); do \
 			cmp -s sluice/wire/$$f $$out/sluice/wire/$$f || { echo "sluice/wire/$$f differs from proto/: run 'make proto'"; exit 1; }; done; rm -rf $$out
-	@if command -v npx >/dev/null && [ -z "$(NO_BUF)" ]; then cd proto && npx --yes @bufbuild/buf@1.75.0 lint; else echo "buf lint left out: no node here"; fi
+	@if command -v npx >/dev/null && [ -z "$(NO_BUF)" ]; then cd proto && npx --yes @bufbuild/buf@1.75.0 lint && npx --yes @bufbuild/buf@1.75.0 breaking --against last_release.binpb; else echo "buf lint and buf breaking left out: no node here"; fi
 
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --python-version 3.11
 IMAGE_LOCK := $(LOCK) --constraint requirements/dev.lock --no-annotate --python-platform x86_64-manylinux_2_35
