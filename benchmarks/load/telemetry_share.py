@@ -1,0 +1,187 @@
+"""What telemetry takes of the CPU time of gateway and router.
+
+One operation: one unary request of one token, through a gateway worker and a router in processes of
+their own with the `sim` driver behind; such a request has the least other work, so the share of
+longer answers is smaller. The denominator is their CPU time per request, from /proc. The numerator
+is the CPU time of the same functions on the same machine right before and after, in this process:
+`closing` and `event` (what the router is given, and the event at the end), `emit`, `shipping` (the
+producer's thread and librdkafka's, a broker beside it), `metrics` (what is counted and observed per
+request), `router` (keeping its account and counting its tokens). Not measured: spans, the bytes of
+the closing on the stream, scrapes. Read `share`. Run: `python -m benchmarks.load.telemetry_share`.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from benchmarks.load.gateway import measure_unary
+from benchmarks.load.stack import started
+from benchmarks.micro.event_emit import filled_event, measure
+from benchmarks.results import write_result
+from cli.stack.broker import broker_spec
+from gateway.dispatch.exchange import Exchange, Tally
+from gateway.metrics import GatewayMetrics
+from router.closing import Accounts
+from router.core.model import Batch
+from router.counting import TokenCounts
+from sluice.process import ChildProcess, free_port
+from sluice.wire.router.v1 import router_pb2 as wire
+
+_ROUNDS = 7
+_CALLS = 5_000
+_TALLY = Tally(
+    prompt_tokens=1234,
+    cached_tokens=1024,
+    output_tokens=321,
+    session_hash=2**63 + 1,
+    prefill_us=45_678,
+    placed=wire.Placed(handle=1, replica_id="replica-00017", queue_us=15, engine_queue_us=9),
+)
+
+
+def _exchange(number: int) -> Exchange:
+    like = filled_event()
+    ids = {"tenant": like.tenant_id, "key": like.key_id, "tier": like.tier_id}
+    principal = SimpleNamespace(**{name: SimpleNamespace(id=it) for name, it in ids.items()})
+    names = ("release", "base_digest", "adapter_digest", "pool_id")
+    model = SimpleNamespace(id=like.model, **{name: getattr(like, name) for name in names})
+    return Exchange(
+        uid=f"{number:032}",
+        request_id=like.request_id,
+        trace_id=like.trace_id,
+        endpoint="/v1/chat/completions",
+        received_at_s=1.0,
+        received_at_unix_ms=like.received_at_unix_ms,
+        principal=cast("Any", principal),
+        model=cast("Any", model),
+        requested_model=like.model,
+        reservation=None,
+        is_stream=True,
+        choices=1,
+        outcome="stop",
+        status=200,
+    )
+
+
+def _per_call_us(prepare: Callable[[int], Any], call: Callable[[Any], object]) -> float:
+    """Return the median over rounds of the CPU time of one call, without its preparation."""
+    rounds: list[float] = []
+    for _ in range(_ROUNDS):
+        prepared = [prepare(number) for number in range(_CALLS)]
+        began_ns = time.thread_time_ns()
+        for it in prepared:
+            call(it)
+        rounds.append((time.thread_time_ns() - began_ns) / 1e3 / _CALLS)
+    return statistics.median(rounds)
+
+
+def _generation() -> Any:
+    return SimpleNamespace(spec=SimpleNamespace(session_hash=5, prompt=[1] * 1234), closing=b"")
+
+
+def _with_closing(number: int) -> tuple[Exchange, Any]:
+    exchange, generation = _exchange(number), _generation()
+    exchange.prepare_closings([generation], 1, "gateway-11")
+    return exchange, generation
+
+
+def gateway_parts() -> dict[str, float]:
+    """Return microseconds per request of what the gateway's own thread does."""
+    metrics = GatewayMetrics()
+
+    def observe(_: object) -> None:
+        metrics.ttft.observe(0.2)
+        metrics.before_router.observe(0.001)
+        metrics.total.observe(1.5)
+        metrics.ended(
+            "ten_1",
+            "",
+            ttft_s=0.2,
+            decode_s=1.3,
+            prefill_s=0.05,
+            prompt_tokens=1234,
+            output_tokens=321,
+            answers=1,
+        )
+        metrics.prompt_tokens.inc(1234)
+        metrics.cached_tokens.inc(1024)
+        metrics.output_tokens.inc(321)
+
+    return {
+        "closing": _per_call_us(
+            lambda number: (_exchange(number), _generation()),
+            lambda it: it[0].prepare_closings([it[1]], 1, "gateway-11"),
+        ),
+        "event": _per_call_us(_with_closing, lambda it: it[0].event(_TALLY, "gateway-11", 2.5)),
+        "metrics": _per_call_us(lambda number: number, observe),
+    }
+
+
+def router_parts() -> dict[str, float]:
+    """Return microseconds per request of what the router does for closings and counts."""
+    accounts = Accounts(TokenCounts("router-1", 1))
+
+    def prepare(number: int) -> tuple[wire.Submit, Batch]:
+        _, generation = _with_closing(number)
+        submit = wire.Submit(handle=number, closing=generation.closing)
+        submit.prompt.extend([1] * 1234)
+        batch = Batch()
+        batch.placed.append(wire.Placed(handle=number, replica_id="replica-00017"))
+        kind = wire.OUTCOME_KIND_LENGTH
+        batch.outcomes.append(wire.Outcome(handle=number, kind=kind, output_tokens=321))
+        return submit, batch
+
+    def account(it: tuple[wire.Submit, Batch]) -> None:
+        accounts.submitted([it[0]])
+        accounts.told(it[1], time.monotonic())
+
+    return {"router": _per_call_us(prepare, account)}
+
+
+async def _shipping(home: Path) -> dict[str, float]:
+    port = free_port()
+    environment = {"PATH": os.environ["PATH"]}
+    broker = await ChildProcess.start(broker_spec(port, home / "broker.log", environment))
+    try:
+        await broker.wait_ready(30)
+        found = await asyncio.to_thread(measure, f"127.0.0.1:{port}", is_away=False)
+    finally:
+        await broker.stop()
+    return {"emit": found["emit_us"], "shipping": found["process_us"] - found["emit_us"]}
+
+
+def _parts() -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        return {**gateway_parts(), **router_parts(), **asyncio.run(_shipping(Path(folder)))}
+
+
+def main() -> None:
+    """Measure the parts, the requests, and the parts again; write the result."""
+    before = _parts()
+    with started("sim", "--no-embeddings") as stack:
+        unary = measure_unary(stack)
+    after = _parts()
+    parts = {name: round(statistics.mean((before[name], after[name])), 2) for name in before}
+    total_us = sum(unary["cpu_us_per_request"].values())
+    on_path = sum(parts[name] for name in ("closing", "event", "emit", "metrics"))
+    figures = {
+        "telemetry_us_per_request": parts,
+        "on_the_request_path_us": round(on_path, 1),
+        "events_on_the_request_path_us": round(on_path - parts["metrics"], 1),
+        "requests": unary,
+        "share": round(sum(parts.values()) / total_us, 3),
+    }
+    assert __doc__ is not None
+    operation = __doc__.split("\n\n")[1].strip().replace("\n", " ")
+    print(write_result("telemetry_share", operation, figures), json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
