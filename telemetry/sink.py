@@ -15,6 +15,7 @@ import structlog
 from confluent_kafka import KafkaException
 
 from sluice.lifecycle import backoff_s
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from telemetry.consumer import ConsumerLostError
 from telemetry.metrics import Metrics
 from telemetry.rows import Batch, Source, decode
@@ -93,12 +94,20 @@ class Sink:
     """Moves events until it is drained or cancelled."""
 
     def __init__(
-        self, reader: Callable[[], Reader], writer: Writer, metrics: Metrics, *, batch_max: int
+        self,
+        reader: Callable[[], Reader],
+        writer: Writer,
+        metrics: Metrics,
+        *,
+        batch_max: int,
+        on_written: Callable[[Sequence[RequestEvent]], None] = lambda _: None,
     ) -> None:
+        """Prepare; `on_written` is told events that are in ClickHouse, perhaps more than once."""
         self._reader = reader
         self._writer = writer
         self._metrics = metrics
         self._batch_max = batch_max
+        self._on_written = on_written
         self._attempt = 0
         self._is_draining = False
         self._is_write_failing = False
@@ -194,6 +203,7 @@ class Sink:
                 self._is_write_failing = False
                 self._metrics.write_seconds.observe(time.monotonic() - started_at)
                 self._count(batch)
+                self._on_written(batch.events)
                 return
 
     def _count(self, batch: Batch) -> None:
