@@ -36,7 +36,7 @@ _STEP_S = 600.0
 # A minute that goes on is summed again in each round, an hour need not be: questions take its
 # minutes meanwhile.
 _HOURS_EVERY_MS = 600_000
-_MARKS_MAX, _MARKS_MIN = 20_000, 100
+_MARKS_MAX, _MARKS_MIN = 100_000, 100
 _ROUNDS_MAX = 100
 _DIRTY_MAX = 100_000
 # Marks of what was there before there were marks: spread, so that rounds stay small, but for each
@@ -51,7 +51,7 @@ _NOTE = """
 INSERT INTO rollup_progress (name, until)
 SELECT {level:String}, fromUnixTimestamp64Milli({to_ms:Int64}, 'UTC')
 """
-_MONTHS = "SELECT DISTINCT toYYYYMM(received_at) AS month FROM requests"
+_DAYS = "SELECT DISTINCT intDiv(toUnixTimestamp(received_at), 86400) AS day FROM requests"
 _SEED = """
 INSERT INTO rollup_marks (marked_at, tenant_id, minute)
 SELECT DISTINCT
@@ -62,7 +62,8 @@ SELECT DISTINCT
     tenant_id,
     toStartOfMinute(received_at, 'UTC') AS minute
 FROM requests
-WHERE toYYYYMM(received_at) = {month:UInt32}
+WHERE received_at >= fromUnixTimestamp64Milli({day:Int64} * 86400000, 'UTC')
+    AND received_at < fromUnixTimestamp64Milli({day:Int64} * 86400000 + 86400000, 'UTC')
 SETTINGS max_execution_time = 60
 """
 _SPAN = """marked_at >= fromUnixTimestamp64Milli({from_ms:Int64}, 'UTC')
@@ -255,8 +256,8 @@ class Rollups:
 
     async def _seed(self, settled_ms: int) -> int:
         """Mark all that there is, and return the time of the first mark."""
-        for row in await self._store.query(_MONTHS, {}):
-            parameters = {"to_ms": settled_ms - 1, "spread": _SPREAD_MS, "month": row["month"]}
+        for row in await self._store.query(_DAYS, {}):
+            parameters = {"to_ms": settled_ms - 1, "spread": _SPREAD_MS, "day": row["day"]}
             await self._store.write(_SEED, parameters)
         return settled_ms - _SPREAD_MS - 1
 

@@ -158,6 +158,8 @@ def test_the_metrics_are_known() -> None:
         "telemetry_messages_poisoned",
         "telemetry_ready",
         "telemetry_requests_closed",
+        "telemetry_rolled_up_seconds",
+        "telemetry_rollup_marks",
         "telemetry_session_failures",
         "telemetry_spans_dropped",
         "telemetry_spans_exported",
