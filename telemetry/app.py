@@ -41,6 +41,8 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
     What is not written by then is read again by the next process.
     """
     metrics = Metrics()
+    if prices is not None:
+        metrics.show_prices(prices.replica_prices, prices.currency)
     async with AsyncExitStack() as stack:
         store = Store(settings)
         stack.push_async_callback(store.close)

@@ -1,5 +1,6 @@
 """Every metric of the service, in one place; a test holds their names."""
 
+from collections.abc import Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -47,6 +48,12 @@ class Metrics:
         )
         for reason in ("full", "refused", "late", "stopped"):
             self.spans_dropped.labels(reason=reason)
+        self.replica_price = Gauge(
+            "llm_replica_hour_price",
+            "Of an hour of one replica, by the price list; no series without one.",
+            ["pool", "currency"],
+            registry=self.registry,
+        )
         self.replica_price = Gauge(
             "llm_replica_hour_price",
             "Of an hour of one replica, by the price list; no series without one.",
@@ -101,3 +108,8 @@ class Metrics:
         self.is_ready = Gauge(
             "telemetry_ready", "1 while broker and ClickHouse are reached.", registry=self.registry
         )
+
+    def show_prices(self, prices: Mapping[str, float], currency: str) -> None:
+        """Show what an hour of one replica costs, by pool."""
+        for pool_id, price in prices.items():
+            self.replica_price.labels(pool_id, currency).set(price)

@@ -166,6 +166,14 @@ class Prices(_Part):
         """The pools of which the control plane says what is paid."""
         return [name for name, pool in self.pools.items() if pool.replicas is None]
 
+    @property
+    def replica_prices(self) -> dict[str, float]:
+        """What an hour of one replica costs, by pool."""
+        return {
+            name: float(self.accelerator_of(name).price_per_hour) * pool.accelerators_per_replica
+            for name, pool in self.pools.items()
+        }
+
     def accelerator_of(self, pool_id: str) -> Accelerator:
         """Return the kind of a pool that is in the list."""
         return self.accelerators[self.pools[pool_id].accelerator]

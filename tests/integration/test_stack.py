@@ -299,6 +299,7 @@ def test_requests_shows_what_was_asked(running) -> None:
 UNSEEN = {
     "agent_golden_askings_total",  # no golden prompt was due yet
     "agent_xids_total",
+    "llm_replica_hour_price",  # no price list
     "agent_accelerator_memory_used_bytes",
     "agent_accelerator_power_watts",
     "agent_accelerator_temperature_celsius",

@@ -17,9 +17,10 @@ PROMISED = (
 )
 # Their values are bounded by what there can be of them; see the text of each metric.
 LABELS = {
-    *("adapter", "alert", "arm", "budget", "cause", "change", "code", "difference", "direction"),
+    *("adapter", "alert", "arm", "budget", "cause", "change", "code", "currency", "difference"),
+    "direction",
     *("endpoint", "fate", "general_type", "health", "index", "inflight_batcher_specific_metric"),
-    *("kind", "kv_cache_block_type", "memory_type", "phase", "place", "pool", "priority"),
+    *("kind", "kv_cache_block_type", "level", "memory_type", "phase", "place", "pool", "priority"),
     *("reason", "request_type", "response_metric_type", "result", "role", "route", "source"),
     *("state", "status", "tenant", "trouble", "way", "xid"),
 }
