@@ -54,12 +54,6 @@ class Metrics:
             ["pool", "currency"],
             registry=self.registry,
         )
-        self.replica_price = Gauge(
-            "llm_replica_hour_price",
-            "Of an hour of one replica, by the price list; no series without one.",
-            ["pool", "currency"],
-            registry=self.registry,
-        )
         self.write_failures = counter(
             "telemetry_write_failures", "Inserts that failed and are retried."
         )
