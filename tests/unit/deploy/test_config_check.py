@@ -1,5 +1,7 @@
 """`sluice config`: what is wrong and what to write; never a value of a secret."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from typer.testing import CliRunner
 
 from cli.app import app
 from sluice.probe import target
+from tests.unit.deploy.compose_file import ROOT
 
 GATEWAY = {
     "GATEWAY__INSTANCE_ID": "g",
@@ -78,3 +81,13 @@ def test_the_probe_asks_where_the_process_listens() -> None:
 @given(st.text("abc", min_size=1), st.integers(1, 65535))
 def test_the_probe_takes_any_address(host: str, port: int) -> None:
     assert target({"AGENT__HTTP_ADDRESS": f"{host}:{port}"}) == (host, port, False)
+
+
+def test_the_command_works_in_the_image_without_the_servers_of_the_local_stack() -> None:
+    """The image `sluice` has no psutil, chdb and the like; only `sluice up` and `status` do."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['psutil', 'chdb', 'openvino', 'numpy']));"
+        "import cli.app, cli.stack.seed, cli.stack.base"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
