@@ -97,6 +97,7 @@ class BudgetRoutes:
     async def put(self, request: web.Request) -> web.Response:
         """Create or replace one; what is known of its usage decides again at once."""
         tenant_id, name = _path(request)
+        object_id = f"{tenant_id}/{name}"
         body = await read_body(request, BudgetBody)
         values = body.model_dump(mode="json")
 
@@ -108,20 +109,21 @@ class BudgetRoutes:
             await _check_model(write.connection, body.model_id)
             if before is None:
                 after = await _insert(write.connection, tenant_id, name, values, len(rows))
-                write.record("create", after["id"], None, after, owners=[tenant_id])
-                return Answer(after, after["id"], 201)
+                write.record("create", object_id, None, after, owners=[tenant_id])
+                return Answer(after, object_id, 201)
             shown_before = _settings(before)
             await _replace(write.connection, before, values)
             await repository.write_stops(write.connection, [tenant_id], rows)
             after = _settings(before)
-            write.record("replace", after["id"], shown_before, after, owners=[tenant_id])
-            return Answer(after, after["id"])
+            write.record("replace", object_id, shown_before, after, owners=[tenant_id])
+            return Answer(after, object_id)
 
         return await self._writes.run(request, work)
 
     async def delete(self, request: web.Request) -> web.Response:
         """Remove one (204); what it stopped goes on."""
         tenant_id, name = _path(request)
+        object_id = f"{tenant_id}/{name}"
 
         async def work(write: Write) -> Answer:
             write.require(tenant_id)
@@ -134,8 +136,8 @@ class BudgetRoutes:
             await write.connection.execute(delete(budgets).where(budgets.c.id == row["id"]))
             rest = [other for other in rows if other is not row]
             await repository.write_stops(write.connection, [tenant_id], rest)
-            write.record("delete", before["id"], before, None, owners=[tenant_id])
-            return Answer(None, before["id"], 204)
+            write.record("delete", object_id, before, None, owners=[tenant_id])
+            return Answer(None, object_id, 204)
 
         return await self._writes.run(request, work)
 
@@ -205,13 +207,13 @@ def _settings(row: Values) -> Values:
 def _use(row: Values, now_ms: int, interval_s: float) -> Values:
     """Return what is known of a budget's usage in the present period.
 
-    `stop_delay_s` is after which time a request that ended at the latest reading would have made
-    gateways stop: what was on its way to the ledger then, and the time between two readings.
+    `stop_delay_s` is how long after its end a request that uses the budget up makes gateways stop:
+    what the ledger lagged behind, and the time between two readings, as both are now.
     """
     looked_at, ingested_ms = row["looked_at"], row["ingested_until_unix_ms"]
     age_s = None if looked_at is None else round(now_ms / 1000 - looked_at.timestamp(), 1)
     found = dict.fromkeys(_USE) | {"state": UNKNOWN, "age_s": age_s}
-    if looked_at is None or row["ends_at_unix_ms"] <= now_ms:
+    if looked_at is None or age_s is None or row["ends_at_unix_ms"] <= now_ms:
         return found
     budget, usage = repository.budget_of(row), repository.usage_of(row)
     lag_s = looked_at.timestamp() - ingested_ms / 1000
@@ -222,7 +224,7 @@ def _use(row: Values, now_ms: int, interval_s: float) -> Values:
         "since": row["since"].isoformat(),
         "period_start": _iso(row["starts_at_unix_ms"]),
         "period_end": _iso(row["ends_at_unix_ms"]),
-        "stop_delay_s": round(max(0.0, lag_s) + interval_s, 1) if ingested_ms else None,
+        "stop_delay_s": round(max(0.0, lag_s) + max(interval_s, age_s), 1) if ingested_ms else None,
     }
 
 

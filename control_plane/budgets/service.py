@@ -131,11 +131,16 @@ class Budgets:
                     {one.model_id for one in members if one.model_id},
                 )
                 for period, members in of_period.items()
-            )
+            ),
+            return_exceptions=True,  # so that none is left behind when another one fails
         )
+        for failure in ledgers:
+            if isinstance(failure, BaseException):
+                raise failure
         return [
             reading
             for (period, members), ledger in zip(of_period.items(), ledgers, strict=True)
+            if isinstance(ledger, Ledger)
             for reading in readings(members, spans[period], ledger, now_ms)
         ]
 
