@@ -4,6 +4,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start hundreds of Python processes: compiled modules have to be kept, whatever the caller's
+# environment says. Without them one start of the control plane takes four times as much of a core.
+unexport PYTHONDONTWRITEBYTECODE
 PROTOS := $(shell cd proto && find sluice -name '*.proto' | sort)
 
 help: ## List the targets
@@ -36,6 +39,12 @@ test-unit: setup ## Unit and simulation tests only (about two minutes)
 
 test-last-release: setup ## The last release's tests of control plane and telemetry on the new schemas (takes minutes)
 	@.ci/test-last-release $(ARGS)
+
+compose-env: ## Generate .env of docker-compose.yml; what is in it stays
+	@$(PYTHON) -m cli.compose_env
+
+compose-check: setup ## docker-compose.yml on a real Docker engine, from nothing to nothing (needs images; not part of test)
+	@deploy/compose/check.sh
 
 lint: setup ## ruff, pyright strict, import contracts, spelling, generated code and protocol definitions
 	@$(BIN)/ruff check .
@@ -85,4 +94,4 @@ bench: setup ## Run the benchmarks and write benchmarks/results/
 clean: ## Remove .venv and caches (never .sluice, which holds data)
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup up down test test-unit test-last-release lint fix proto proto-check lock docs bench train-default clean
+.PHONY: compose-env compose-check help setup up down test test-unit test-last-release lint fix proto proto-check lock docs bench train-default clean
