@@ -20,12 +20,14 @@ import router.metrics
 import telemetry.metrics
 from cli.settings_table import SETTINGS, accepted, descriptions
 
-_UNITS = {"s": "seconds", "tokens": "tokens", "requests": "requests", "share": "ratio"}
+_UNITS = {"s": "seconds", "tokens": "tokens", "requests": "requests", "share": "ratio", "bytes": "bytes", "days": "days"}
 _SETTINGS_HEAD = """# Settings
 
 Every process reads its settings once, from the environment. A name with a service's prefix that is
 not listed here, a missing setting without a default, or a value out of its range ends the process
 at once with one line per mistake and status 2. `sluice up` sets what is needed by itself.
+`sluice config check [SERVICE] [--env-file FILE]` says the same before a start, and what each setting
+takes; `sluice config show` prints what would be in force. Neither prints a secret.
 `python -m control_plane.migrate` and `python -m telemetry.migrate` read the database's settings of
 their service and accept the others.
 """
@@ -34,7 +36,8 @@ _SETTINGS_TAIL = """
 
 | setting | default | meaning |
 | --- | --- | --- |
-| `SLUICE_HOME` | `.sluice` | Folder of the local stack |
+| `SLUICE_HOME` | `.sluice` | Folder of the local stack, and of contexts |
+| `SLUICE_CONTEXT` | empty | As `--context`: the addresses and the key of `contexts/NAME.env` there, instead of all that follow |
 | `SLUICE_ADMIN_URL`, `SLUICE_TELEMETRY_URL`, `SLUICE_ADMIN_KEY` | the stack's `env` file | Whom the commands on the [administration](admin-api.md), `requests`, `usage` and `explain` ask, and as who |
 | `PG_BIN` | binaries of the wheel | Folder of another PostgreSQL with `initdb` and `postgres` |
 """  # noqa: E501 - a row of a table
@@ -73,7 +76,7 @@ def settings_page() -> str:
             facts = (accepted(field), _default(field), _unit(name), described[name])
             rows.append((f"`{prefix}{name.upper()}`", *facts))
         parts.append(f"\n## {service.capitalize()}\n\n")
-        parts.append(_table(("setting", "type", "default", "unit", "meaning"), rows))
+        parts.append(_table(("setting", "type, range", "default", "unit", "meaning"), rows))
     return "".join((*parts, _SETTINGS_TAIL))
 
 
@@ -170,6 +173,8 @@ def _default(field: FieldInfo) -> str:
 
 
 def _unit(name: str) -> str:
+    if name.endswith("_bytes_per_second"):
+        return "bytes/second"
     return next((_UNITS[word] for word in reversed(name.split("_")) if word in _UNITS), "")
 
 
