@@ -35,6 +35,7 @@ from benchmarks.results import write_result
 from cli.stack.broker import broker_spec
 from cli.stack.tracestore import tracestore_spec
 from sluice.events import REQUESTS_TOPIC, EventProducer
+from sluice.logs import configure_logs
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from sluice.procfs import cpu_s, memory_bytes
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
@@ -72,6 +73,7 @@ def _events(number: int) -> list[RequestEvent]:
 
 def _produce(address: str, spool: Path, number: int, burst: int, rate: float) -> None:
     """Emit a burst, then at a rate until stdin ends, flush; prints its counters now and then."""
+    configure_logs("producer")  # to stderr
     ending = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ending.set()), daemon=True).start()
     producer = EventProducer(
