@@ -95,8 +95,8 @@ def _reconcile(query: dict[str, Any], *, as_json: bool) -> None:
         (row["start"], row["model"], *(str(row[name]) for name in _COMPARED), row["state"])
         for row in found["data"]
     ]
-    columns = ("start", "model", *_COMPARED, "state")
-    console().print(table(columns, cells, right=" ".join(_COMPARED)))
+    names = [name.replace("_tokens", "") for name in _COMPARED]
+    console().print(table(("start", "model", *names, "state"), cells, right=" ".join(names)))
     console().print(f"closed hours differ by {found['mismatch_tokens']} tokens")
 
 

@@ -58,7 +58,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("is_pinned", "is_copy", "is_refusal"), "Bool"),
     "choices": "UInt32",
     "lost_model": "LowCardinality(String)",
-    **dict.fromkeys(("lost_prompt_tokens", "lost_output_tokens", "adapter_us"), "UInt32"),
+    **dict.fromkeys(("lost_prompt_tokens", "lost_output_tokens"), "UInt32"),
     "limits": "LowCardinality(String)",
     "reserved_tokens": "UInt32",
     "is_limited_locally": "Bool",

@@ -184,8 +184,6 @@ class Exchange:
             event.queue_us = placed.queue_us
             event.engine_queue_us = placed.engine_queue_us
             event.cached_tokens = tally.cached_tokens
-            if placed.adapter_us:
-                event.adapter_us = placed.adapter_us
         if (reservation := self.applied or self.reservation) is not None and reservation.scopes:
             event.limits = "; ".join(scope.told for scope in reservation.scopes)
             event.reserved_tokens = reservation.tokens

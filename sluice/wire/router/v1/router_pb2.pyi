@@ -152,22 +152,20 @@ class Welcome(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Placed(_message.Message):
-    __slots__ = ("handle", "replica_id", "queue_us", "engine_queue_us", "cached_tokens", "decision", "adapter_us")
+    __slots__ = ("handle", "replica_id", "queue_us", "engine_queue_us", "cached_tokens", "decision")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     ENGINE_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_US_FIELD_NUMBER: _ClassVar[int]
     handle: int
     replica_id: str
     queue_us: int
     engine_queue_us: int
     cached_tokens: int
     decision: Explanation
-    adapter_us: int
-    def __init__(self, handle: _Optional[int] = ..., replica_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ..., adapter_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., replica_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("handle", "kind", "code", "message", "retry_after_ms", "output_tokens", "prefill_us", "decision")
