@@ -21,6 +21,7 @@ _TIMEOUT_S = 5.0
 _BYTES_PER_TOKEN = 4  # of a text whose tokens nobody has counted
 _TOKENS_MAX = 4_000_000
 _NUMBERS = ("cost", "owed", "prefill", "adapter", "cached", "active", "kv_free")
+_KEPT_TIMES = 2  # cost and owed, of what is left of a decision
 _CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20))
 
 
@@ -274,12 +275,16 @@ def _row(candidate: wire.Candidate, chosen: str) -> list[str]:
         *(candidate.cost_us, candidate.backlog_us),
         *(candidate.prefill_us, candidate.adapter_us),
     )
+    is_known = bool(candidate.health)  # else only a part of it was kept
     return [
         candidate.replica_id,
-        *(f"{micros / 1000:.1f} ms" for micros in times),
+        *(
+            f"{micros / 1000:.1f} ms" if is_known or place < _KEPT_TIMES else "-"
+            for place, micros in enumerate(times)
+        ),
         str(candidate.cached_tokens),
-        str(candidate.active),
-        str(candidate.kv_free_blocks),
+        str(candidate.active) if is_known else "-",
+        str(candidate.kv_free_blocks) if is_known else "-",
         candidate.health,
         ", ".join(note for note in notes if note),
     ]

@@ -4,6 +4,7 @@ import os
 from typing import Annotated, Any
 
 import typer
+from google.protobuf.json_format import ParseDict
 
 from cli import explain
 from cli.admin import WHERE, AsJson, ask, given
@@ -11,7 +12,7 @@ from cli.api import Api, ApiError
 from cli.render import console, show_json
 from cli.stack.home import Home, read_env
 from cli.stack_commands import fail
-from cli.trace_view import lines
+from cli.trace_view import lines, reality
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _NOT_FOUND = 404
@@ -48,6 +49,11 @@ def trace(
     out = console()
     for line in lines(found, out.width):
         out.print(line, markup=False)
+    for attempt in found.get("attempts") or []:
+        if attempt["decision"]:
+            out.print(f"\nattempt {attempt['number']}, what its router knew when it placed it:")
+            explain.show_answer(ParseDict(attempt["decision"], wire.Explanation()))
+            out.print(reality(attempt), markup=False, soft_wrap=True)
 
 
 async def _find(

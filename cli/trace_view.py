@@ -1,8 +1,9 @@
 """A request's trace as text: its stages on one time axis, and what is said around them; pure.
 
 An event holds lengths of stages, not their begins. They follow one another, so the begins are
-sums. Where an answer was resumed, lengths are those of its last attempt and belong nowhere on the
-axis: then they are told apart.
+sums. Where a request had several attempts, each has bars of its own below the gateway's; without
+them (an older gateway), lengths of a resumed answer are those of its last attempt and belong
+nowhere on the axis: then they are told apart.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +63,67 @@ def stages(row: Row) -> list[Stage]:
     return found
 
 
+def attempt_stages(row: Row, attempts: Sequence[Row]) -> list[Stage]:
+    """Return the gateway's stage and those of each attempt, which may run side by side."""
+    total_us = max(row["total_us"], row["ttft_us"], *(it["ended_us"] for it in attempts))
+    found = [Stage("gateway", 0, min(row["gateway_us"], attempts[0]["submitted_us"], total_us))]
+    for name, attempt in zip(_labels(attempts), attempts, strict=True):
+        at_us = attempt["submitted_us"]
+        last_us = max(at_us, attempt["ended_us"])
+        found.append(Stage(name, at_us, last_us))
+        first_us = attempt["first_us"] and max(at_us, min(attempt["first_us"], last_us))
+        until_us = first_us or last_us
+        lengths = [("queue", attempt["queue_us"] if attempt["replica_id"] else last_us - at_us)]
+        if attempt["replica_id"]:
+            engine_us = attempt["engine_queue_us"]
+            lengths += [("load, batch", engine_us), ("prefill", attempt["prefill_us"])]
+        for stage, length_us in lengths:
+            end_us = min(at_us + length_us, until_us)
+            if end_us > at_us:
+                found.append(Stage(f"  {stage}", at_us, end_us))
+            at_us = max(at_us, end_us)
+        if until_us > at_us:
+            found.append(Stage("  first token" if first_us else "  no token", at_us, until_us))
+        if first_us and last_us > first_us:
+            found.append(Stage("  decode", first_us, last_us))
+    return found
+
+
+def _labels(attempts: Sequence[Row]) -> list[str]:
+    has_parts = any(it["part"] for it in attempts)
+    return [
+        f"answer {it['part']}.{it['number']}" if has_parts else f"attempt {it['number']}"
+        for it in attempts
+    ]
+
+
+def attempt_text(attempt: Row, row: Row) -> str:
+    """Return where an attempt ran, what it brought, and why it ended."""
+    label = f"answer {attempt['part']}, " if row["choices"] > 1 else ""
+    where = attempt["replica_id"] or "no replica"
+    text = (
+        f"{label}attempt {attempt['number']}: {where}, router {attempt['router_id']}, cell "
+        f"{attempt['cell_id']}; {attempt['output_tokens']} tokens, {attempt['cached_tokens']} "
+        f"prompt tokens cached; {attempt['outcome']}"
+    )
+    return f"{text}: {attempt['reason']}" if attempt["reason"] else text
+
+
+def reality(attempt: Row) -> str:
+    """Return what became of what a router predicted, when it placed an attempt."""
+    decision = attempt["decision"]
+    waited_us = attempt["first_us"] - attempt["submitted_us"] - attempt["queue_us"]
+    came = f"came after {time_text(max(0, waited_us))}" if attempt["first_us"] else "never came"
+    predicted_ms = decision.get("predicted_ttft_ms", 0)
+    was = f"was predicted {predicted_ms} ms after it was placed" if predicted_ms else ""
+    queued = f"it was placed after {time_text(attempt['queue_us'])} in the queue"
+    return f"{queued}; the first token {' and '.join(filter(None, (was, came)))}"
+
+
+def _notes_of_one(attempts: Sequence[Row]) -> list[str]:
+    return [f"{it['outcome']}: {it['reason']}" for it in attempts if it["reason"]]
+
+
 def bar(stage: Stage, total_us: int, width: int) -> str:
     """Return `width` characters, full where the stage is; a stage has at least one."""
     begin = min(width - 1, stage.start_us * width // total_us)
@@ -71,7 +133,7 @@ def bar(stage: Stage, total_us: int, width: int) -> str:
 
 def waterfall(found: Sequence[Stage], width: int) -> Iterator[str]:
     """Yield a line per stage: name, bar to scale, begin, length; without bars where too narrow."""
-    total_us = found[-1].end_us if found else 0
+    total_us = max((stage.end_us for stage in found), default=0) or 1
     bar_width = min(_BAR_MAX, width - _NAME_WIDTH - 2 * _TIME_WIDTH - 3)
     head = ("", "", "from", "takes")
     for name, shown, start, length in (
@@ -92,13 +154,15 @@ def waterfall(found: Sequence[Stage], width: int) -> Iterator[str]:
 
 def lines(trace: Mapping[str, Any], width: int) -> Iterator[str]:
     """Yield all that is shown of what `GET /v1/requests/{id}` tells."""
-    row = trace["request"]
+    row, attempts = trace["request"], trace.get("attempts") or []
     yield from _head(row)
-    found = stages(row)
+    has_several = len(attempts) > 1
+    found = attempt_stages(row, attempts) if has_several else stages(row)
     if found:
         yield ""
         yield from waterfall(found, width)
-    notes = [*_notes(row), *_closings(trace), *_relatives(trace)]
+    told = [attempt_text(it, row) for it in attempts] if has_several else _notes_of_one(attempts)
+    notes = [*told, *_notes(row, has_several), *_closings(trace), *_relatives(trace)]
     if notes:
         yield ""
         yield from notes
@@ -150,15 +214,15 @@ def _pairs(*pairs: tuple[str, str]) -> str:
     return "  " + "; ".join(f"{name} {value}" for name, value in pairs if value)
 
 
-def _notes(row: Row) -> Iterator[str]:
+def _notes(row: Row, has_attempts: bool) -> Iterator[str]:
     """Yield what the bars cannot show."""
-    if row["resumes"]:
+    if row["resumes"] and not has_attempts:
         yield (
             f"resumed {row['resumes']} x; of the last attempt, on {row['replica_id']}: "
             f"queue {time_text(row['queue_us'])}, load and batch "
             f"{time_text(row['engine_queue_us'])}, prefill {time_text(row['prefill_us'])}"
         )
-    if row["choices"] > 1:
+    if row["choices"] > 1 and not has_attempts:
         yield f"{row['choices']} answers: stages are those of the first"
     if row["status"] >= _HTTP_ERROR and not row["replica_id"]:
         yield "no replica was given this request"

@@ -131,6 +131,7 @@ def _message(
         message.engine_queue_us = placed.engine_queue_us
         message.cached_tokens = placed.cached_tokens
     if (known := attempt.known_then) is not None:
+        known.router_id = attempt.router_id  # as it does itself where it is asked
         message.decision = _trimmed(known).SerializeToString()
     return message
 

@@ -196,10 +196,11 @@ async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
         base_url=stack.base_url, api_key=stack.api_key, max_retries=0, timeout=60
     )
 
-    async def one() -> str:
+    async def one(number: int) -> str:
         tokens = 0
         try:
             stream = await client.chat.completions.create(
+                extra_headers={"x-request-id": f"dying-{number}"},
                 model=MODEL,
                 messages=MESSAGES,
                 max_tokens=2000,
@@ -216,7 +217,7 @@ async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
 
     async with client:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one()) for _ in range(8)]
+            tasks = [group.create_task(one(number)) for number in range(8)]
             await asyncio.sleep(1)
             for pid in triton_processes(stack):
                 os.kill(pid, signal.SIGKILL)
@@ -231,6 +232,25 @@ async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
 
     await eventually(served_again, timeout_s=60)
 
+    def attempts() -> list[dict]:
+        told = [trace_of(stack, f"dying-{number}") for number in range(8)]
+        return all(told) and [attempt for it in told for attempt in it["attempts"]]
+
+    await eventually(attempts)
+    lost = [it for it in attempts() if it["outcome"] == "replica_lost"]
+    assert lost
+    assert all("was lost" in it["reason"] and it["decision"] for it in lost)
+
+
+def trace_of(stack, request_id: str) -> dict | None:
+    """What `sluice trace` knows of a request that has ended."""
+    answer = httpx.get(
+        f"{stack.telemetry_url}/v1/requests/{request_id}",
+        headers={"Authorization": f"Bearer {stack.admin_key}"},
+        timeout=60,
+    )
+    return answer.json() if answer.status_code == 200 else None
+
 
 def triton_processes(stack) -> list[int]:
     """Process ids of the tritonserver(s) of this stack."""
@@ -244,9 +264,14 @@ def triton_processes(stack) -> list[int]:
 
 
 async def test_every_request_is_told_once(stack) -> None:
+    trace_id = os.urandom(16).hex()
     with sdk(stack) as client:
         answer = client.chat.completions.with_raw_response.create(
-            model=MODEL, messages=MESSAGES, max_tokens=7, extra_body={"ignore_eos": True}
+            model=MODEL,
+            messages=MESSAGES,
+            max_tokens=7,
+            extra_body={"ignore_eos": True},
+            extra_headers={"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"},
         )
         request_id = answer.headers["x-request-id"]
 
@@ -268,3 +293,7 @@ async def test_every_request_is_told_once(stack) -> None:
     assert row["output_tokens"] == 7
     assert row["outcome"] == "length"
     assert row["tenant_id"] == "demo"
+    assert row["trace_id"] == trace_id
+    # Its caller keeps the trace, so the router said what it knew.
+    [attempt] = trace_of(stack, request_id)["attempts"]
+    assert attempt["decision"]["chosen"] == attempt["replica_id"] == row["replica_id"]

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from cli import explain, trace_commands
 from cli.api import ApiError
 from cli.app import app
-from cli.trace_view import Stage, bar, lines, stages, waterfall
+from cli.trace_view import Stage, attempt_stages, bar, lines, stages, waterfall
 from sluice.wire.router.v1 import router_pb2 as wire
 from telemetry.rows import COLUMNS
 
@@ -109,6 +110,55 @@ def test_what_cannot_be_placed_on_the_axis_is_told_apart():
     assert names(whole)[-1] == ("decode", 8_000, 210_000)
 
 
+PLACED = {
+    "part": 0, "number": 0, "router_id": "router-1", "cell_id": "c", "replica_id": "r1",
+    "submitted_us": 1_000, "first_us": 9_000, "ended_us": 80_000, "queue_us": 2_000,
+    "engine_queue_us": 500, "prefill_us": 3_000, "cached_tokens": 4, "output_tokens": 30,
+    "outcome": "replica_lost", "reason": "replica r1 was lost", "decision": None,
+}  # fmt: skip
+ATTEMPTS = st.lists(
+    st.fixed_dictionaries(
+        {name: MICROS for name in PLACED if name.endswith("_us")}
+        | {"replica_id": st.sampled_from(["", "r"]), "part": st.integers(0, 2)}
+    ).map(lambda some: PLACED | some),
+    min_size=2,
+    max_size=5,
+)
+
+
+@given(EVENTS, ATTEMPTS, st.integers(1, 300))
+def test_whatever_attempts_say_bars_fit(row, attempts, width):
+    shown = list(waterfall(attempt_stages(row, attempts), width))
+    assert len({len(line) for line in shown}) == 1
+    assert ("█" not in "".join(shown)) or len(shown[0]) <= width
+    assert list(lines(trace_of(row, attempts=attempts), width))
+
+
+def test_each_attempt_of_a_resumed_request_has_its_own_bars_and_says_why_it_ended():
+    second = PLACED | {"number": 1, "replica_id": "r2", "submitted_us": 90_000, "first_us": 0}
+    second |= {"ended_us": 200_000, "outcome": "stop", "reason": ""}
+    row = ENDED | {"resumes": 1, "total_us": 200_000}
+    found = [(it.name, it.start_us, it.end_us) for it in attempt_stages(row, [PLACED, second])]
+    assert found == [
+        ("gateway", 0, 1_000),
+        ("attempt 0", 1_000, 80_000),
+        ("  queue", 1_000, 3_000),
+        ("  load, batch", 3_000, 3_500),
+        ("  prefill", 3_500, 6_500),
+        ("  first token", 6_500, 9_000),
+        ("  decode", 9_000, 80_000),
+        ("attempt 1", 90_000, 200_000),
+        ("  queue", 90_000, 92_000),
+        ("  load, batch", 92_000, 92_500),
+        ("  prefill", 92_500, 95_500),
+        ("  no token", 95_500, 200_000),
+    ]
+    shown = "\n".join(lines(trace_of(row, attempts=[PLACED, second]), 120))
+    assert "attempt 0: r1, router router-1, cell c; 30 tokens, 4 prompt tokens cached" in shown
+    assert "replica_lost: replica r1 was lost" in shown
+    assert "of the last attempt" not in shown
+
+
 def test_a_lost_gateway_leaves_what_routers_told():
     told = {"part": 0, "router_id": "router-1", "replica_id": "r", "output_tokens": 9}
     lost = ENDED | dict.fromkeys((name for name in NUMBERS if name.endswith("_us")), 0)
@@ -141,6 +191,22 @@ def test_an_ended_request_is_shown_or_given_as_json(services):
     assert shown.exit_code == 0
     assert shown.stdout.startswith("request_id: stop (200) after 210 ms")
     assert json.loads(run("request_id", "--json").stdout)["request"] == ENDED
+
+
+def test_an_ended_request_says_what_its_router_knew(services):
+    known = wire.Explanation(
+        request_id="request_id", state="placed", chosen="r1", predicted_ttft_ms=9
+    )
+    known.candidates.add(replica_id="r1", cost_us=5_000, cached_tokens=4)
+    decision = MessageToDict(known, preserving_proto_field_name=True)
+    services(trace_of(ENDED, attempts=[PLACED | {"decision": decision, "reason": ""}]))
+    shown = run("request_id").stdout
+    assert "attempt 0, what its router knew when it placed it:" in shown
+    assert "5.0 ms" in shown
+    assert (
+        "it was placed after 2.00 ms in the queue; the first token was predicted 9 ms after it was"
+        " placed and came after 6.00 ms" in shown
+    )
 
 
 def test_of_a_living_request_the_router_is_asked_unless_for_a_tenant(services):
