@@ -1,6 +1,7 @@
 """Parts of the OpenAPI document that handlers describe themselves with; pure."""
 
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any
 
 from control_plane.fields import Body
@@ -15,6 +16,7 @@ def operation(
     *,
     answer: Json | None = None,
     status: int = 200,
+    also: Iterable[int] = (),
     body: type[Body] | None = None,
     query: Iterable[str] = (),
 ) -> Json:
@@ -24,11 +26,13 @@ def operation(
         summary: What it does, in one line.
         answer: Schema of what it answers; None: no body (204).
         status: Of success, when there is a body.
+        also: Other statuses of success, with the same answer.
         body: What it takes.
         query: Names of query parameters.
     """
     content = {} if answer is None else {"content": {"application/json": {"schema": answer}}}
-    success = {str(204 if answer is None else status): {"description": "done"} | content}
+    statuses = (204 if answer is None else status, *also)
+    success = {str(one): {"description": HTTPStatus(one).phrase} | content for one in statuses}
     found: Json = {"summary": summary, "responses": success}
     if body is not None:
         schema = _schema(body)
