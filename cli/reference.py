@@ -20,14 +20,18 @@ import router.metrics
 import telemetry.metrics
 from cli.settings_table import SETTINGS, accepted, descriptions
 
-_UNITS = {"s": "seconds", "tokens": "tokens", "requests": "requests", "share": "ratio", "bytes": "bytes", "days": "days"}
+_UNITS = {
+    "s": "seconds",
+    "share": "ratio",
+    **{unit: unit for unit in ("tokens", "requests", "bytes", "days")},
+}
 _SETTINGS_HEAD = """# Settings
 
 Every process reads its settings once, from the environment. A name with a service's prefix that is
 not listed here, a missing setting without a default, or a value out of its range ends the process
 at once with one line per mistake and status 2. `sluice up` sets what is needed by itself.
-`sluice config check [SERVICE] [--env-file FILE]` says the same before a start, and what each setting
-takes; `sluice config show` prints what would be in force. Neither prints a secret.
+`sluice config check [SERVICE] [--env-file FILE]` says the same before a start, and what each
+setting takes; `sluice config show` prints what would be in force. Neither prints a secret.
 `python -m control_plane.migrate` and `python -m telemetry.migrate` read the database's settings of
 their service and accept the others.
 """
