@@ -45,6 +45,12 @@ SHOWN = (
     *("digest", "base_digests", "size_bytes", "releases", "promoted", "tenant_ids"),
     *("is_public", "is_uploaded", "is_pinned", "node_count", "created_at"),
 )
+_TYPES = {
+    **dict.fromkeys(("base_digests", "releases", "promoted", "tenant_ids"), describe.TEXTS),
+    **dict.fromkeys(("is_public", "is_uploaded", "is_pinned"), describe.BOOLEAN),
+    "size_bytes": describe.nullable(describe.INTEGER),
+    "node_count": describe.INTEGER,
+}
 _HELD = ("id", "digest", "since")
 
 
@@ -56,7 +62,7 @@ class AdapterRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        row, read = describe.shown(SHOWN), Action.READ_TENANT
+        row, read = describe.shown(SHOWN, types=_TYPES), Action.READ_TENANT
         listing = describe.listing("List adapters across models", row, _FILTERS)
         show = describe.operation("Show an adapter", answer=row)
         nodes = describe.listing(

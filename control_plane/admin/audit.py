@@ -8,6 +8,7 @@ from control_plane.audit.tables import audit
 from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.bodies import moment
+from control_plane.http.columns import columns
 from control_plane.http.resources import Values, page
 from control_plane.http.routes import Route
 
@@ -22,7 +23,7 @@ class AuditRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        row = describe.shown(audit.c.keys())
+        row = describe.shown(audit.c.keys(), types=columns(audit))
         for name in ("before", "after"):
             row["properties"][name] = {"type": ["object", "null"]}
         listing = describe.listing("List writes, newest first", row, (*_FILTERS, "since"))

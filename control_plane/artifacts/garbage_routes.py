@@ -38,6 +38,7 @@ SHOWN = (
     *("digest", "kind", "size_bytes", "state", "goes_at", "needed_by", "unreferenced_since"),
     "retired_at",
 )
+_TYPES = {"size_bytes": describe.INTEGER, "needed_by": describe.TEXTS}
 _SWEPT = ("state", *_DONE, "chunks")
 
 
@@ -52,10 +53,12 @@ class GarbageRoutes:
     def routes(self) -> list[Route]:
         """Return the routes; they come before those of artifacts by digest."""
         listing = describe.listing(
-            "List what becomes of artifacts, and why", describe.shown(SHOWN), ("is_needed",)
+            "List what becomes of artifacts, and why",
+            describe.shown(SHOWN, types=_TYPES),
+            ("is_needed",),
         )
         sweep = describe.operation(
-            "Remove now what is due (200 done, 202 it goes on)", answer=describe.shown(_SWEPT)
+            "Remove now what is due (200 done, 202 it goes on)", answer=_swept(), also=(202,)
         )
         read, write = Action.READ_PLATFORM, Action.WRITE_FLEET
         return [
@@ -157,6 +160,12 @@ def _examples(*queries: Select[Any]) -> Subquery:
     every = union_all(*queries).subquery()
     found = select(every.c.digest, func.min(every.c.name).label("name"))
     return found.group_by(every.c.digest).subquery()
+
+
+def _swept() -> Values:
+    """Return the schema of a sweep; one that is answered again is only `asked`."""
+    types = dict.fromkeys(_DONE, describe.TEXTS) | {"chunks": describe.INTEGER}
+    return describe.shown(_SWEPT, types=types) | {"required": ["state"]}
 
 
 def _show_swept(swept: Swept | None) -> Values:

@@ -17,6 +17,7 @@ from control_plane.database import Database
 from control_plane.fields import checked_digest
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
+from control_plane.http.columns import columns
 from control_plane.http.resources import ResourceRoutes, fetch, page, shown
 from control_plane.http.routes import ACTOR, Route
 from control_plane.http.writes import Answer, Write, Writes
@@ -36,7 +37,7 @@ class ArtifactRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes, those of uploads among them."""
-        row = describe.shown(catalogue.SHOWN)
+        row = describe.shown(catalogue.SHOWN, types=columns(artifacts))
         read, one = Action.READ_TENANT, "/v1/artifacts/{digest}"
         listing = describe.listing("List artifacts", row, ("kind",))
         show = describe.operation("Show an artifact", answer=row)

@@ -22,6 +22,7 @@ from control_plane.database import Database
 from control_plane.fields import checked_digest
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
+from control_plane.http.columns import columns
 from control_plane.http.resources import lock_id, page, shown, visible
 from control_plane.http.routes import ACTOR, Route
 from control_plane.http.writes import RECORDED, Answer, Write, Writes
@@ -38,6 +39,8 @@ SHOWN = (
     *("size_bytes", "created_at"),
 )
 
+_MISSING = describe.shown(("sha256", "size_bytes"), types={"size_bytes": describe.INTEGER})
+
 
 class UploadRoutes:
     """Handlers of uploads."""
@@ -51,18 +54,26 @@ class UploadRoutes:
         """Return the routes."""
         every, read, write = "/v1/artifacts/uploads", Action.READ_TENANT, Action.WRITE_ARTIFACTS
         one = f"{every}/{{id}}"
-        row = describe.shown((*SHOWN, "missing"))
-        listing = describe.listing("List uploads", describe.shown(SHOWN))
+        row = shown_upload("missing", missing={"type": "array", "items": _MISSING})
+        listing = describe.listing("List uploads", shown_upload())
         begin = describe.operation(
-            "Begin an upload (201), or go on with it (200)", answer=row, body=UploadBody
+            "Begin an upload (201), or go on with it (200)",
+            answer=row,
+            body=UploadBody,
+            also=(201,),
         )
         fetch = describe.operation(
-            "Import what is elsewhere (200 accepted, 202 not yet)", answer=row, body=ImportBody
+            "Import what is elsewhere (200 accepted, 202 not yet)",
+            answer=row,
+            body=ImportBody,
+            also=(202,),
         )
         show = describe.operation("Show an upload, and which chunks it lacks", answer=row)
         piece = describe.operation("Send a chunk that an upload lacks")
         complete = describe.operation(
-            "Let an upload that lacks nothing be checked (200 accepted, 202 not yet)", answer=row
+            "Let an upload that lacks nothing be checked (200 accepted, 202 not yet)",
+            answer=row,
+            also=(202,),
         )
         return [
             Route("POST", every, self.begin, write, _KIND, begin),
@@ -272,6 +283,12 @@ def _ended(upload: Values) -> web.Response:
     """Return what to say of an upload that has ended, or was waited for long enough."""
     status = 200 if upload["state"] == UploadState.READY else 202
     return web.json_response(show_upload(upload) | {"missing": []}, status=status)
+
+
+def shown_upload(*more: str, **types: Values) -> Values:
+    """Return the schema of what `show_upload` returns, with more fields."""
+    known = columns(artifact_uploads, is_null_shown=False)
+    return describe.shown((*SHOWN, *more), types=known | types)
 
 
 def show_upload(upload: Values) -> Values:

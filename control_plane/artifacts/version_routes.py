@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from control_plane.access.roles import Action
 from control_plane.artifacts import catalogue
 from control_plane.artifacts.model import Kind, UploadState
-from control_plane.artifacts.upload_routes import UploadRoutes, show_upload
+from control_plane.artifacts.upload_routes import UploadRoutes, show_upload, shown_upload
 from control_plane.artifacts.uploads import NewUpload
 from control_plane.database import Database
 from control_plane.fields import Body, OptionalId, checked_digest
@@ -78,9 +78,12 @@ class VersionRoutes:
         """Return the routes."""
         put = describe.operation(
             "Publish a version of a model (201 new, 200 again, 202 still importing)",
-            answer=describe.shown(SHOWN),
+            answer=describe.shown(SHOWN, types={"is_promoted": describe.BOOLEAN}),
             body=VersionBody,
+            also=(201,),
         )
+        importing = {"application/json": {"schema": shown_upload()}}
+        put["responses"]["202"] = {"description": "still importing", "content": importing}
         path = "/v1/models/{model_id:.+}/versions/{version}"
         return [Route("PUT", path, self.put, Action.WRITE_MODELS, _KIND, put)]
 

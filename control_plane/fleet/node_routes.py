@@ -14,6 +14,7 @@ from control_plane.database import Database
 from control_plane.fleet.bodies import NodeOrders
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
+from control_plane.http.columns import columns
 from control_plane.http.resources import Values, fetch, first, page, shown
 from control_plane.http.routes import Route
 from control_plane.http.writes import Answer, Write, Writes
@@ -38,7 +39,8 @@ class NodeRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        told = describe.shown((*nodes.c.keys(), "replicas"))
+        types = columns(nodes) | {"replicas": describe.INTEGER}
+        told = describe.shown((*nodes.c.keys(), "replicas"), types=types)
         orders = describe.shown(_ORDERS, NodeOrders)
         operation = describe.operation
         return [

@@ -14,6 +14,7 @@ from control_plane.fleet.model import ReplicaState
 from control_plane.fleet.node_routes import NodeRoutes, shown_times
 from control_plane.http import describe
 from control_plane.http.bodies import path_id
+from control_plane.http.columns import columns
 from control_plane.http.resources import Resource, ResourceRoutes, Values, page, shown
 from control_plane.http.routes import Route
 from sluice.errors import ErrorCode, PlatformError
@@ -48,6 +49,11 @@ _STATUS = (
     *("id", "replicas_wanted", "rollout_replicas", "placed", "ready", "draining", "lost"),
     *("unplaced", "condition", "since"),
 )
+_STATUS_TYPES = {
+    **dict.fromkeys(("replicas_wanted", "placed", "ready", "draining", "lost"), describe.INTEGER),
+    "rollout_replicas": describe.nullable(describe.INTEGER),
+    "unplaced": describe.INTEGER,
+}
 POOLS = Resource(
     path="pools",
     table=tables.pools,
@@ -82,13 +88,16 @@ class FleetRoutes:
                 Action.READ_PLATFORM,
                 "pools",
                 describe.operation(
-                    "Show how far a pool is from what is wanted", answer=describe.shown(_STATUS)
+                    "Show how far a pool is from what is wanted",
+                    answer=describe.shown(_STATUS, types=_STATUS_TYPES),
                 ),
             )
         )
         for table, handler in views:
             name = str(table.name)
-            told = describe.listing(f"List {name}", describe.shown(table.c.keys()))
+            types = columns(table) | ({"state": describe.TEXT} if table is tables.replicas else {})
+            row = describe.shown(table.c.keys(), types=types)
+            told = describe.listing(f"List {name}", row)
             path, action = f"/v1/{name}", Action.READ_PLATFORM
             found.append(Route("GET", path, handler, action, name, told))
         return [*found, *NodeRoutes(self._database).routes()]

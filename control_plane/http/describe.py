@@ -1,7 +1,8 @@
 """Parts of the OpenAPI document that handlers describe themselves with; pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from control_plane.fields import Body
@@ -9,6 +10,19 @@ from control_plane.fields import Body
 Json = dict[str, Any]
 
 SCHEMAS = "#/components/schemas/"
+PAGE_MAX = 1000
+TEXT: Json = {"type": "string"}
+INTEGER: Json = {"type": "integer"}
+NUMBER: Json = {"type": "number"}
+BOOLEAN: Json = {"type": "boolean"}
+OBJECT: Json = {"type": "object"}
+TEXTS: Json = {"type": "array", "items": TEXT}
+INTEGERS: Json = {"type": "array", "items": INTEGER}
+_NOTHING: Mapping[str, Json] = MappingProxyType({})
+_QUERY: Json = {
+    "is_needed": BOOLEAN,
+    **{name: TEXT | {"format": "date-time"} for name in ("since", "from", "to")},
+}
 
 
 def operation(
@@ -16,9 +30,9 @@ def operation(
     *,
     answer: Json | None = None,
     status: int = 200,
-    also: Iterable[int] = (),
     body: type[Body] | None = None,
     query: Iterable[str] = (),
+    also: Iterable[int] = (),
 ) -> Json:
     """Return the description of one method on one path.
 
@@ -26,9 +40,9 @@ def operation(
         summary: What it does, in one line.
         answer: Schema of what it answers; None: no body (204).
         status: Of success, when there is a body.
-        also: Other statuses of success, with the same answer.
         body: What it takes.
         query: Names of query parameters.
+        also: Other statuses of success, with the same answer.
     """
     content = {} if answer is None else {"content": {"application/json": {"schema": answer}}}
     statuses = (204 if answer is None else status, *also)
@@ -42,7 +56,9 @@ def operation(
     return found
 
 
-def listing(summary: str, shown: Json, query: Iterable[str] = ()) -> Json:
+def listing(
+    summary: str, shown: Json, query: Iterable[str] = (), *, limit_max: int = PAGE_MAX
+) -> Json:
     """Return the description of a list that comes in pages of objects like `shown`."""
     schema = {
         "type": "object",
@@ -52,14 +68,28 @@ def listing(summary: str, shown: Json, query: Iterable[str] = ()) -> Json:
             "has_more": {"type": "boolean"},
         },
     }
-    return operation(summary, answer=schema, query=("limit", "after", *query))
+    found = operation(summary, answer=schema, query=("limit", "after", *query))
+    limits = INTEGER | {"minimum": 1, "maximum": limit_max, "default": limit_max}
+    found["parameters"][0]["schema"] = limits
+    return found
 
 
-def shown(fields: Iterable[str], body: type[Body] | None = None) -> Json:
-    """Return the schema of an object with these fields; those of a body have their types."""
-    written: Json = {} if body is None else _schema(body).get("properties", {})
-    properties = {str(field): written.get(field, {"type": "string"}) for field in fields}
-    return {"type": "object", "properties": properties}
+def shown(
+    fields: Iterable[str], body: type[Body] | None = None, types: Mapping[str, Json] = _NOTHING
+) -> Json:
+    """Return the schema of an object with these fields, which are always there.
+
+    Args:
+        fields: Their names.
+        body: What it was written with: fields of the same names have the same types.
+        types: Schemas of others, e.g. `INTEGER`, or what `control_plane.http.columns` returns; what
+            is in neither is a text.
+    """
+    found: Json = dict(types)
+    found |= {} if body is None else _schema(body).get("properties", {})
+    names = [str(field) for field in fields]
+    properties = {name: found.get(name, TEXT) for name in names}
+    return {"type": "object", "required": names, "properties": properties}
 
 
 def _schema(body: type[Body]) -> Json:
@@ -67,6 +97,10 @@ def _schema(body: type[Body]) -> Json:
     return body.model_json_schema(ref_template=SCHEMAS + "{model}")
 
 
+def nullable(schema: Json) -> Json:
+    """Return the schema of what may be null."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
 def _query(name: str) -> Json:
-    kind = "integer" if name == "limit" else "string"
-    return {"name": name, "in": "query", "schema": {"type": kind}}
+    return {"name": name, "in": "query", "schema": _QUERY.get(name, TEXT)}

@@ -19,6 +19,7 @@ from control_plane.database import Database
 from control_plane.fields import Body
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
+from control_plane.http.columns import columns
 from control_plane.http.resources import Values, fetch, first, missing_reference, page, shown
 from control_plane.http.routes import Route
 from control_plane.http.writes import Answer, Write, Writes, require
@@ -77,8 +78,9 @@ class KeyRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         kind, one = self._kind, self._kind.path + "/{id:[^/]+}"
-        seen = describe.shown(("id", *kind.fields, "created_at"), kind.body)
-        made = describe.shown(("id", "key", *kind.fields, "created_at"), kind.body)
+        types = columns(kind.table)
+        seen = describe.shown(("id", *kind.fields, "created_at"), kind.body, types)
+        made = describe.shown(("id", "key", *kind.fields, "created_at"), kind.body, types)
         made["properties"]["key"] = {
             "type": "string",
             "description": "shown here and never again; a replay by Idempotency-Key is a 409",
@@ -87,7 +89,7 @@ class KeyRoutes:
         make = told("Make a key", answer=made, status=201, body=kind.body)
         change = told("Change what is given of a key", answer=seen, body=kind.change)
         summary = "Make a key like this one, which ends after a grace"
-        rotate = told(summary, answer=made, status=201, body=RotationBody)
+        rotate = told(summary, answer=_replacing(made), status=201, body=RotationBody)
         read, write, name = kind.read, kind.write, kind.name
         return [
             Route("POST", kind.path, self.create, write, name, make),
@@ -218,6 +220,16 @@ class KeyRoutes:
 
     def _is_it(self, request: web.Request) -> Conditions:
         return [*self._is_in(self._scope(request)), self._kind.table.c.id == path_id(request)]
+
+
+def _replacing(made: Values) -> Values:
+    """Return the schema of a key that replaces another one, which is named."""
+    types = {"expires_at_unix_ms": describe.INTEGER}
+    replaced = describe.shown(("id", "expires_at_unix_ms"), types=types)
+    return made | {
+        "required": [*made["required"], "replaces"],
+        "properties": made["properties"] | {"replaces": replaced},
+    }
 
 
 def _owners(values: Values) -> list[Any]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from control_plane.access.roles import roles_for
+from control_plane.fields import ID_PATTERN
 from control_plane.http.describe import SCHEMAS
 from control_plane.http.routes import Route
 
@@ -32,6 +33,13 @@ _REPLAYED: Json = {
         "schema": {"type": "string"},
     },
 }
+_DIGEST: Json = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_IDS: Json = {
+    **dict.fromkeys(("digest", "chunk"), _DIGEST),
+    "cordon": {"type": "string", "minLength": 1},
+}
+_ID: Json = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
+_HEADERS: Json = {"Idempotency-Key": {"type": "string", "pattern": "^[!-~]{1,128}$"}}
 _FAILURES = {
     "401": "no such key, or it was revoked, is disabled or has expired",
     "403": "the key's role may not do this; the detail names the role that may",
@@ -113,6 +121,7 @@ def _operation(route: Route) -> Json:
             status: success | {"headers": headers}
             for status, success in route.operation["responses"].items()
         },
+        **({} if route.is_write else {"304": {"description": "the tag still is right"}}),
         **{status: _problem(text) for status, text in failures.items()},
         "default": _problem("a problem"),
     }
@@ -140,9 +149,9 @@ def _problem(description: str) -> Json:
 
 
 def _path_parameter(name: str) -> Json:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    return {"name": name, "in": "path", "required": True, "schema": _IDS.get(name, _ID)}
 
 
 def _header(name: str, description: str) -> Json:
-    schema = {"type": "string"}
+    schema = _HEADERS.get(name, {"type": "string"})
     return {"name": name, "in": "header", "description": description, "schema": schema}

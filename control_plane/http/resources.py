@@ -21,12 +21,12 @@ from control_plane.database import Database
 from control_plane.fields import Body, checked_id
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
+from control_plane.http.columns import columns
 from control_plane.http.etags import etag, is_known
 from control_plane.http.routes import ACTOR, ROUTE, Route
 from control_plane.http.writes import Answer, Write, Writes
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
-PAGE_MAX = 1000
 _LOCKS = 731053  # one for each id, held while it is written: what is not there has no row to lock
 
 Values = dict[str, Any]
@@ -119,7 +119,8 @@ class ResourceRoutes:
         kind = self._resource
         every = f"/v1/{kind.path}"
         one = f"{every}/{{{kind.key.name}:{kind.id_pattern}}}"
-        shown = describe.shown(kind.shown, kind.body)
+        types = columns(kind.table, is_null_shown=False)
+        shown = describe.shown(kind.shown, kind.body, types)
         listing = describe.listing(f"List {kind.path}", shown, kind.filters)
         get = describe.operation(f"Show one of {kind.path}", answer=shown)
         found = [
@@ -128,7 +129,7 @@ class ResourceRoutes:
         ]
         if kind.body is not None:
             summary = f"Create (201) or replace (200) one of {kind.path}"
-            put = describe.operation(summary, answer=shown, body=kind.body)
+            put = describe.operation(summary, answer=shown, body=kind.body, also=(201,))
             found.append(Route("PUT", one, self.put, kind.write, kind.path, put))
         if kind.body is not None or kind.is_removable:
             remove = describe.operation(f"Delete one of {kind.path}")
@@ -292,6 +293,19 @@ async def fetch(database: Database, query: Select[Any]) -> list[Values]:
     return await database.run(work)
 
 
+def asked_page(request: web.Request) -> tuple[int, str]:
+    """Return how many rows a page shall have, and the last id of the one before it.
+
+    Raises:
+        BadRequestError: No such number.
+    """
+    text = request.query.get("limit", str(describe.PAGE_MAX))
+    if not (re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= describe.PAGE_MAX):
+        message = f"limit must be a number from 1 to {describe.PAGE_MAX}"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="limit")
+    return int(text), request.query.get("after", "").replace("\0", "")
+
+
 async def page(
     database: Database,
     query: Select[Any],
@@ -302,12 +316,7 @@ async def page(
     newest_first: bool = False,
 ) -> web.Response:
     """Return rows in the order of ids: `?limit=` of them, `?after=` the last id of a page."""
-    text = request.query.get("limit", str(PAGE_MAX))
-    if not (re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= PAGE_MAX):
-        message = f"limit must be a number from 1 to {PAGE_MAX}"
-        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="limit")
-    limit = int(text)
-    after = request.query.get("after", "").replace("\0", "")
+    limit, after = asked_page(request)
     if newest_first:
         query = (query.where(key < after) if after else query).order_by(key.desc())
     else:

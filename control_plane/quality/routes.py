@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 from aiohttp import web
@@ -12,10 +13,12 @@ from control_plane.access.roles import Action
 from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
+from control_plane.http.columns import columns
 from control_plane.http.resources import (
     Resource,
     ResourceRoutes,
     Values,
+    asked_page,
     fetch,
     first,
     page,
@@ -51,6 +54,14 @@ PROMPTS = Resource(
     is_removable=True,
     filters=("model_id",),
 )
+_RESULT_TYPES = {
+    **dict.fromkeys(("asked_at_unix_ms", "deviations"), describe.INTEGER),
+    "token_ids": describe.INTEGERS,
+    "logprobs": {"type": "array", "items": describe.nullable(describe.NUMBER)},
+    "differs_in": describe.nullable(describe.TEXT),
+    "right": describe.nullable(describe.INTEGERS),
+    "source": describe.nullable(describe.TEXT),
+}
 _QUARANTINE = tuple(quarantines.c.keys())
 
 
@@ -65,7 +76,9 @@ class QualityRoutes:
         """Return the routes."""
         of_model = "/v1/models/{model_id:.+}/golden-prompts"
         prompt = describe.shown(PROMPTS.shown, GoldenPromptBody)
-        quarantine = describe.shown(_QUARANTINE)
+        types = columns(quarantines) | {"is_serving_again": describe.BOOLEAN}
+        quarantine = describe.shown(_QUARANTINE, types=types)
+        lifted = describe.shown((*_QUARANTINE, "is_serving_again"), types=types)
         add = describe.operation(
             "Ask the releases of a model a prompt, regularly, on every replica",
             answer=prompt,
@@ -73,7 +86,7 @@ class QualityRoutes:
             body=GoldenPromptBody,
         )
         release = describe.operation(
-            "Lift a quarantine: a false alarm", answer=quarantine, body=ReleaseBody
+            "Lift a quarantine: a false alarm", answer=lifted, body=ReleaseBody
         )
         forget = describe.operation(
             "Forget what the replicas of a pool answered: what they answer from now on is right",
@@ -81,7 +94,9 @@ class QualityRoutes:
         )
         listed = describe.listing("List a model's golden prompts", prompt)
         told = describe.listing(
-            "Compare the last answers of replicas", describe.shown(RESULT_FIELDS), ("pool_id",)
+            "Compare the last answers of replicas",
+            describe.shown(RESULT_FIELDS, types=_RESULT_TYPES),
+            ("pool_id",),
         )
         all_ = describe.listing("List quarantines, the newest first", quarantine)
         one = describe.operation("Show a quarantine and its evidence", answer=quarantine)
@@ -160,12 +175,15 @@ class QualityRoutes:
 
     async def results(self, request: web.Request) -> web.Response:
         """Return what replicas answered last, and whether that is right."""
+        limit, after = asked_page(request)
         pool_id = request.query.get("pool_id", "").replace("\0", "")
         rows = await self._database.run(
             lambda connection: repository.last_answers(connection, pool_id, _RESULTS_MAX)
         )
         found = await asyncio.to_thread(results, *rows)
-        return await asyncio.to_thread(shown, request, {"data": found, "has_more": False})
+        found = sorted((one for one in found if one["id"] > after), key=itemgetter("id"))
+        body = {"data": found[:limit], "has_more": len(found) > limit}
+        return await asyncio.to_thread(shown, request, body)
 
     async def list(self, request: web.Request) -> web.Response:
         """Return a page of quarantines."""

@@ -14,6 +14,7 @@ from moto.server import ThreadedMotoServer
 
 from sluice.manifests import CHUNK_BYTES, Manifest, manifest_of_directory
 from sluice.process import free_port
+from tests.integration.admin_description import HOOKS
 
 UPLOADS = "/v1/artifacts/uploads"
 TENANT_BYTES_MAX = 48 << 20
@@ -98,6 +99,7 @@ class Site:
                 base_url=self.admin.base_url,
                 headers={"Authorization": f"Bearer {made.json()['key']}"},
                 timeout=60,
+                event_hooks=HOOKS,
             )
         return self.clients[tenant]
 

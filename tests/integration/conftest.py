@@ -25,6 +25,7 @@ from cli.stack.broker import broker_spec
 from cli.stack.tracestore import tracestore_spec
 from control_plane.migrate import migrate
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
+from tests.integration.admin_description import HOOKS
 
 _DATABASES = count(1)
 
@@ -210,6 +211,7 @@ async def running_control_plane(
             base_url=f"http://127.0.0.1:{http_port}",
             headers={"Authorization": f"Bearer {ADMIN_KEY}"},
             timeout=60,
+            event_hooks=HOOKS,
         ) as admin:
             control_plane = ControlPlane(child, spec, admin, f"127.0.0.1:{grpc_port}")
             await eventually(control_plane.is_ready, "the control plane is ready")

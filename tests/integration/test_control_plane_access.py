@@ -9,6 +9,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from tests.integration.admin_description import HOOKS
+
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 BASE = "ac" * 32
@@ -34,7 +36,9 @@ async def make(plane, **body: object) -> dict[str, object]:
 
 def client(plane, key: object) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(base_url=plane.admin.base_url, headers=headers, timeout=60)
+    return httpx.AsyncClient(
+        base_url=plane.admin.base_url, headers=headers, timeout=60, event_hooks=HOOKS
+    )
 
 
 async def status_of(plane, key: object) -> int:
