@@ -1,6 +1,7 @@
 """The composition root: store, sink and HTTP of one telemetry process."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -46,19 +47,9 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
     async with AsyncExitStack() as stack:
         store = Store(settings)
         stack.push_async_callback(store.close)
-
-        def reader() -> EventConsumer:
-            return EventConsumer(
-                settings.kafka_bootstrap,
-                settings.topic,
-                settings.group,
-                protocol=settings.kafka_group_protocol,
-                batch_wait_s=settings.batch_wait_s,
-            )
-
         spans = _span_export(settings, metrics)
         sink = Sink(
-            reader,
+            partial(_reader, settings),
             store,
             metrics,
             batch_max=settings.batch_max,
@@ -80,29 +71,46 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
             RecordedHours(settings.control_plane_url, control_key)
         )
         api = Api(store, sink, observer.progress, closer, metrics, key_sha256, prices, recorded)
-        runner = make_runner(api.application())
-        stack.push_async_callback(runner.cleanup)
-        await runner.setup()
-        host, _, port = settings.http_address.rpartition(":")
-        await web.TCPSite(runner, host.strip("[]"), int(port), shutdown_timeout=_SHUTDOWN_S).start()
+        stack.push_async_callback(await _serving(api, settings.http_address))
         log.info("telemetry_started", http_address=settings.http_address)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(sink.run())
-            observing = group.create_task(observer.run())
-            closing = group.create_task(closer.run())
-            comparing = group.create_task(reconciler.run())
-            rolling = group.create_task(rollups.run())
+            loops = [
+                group.create_task(loop.run()) for loop in (observer, closer, reconciler, rollups)
+            ]
             exporting = group.create_task(_nowhere() if spans is None else spans.run())
             await stop.wait()
-            rolling.cancel()
-            observing.cancel()
-            closing.cancel()
-            comparing.cancel()
+            for loop in loops:
+                loop.cancel()
             sink.drain()
             await asyncio.wait([task], timeout=_DRAIN_S)
             task.cancel()
             exporting.cancel()
     log.info("telemetry_stopped")
+
+
+def _reader(settings: Settings) -> EventConsumer:
+    return EventConsumer(
+        settings.kafka_bootstrap,
+        settings.topic,
+        settings.group,
+        protocol=settings.kafka_group_protocol,
+        batch_wait_s=settings.batch_wait_s,
+    )
+
+
+async def _serving(api: Api, address: str) -> Callable[[], Awaitable[None]]:
+    """Begin to answer at host:port, and return what ends that."""
+    runner = make_runner(api.application())
+    await runner.setup()
+    host, _, port = address.rpartition(":")
+    try:
+        site = web.TCPSite(runner, host.strip("[]"), int(port), shutdown_timeout=_SHUTDOWN_S)
+        await site.start()
+    except BaseException:
+        await runner.cleanup()
+        raise
+    return runner.cleanup
 
 
 def _span_export(settings: Settings, metrics: Metrics) -> "SpanExport | None":

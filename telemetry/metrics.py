@@ -48,12 +48,6 @@ class Metrics:
         )
         for reason in ("full", "refused", "late", "stopped"):
             self.spans_dropped.labels(reason=reason)
-        self.replica_price = Gauge(
-            "llm_replica_hour_price",
-            "Of an hour of one replica, by the price list; no series without one.",
-            ["pool", "currency"],
-            registry=self.registry,
-        )
         self.write_failures = counter(
             "telemetry_write_failures", "Inserts that failed and are retried."
         )
@@ -70,6 +64,23 @@ class Metrics:
         self.lag = Gauge(
             "telemetry_lag_events", "Messages still to be read.", registry=self.registry
         )
+        self.is_ready = Gauge(
+            "telemetry_ready", "1 while broker and ClickHouse are reached.", registry=self.registry
+        )
+        self._of_ledger()
+
+    def _of_ledger(self) -> None:
+        self.ingested_until = Gauge(
+            "telemetry_ingested_until_seconds",
+            "Unix time; what gateways sent before it is in ClickHouse. 0: not known yet.",
+            registry=self.registry,
+        )
+        self.replica_price = Gauge(
+            "llm_replica_hour_price",
+            "Of an hour of one replica, by the price list; no series without one.",
+            ["pool", "currency"],
+            registry=self.registry,
+        )
         self.mismatch = Gauge(
             "llm_ledger_mismatch_tokens",
             "Output tokens by which ledger and engines differ, in closed hours of two days.",
@@ -80,15 +91,11 @@ class Metrics:
             "Unix time at which ledger and engines were last compared. 0: not yet.",
             registry=self.registry,
         )
-        self.ingested_until = Gauge(
-            "telemetry_ingested_until_seconds",
-            "Unix time; what gateways sent before it is in ClickHouse. 0: not known yet.",
-            registry=self.registry,
-        )
-        self.rollup_marks = counter(
+        self.rollup_marks = Counter(
             "telemetry_rollup_marks",
             "Minutes of tenants that were summed because events came.",
             ["level"],
+            registry=self.registry,
         )
         self.rolled_up = Gauge(
             "telemetry_rolled_up_seconds",
@@ -99,9 +106,6 @@ class Metrics:
         for level in Level:
             self.rollup_marks.labels(level=level)
             self.rolled_up.labels(level=level)
-        self.is_ready = Gauge(
-            "telemetry_ready", "1 while broker and ClickHouse are reached.", registry=self.registry
-        )
 
     def show_prices(self, prices: Mapping[str, float], currency: str) -> None:
         """Show what an hour of one replica costs, by pool."""

@@ -148,6 +148,7 @@ def test_the_metrics_are_known() -> None:
     names = {metric.name for metric in Metrics().registry.collect()}
     assert names == {
         "llm_ledger_mismatch_tokens",
+        "llm_replica_hour_price",
         "telemetry_closings_written",
         "telemetry_events_duplicate",
         "telemetry_events_written",
