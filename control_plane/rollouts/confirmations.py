@@ -13,12 +13,15 @@ class Confirmations:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def confirm(self, said: Confirmation) -> None:
-        """Keep what a gateway says.
+    async def confirm(
+        self, gateway_id: str, version: int, oldest_open_ms: int, missing_bases: frozenset[str]
+    ) -> None:
+        """Keep what a gateway says, see `Confirmation`.
 
         Raises:
             DatabaseDownError: Nothing was kept.
         """
+        said = Confirmation(gateway_id, version, oldest_open_ms, missing_bases)
         await self._database.run(
             lambda connection: repository.confirm(connection, said), deadline_s=_DEADLINE_S
         )

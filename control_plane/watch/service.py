@@ -13,7 +13,6 @@ import structlog
 
 from control_plane.database import DatabaseDownError
 from control_plane.fields import is_address, is_digest, is_id
-from control_plane.rollouts.facts import Confirmation
 from control_plane.watch.feed import Feed, Snapshot
 from control_plane.watch.history import joined
 from sluice.base_files import MISSING_BASES_MAX
@@ -44,7 +43,7 @@ class WatchService:
         present: Callable[[str, str], AbstractContextManager[None]],
         leave: Callable[[str], None],
         count: Callable[[str, int], None],
-        confirm: Callable[[Confirmation], Awaitable[None]],
+        confirm: Callable[[str, int, int, frozenset[str]], Awaitable[None]],
     ) -> None:
         """Prepare.
 
@@ -53,7 +52,8 @@ class WatchService:
             present: (router id, address) -> the router lives while this context is open.
             leave: Takes the id of a router that says goodbye.
             count: (role, +1 or -1) -> keeps the number of watchers.
-            confirm: Keeps what a gateway says of itself.
+            confirm: Keeps what a gateway says of itself: its id, the version by which it decides,
+                when (Unix ms; 0: never) its oldest open request came, and what it cannot serve yet.
         """
         self._feed = feed
         self._present = present
@@ -106,11 +106,11 @@ class WatchService:
         missing = request.missing_bases
         if len(missing) > MISSING_BASES_MAX or not all(map(is_digest, missing)):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "these are no missing bases")
-        said = Confirmation(
-            request.gateway_id, request.version, request.oldest_open_unix_ms, frozenset(missing)
-        )
+        oldest_open_ms = request.oldest_open_unix_ms
         try:
-            await self._confirm(said)
+            await self._confirm(
+                request.gateway_id, request.version, oldest_open_ms, frozenset(missing)
+            )
         except DatabaseDownError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
         return wire.ConfirmResponse()

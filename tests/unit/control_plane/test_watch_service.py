@@ -9,7 +9,6 @@ from control_plane.database import Database
 from control_plane.fleet.presence import Presence
 from control_plane.metrics import Metrics
 from control_plane.watch import service as watch_service
-from control_plane.rollouts.facts import Confirmation
 from control_plane.watch.feed import Feed
 from control_plane.watch.history import History
 from control_plane.watch.service import WatchService
@@ -59,7 +58,9 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-async def _confirm(said: Confirmation) -> None:
+async def _confirm(
+    gateway_id: str, version: int, oldest_open_ms: int, missing_bases: frozenset[str]
+) -> None:
     pass
 
 
