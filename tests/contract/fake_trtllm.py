@@ -256,14 +256,11 @@ class LLM:
         self.vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
         self.arguments = arguments
         self.cache = arguments["kv_cache_config"]
-        self._pending: deque = deque()
-        self._running: list[RequestOutput] = []
+        self._pending, self._running = deque(), []
         self._work = threading.Event()
         self._lock = threading.Lock()
         self._stats = self._events = None
-        self._down = False
-        self._requests = 0
-        self.traces: list = []
+        self._down, self._requests, self.traces = False, 0, []
         self._event_id = 0
         self._stored: OrderedDict[int, None] = OrderedDict()
         self.seen: list[RequestOutput] = []

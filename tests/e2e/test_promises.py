@@ -196,11 +196,10 @@ async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
         base_url=stack.base_url, api_key=stack.api_key, max_retries=0, timeout=60
     )
 
-    async def one(number: int) -> str:
+    async def one() -> str:
         tokens = 0
         try:
             stream = await client.chat.completions.create(
-                extra_headers={"x-request-id": f"dying-{number}"},
                 model=MODEL,
                 messages=MESSAGES,
                 max_tokens=2000,
@@ -217,7 +216,7 @@ async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
 
     async with client:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(number)) for number in range(8)]
+            tasks = [group.create_task(one()) for _ in range(8)]
             await asyncio.sleep(1)
             for pid in triton_processes(stack):
                 os.kill(pid, signal.SIGKILL)
@@ -231,15 +230,6 @@ async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
             )
 
     await eventually(served_again, timeout_s=60)
-
-    def attempts() -> list[dict]:
-        told = [trace_of(stack, f"dying-{number}") for number in range(8)]
-        return all(told) and [attempt for it in told for attempt in it["attempts"]]
-
-    await eventually(attempts)
-    lost = [it for it in attempts() if it["outcome"] == "replica_lost"]
-    assert lost
-    assert all("was lost" in it["reason"] and it["decision"] for it in lost)
 
 
 def trace_of(stack, request_id: str) -> dict | None:

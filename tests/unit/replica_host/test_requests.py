@@ -37,6 +37,10 @@ def test_an_absent_field_is_off() -> None:
     assert decode(wire.Sequence(prompt=[1], sampling=sampling)).sampling == Sampling(seed=900)
 
 
+RESUMED = {"resumed_tokens": 2, "prompt_logprobs": 0, "draft_tokens_max": 4}
+TRACE = {"traceparent": "00-t-s-01", "tracestate": "v=1"}
+
+
 def test_every_field_arrives() -> None:
     sampling = wire.Sampling(
         temperature=0.5,
@@ -63,11 +67,8 @@ def test_every_field_arrives() -> None:
         adapter_digest="a" * 64,
         priority=2**32 - 1,
         ignore_eos=True,
-        resumed_tokens=2,
-        prompt_logprobs=0,
-        draft_tokens_max=4,
-        traceparent="00-t-s-01",
-        tracestate="v=1",
+        **RESUMED,
+        **TRACE,
     )
     assert decode(message) == SequenceRequest(
         key=10,
@@ -93,10 +94,8 @@ def test_every_field_arrives() -> None:
         priority=URGENT_PRIORITY - 1,
         ignore_eos=True,
         submitted_at_s=2.5,
-        resumed_tokens=2,
-        prompt_logprobs=0,
-        draft_tokens_max=4,
-        trace={"traceparent": "00-t-s-01", "tracestate": "v=1"},
+        **RESUMED,
+        trace=TRACE,
     )
 
 
