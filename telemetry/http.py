@@ -14,8 +14,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 from telemetry import evidence, params, traces
-from telemetry.closings import Closer
 from telemetry.budget_usage import totals, totals_query
+from telemetry.closings import Closer
 from telemetry.costs.prices import Prices
 from telemetry.costs.query import cost_query, measured
 from telemetry.costs.recorded import RecordedHours
@@ -69,11 +69,11 @@ class Api:
         app.router.add_get("/v1/requests/{request_id}", self._trace)
         app.router.add_get("/v1/rollouts/{rollout_id}/windows", self._windows)
         app.router.add_get("/v1/usage", self._usage)
+        app.router.add_post("/v1/usage/totals", self._totals)
         app.router.add_get("/v1/usage/reconciliation", self._reconciliation)
         app.router.add_get("/v1/costs", self._costs)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
-        app.router.add_post("/v1/usage/totals", self._totals)
         app.router.add_get("/metrics", self._metrics_text)
         return app
 
@@ -144,10 +144,6 @@ class Api:
             }
         )
 
-    async def _reconciliation(self, request: web.Request) -> web.Response:
-        """Tell where the ledger and what engines made differ, by hour and model."""
-        self._check_key(request)
-        query = usage_query(request.query, int(time.time() * 1000))
     async def _totals(self, request: web.Request) -> web.Response:
         """Tell what each of many tenants used; the query is the body, too long for a URL."""
         self._check_key(request)
@@ -156,6 +152,10 @@ class Api:
         rows = await _asked(totals(self._store, query))
         return web.json_response({"ingested_until_unix_ms": ingested_ms, "data": rows})
 
+    async def _reconciliation(self, request: web.Request) -> web.Response:
+        """Tell where the ledger and what engines made differ, by hour and model."""
+        self._check_key(request)
+        query = usage_query(request.query, int(time.time() * 1000))
         if query.tenant_id or query.key_id:
             message = "engines do not know tenants and keys: leave them out"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="tenant")
