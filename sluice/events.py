@@ -219,9 +219,22 @@ class EventProducer:
         if self._is_direct:
             self._ship()
             return
-        while self._queue:
-            self._keep(self._take())
         self._replay(now)
+        if self._is_direct:
+            self._ship()
+            return
+        while self._queue and not self._may_wait():
+            self._keep(self._take())
+
+    def _may_wait(self) -> bool:
+        """Whether the queue can stay in memory until the spool is empty.
+
+        What came while the last spooled events were on their way would be spooled otherwise, and
+        again while those were: under steady load the spool would never be empty.
+        """
+        assert self._spool is not None
+        is_last = self._replaying > 0 and not self._failed and self._spool.is_all_peeked
+        return is_last and len(self._queue) < self._queue_max // 2
 
     def _ship(self) -> None:
         taken = self._take()

@@ -102,6 +102,11 @@ class Spool:
         """Whether everything was replayed."""
         return not self._sizes
 
+    @property
+    def is_all_peeked(self) -> bool:
+        """Whether the last `peek` returned everything that is there."""
+        return len(self._sizes) == 1 and self._peeked[0] >= next(iter(self._sizes.values()))
+
     def append(self, payloads: Iterable[bytes]) -> int:
         """Write the records at the end and return how many were written.
 

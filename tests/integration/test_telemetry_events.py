@@ -113,6 +113,33 @@ async def test_events_spooled_while_the_broker_is_away_arrive(broker: Any, tmp_p
     assert (stats.dropped, stats.damaged, stats.spool_bytes) == (0, 0, 0)
 
 
+async def test_events_go_straight_again_although_more_come_all_the_time(
+    broker: Any, tmp_path: Path
+) -> None:
+    with producing(broker.address, tmp_path) as producer:
+        number = 0
+
+        async def emit_until(condition: Callable[[], bool]) -> None:
+            nonlocal number
+            async with asyncio.timeout(WAIT_S):
+                while not condition():
+                    producer.emit(event(number))
+                    number += 1
+                    await asyncio.sleep(
+                        0.005
+                    )  # some in every turn of the thread, few enough for one
+
+        await broker.kill()
+        await emit_until(lambda: producer.stats.spooled > 100)
+        await broker.start()
+        await emit_until(lambda: producer.stats.spool_bytes == 0)
+        spooled = producer.stats.spooled
+        wanted = producer.stats.delivered + 200
+        await emit_until(lambda: producer.stats.delivered > wanted)
+        assert producer.stats.spooled == spooled
+        assert set(await arrived(broker.address, number)) == {f"{n:06}" for n in range(number)}
+
+
 async def test_what_a_stopped_process_spooled_the_next_one_sends(
     broker: Any, tmp_path: Path
 ) -> None:
