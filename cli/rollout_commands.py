@@ -268,6 +268,6 @@ async def _polled(api: Api, path: str) -> Json:
 
 
 def _line(found: Json) -> str:
-    reasons = (found["explanation"], found.get("waiting_for", ""), found["problem"])
+    reasons = (found["explanation"], found.get("waiting_for", ""), found.get("problem", ""))
     why = "".join(f": {reason}" for reason in reasons if reason)
     return f"{found['phase']}, stage {_stage(found)}, share {_percent(found)}{why}"

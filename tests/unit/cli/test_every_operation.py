@@ -118,6 +118,7 @@ fleet pool show p
 fleet pool create p --base {D} --engine sim
 fleet pool update p --replicas 2
 fleet pool delete p
+fleet hours
 fleet nodes list
 fleet nodes show n
 fleet nodes cordon n --reason x
