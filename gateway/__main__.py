@@ -95,6 +95,8 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if sys.argv[1:2] == ["worker"]:
         listener, link, ready_wait_s = sys.argv[2:]
+        # All workers write into the log of their parent.
+        structlog.contextvars.bind_contextvars(worker=settings.instance_id)
         allow_open_files(settings)
         uvloop.run(_serve_slot(settings, int(listener), int(link), float(ready_wait_s)))
         return

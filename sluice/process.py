@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import structlog
 
@@ -57,7 +58,7 @@ class ProcessSpec:
         name: Unique within its owner; names the log file.
         command: Program and arguments.
         env: The child's whole environment; nothing is inherited.
-        log_file: Receives stdout and stderr, appended.
+        log_file: Receives stdout and stderr, appended. None: they go where ours go.
         ready: Raises (OSError, ConnectionError, RuntimeError, ...) until the child can serve.
         uid: User and group id to run as; None keeps ours. Needs root.
         stop_signal: Asks the child to end.
@@ -69,7 +70,7 @@ class ProcessSpec:
     name: str
     command: Sequence[str]
     env: Mapping[str, str]
-    log_file: Path
+    log_file: Path | None
     ready: Callable[[], Awaitable[None]]
     uid: int | None = None
     gid: int | None = None
@@ -175,6 +176,8 @@ class OwnedProcess:
 
     def log_tail(self, lines: int = 5) -> str:
         """Return the end of the log, for error messages."""
+        if self.spec.log_file is None:
+            return "see the log"
         try:
             with self.spec.log_file.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
@@ -205,23 +208,12 @@ class ChildProcess(OwnedProcess):
         Raises:
             OSError: No such program, no permission, no process or file handle left, disk full.
         """
+        if spec.log_file is None:
+            return cls(spec, _popen(spec, None))
         spec.log_file.parent.mkdir(parents=True, exist_ok=True)
         _rotate(spec.log_file)
         with spec.log_file.open("ab") as log_file:
-            process = subprocess.Popen(  # noqa: ASYNC220 - returns after fork and exec: milliseconds
-                list(spec.command),
-                env=dict(spec.env),
-                cwd=spec.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=log_file,
-                start_new_session=True,
-                pass_fds=spec.pass_fds,
-                user=spec.uid,
-                group=spec.gid,
-                extra_groups=None if spec.uid is None else [],
-            )
-        return cls(spec, process)
+            return cls(spec, _popen(spec, log_file))
 
     def _note_end(self) -> None:
         self._process.wait()
@@ -377,6 +369,22 @@ async def port_answers(host: str, port: int) -> None:
     _, writer = await asyncio.open_connection(host, port)
     writer.close()
     await writer.wait_closed()
+
+
+def _popen(spec: ProcessSpec, output: IO[bytes] | None) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(  # returns after fork and exec: milliseconds
+        list(spec.command),
+        env=dict(spec.env),
+        cwd=spec.cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        pass_fds=spec.pass_fds,
+        user=spec.uid,
+        group=spec.gid,
+        extra_groups=None if spec.uid is None else [],
+    )
 
 
 def _has_ended(pidfd: int) -> bool:

@@ -204,7 +204,7 @@ class Slot:
             name=name,
             command=[sys.executable, "-m", "gateway", *arguments],
             env={**os.environ, "GATEWAY__INSTANCE_ID": name},
-            log_file=settings.state_dir / f"worker-{self._index}.log",
+            log_file=None,  # one stream of lines for whoever collects ours, and rotates it
             ready=ready,
             stop_grace_s=stop_s + _STOP_MARGIN_S,
             pass_fds=fds,

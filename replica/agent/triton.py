@@ -187,7 +187,7 @@ class TritonLauncher:
         ports = self._ports(home / "ports.json")
         launch = self._launch(replica_id, ports, RunFile(home))
         with suppress(FileNotFoundError):  # the run before is what one asks about
-            launch.process.log_file.replace(home / "triton.log.1")
+            (home / "triton.log").replace(home / "triton.log.1")
         launch.process.cleanup()
         process = replace(
             launch.process,
@@ -305,11 +305,13 @@ class TritonLauncher:
         return variables
 
 
-def last_error(log_file: Path) -> str:
+def last_error(log_file: Path | None) -> str:
     """Return what Triton said when it gave up, e.g. why the model did not load; empty if nothing.
 
     Its last lines are a table of its settings and a stack trace.
     """
+    if log_file is None:
+        return ""
     with suppress(OSError):
         with log_file.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 32_768))
