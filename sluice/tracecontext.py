@@ -16,7 +16,8 @@ _TRACEPARENT = re.compile(
 )
 _SAMPLED = 1
 _UID = re.compile(r"[0-9a-f]{16}(?!0{16})[0-9a-f]{16}")
-_KEY = r"[a-z0-9][a-z0-9_\-*/]{0,240}(?:@[a-z][a-z0-9_\-*/]{0,13})?|[a-z][a-z0-9_\-*/]{0,255}"
+# Level 1: only the name of a tenant, before an @, may begin with a digit.
+_KEY = r"[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}"
 _VISIBLE = r"\x21-\x2b\x2d-\x3c\x3e-\x7e"  # but for comma and equals sign
 _MEMBER = re.compile(rf"({_KEY})=[ {_VISIBLE}]{{0,255}}[{_VISIBLE}]")
 _MEMBERS_MAX = 32
@@ -113,5 +114,14 @@ def attempt_number(part: int, number: int) -> int:
 
 def attempt_traceparent(of_request: str, part: int, number: int) -> str:
     """Return what a router is told for an attempt, of the request's own traceparent."""
-    child = child_span_id(of_request[_SPAN_AT:_FLAGS_AT], attempt_number(part, number))
-    return of_request[:_SPAN_AT] + child + of_request[_FLAGS_AT:]
+    return _below(of_request, attempt_number(part, number))
+
+
+def later_attempt(of_attempt: str, number: int, by: int) -> str:
+    """Return what `attempt_traceparent` says of the attempt that many later than `number`."""
+    return _below(of_attempt, attempt_number(0, number) ^ attempt_number(0, number + by))
+
+
+def _below(of: str, number: int) -> str:
+    child = child_span_id(of[_SPAN_AT:_FLAGS_AT], number)
+    return of[:_SPAN_AT] + child + of[_FLAGS_AT:]

@@ -15,8 +15,8 @@ HEX16 = st.integers(1, (1 << 64) - 1).map("{:016x}".format)
 
 
 def test_a_valid_context_is_read_with_its_state() -> None:
-    assert tracecontext.read([VALID], ["a=1", "b@c=2 3 , d=4"]) == Upstream(
-        TRACE, SPAN, True, "a=1,b@c=2 3,d=4"
+    assert tracecontext.read([VALID], ["a=1", "0b@c=2 3 , d=4"]) == Upstream(
+        TRACE, SPAN, True, "a=1,0b@c=2 3,d=4"
     )
     assert not tracecontext.read([f"00-{TRACE}-{SPAN}-02"]).is_sampled  # another flag
     assert tracecontext.read([f"cc-{TRACE}-{SPAN}-01-what-comes-then"]).trace_id == TRACE
@@ -41,7 +41,8 @@ def test_an_invalid_parent_takes_its_state_with_it(given_headers: list[str]) -> 
 
 
 @pytest.mark.parametrize(
-    "state", ["a", "=1", "A=1", "a=", "a=1,a=2", "a=é", "a=b=c", "a=1\x00", "a=" + "x" * 9000]
+    "state",
+    ["a", "=1", "A=1", "0a=1", "a=", "a=1,a=2", "a=é", "a=b=c", "a=1\x00", "a=" + "x" * 9000],
 )
 def test_an_invalid_state_is_left_out_alone(state: str) -> None:
     assert tracecontext.read([VALID], [state]) == Upstream(TRACE, SPAN, True)
