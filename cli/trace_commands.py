@@ -52,7 +52,9 @@ def trace(
     for attempt in found.get("attempts") or []:
         if attempt["decision"]:
             out.print(f"\nattempt {attempt['number']}, what its router knew when it placed it:")
-            explain.show_answer(ParseDict(attempt["decision"], wire.Explanation()))
+            # A newer service may tell of more.
+            known = ParseDict(attempt["decision"], wire.Explanation(), ignore_unknown_fields=True)
+            explain.show_answer(known)
             out.print(reality(attempt), markup=False, soft_wrap=True)
 
 

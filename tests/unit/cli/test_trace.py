@@ -198,7 +198,7 @@ def test_an_ended_request_says_what_its_router_knew(services):
         request_id="request_id", state="placed", chosen="r1", predicted_ttft_ms=9
     )
     known.candidates.add(replica_id="r1", cost_us=5_000, cached_tokens=4)
-    decision = MessageToDict(known, preserving_proto_field_name=True)
+    decision = MessageToDict(known, preserving_proto_field_name=True) | {"of_tomorrow": 1}
     services(trace_of(ENDED, attempts=[PLACED | {"decision": decision, "reason": ""}]))
     shown = run("request_id").stdout
     assert "attempt 0, what its router knew when it placed it:" in shown
