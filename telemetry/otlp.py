@@ -1,14 +1,19 @@
 """Sends spans to an OpenTelemetry collector, beside the sink and never in its way.
 
 Events are offered after they were written. Those that are wanted wait in a bounded queue; when the
-collector is away or slow the oldest go, and are counted. Spans are made in a thread, where they are
-sent. A replay of the broker offers events again: the same spans with the same ids.
+collector is away or slow the oldest go, and are counted. Callers choose what is sampled, so that
+goes before what failed or was slow. Spans are made and sent in one daemon thread at a time: a send
+that hangs takes no thread from the ledger, and the process does not wait for it at its end. A
+replay of the broker offers events again: the same spans with the same ids.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from contextlib import suppress
+from functools import partial
+from threading import Thread
+from typing import Protocol, TypeVar
 
 import structlog
 from opentelemetry.exporter.otlp.proto.http import Compression
@@ -22,9 +27,11 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from telemetry.metrics import Metrics
-from telemetry.spans import Span, is_wanted, spans_of
+from telemetry.spans import Span, is_notable, spans_of
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _QUEUE_MAX = 20_000  # events; about 1 kB each
 _BATCH = 256  # events per message, some six spans each
@@ -56,54 +63,69 @@ class SpanExport:
     """What is to be exported; `run` belongs into a TaskGroup."""
 
     def __init__(self, exporter: Callable[[], Exporter], metrics: Metrics, *, slow_us: int) -> None:
-        """Prepare; `slow_us` as in `telemetry.spans.is_wanted`."""
+        """Prepare; `slow_us` as in `telemetry.spans.is_notable`."""
         self._make = exporter
         self._metrics = metrics
         self._slow_us = slow_us
-        self._queue: deque[RequestEvent] = deque()
+        self._notable: deque[RequestEvent] = deque()
+        self._sampled: deque[RequestEvent] = deque()  # and not notable
+        self._sending: asyncio.Future[int] | None = None
         self._has_some = asyncio.Event()
 
     def offer(self, events: Sequence[RequestEvent]) -> None:
-        """Queue those that are wanted; never waits."""
-        wanted = [event for event in events if is_wanted(event, self._slow_us)]
-        self._queue += wanted
-        surplus = len(self._queue) - _QUEUE_MAX
+        """Queue those that are wanted: notable ones, and sampled ones; never waits."""
+        for event in events:
+            if is_notable(event, self._slow_us):
+                self._notable.append(_small(event))
+            elif event.is_sampled:
+                self._sampled.append(_small(event))
+        surplus = self._waiting - _QUEUE_MAX
         for _ in range(surplus):
-            self._queue.popleft()
+            (self._sampled or self._notable).popleft()
         if surplus > 0:
             self._metrics.spans_dropped.labels(reason="full").inc(surplus)
-        if wanted:
+        if self._waiting:
             self._has_some.set()
 
     async def run(self) -> None:
         """Send what is offered until cancelled; then what is left, for two seconds."""
-        exporter = await asyncio.to_thread(self._make)
+        exporter = await _in_thread(self._make)
         try:
             while True:
                 await self._has_some.wait()
-                await asyncio.sleep(0 if len(self._queue) >= _BATCH else _GATHER_S)
+                await asyncio.sleep(0 if self._waiting >= _BATCH else _GATHER_S)
                 await self._send(exporter, self._take())
         finally:
             await self._finish(exporter)
 
     async def _finish(self, exporter: Exporter) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
-                while self._queue:
+                while self._waiting and (self._sending is None or self._sending.done()):
                     await self._send(exporter, self._take())
-        except TimeoutError:
-            self._metrics.spans_dropped.labels(reason="stopped").inc(len(self._queue))
+        self._metrics.spans_dropped.labels(reason="stopped").inc(self._waiting)
         exporter.shutdown()  # also ends a retry that a thread still waits for
 
+    @property
+    def _waiting(self) -> int:
+        return len(self._notable) + len(self._sampled)
+
     def _take(self) -> list[RequestEvent]:
-        taken = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
-        if not self._queue:
+        """Take a message's worth; what is notable first."""
+        taken = [
+            (self._notable or self._sampled).popleft() for _ in range(min(_BATCH, self._waiting))
+        ]
+        if not self._waiting:
             self._has_some.clear()
         return taken
 
     async def _send(self, exporter: Exporter, events: list[RequestEvent]) -> None:
-        """Send the spans of some events; a collector that does not take them loses them."""
-        sending = asyncio.get_running_loop().run_in_executor(None, _export, exporter, events)
+        """Send the spans of some events; a collector that does not take them loses them.
+
+        Returns when the thread has ended, so that there is one of them; what comes meanwhile waits
+        in the queue or is dropped there.
+        """
+        self._sending = sending = _in_thread(partial(_export, exporter, events))
         try:
             await asyncio.wait([sending], timeout=2 * _SEND_S)
         except asyncio.CancelledError:
@@ -111,11 +133,11 @@ class SpanExport:
             raise
         finally:
             self._count(sending, len(events))
+        await asyncio.wait([sending])
 
     def _count(self, sending: asyncio.Future[int], requests: int) -> None:
         problem = "refused"
         if not sending.done():
-            sending.cancel()  # its thread may go on until the exporter is shut down
             problem = "late"
         elif (error := sending.exception()) is not None:
             log.error("spans_not_made", exc_info=error)  # a bug here must not end the sink
@@ -124,6 +146,38 @@ class SpanExport:
             return
         self._metrics.spans_dropped.labels(reason=problem).inc(requests)
         log.warning("spans_dropped", requests=requests, reason=problem)
+
+
+def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
+    """Call a function in a thread of its own, for which the process does not wait when it ends."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[T] = loop.create_future()
+
+    def tell(set_it: Callable[[], None]) -> None:
+        if not told.done():  # cancelled with who waited
+            set_it()
+
+    def call() -> None:
+        try:
+            set_it = partial(told.set_result, function())
+        except Exception as error:  # noqa: BLE001 - who waits raises it
+            set_it = partial(told.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, set_it)
+
+    Thread(target=call, name="spans", daemon=True).start()
+    return told
+
+
+def _small(event: RequestEvent) -> RequestEvent:
+    """Return an event without what routers knew, of which no span tells; the given one stays."""
+    if not any(attempt.decision for attempt in event.attempts):
+        return event
+    copied = RequestEvent()
+    copied.CopyFrom(event)
+    for attempt in copied.attempts:
+        attempt.ClearField("decision")
+    return copied
 
 
 def _export(exporter: Exporter, events: Sequence[RequestEvent]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluice import tracecontext
-from sluice.errors import ErrorCode
+from sluice.errors import STATUS, ErrorCode
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
 
 Value = str | int | bool | Sequence[str]
@@ -18,6 +18,7 @@ _HTTP_ERROR = 400
 _SERVER_ERROR = 500
 _GATEWAY_NUMBER = 1  # attempts begin at 1 << 16
 _FAILURES = frozenset(ErrorCode) - {ErrorCode.CLIENT_CLOSED}
+_CODE_STATUS: dict[str, int] = {code.value: status for code, status in STATUS.items()}
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _HEX = frozenset("0123456789abcdef")
 # By the last part of an endpoint's path, as the conventions name operations.
@@ -65,18 +66,25 @@ class Span:
     tracestate: str = ""
 
 
-def is_wanted(event: RequestEvent, slow_us: int) -> bool:
-    """Return whether a request's spans are exported: kept by its caller or by lot, slow or failed.
+def is_notable(event: RequestEvent, slow_us: int) -> bool:
+    """Return whether a request failed, was resumed or slow: its spans are exported unasked.
+
+    One that its client left after the first byte did not fail.
 
     Args:
         event: Of the request.
         slow_us: From this time to the first token on (of the whole where none is known), and from
             this pause between tokens on, it is slow; 0: never.
     """
-    if event.is_sampled or event.status >= _HTTP_ERROR or event.resumes:
+    if event.status >= _HTTP_ERROR or event.outcome in _FAILURES or event.resumes:
         return True
     waited_us = max(event.ttft_us or event.total_us, event.itl_max_us)
     return 0 < slow_us <= waited_us
+
+
+def _final_status(event: RequestEvent) -> int:
+    """Return the HTTP status that its end deserved: a stream has sent 200 before it fails."""
+    return event.status if event.status >= _HTTP_ERROR else _CODE_STATUS.get(event.outcome, 0)
 
 
 def spans_of(event: RequestEvent) -> list[Span]:
@@ -96,7 +104,7 @@ def _root(event: RequestEvent) -> Span:
     operation = _operation(event.endpoint)
     start_us = event.received_at_unix_ms * 1000
     parent_id = event.parent_span_id if _is_id(event.parent_span_id, _SPAN_DIGITS) else ""
-    is_error = event.status >= _SERVER_ERROR  # of a server span, a client's mistake is none
+    is_error = _final_status(event) >= _SERVER_ERROR  # what a client did is none of a server span
     longest_us = max(event.total_us, event.ttft_us, event.gateway_us)
     ends = [attempt.ended_us for attempt in event.attempts]
     return Span(
@@ -124,7 +132,7 @@ def _request_attributes(event: RequestEvent, operation: str) -> Iterator[tuple[s
     yield "gen_ai.usage.cache_read.input_tokens", event.cached_tokens
     if event.outcome in _GOOD:
         yield "gen_ai.response.finish_reasons", [event.outcome]
-    elif event.status >= _HTTP_ERROR:
+    elif _final_status(event) >= _HTTP_ERROR:
         yield "error.type", event.outcome
     yield "http.request.method", "POST"
     yield "http.response.status_code", event.status

@@ -2,7 +2,8 @@
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -13,8 +14,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
 from telemetry import otlp
 from telemetry.metrics import Metrics
 from telemetry.otlp import SpanExport, http_exporter
@@ -146,3 +149,58 @@ async def test_what_waits_at_the_end_is_sent_or_counted(collector: Collector) ->
     lost = [sample(metrics, "spans_dropped", reason=it) for it in ("refused", "late", "stopped")]
     assert sum(lost) <= 1
     assert sample(metrics, "spans_exported") == 0
+
+
+class Stuck:
+    """An exporter that comes back when it is let go, and what it was given."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.is_called, self.may_end = asyncio.Event(), threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.threads.append(threading.current_thread())
+        self.loop.call_soon_threadsafe(self.is_called.set)
+        self.may_end.wait(30)
+        return SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        pass
+
+
+async def test_a_send_that_hangs_takes_one_thread_and_holds_up_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_GATHER_S", "_SEND_S", "_STOP_S"):
+        monkeypatch.setattr(otlp, name, 0.01)
+    stuck, metrics = Stuck(), Metrics()
+    export = SpanExport(lambda: stuck, metrics, slow_us=0)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(export.run())
+        export.offer([event()])
+        async with asyncio.timeout(30):
+            await stuck.is_called.wait()
+        export.offer([event(), event()])
+        running.cancel()
+    [thread] = stuck.threads
+    assert thread.daemon
+    assert thread.is_alive()
+    assert sample(metrics, "spans_dropped", reason="late") == 1
+    assert sample(metrics, "spans_dropped", reason="stopped") == 2
+    stuck.may_end.set()
+    await asyncio.to_thread(thread.join, 30)
+
+
+async def test_what_callers_chose_goes_before_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "_QUEUE_MAX", 2)
+    metrics = Metrics()
+    export = SpanExport(Stuck, metrics, slow_us=0)
+    failed = event(status=503, attempts=[Attempt(reason="full", decision=b"long")])
+    export.offer([failed, event(), event(event_id="evt_last")])
+    export.offer([event(), event(is_sampled=False)])
+    [first, second] = export._take()
+    assert (first.status, first.attempts) == (503, [Attempt(reason="full")])
+    assert second.is_sampled
+    assert failed.attempts[0].decision
+    assert sample(metrics, "spans_dropped", reason="full") == 2

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sluice.tracecontext import attempt_traceparent
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
-from telemetry.spans import is_wanted, spans_of
+from telemetry.spans import is_notable, spans_of
 
 TRACE, UID, CALLER = (
     "4bf92f3577b34da6a3ce929d0e0e4736",
@@ -111,16 +111,18 @@ def test_attempts_have_the_ids_that_routers_were_told() -> None:
     ("fields", "wanted"),
     [
         ({"status": 200, "ttft_us": 999, "total_us": 10**9}, False),  # long, not slow
-        ({"status": 200, "is_sampled": True}, True),
+        ({"status": 200, "is_sampled": True}, False),
         ({"status": 503}, True),
+        ({"status": 200, "outcome": "engine_failed"}, True),  # after its first byte
+        ({"status": 200, "outcome": "client_closed"}, False),
         ({"status": 200, "resumes": 1}, True),
         ({"status": 200, "ttft_us": 1000}, True),
         ({"status": 200, "total_us": 1000}, True),
         ({"status": 200, "ttft_us": 1, "itl_max_us": 1000}, True),
     ],
 )
-def test_kept_slow_and_failed_requests_are_exported(fields: Any, wanted: bool) -> None:
-    assert is_wanted(event(**fields), 1000) is wanted
+def test_slow_failed_and_resumed_requests_are_notable(fields: Any, wanted: bool) -> None:
+    assert is_notable(event(**fields), 1000) is wanted
 
 
 @pytest.mark.parametrize("trace_id", ["", "0" * 32, "x" * 32, TRACE[1:]])
@@ -130,10 +132,15 @@ def test_without_a_trace_there_are_no_spans_and_a_bad_parent_is_none(trace_id: s
 
 
 def test_only_what_the_server_did_wrong_is_an_error_of_its_span() -> None:
-    late, client = (
-        event(outcome=code, status=status)
-        for code, status in (("deadline_exceeded", 504), ("client_closed", 499))
-    )
-    assert spans_of(late)[0].error == "deadline_exceeded"
-    assert spans_of(client)[0].error == ""
-    assert spans_of(client)[0].attributes["error.type"] == "client_closed"
+    for code, error, status in (
+        ("deadline_exceeded", "deadline_exceeded", 504),
+        ("replica_lost", "replica_lost", 200),  # after its first byte
+        ("client_closed", "", 499),
+        ("client_closed", "", 200),
+        ("slow_reader", "", 200),
+        ("rate_limit_tokens", "", 429),
+    ):
+        root = spans_of(event(outcome=code, status=status))[0]
+        assert (root.error, root.attributes["error.type"]) == (error, code)
+    good = spans_of(event(outcome="content_filter", status=200))[0]
+    assert (good.error, "error.type" in good.attributes) == ("", False)
