@@ -39,6 +39,8 @@ def init(
         added = compose_env.write(file, home)
     except OSError as error:
         raise fail(f"{error.filename} cannot be written: {error.strerror}") from None
+    except ValueError as error:
+        raise fail(f"{file}: {error}") from None
     typer.echo(f"{file}: {', '.join(added) or 'nothing was missing'}")
     typer.echo(f"talk to it with: sluice --context {compose_env.CONTEXT} ...")
 

@@ -4,11 +4,12 @@ Standard library only, so that `python3 -m cli.compose_env` works in a fresh che
 """
 
 import hashlib
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from cli.stack.home import Home, parse_env, render_env, write_atomic
+from cli.stack.home import Home, render_env, write_atomic
 from sluice.ids import new_secret
 
 ENV_FILE = Path(".env")
@@ -33,6 +34,15 @@ PLAIN = {
     "PROMETHEUS_PORT": "9090",
 }
 
+# As Compose reads a line: maybe quoted, maybe with a comment behind it.
+_LINE = re.compile(
+    r"""\s*(?:export\s+)?(?P<name>\w+)\s*=\s*"""
+    r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^"'\s#][^"']*?|))(?:\s+\#.*)?\s*"""
+)
+# Of values that are ours: what a shell, Compose or a URL would read as something else.
+_SPECIAL = re.compile(r"""[\s'"$`\\;&|<>()]""")
+_SPECIAL_IN_URLS = re.compile(r"[@:/?#%\[\]]")
+
 
 def completed(known: Mapping[str, str]) -> dict[str, str]:
     """Return `known` with all that was missing; existing values stay, whatever they are.
@@ -55,25 +65,66 @@ def client_env(values: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def parsed(text: str) -> dict[str, str]:
+    """Return what Compose finds in the file.
+
+    Raises:
+        ValueError: A line is no NAME=VALUE, or a value of ours has characters that would be
+            misread; the message has the line or the name, never a value.
+    """
+    known: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise ValueError(f"line {number} is not NAME=VALUE on one line: correct it")
+        known[found["name"]] = found["quoted"] if found["quote"] else found["plain"]
+    for name in known.keys() & {*_SECRETS, *PLAIN}:
+        in_url = name in ("POSTGRES_PASSWORD", "VALKEY_PASSWORD")
+        if _SPECIAL.search(known[name]) or (in_url and _SPECIAL_IN_URLS.search(known[name])):
+            raise ValueError(f"{name} may have letters, digits and . _ ~ - only: choose another")
+    return known
+
+
+def amended(text: str, changes: Mapping[str, str]) -> str:
+    """Return the text with these variables: in their line if they have one, else at the end."""
+    for name, value in changes.items():
+        line = f"{name}={value}\n"
+        text, count = re.subn(
+            rf"^[ \t]*(?:export[ \t]+)?{name}[ \t]*=.*\n?", line, text, flags=re.MULTILINE
+        )
+        if not count:
+            text += ("" if not text or text.endswith("\n") else "\n") + line
+    return text
+
+
 def write(file: Path, home: Home) -> list[str]:
     """Complete the file and write the context; return the names that were added.
 
+    Lines that are right stay as they are, comments as well.
+
     Raises:
         OSError: One of them cannot be written.
+        ValueError: The file cannot be read as Compose would; it is left alone.
     """
-    known = parse_env(file.read_text()) if file.exists() else {}
+    text = file.read_text() if file.exists() else ""
+    known = parsed(text)
     values = completed(known)
-    if values != known:
-        filled = {name: value for name, value in values.items() if value}
-        empty = "".join(f"{name}=\n" for name, value in values.items() if not value)
-        write_atomic(file, render_env(filled) + empty, mode=0o600)
-    write_atomic(home.context_file(CONTEXT), render_env(client_env(values)), mode=0o600)
-    return sorted(name for name, value in values.items() if known.get(name) != value)
+    context = render_env(client_env(values))
+    changes = {name: value for name, value in values.items() if known.get(name) != value}
+    if changes:
+        write_atomic(file, amended(text, changes), mode=0o600)
+    write_atomic(home.context_file(CONTEXT), context, mode=0o600)
+    return sorted(changes)
 
 
 def main() -> None:
     """Write both files, for who has no `sluice` yet."""
-    added = write(ENV_FILE, Home.find())
+    try:
+        added = write(ENV_FILE, Home.find())
+    except ValueError as error:
+        sys.exit(f"{ENV_FILE}: {error}")
     sys.stdout.write(f"{ENV_FILE}: {', '.join(added) or 'nothing was missing'}\n")
 
 

@@ -47,6 +47,41 @@ def test_what_a_person_chose_stays_and_the_digest_follows_the_key(place: Path) -
     assert values["OTHER"] == "1"
 
 
+def test_lines_that_are_right_stay_as_they_are(place: Path) -> None:
+    mine = (
+        "# of the team\n\nexport OTHER = 'two words'  # why\nGRAFANA_PORT=\"3001\" # taken: 3000\n"
+        "SLUICE_ADMIN_KEY='mine'"
+    )
+    (place / ".env").write_text(mine + "\n\nVALKEY_PASSWORD=\nSLUICE_ADMIN_KEY_SHA256=old")
+    run("compose", "init")
+    text = (place / ".env").read_text()
+    assert text.startswith(mine + "\n\nVALKEY_PASSWORD=valkey-")
+    assert text.count("VALKEY_PASSWORD=") == text.count("SLUICE_ADMIN_KEY_SHA256=") == 1
+    known = compose_env.parsed(text)
+    assert (known["OTHER"], known["GRAFANA_PORT"]) == ("two words", "3001")
+    assert known["SLUICE_ADMIN_KEY_SHA256"] == hashlib.sha256(b"mine").hexdigest()
+    assert "nothing was missing" in run("compose", "init")
+    assert (place / ".env").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('X="two\nlines"', "line 1 is not NAME=VALUE"),
+        ("X", "line 1 is not NAME=VALUE"),
+        ("SLUICE_ADMIN_KEY='hunter 2'", "SLUICE_ADMIN_KEY may have"),
+        ("POSTGRES_PASSWORD=hunter@2", "POSTGRES_PASSWORD may have"),
+    ],
+)
+def test_what_cannot_be_read_is_named_and_left_alone(place: Path, line: str, said: str) -> None:
+    (place / ".env").write_text(line)
+    done = CliRunner().invoke(app, ["compose", "init"])
+    assert done.exit_code == 1
+    assert said in done.output
+    assert "hunter" not in done.output
+    assert (place / ".env").read_text() == line
+
+
 def test_two_installations_share_no_secret() -> None:
     first, second = compose_env.completed({}), compose_env.completed({})
     assert {n for n in first if first[n] == second[n]} == set(compose_env.PLAIN)
