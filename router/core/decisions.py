@@ -2,8 +2,9 @@
 
 An explanation looks at every replica, so only some placements are explained in full: a sample,
 and as often as `decision_pause_s` allows those of requests that are traced, late, or were placed
-before. Of all others three numbers are kept that placement has at hand; they are told at the end,
-where a request turned out to be slow, failed, or was interrupted.
+before. Of all others three numbers are kept that placement has at hand. They are told at the end of
+requests that failed, and as often of those that were slow, evicted or interrupted, which under
+overload may be all.
 """
 
 from typing import Protocol
@@ -14,7 +15,27 @@ from router.core.model import CoreConfig, Slot
 from router.core.placement import Choice
 from sluice.wire.router.v1 import router_pb2 as wire
 
-_BAD = (wire.OUTCOME_KIND_EVICTED, wire.OUTCOME_KIND_FAILED, wire.OUTCOME_KIND_LOST)
+_FAILED = (wire.OUTCOME_KIND_FAILED, wire.OUTCOME_KIND_LOST)
+
+
+class Pause:
+    """How often something may be told.
+
+    Attributes:
+        now: As of the last tick.
+    """
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._next_at = float("-inf")
+        self.now = 0.0
+
+    def is_over(self) -> bool:
+        """Return whether the pause is over; the next one begins then."""
+        if self.now < self._next_at:
+            return False
+        self._next_at = self.now + self._pause_s
+        return True
 
 
 class Core(Protocol):
@@ -39,14 +60,17 @@ def remember(core: Core, cell: CellBook, slot: Slot, choice: Choice, now: float)
     slot.known = (choice.cost_s, choice.book.backlog_s(now), cell.queue.requests)
 
 
-def tell(slot: Slot, outcome: wire.Outcome) -> None:
+def tell(slot: Slot, outcome: wire.Outcome, pause: Pause) -> None:
     """Say with the end of a request what was known of its placement, where that is of interest."""
     if slot.decision is not None:
         if not slot.is_placed:  # else the gateway was told with the placement
             outcome.decision.CopyFrom(slot.decision)
         return
+    if slot.known is None:
+        return
     request = slot.request
     is_slow = slot.first_at - request.arrived_at > request.objective_s > 0.0
-    is_notable = is_slow or request.attempts or request.preemptions or outcome.kind in _BAD
-    if is_notable and slot.known is not None:
+    is_interrupted = request.attempts or request.preemptions
+    is_notable = is_slow or is_interrupted or outcome.kind == wire.OUTCOME_KIND_EVICTED
+    if outcome.kind in _FAILED or (is_notable and pause.is_over()):
         outcome.decision.CopyFrom(explain.recalled(slot, *slot.known))

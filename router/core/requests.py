@@ -27,6 +27,7 @@ class Requests:
         self._cells = cells
         self._orders = 0
         self._deadlines: list[tuple[float, int, Request]] = []
+        self._telling = decisions.Pause(config.decision_pause_s)
         self.live = 0
         self.cancels: dict[str, list[int]] = {}
         self.stats = Stats()
@@ -107,7 +108,7 @@ class Requests:
         request.payload = None
         outcome = ending.outcome(request.handle)
         if request.slot is not None:
-            decisions.tell(request.slot, outcome)
+            decisions.tell(request.slot, outcome, self._telling)
             request.slot.tenant.tier.settle(request.slot)
             request.slot.is_open = False
             request.slot = None
@@ -130,6 +131,7 @@ class Requests:
 
     def expire(self, now: float) -> None:
         """Evict what has no first token at its deadline."""
+        self._telling.now = now
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now:
             request = heappop(deadlines)[2]

@@ -205,6 +205,21 @@ def test_of_what_went_wrong_is_told_at_the_end_what_is_left_of_the_decision(benc
         assert "would have cost was not kept" in decision.reason
 
 
+def test_what_is_left_of_slow_requests_is_told_now_and_then_and_of_failed_ones_always(bench):
+    world = bench(replicas=1, sequences=100, step=4096, decision_pause_s=0.05)
+    slow = [world.submit(prompt=20) for _ in range(8)]
+    slots = [world.slot(handle) for handle in slow]
+    world.tick(5.0)
+    world.frame("replica-0", admitted=slots, tokens={slot: [1] for slot in slots})
+    world.frame("replica-0", finished=dict.fromkeys(slots[:3], STOP))
+    world.tick(0.06)
+    world.frame("replica-0", finished=dict.fromkeys(slots[3:6], STOP))
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    world.tick()
+    told_of = {it.handle: it.HasField("decision") for it in world.batch().outcomes}
+    assert [told_of[handle] for handle in slow] == [True, False, False] * 2 + [True, True]
+
+
 def test_nothing_is_explained_unasked(bench):
     world = bench(replicas=2)
     assert world.slot(world.submit()).decision is None
