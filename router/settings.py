@@ -33,7 +33,8 @@ class Settings(ServiceSettings):
             nobody of its tier.
         decision_sample: One of so many placements is explained to the gateway; 0: none.
         decision_pause_s: Between two further explanations per router, of placements of requests
-            that are traced, late, or were placed before. Explaining looks at every replica.
+            that are traced, late, or were placed before. Explaining looks at every replica. Of
+            others that were slow or interrupted what is left is told at the end, as often.
         silence_s: A replica without a frame for this long is lost. Engines at work say something
             with every step, idle ones every 0.2 s.
         drain_s: How long running requests may take after SIGTERM.

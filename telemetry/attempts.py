@@ -1,6 +1,6 @@
 """Where answers of requests ran: from events to rows of `attempts`, and back for one request."""
 
-import json
+from base64 import b64decode
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +30,7 @@ _COPIED = {
     "outcome": "LowCardinality(String)",
     "reason": "String",
 }
-COLUMNS: dict[str, str] = _OF_EVENT | _COPIED | {"decision": "String"}
+COLUMNS: dict[str, str] = _OF_EVENT | _COPIED | {"decision": "String"}  # bytes, as they came
 
 
 def columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
@@ -47,22 +47,21 @@ def _row(event: RequestEvent, attempt: Attempt) -> list[Any]:
     return [
         *(event.event_id, event.received_at_unix_ms, event.tenant_id),
         *(getattr(attempt, name) for name in _COPIED),
-        _decision_text(attempt.decision),
+        attempt.decision,
     ]
 
 
-def _decision_text(data: bytes) -> str:
-    """Return what a router knew as JSON; empty when it is not known or cannot be read."""
-    if not data:
-        return ""
-    try:
-        decision = Explanation.FromString(data)
-    except DecodeError:
-        return ""
-    return json.dumps(MessageToDict(decision, preserving_proto_field_name=True))
-
-
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of `attempts` as the API has it; `decision` null where it is not known."""
-    told = {name: row[name] for name in _COPIED}
-    return told | {"decision": json.loads(row["decision"]) if row["decision"] else None}
+    """Return a row of `attempts`, its decision in base64, as the API has it."""
+    return {name: row[name] for name in _COPIED} | {"decision": _decision(row["decision"])}
+
+
+def _decision(text: str) -> dict[str, Any] | None:
+    """Return what a router knew as JSON; None when it is not known or cannot be read."""
+    if not text:
+        return None
+    try:
+        decision = Explanation.FromString(b64decode(text))
+    except DecodeError:
+        return None
+    return MessageToDict(decision, preserving_proto_field_name=True)

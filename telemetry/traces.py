@@ -33,7 +33,7 @@ LIMIT 1 BY event_id, part, router_id
 LIMIT {limit:UInt32}
 """
 _ATTEMPTS = """
-SELECT *
+SELECT * REPLACE (base64Encode(decision) AS decision)
 FROM attempts
 WHERE event_id = {event:String}
   AND tenant_id = {tenant:String} AND received_at = fromUnixTimestamp64Milli({received_ms:Int64})

@@ -1,7 +1,7 @@
 -- Where the answers of a request ran, one row per submission to a router: of requests of which this
 -- says more than their row does (resumed, refused with a reason, several answers, or with what the
--- router knew). Moments are microseconds since the request was received; `decision` is JSON, empty
--- where it is not known.
+-- router knew). Moments are microseconds since the request was received; `decision` holds the
+-- bytes of a message sluice.wire.router.v1.Explanation, none where it is not known.
 CREATE TABLE IF NOT EXISTS attempts {{on_cluster}}
 (
     event_id String CODEC(ZSTD(1)),
