@@ -47,7 +47,8 @@ _SPECIAL_IN_URLS = re.compile(r"[@:/?#%\[\]]")
 def completed(known: Mapping[str, str]) -> dict[str, str]:
     """Return `known` with all that was missing; existing values stay, whatever they are.
 
-    The digest of the admin key follows the key: services get the digest, never the key.
+    The digest of the admin key follows the key. Control plane and telemetry know callers by the
+    digest; the key itself has who asks: those two one another, `bootstrap` and `targets`.
     """
     made = {name: known.get(name) or new_secret(prefix) for name, prefix in _SECRETS.items()}
     plain = {name: known.get(name, value) for name, value in PLAIN.items()}

@@ -10,7 +10,8 @@ cd "$(dirname "$0")/../.."
 docker compose version >/dev/null 2>&1 || { echo "compose-check needs Docker Engine 25 with Compose 2, and a registry or local images"; exit 2; }
 
 work=$(mktemp -d)
-export COMPOSE_PROJECT_NAME=sluice-check SLUICE_HOME="$work/home"
+# A tag of its own: `docker compose up` beside it keeps its images.
+export COMPOSE_PROJECT_NAME=sluice-check SLUICE_VERSION=check SLUICE_HOME="$work/home"
 printf 'GATEWAY_PORT=18000\nADMIN_PORT=18001\nTELEMETRY_PORT=18002\nGRAFANA_PORT=13000\nPROMETHEUS_PORT=19090\n' > "$work/env"
 .venv/bin/sluice compose init --file "$work/env" >/dev/null
 files=(-f docker-compose.yml)

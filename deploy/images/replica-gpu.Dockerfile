@@ -18,11 +18,14 @@ RUN python3 -m pip freeze | grep -iE '^(numpy|torch|tensorrt|tensorrt[-_]llm|tra
       > /tmp/kept.txt \
  && python3 -m pip install --no-cache-dir --constraint /tmp/kept.txt "aiohttp>=3.14,<4" "obstore>=0.12" \
  && rm /tmp/kept.txt \
- && install -d -o triton-server -g triton-server -m 0750 /var/lib/sluice
+ && groupadd --system --gid 10001 sluice \
+ && useradd --system --uid 10001 --gid sluice --home-dir /var/lib/sluice --shell /usr/sbin/nologin sluice \
+ && install -d -o sluice -g sluice -m 0750 /var/lib/sluice
+# The user of all pods of ours. PyTorch asks for its name, and writes caches into its home.
 ENV HOME=/var/lib/sluice
 WORKDIR /var/lib/sluice
 VOLUME /var/lib/sluice
-USER triton-server
+USER 10001:10001
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=1800s --retries=3 \
     CMD ["python3", "-m", "sluice.probe"]

@@ -13,7 +13,11 @@ from collections.abc import Sequence
 
 
 def manifests(given: argparse.Namespace) -> list[dict[str, object]]:
-    """Return the Secrets; the admin's key is made here, and nobody else has it."""
+    """Return the Secrets; the first admin's key is made here.
+
+    Control plane and telemetry have that key, to ask one another. Nodes have a key of the store
+    that need not write, and the operator's key, if any.
+    """
     key = f"sk-admin-{secrets.token_urlsafe(32)}"
     found = {
         "sluice-admin": {"key": key, "key-sha256": hashlib.sha256(key.encode()).hexdigest()},
@@ -26,6 +30,11 @@ def manifests(given: argparse.Namespace) -> list[dict[str, object]]:
         "sluice-objects": {
             "access-key-id": given.s3_access_key_id,
             "secret-access-key": given.s3_secret_access_key,
+        },
+        # Nodes only fetch.
+        "sluice-objects-read": {
+            "access-key-id": given.s3_read_access_key_id or given.s3_access_key_id,
+            "secret-access-key": given.s3_read_secret_access_key or given.s3_secret_access_key,
         },
         # Made by the platform once it runs: docs/runbooks/install.md.
         **({"sluice-operator": {"key": given.operator_key}} if given.operator_key else {}),
@@ -52,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clickhouse-password", default="")
     parser.add_argument("--s3-access-key-id", default="")
     parser.add_argument("--s3-secret-access-key", default="")
+    parser.add_argument("--s3-read-access-key-id", default="", help="for nodes; else the same")
+    parser.add_argument("--s3-read-secret-access-key", default="")
     parser.add_argument("--operator-key", default="")
     items = manifests(parser.parse_args(arguments))
     json.dump({"apiVersion": "v1", "kind": "List", "items": items}, sys.stdout, indent=1)

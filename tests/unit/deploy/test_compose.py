@@ -1,6 +1,7 @@
 """docker-compose.yml: its schema, and whether what it sets is what the services take."""
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -135,6 +136,13 @@ def test_the_grace_period_is_longer_than_the_drain(
     steps = ("unready_s", "idle_grace_s", "drain_s", "flush_s")
     drain_s = sum(getattr(settings, step, 0.0) for step in steps)
     assert drain_s < seconds(service["stop_grace_period"])
+
+
+def test_the_front_is_killed_later_than_it_ends_by_itself() -> None:
+    (limit,) = re.findall(
+        r"hard-stop-after (\d+)s", (ROOT / "deploy/front/haproxy.cfg").read_text()
+    )
+    assert seconds(SERVICES["front"]["stop_grace_period"]) > int(limit)
 
 
 def test_addresses_lead_to_services() -> None:

@@ -77,6 +77,15 @@ def test_haproxy_takes_gateways_out_before_they_close() -> None:
     assert int(inter_s) * int(fall) < given("UNREADY_S")
 
 
+def test_haproxy_has_room_for_every_gateway() -> None:
+    scaling = ROOT / "deploy" / "kubernetes" / "components" / "production" / "gateway-scaling.yaml"
+    gateways_max = yaml.safe_load(scaling.read_text())["spec"]["maxReplicas"]
+    slots = int(haproxy("server-template").split()[1])
+    assert slots > gateways_max
+    # An A record has 16 bytes.
+    assert int(haproxy("accepted_payload_size")) > 16 * slots + 512
+
+
 def test_both_reach_gateways_by_the_name_of_the_manifests() -> None:
     services = [it for it in yaml.safe_load_all(GATEWAY) if it["kind"] == "Service"]
     (headless,) = [it for it in services if it["spec"].get("clusterIP") == "None"]

@@ -1,6 +1,7 @@
 """The manifests, rendered by kustomize as it is in kubectl, and read as their readers would."""
 
 import json
+import os
 import re
 import runpy
 import shutil
@@ -93,6 +94,8 @@ def secrets() -> dict[str, dict[str, str]]:
         clickhouse_password="p",
         s3_access_key_id="a",
         s3_secret_access_key="b",
+        s3_read_access_key_id="c",
+        s3_read_secret_access_key="d",
         operator_key="sk-x",
     )
     manifests = runpy.run_path(str(HOME / "make_secrets.py"))["manifests"](given)
@@ -279,7 +282,8 @@ def test_pods_have_no_rights(folder: str) -> None:
         assert spec["enableServiceLinks"] is False
         assert it["securityContext"] == {
             "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
+            # TensorRT-LLM writes in several places.
+            "readOnlyRootFilesystem": not it["image"].startswith("sluice-replica-gpu"),
             "capabilities": {"drop": ["ALL"]},
         }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
@@ -438,8 +442,32 @@ def test_nothing_is_allowed_by_default_and_gateways_reach_engines_of_embeddings_
 
 
 @EVERYWHERE
-def test_monitors_name_ports_and_give_the_jobs_that_rules_read(name: str) -> None:
-    objects = overlay(name)
+def test_policies_let_pods_reach_the_backends_of_the_overlay(name: str) -> None:
+    for folder in (f"overlays/{name}", "migrations"):
+        for config in of_kind(rendered(folder), "ConfigMap"):
+            hosts = re.findall(r"([\w.-]+):\d+", " ".join(config["data"].values()))
+            assert hosts
+            # That is the namespace with the label sluice.dev/backends.
+            assert all(host.endswith(".backends") for host in hosts), hosts
+
+
+@EVERYWHERE
+def test_no_overlay_needs_kinds_that_a_cluster_may_lack(name: str) -> None:
+    assert not [it for it in overlay(name) if "coreos.com" in it["apiVersion"]]
+
+
+@EVERYWHERE
+def test_monitors_name_ports_and_give_the_jobs_that_rules_read(name: str, tmp_path: Path) -> None:
+    def from_here(folder: str) -> str:
+        return os.path.relpath(HOME.resolve() / folder, tmp_path.resolve())
+
+    chosen = {
+        "namespace": "sluice",
+        "resources": [from_here(f"overlays/{name}")],
+        "components": [from_here("components/prometheus-operator")],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(chosen))
+    objects = rendered(str(tmp_path))
     jobs: set[str] = set()
     for monitor in of_kind(objects, "PodMonitor", "ServiceMonitor"):
         spec = monitor["spec"]
@@ -451,7 +479,7 @@ def test_monitors_name_ports_and_give_the_jobs_that_rules_read(name: str) -> Non
             jobs |= {rule["replacement"] for rule in relabelings} or {component(found[0])}
     scraped = yaml.safe_load((ROOT / "deploy/observability/prometheus/prometheus.yml").read_text())
     known = {it["job_name"] for it in scraped["scrape_configs"]}
-    assert jobs == (set() if name == "small" else known - {"engine"})
+    assert jobs == known - {"engine"}
 
 
 def test_the_secrets_that_are_written_are_those_that_are_named() -> None:
@@ -464,6 +492,11 @@ def test_the_secrets_that_are_written_are_those_that_are_named() -> None:
     }
     assert named == {(name, key) for name, data in secrets().items() for key in data}
     assert secrets()["sluice-admin"] != secrets()["sluice-admin"]
+    for workload in workloads(overlay("gpu")):
+        keys = {entry["name"]: entry for entry in container(workload)["env"]}
+        if component(workload) == "replica":
+            reference = keys["AWS_ACCESS_KEY_ID"]["valueFrom"]["secretKeyRef"]
+            assert reference["name"] == "sluice-objects-read"
 
 
 def test_the_script_writes_a_list(capsys: pytest.CaptureFixture[str]) -> None:
