@@ -54,7 +54,7 @@ class HoursRoutes:
         return [Route("GET", path, self.list, action, "replica-hours", told)]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page; `?after=` the last id of a page continues it."""
+        """Return a page; `?after=` the last id of a page continues it, with the same `from`."""
         asked = _asked(request, datetime.now(UTC))
         are_hours = asked.by == "hour"
         width_us = hours.HOUR_US if are_hours else _ONE_BUCKET_US
@@ -85,6 +85,9 @@ def _asked(request: web.Request, now: datetime) -> _Asked:
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="by")
     end = min(now, moment(query["to"], "to")) if "to" in query else now
     begin = moment(query["from"], "from") if "from" in query else end - _DEFAULT
+    if query.get("after") and "from" not in query:
+        message = "after needs from, that of the first page: ids begin with it"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="from")
     if not timedelta() < end - begin <= timedelta(days=_DAYS_MAX[by]):
         message = f"from must be before to, and before now; by {by} at most {_DAYS_MAX[by]} days"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="from")

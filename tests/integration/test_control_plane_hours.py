@@ -183,6 +183,8 @@ async def test_hours_come_in_pages_and_wrong_questions_are_told(shared_control_p
     for changes, param in wrong:
         answer = await get(**changes)
         assert (answer.status_code, param in answer.json()["detail"]) == (400, True), answer.text
+    moving = await plane.admin.get("/v1/replica-hours", params={"after": "1/p"})
+    assert (moving.status_code, "from" in moving.json()["detail"]) == (400, True), moving.text
     names: list[str] = []
     after = ""
     while True:
