@@ -176,8 +176,7 @@ async def _budgets(
 ) -> Budgets:
     url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
     ledger = await stack.enter_async_context(budget_feed.open_feed(url, key))
-    show, count = metrics.show_budgets, metrics.count_budget_change
-    return Budgets(database, ledger, show, count, settings.budget_interval_s)
+    return Budgets(database, ledger, metrics.show_budgets, settings.budget_interval_s)
 
 
 def _links(settings: Settings) -> Limits:

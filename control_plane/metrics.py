@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from control_plane.budgets.model import UNKNOWN, State
+from control_plane.budgets.repository import NOTHING, Summary
 from control_plane.quality.metrics import QualityMetrics
 from control_plane.rollouts.state import UNREADABLE, Phase
 from control_plane.watch.feed import Feed
@@ -129,25 +130,22 @@ class Metrics:
             " those that do not lead",
             registry=self.registry,
         )
-
-        self._budget_changes = Counter(
-            "control_plane_budget_changes_total",
-            "Budgets that reached a state by what was used, or by a new period",
+        self._budgets_recent = Gauge(
+            "control_plane_budgets_recent_count",
+            "Budgets that reached their state, or a higher soft percent, within the last hour."
+            " Told by who leads",
             ["state"],
             registry=self.registry,
         )
-        for state in State:
-            self._budget_changes.labels(str(state))
+        self.show_budgets(NOTHING)
 
-    def count_budget_change(self, state: str) -> None:
-        """Count a budget that has another state now."""
-        self._budget_changes.labels(state).inc()
-
-    def show_budgets(self, states: Mapping[str, int], age_s: float) -> None:
-        """Set how many budgets have which state, and how old the oldest comparison is."""
+    def show_budgets(self, summary: Summary) -> None:
+        """Set what is known of all budgets."""
         for state in (*State, UNKNOWN):
-            self._budgets.labels(str(state)).set(states.get(state, 0))
-        self._budgets_age_s.set(age_s)
+            self._budgets.labels(str(state)).set(summary.states.get(state, 0))
+        for state in State:
+            self._budgets_recent.labels(str(state)).set(summary.recent.get(state, 0))
+        self._budgets_age_s.set(summary.age_s)
 
     def show_rollouts(self, phases: Mapping[str, int], evidence_age_s: float) -> None:
         """Set how many live rollouts are in which phase, and how old the oldest evidence is."""

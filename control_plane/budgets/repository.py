@@ -6,10 +6,23 @@ their ids, and writes the tenant's stops anew from all of them.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, delete, func, or_, select
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    DateTime,
+    Select,
+    Text,
+    case,
+    cast,
+    column,
+    delete,
+    func,
+    or_,
+    select,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -21,6 +34,7 @@ from control_plane.tables import budget_stops
 
 Values = dict[str, Any]
 _LEASE = "budgets"
+_RECENT = timedelta(hours=1)
 _SUMS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
 _HAS_STATE = budgets.c.id == budget_states.c.budget_id
 
@@ -56,13 +70,35 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A budget that has another state than before, or the state of another period."""
+    """A budget that has another state than before, or reached a soft percent.
+
+    What is used to a soft percent, or up, in the next period too is told again.
+    """
 
     tenant_id: str
     name: str
     state: State
+    reached_percent: int
     used: int
     amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What metrics say of all budgets.
+
+    Attributes:
+        states: How many have which state.
+        recent: How many of them reached it, or a higher soft percent, within the last hour.
+        age_s: How long ago the one was looked at that waits longest.
+    """
+
+    states: Mapping[str, int]
+    recent: Mapping[str, int]
+    age_s: float
+
+
+NOTHING = Summary({}, {}, 0.0)
 
 
 def with_states() -> Select[Any]:
@@ -86,9 +122,28 @@ async def hold_lease(connection: AsyncConnection, holder: str, lease_s: float) -
     return await connection.scalar(query.returning(leases.c.holder)) == holder
 
 
-async def due(connection: AsyncConnection, interval_s: float, count_max: int) -> list[Due]:
-    """Return budgets whose usage is unknown or was read long ago, those first."""
+async def due(
+    connection: AsyncConnection,
+    period: Period,
+    interval_s: float,
+    count_max: int,
+    failed: Mapping[str, int],
+) -> list[Due]:
+    """Return budgets of a period whose usage is unknown or was read long ago, those first.
+
+    Args:
+        connection: Of a transaction.
+        period: Of the budgets.
+        interval_s: How long ago is long.
+        count_max: How many are returned.
+        failed: Unix ms by id of a budget: it was asked about then, in vain, and waits its turn.
+    """
     states, now_ms = budget_states.c, await clock_ms(connection)
+    moments = cast([moment(it) for it in failed.values()], ARRAY(DateTime(timezone=True)))
+    asked = func.unnest(cast(list(failed), ARRAY(Text)), moments)
+    tried = asked.table_valued(column("id", Text), column("at", DateTime(timezone=True)))
+    tried = tried.render_derived(name="tried")
+    tried_at = func.greatest(states.looked_at, tried.c.at)  # the one that is not NULL
     is_due = or_(
         states.budget_id.is_(None),
         states.ends_at_unix_ms <= now_ms,
@@ -97,8 +152,9 @@ async def due(connection: AsyncConnection, interval_s: float, count_max: int) ->
     query = (
         select(budgets.c.id, budgets.c.tenant_id, budgets.c.model_id, budgets.c.period)
         .outerjoin(budget_states, _HAS_STATE)
-        .where(is_due)
-        .order_by(states.looked_at.nulls_first(), budgets.c.id)
+        .outerjoin(tried, tried.c.id == budgets.c.id)
+        .where(budgets.c.period == str(period), is_due)
+        .order_by(tried_at.nulls_first(), budgets.c.id)
         .limit(count_max)
     )
     found = (await connection.execute(query)).all()
@@ -106,9 +162,15 @@ async def due(connection: AsyncConnection, interval_s: float, count_max: int) ->
 
 
 async def lock(connection: AsyncConnection, tenant_ids: Iterable[str]) -> list[Values]:
-    """Return the budgets of tenants, with their states, held until the transaction ends."""
-    query = with_states().where(budgets.c.tenant_id.in_(sorted(set(tenant_ids))))
-    query = query.order_by(budgets.c.id).with_for_update(of=budgets)
+    """Return the budgets of tenants, with their states, held until the transaction ends.
+
+    States are read by a statement of its own: the one that waits for the rows sees states as they
+    were before it waited.
+    """
+    held = select(budgets.c.id).where(budgets.c.tenant_id.in_(sorted(set(tenant_ids))))
+    held = held.order_by(budgets.c.id).with_for_update()
+    ids = (await connection.scalars(held)).all()
+    query = with_states().where(budgets.c.id.in_(ids)).order_by(budgets.c.id)
     rows = (await connection.execute(query)).mappings()
     return [{str(name): value for name, value in row.items()} for row in rows]
 
@@ -150,9 +212,10 @@ def _fits(row: Values, reading: Reading) -> bool:
 def take(row: Values, reading: Reading) -> Change | None:
     """Put a reading into a row of `with_states`; return what changed by it."""
     usage, span, kept = reading.usage, reading.span, budget_of(row)
-    before = (row["state"], row["starts_at_unix_ms"])
-    state = kept.state(usage)
-    is_news = before != (str(state), span.start_ms)
+    state, before = kept.state(usage), row["state"]
+    is_new_period = row["starts_at_unix_ms"] != span.start_ms
+    reached = 0 if before is None or is_new_period else reached_percent(row)
+    is_other = str(state) != before or _is_more(kept, usage, reached)
     looked_at = moment(reading.looked_at_ms)
     row |= {name: getattr(usage, name) for name in _SUMS}
     row |= {
@@ -160,23 +223,41 @@ def take(row: Values, reading: Reading) -> Change | None:
         "starts_at_unix_ms": span.start_ms,
         "ends_at_unix_ms": span.end_ms,
         "state": str(state),
-        "since": looked_at if is_news else row["since"],
+        "since": looked_at if is_other or is_new_period else row["since"],
         "looked_at": looked_at,
         "ingested_until_unix_ms": reading.ingested_until_ms,
     }
-    if before[0] == str(state):  # the same in a new period is nothing to tell
+    if not (is_other or (is_new_period and state is not State.OK)):
         return None
-    used = kept.used(usage)
-    return Change(row["tenant_id"], row["name"], state, used, row["amount"])
+    told = (state, kept.reached_percent(usage), kept.used(usage))
+    return Change(row["tenant_id"], row["name"], *told, row["amount"])
 
 
-async def decide_again(connection: AsyncConnection, budget_id: str, row: Values) -> None:
-    """Let what is known of the usage have the consequences that a written budget gives it."""
-    state = str(budget_of(row).state(usage_of(row)))
-    if state == row["state"]:
+def reached_percent(row: Mapping[str, Any]) -> int:
+    """Return the soft percent that a row of `with_states` with a state has reached."""
+    return budget_of(row).reached_percent(usage_of(row))
+
+
+def _is_more(budget: Budget, usage: Usage, reached: int) -> bool:
+    """Return whether a budget that is not used up has reached a higher soft percent."""
+    is_soft = budget.state(usage) is State.SOFT
+    return is_soft and budget.reached_percent(usage) > reached
+
+
+async def decide_again(connection: AsyncConnection, row: Values, reached: int) -> None:
+    """Let what is known of the usage have the consequences that a written budget gives it.
+
+    Args:
+        connection: Holds the budget.
+        row: Of `with_states`, with a state, and as it is written now.
+        reached: The soft percent that it had reached before it was written.
+    """
+    budget, usage = budget_of(row), usage_of(row)
+    state = str(budget.state(usage))
+    if state == row["state"] and not _is_more(budget, usage, reached):
         return
     row |= {"state": state, "since": moment(await clock_ms(connection))}
-    query = budget_states.update().where(budget_states.c.budget_id == budget_id)
+    query = budget_states.update().where(budget_states.c.budget_id == row["id"])
     await connection.execute(query.values(state=state, since=row["since"]))
 
 
@@ -207,20 +288,28 @@ async def write_stops(
     await connection.execute(delete(budget_stops).where(budget_stops.c.id.in_(free)))
 
 
-async def summary(connection: AsyncConnection) -> tuple[Mapping[str, int], float]:
-    """Return how many budgets have which state, and how long ago the oldest was looked at (s)."""
+async def summary(connection: AsyncConnection) -> Summary:
+    """Return what metrics say of all budgets."""
     now_ms = await clock_ms(connection)
     looked_at = func.coalesce(budget_states.c.looked_at, budgets.c.created_at)
     every = (
-        select(shown_state(now_ms).label("state"), looked_at.label("looked_at"))
+        select(
+            shown_state(now_ms).label("state"),
+            looked_at.label("looked_at"),
+            (budget_states.c.since > moment(now_ms) - _RECENT).label("is_recent"),
+        )
         .select_from(budgets.outerjoin(budget_states, _HAS_STATE))
         .subquery()
     )
-    query = select(every.c.state, func.count(), func.min(every.c.looked_at))
+    recent = func.count().filter(every.c.is_recent)
+    query = select(every.c.state, func.count(), recent, func.min(every.c.looked_at))
     found = (await connection.execute(query.group_by(every.c.state))).all()
-    counts = {str(state): int(count) for state, count, _ in found}
-    oldest = min((moment.timestamp() for _, _, moment in found), default=now_ms / 1000)
-    return counts, max(0.0, now_ms / 1000 - oldest)
+    oldest = min((looked_at.timestamp() for *_, looked_at in found), default=now_ms / 1000)
+    return Summary(
+        {state: count for state, count, _, _ in found},
+        {state: count for state, _, count, _ in found},
+        max(0.0, now_ms / 1000 - oldest),
+    )
 
 
 def budget_of(row: Mapping[str, Any]) -> Budget:

@@ -187,13 +187,14 @@ async def _insert(
 async def _replace(connection: AsyncConnection, row: Values, values: Values) -> None:
     """Store a budget anew, and put it into its row of `with_states`."""
     counts_the_same = all(row[name] == values[name] for name in ("period", "model_id"))
+    reached = 0 if row["state"] is None else repository.reached_percent(row)
     row |= values
     query = budgets.update().where(budgets.c.id == row["id"])
     await connection.execute(query.values(values))
     if row["state"] is None:
         return
     if counts_the_same:
-        await repository.decide_again(connection, row["id"], row)
+        await repository.decide_again(connection, row, reached)
     else:
         is_it = budget_states.c.budget_id == row["id"]
         await connection.execute(delete(budget_states).where(is_it))

@@ -1,14 +1,14 @@
 """The loop that follows budgets: asks the ledger what is used, writes down what follows.
 
 Every control plane runs it; one holds the lease, and another takes it when that was silent for
-half a minute. Nothing is kept in memory, and what is written depends on the ledger alone, so a step
-that is done twice, or by two at once, does no harm.
+half a minute. What is written depends on the ledger alone, so a step that is done twice, or by two
+at once, does no harm; what is kept in memory is when to ask about what.
 """
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.budgets import repository
 from control_plane.budgets.feed import ASKED_MAX, Ledger, UsageFeed
 from control_plane.budgets.model import Period, Span, Usage, span_at
-from control_plane.budgets.repository import Due, Reading
+from control_plane.budgets.repository import NOTHING, Due, Reading, Summary
 from control_plane.database import Database, DatabaseDownError
 from control_plane.rollouts.feed import FeedDownError
 from control_plane.rollouts.repository import clock_ms
@@ -27,9 +27,37 @@ from sluice.lifecycle import backoff_s
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
-_LEASE_S = 30.0  # longer than a question to the ledger may take
-_REST = 4.0  # times as long as the ledger took to answer: at most a fifth of its time is ours
+_LEASE_S = 30.0  # longer than a tick and a question to the ledger may take
+_REST = 4.0  # times as long as the ledger took: at most a fifth of the time a sum of ours runs
 _RETRY_MAX_S = 15.0
+_GROWTH = 32  # so many budgets more after an answer: most questions are of a size that is answered
+
+
+@dataclass(slots=True)
+class Pace:
+    """How many budgets of a period the ledger is asked about at once, and when again; pure.
+
+    What it cannot sum up in time it may for fewer, so a failure halves the question. Times are
+    seconds of one clock.
+    """
+
+    asked_max: int = ASKED_MAX
+    rests_until_s: float = 0.0
+    failures: int = 0
+    is_behind: bool = False  # as many were due as may be asked about, so more are
+
+    def answered(self, now_s: float, took_s: float) -> None:
+        """Take an answer into account."""
+        self.failures = 0
+        self.asked_max = min(ASKED_MAX, self.asked_max + _GROWTH)
+        self.rests_until_s = now_s + took_s * _REST
+
+    def failed(self, now_s: float, took_s: float) -> None:
+        """Take a failure into account."""
+        pause_s = backoff_s(self.failures, first_s=_TICK_S, max_s=_RETRY_MAX_S)
+        self.failures += 1
+        self.asked_max = max(1, self.asked_max // 2)
+        self.rests_until_s = now_s + max(pause_s, took_s * _REST)
 
 
 class Budgets:
@@ -39,27 +67,28 @@ class Budgets:
         self,
         database: Database,
         ledger: UsageFeed,
-        show: Callable[[Mapping[str, int], float], None],
-        count: Callable[[str], None],
+        show: Callable[[Summary], None],
         interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; `run` belongs into a TaskGroup.
 
         Args:
             database: Where budgets are.
             ledger: Knows what was used; while it is away, states stay as they are.
-            show: Takes how many budgets have which state, and how long ago (seconds) the one was
-                looked at that waits longest, for metrics; nothing and 0 while another one leads.
-            count: Takes the new state of each budget that changes it by what was used.
+            show: Takes what metrics say; nothing while another one leads.
             interval_s: How often each budget is looked at.
+            clock: Seconds that never go back.
         """
         self._database = database
         self._ledger = ledger
         self._show = show
-        self._count = count
         self._interval_s = interval_s
+        self._clock = clock
         self._process = new_id("budgets")
-        self._failures = 0
+        self._leads_until_s = 0.0
+        self._paces = {period: Pace() for period in Period}
+        self._failed: dict[str, int] = {}  # when (Unix ms), by budget; no more than there are
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -67,82 +96,86 @@ class Budgets:
             pause_s = _TICK_S
             try:
                 pause_s = await self.step()
-            except FeedDownError as error:
-                if not self._failures:
-                    log.warning("budgets_not_read", error=str(error))
-                pause_s = backoff_s(self._failures, first_s=_TICK_S, max_s=_RETRY_MAX_S)
-                self._failures += 1
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("budgets_step_failed", error=str(getattr(error, "reason", error)))
+                if self._clock() > self._leads_until_s:
+                    self._show(NOTHING)
             await asyncio.sleep(pause_s)
 
     async def step(self) -> float:
         """Look at the budgets that are due, at most a call's worth; return when to come back (s).
 
+        Who leads comes every second, also to rest: a lease that ends lets another one ask.
+
         Raises:
-            FeedDownError: The ledger does not answer.
-            DatabaseDownError: PostgreSQL does not.
+            DatabaseDownError: PostgreSQL does not answer.
         """
         due, now_ms = await self._database.run(self._look)
-        if not due:
-            return _TICK_S
-        started_at = time.monotonic()
-        readings = await self._read(due, now_ms)
-        took_s = time.monotonic() - started_at
-        if self._failures:
-            log.info("budgets_read_again")
-            self._failures = 0
+        async with asyncio.TaskGroup() as tasks:
+            asked = [
+                tasks.create_task(self._ask(period, members, now_ms))
+                for period, members in due.items()
+                if members
+            ]
+        found = [reading for answer in asked for reading in answer.result()]
+        if found:
+            await self._write(found)
+        rests_s = (it.rests_until_s - self._clock() for it in self._paces.values() if it.is_behind)
+        return max(0.0, min((_TICK_S, *rests_s)))
 
+    async def _look(self, connection: AsyncConnection) -> tuple[dict[Period, list[Due]], int]:
+        """Return what is due, if we are the one who does it, and what time it is."""
+        now_ms, now_s = await clock_ms(connection), self._clock()
+        due: dict[Period, list[Due]] = {}
+        if not await repository.hold_lease(connection, self._process, _LEASE_S):
+            self._show(NOTHING)
+            self._failed.clear()
+            for pace in self._paces.values():
+                pace.is_behind = False
+            return due, now_ms
+        self._leads_until_s = now_s + _LEASE_S
+        self._show(await repository.summary(connection))
+        for period, pace in self._paces.items():
+            if now_s >= pace.rests_until_s:
+                asked = (period, self._interval_s, pace.asked_max, self._failed)
+                due[period] = await repository.due(connection, *asked)
+                pace.is_behind = len(due[period]) == pace.asked_max
+        return due, now_ms
+
+    async def _ask(self, period: Period, due: Sequence[Due], now_ms: int) -> list[Reading]:
+        """Ask the ledger about all tenants that have these budgets; nothing: it failed."""
+        pace, span, asked_s = self._paces[period], span_at(period, now_ms), self._clock()
+        tenant_ids = {one.tenant_id for one in due}
+        model_ids = {one.model_id for one in due if one.model_id}
+        try:
+            ledger = await self._ledger.usage(span, tenant_ids, model_ids)
+        except FeedDownError as error:
+            if not pace.failures:
+                log.warning("budgets_not_read", period=str(period), error=str(error))
+            pace.failed(self._clock(), self._clock() - asked_s)
+            self._failed |= {one.id: now_ms for one in due}
+            return []
+        if pace.failures:
+            log.info("budgets_read_again", period=str(period))
+        pace.answered(self._clock(), self._clock() - asked_s)
+        for one in due:
+            self._failed.pop(one.id, None)
+        return readings(due, span, ledger, now_ms)
+
+    async def _write(self, found: Sequence[Reading]) -> None:
         async def write(connection: AsyncConnection) -> list[repository.Change]:
-            return await repository.write_readings(connection, readings)
+            return await repository.write_readings(connection, found)
 
         for change in await self._database.run(write):
-            self._count(str(change.state))
             log.info(
                 "budget_state",
                 tenant=change.tenant_id,
                 budget=change.name,
                 state=str(change.state),
+                reached_percent=change.reached_percent,
                 used=change.used,
                 amount=change.amount,
             )
-        return max(0.0 if len(due) == ASKED_MAX else _TICK_S, took_s * _REST)
-
-    async def _look(self, connection: AsyncConnection) -> tuple[list[Due], int]:
-        """Return what is due, if we are the one who does it, and what time it is."""
-        now_ms = await clock_ms(connection)
-        if not await repository.hold_lease(connection, self._process, _LEASE_S):
-            self._show({}, 0.0)
-            return [], now_ms
-        self._show(*await repository.summary(connection))
-        return await repository.due(connection, self._interval_s, ASKED_MAX), now_ms
-
-    async def _read(self, due: Sequence[Due], now_ms: int) -> list[Reading]:
-        """Ask the ledger once per period, about all tenants that have budgets for it."""
-        of_period: defaultdict[Period, list[Due]] = defaultdict(list)
-        for one in due:
-            of_period[one.period].append(one)
-        spans = {period: span_at(period, now_ms) for period in of_period}
-        ledgers = await asyncio.gather(
-            *(
-                self._ledger.usage(
-                    spans[period],
-                    {one.tenant_id for one in members},
-                    {one.model_id for one in members if one.model_id},
-                )
-                for period, members in of_period.items()
-            ),
-            return_exceptions=True,  # so that none is left behind when another one fails
-        )
-        for failure in ledgers:
-            if isinstance(failure, BaseException):
-                raise failure
-        return [
-            reading
-            for (period, members), ledger in zip(of_period.items(), ledgers, strict=True)
-            if isinstance(ledger, Ledger)
-            for reading in readings(members, spans[period], ledger, now_ms)
-        ]
 
 
 def readings(due: Sequence[Due], span: Span, ledger: Ledger, now_ms: int) -> list[Reading]:

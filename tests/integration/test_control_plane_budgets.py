@@ -1,13 +1,14 @@
 """Budgets on a real PostgreSQL: written, compared with the ledger, told to gateways."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.budgets import repository
 from control_plane.budgets.feed import Ledger
@@ -183,13 +184,22 @@ class Spoken:
     def __init__(self) -> None:
         self.usage_of: dict[tuple[str, str], Usage] | None = {}
         self.asked: list[tuple[Span, list[str]]] = []
+        self.sums_days_only = False
+        self.tells_tenants_max = 500
+        self.now_s, self.takes_s = 0.0, 0.0
+
+    def clock(self) -> float:
+        return self.now_s
 
     async def usage(
         self, span: Span, tenant_ids: Collection[str], models: Collection[str]
     ) -> Ledger:
         assert set(models) <= {"m"}
         self.asked.append((span, sorted(tenant_ids)))
-        if self.usage_of is None:
+        self.now_s += self.takes_s
+        is_month = span.end_ms - span.start_ms > 86_400_000
+        is_much = len(tenant_ids) > self.tells_tenants_max
+        if self.usage_of is None or is_much or (self.sums_days_only and is_month):
             raise FeedDownError("away")
         return Ledger(self.usage_of, 1)
 
@@ -218,29 +228,27 @@ async def test_one_control_plane_follows_the_ledger_and_keeps_states_without_it(
         await connection.execute(budgets.insert().values(rows))
 
     await database.run(seed)
-    ledger, shown, counted = Spoken(), [], []
-    first, second = (
-        Budgets(database, ledger, lambda *told: shown.append(told), counted.append, 3600)
-        for _ in range(2)
-    )
+    ledger, shown = Spoken(), []
+    first, second = (Budgets(database, ledger, shown.append, 3600, ledger.clock) for _ in range(2))
     ledger.usage_of = {("a", "m"): Usage(1, 9), ("a", "n"): Usage(1, 1), ("b", "x"): Usage(1, 8)}
     await first.step()
     assert sorted(asked for _, asked in ledger.asked) == [["a"], ["a", "b"]]
     await second.step()
-    assert shown[-1] == ({}, 0.0), "the other one leads"
+    assert shown[-1] == repository.NOTHING, "the other one leads"
     await first.step()
-    assert shown[-1][0] == {"exhausted": 1, "soft": 2}
+    assert shown[-1].states == shown[-1].recent == {"exhausted": 1, "soft": 2}
     assert len(ledger.asked) == 2, "nothing is due"
-    assert sorted(counted) == ["exhausted", "soft", "soft"]
     assert await database.run(_stops) == [("a", ["d"])]
     # The period ends while the ledger is away: the stop carries its end itself.
     ledger.usage_of = None
     await database.run(_end_periods)
-    with pytest.raises(FeedDownError):
-        await first.step()
-    assert shown[-1][0] == {"unknown": 3}
+    await first.step()
+    assert shown[-1].states == {"unknown": 3}
     assert await database.run(_stops) == [("a", ["d"])]
     ledger.usage_of = {}
+    await first.step()
+    assert await database.run(_stops) == [("a", ["d"])], "it rests after a failure"
+    ledger.now_s += 1
     await first.step()
     assert await database.run(_stops) == [], "a new period opens it"
 
@@ -253,3 +261,147 @@ async def _stops(connection: Any) -> list[tuple[str, list[str]]]:
 async def _end_periods(connection: Any) -> None:
     now_ms = await clock_ms(connection)
     await connection.execute(update(budget_states).values(ends_at_unix_ms=now_ms))
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_who_waits_for_a_tenants_budgets_sees_what_the_other_one_wrote(
+    database: Database, eventually: Callable[..., Awaitable[None]]
+) -> None:
+    await database.run(_one_budget)
+    holds, writes = asyncio.Event(), asyncio.Event()
+
+    async def tick(connection: AsyncConnection) -> None:
+        await repository.lock(connection, ["a"])
+        holds.set()
+        await writes.wait()
+        await repository.write_readings(connection, [await _reading(connection, 10)])
+
+    async with asyncio.TaskGroup() as tasks:
+        ticking = tasks.create_task(database.run(tick))
+        await holds.wait()
+        waiting = tasks.create_task(database.run(lambda it: repository.lock(it, ["a"])))
+        await eventually(lambda: database.run(_waits), "it waits for the rows")
+        writes.set()
+        await ticking
+        (row,) = await waiting
+    assert row["state"] == "exhausted"
+
+
+async def _one_budget(connection: AsyncConnection) -> None:
+    await connection.execute(tiers.insert().values(id="s"))
+    tenant = {"id": "a", "tier_id": "s", "cache_salt": b"1", "weight": 1}
+    await connection.execute(tenants.insert().values(tenant))
+    row = {"unit": "tokens", "amount": 10, "period": "day", "on_exhausted": "stop"}
+    row |= {"id": "1", "tenant_id": "a", "name": "d", "soft_percents": [50, 90]}
+    await connection.execute(budgets.insert().values(row))
+
+
+async def _reading(connection: AsyncConnection, tokens: int, *, days: int = 0) -> Reading:
+    now_ms = await clock_ms(connection)
+    span = span_at(Period.DAY, now_ms + days * 86_400_000)
+    return Reading(Due("1", "a", "", Period.DAY), span, Usage(1, tokens), now_ms, 1)
+
+
+async def _waits(connection: AsyncConnection) -> bool:
+    query = """
+    SELECT EXISTS (
+        SELECT FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock'
+    )
+    """
+    return bool(await connection.scalar(text(query)))
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_each_soft_percent_is_told_and_each_period_anew(database: Database) -> None:
+    await database.run(_one_budget)
+
+    async def told(tokens: int, *, days: int = 0) -> list[tuple[str, int]]:
+        async def work(connection: AsyncConnection) -> list[repository.Change]:
+            reading = await _reading(connection, tokens, days=days)
+            return await repository.write_readings(connection, [reading])
+
+        return [(str(it.state), it.reached_percent) for it in await database.run(work)]
+
+    assert await told(5) == [("soft", 50)]
+    assert await told(8) == []
+    assert await told(9) == [("soft", 90)]
+    assert await told(8) == [], "a correction reaches nothing"
+    assert await told(9, days=1) == [("soft", 90)]
+    assert await told(10, days=1) == [("exhausted", 90)]
+    assert await told(10, days=2) == [("exhausted", 90)]
+    assert await told(0, days=3) == [("ok", 0)]
+    assert await told(0, days=4) == [], "nothing again"
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_sums_that_fail_keep_none_from_those_that_do_not(database: Database) -> None:
+    async def seed(connection: AsyncConnection) -> None:
+        await _one_budget(connection)
+        row = {"unit": "tokens", "amount": 10, "period": "month", "on_exhausted": "stop"}
+        row |= {"tenant_id": "a", "soft_percents": []}
+        many = [row | {"id": f"m{number}", "name": f"m{number}"} for number in range(9)]
+        await connection.execute(budgets.insert().values(many))
+
+    await database.run(seed)
+    ledger, shown = Spoken(), []
+    loop = Budgets(database, ledger, shown.append, 3600, ledger.clock)
+    ledger.sums_days_only, ledger.usage_of = True, {("a", "m"): Usage(1, 10)}
+    await loop.step()
+    assert await database.run(_stops) == [("a", ["d"])]
+    assert len(ledger.asked) == 2
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_what_failed_comes_last_and_in_smaller_questions(database: Database) -> None:
+    def asked(failed: dict[str, int], count_max: int) -> Any:
+        async def work(connection: AsyncConnection) -> list[str]:
+            due = await repository.due(connection, Period.DAY, 15.0, count_max, failed)
+            return [one.id for one in due]
+
+        return database.run(work)
+
+    async def seed(connection: AsyncConnection) -> None:
+        await _one_budget(connection)
+        tenant = {"tier_id": "s", "cache_salt": b"1", "weight": 1}
+        row = {"unit": "tokens", "amount": 10, "period": "day", "on_exhausted": "stop"}
+        row |= {"name": "d", "soft_percents": []}
+        await connection.execute(tenants.insert().values([{"id": it, **tenant} for it in "bcd"]))
+        rows = [row | {"id": str(at), "tenant_id": it} for at, it in enumerate("bcd", 2)]
+        await connection.execute(budgets.insert().values(rows))
+
+    await database.run(seed)
+    assert await asked({}, 3) == ["1", "2", "3"]
+    assert await asked({"1": 9, "2": 8, "gone": 7}, 3) == ["3", "4", "2"]
+    ledger = Spoken()
+    loop = Budgets(database, ledger, lambda _: None, 3600, ledger.clock)
+    ledger.tells_tenants_max, ledger.usage_of = 1, {(it, "m"): Usage(1, 10) for it in "abcd"}
+    for _ in range(40):
+        await loop.step()
+        ledger.now_s += 15
+    assert {tenant_id for tenant_id, _ in await database.run(_stops)} == set("abcd")
+
+
+@pytest.mark.asyncio(loop_scope="function")
+@pytest.mark.parametrize("answers", [True, False])
+async def test_who_rests_goes_on_to_lead(database: Database, answers: bool) -> None:
+    await database.run(_one_budget)
+    ledger, shown = Spoken(), []
+    ledger.takes_s, ledger.usage_of = 10.0, {} if answers else None
+    first, second = (Budgets(database, ledger, shown.append, 0, ledger.clock) for _ in range(2))
+    await first.step()
+    for passed_s in range(39):
+        assert await first.step() <= 1.0, passed_s
+        ledger.now_s += 1
+        await database.run(_age_lease)
+        await second.step()
+        assert shown[-1] == repository.NOTHING
+    assert len(ledger.asked) == 1
+    ledger.now_s += 1
+    await first.step()
+    assert len(ledger.asked) == 2
+
+
+async def _age_lease(connection: AsyncConnection) -> None:
+    """Let a second of the lease pass, as on the ledger's clock."""
+    await connection.execute(text("UPDATE leases SET expires_at = expires_at - interval '1 s'"))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from control_plane.budgets.feed import Ledger
+from control_plane.budgets.feed import ASKED_MAX, Ledger
 from control_plane.budgets.model import (
     Budget,
     BudgetBody,
@@ -22,7 +22,7 @@ from control_plane.budgets.model import (
     stops,
 )
 from control_plane.budgets.repository import Due
-from control_plane.budgets.service import readings
+from control_plane.budgets.service import Pace, readings
 
 SUMS = st.integers(0, 2**40)
 USAGE = st.builds(Usage, SUMS, SUMS, SUMS, SUMS)
@@ -160,3 +160,18 @@ def test_what_a_budget_is_unless_it_is_said() -> None:
     assert body.soft_percents == [50, 90]
     assert (body.unit, body.period, body.on_exhausted) == ("tokens", "month", "stop")
     assert BudgetBody(amount=1, soft_percents=[]).soft_percents == []
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 20)), max_size=40))
+def test_sums_run_for_at_most_a_fifth_of_the_time(steps: list[tuple[bool, float]]) -> None:
+    pace, now_s, busy_s = Pace(), 0.0, 0.0
+    for is_answered, took_s in steps:
+        now_s += took_s
+        busy_s += took_s
+        before = pace.asked_max
+        (pace.answered if is_answered else pace.failed)(now_s, took_s)
+        assert 1 <= pace.asked_max <= ASKED_MAX
+        assert is_answered or pace.asked_max == max(1, before // 2)
+        assert is_answered or pace.rests_until_s >= now_s + 1
+        now_s = pace.rests_until_s
+    assert busy_s <= now_s / 5 + 1e-6
