@@ -34,7 +34,8 @@ SELECT hour_ms, told.1 AS model, sum(told.2) AS ledger, sum(told.3) AS ledger_pr
 FROM (
     SELECT toUnixTimestamp(toStartOfHour(received_at)) * 1000 AS hour_ms,
         arrayJoin([
-            (toString(model), output_tokens, if(replica_id != '', prompt_tokens, 0)),
+            (toString(model), output_tokens,
+                if(replica_id != '' OR output_tokens > 0, prompt_tokens, 0)),
             (toString(lost_model), lost_output_tokens, lost_prompt_tokens)
         ]) AS told
     FROM requests FINAL

@@ -167,6 +167,9 @@ class Exchange:
         """Return the event that tells everything once."""
         event = self._take_begun(gateway_id)
         event.session_hash = tally.session_hash
+        # Closings need none of these: they never become spans.
+        event.parent_span_id, event.tracestate = self.upstream.span_id, self.upstream.state
+        event.is_sampled = self.upstream.is_sampled
         event.cell_id, event.router_id = self.cell_id, self.router_id
         event.prompt_tokens = tally.placed_prompt_tokens or tally.prompt_tokens
         event.output_tokens = tally.output_tokens
@@ -219,7 +222,7 @@ class Exchange:
 
     def _begun_event(self, gateway_id: str) -> RequestEvent:
         """Return what is known from the begin on, by the model that answers now."""
-        principal, model, upstream = self.principal, self.model, self.upstream
+        principal, model = self.principal, self.model
         lost = self.lost or Lost("", 0, 0)
         return RequestEvent(
             schema_version=_SCHEMA_VERSION,
@@ -239,9 +242,6 @@ class Exchange:
             gateway_id=gateway_id,
             endpoint=self.endpoint,
             is_stream=self.is_stream,
-            parent_span_id=upstream.span_id,
-            is_sampled=upstream.is_sampled,
-            tracestate=upstream.state,
             lost_model=lost.model,
             lost_prompt_tokens=lost.prompt_tokens,
             lost_output_tokens=lost.output_tokens,

@@ -86,6 +86,47 @@ async def test_a_request_is_the_sum_of_its_answers_wherever_they_ran(store: Stor
     assert await rows(store) == {"evt_1": (OUTCOME, 9, 32)}
 
 
+async def test_prompts_that_had_no_place_are_not_billed_beside_those_that_had(
+    store: Store,
+) -> None:
+    queued = closing(1, prompt_tokens=100)  # of a completion with two prompts
+    placed = closing(1, part=1, prompt_tokens=30, output_tokens=7, replica_id="a", queue_us=5)
+    alone = [closing(2, part=part, prompt_tokens=10) for part in (0, 1)]
+    lost = closing(3, prompt_tokens=40, cached_tokens=8, output_tokens=3, replica_id="b")
+    resumed = closing(3, prompt_tokens=40, output_tokens=3, router_id="r2")  # queued there
+    later = closing(4, prompt_tokens=50, output_tokens=3, router_id="r2")  # the first is forgotten
+    await store.insert(Batch(closings=[queued, placed, *alone, lost, later]))
+    await store.insert(Batch(closings=[resumed]))
+    await closer(store).step()
+    assert await rows(store) == {
+        "evt_1": (OUTCOME, 30, 7),
+        "evt_2": (OUTCOME, 20, 0),
+        "evt_3": (OUTCOME, 40, 3),
+        "evt_4": (OUTCOME, 50, 3),
+    }
+    found = await store.query(
+        "SELECT event_id, replica_id, queue_us, cached_tokens FROM requests FINAL", {}
+    )
+    told = {row["event_id"]: (row["replica_id"], row["queue_us"]) for row in found}
+    assert told == {"evt_1": ("a", 5), "evt_2": ("", 0), "evt_3": ("b", 0), "evt_4": ("", 0)}
+    assert sum(row["cached_tokens"] for row in found) == 8
+    await store.insert(Batch(counts=counts(1, {"m": 13})))
+    hour_ms = NOW_MS // 3_600_000 * 3_600_000
+    ledger = await reconciled(store, hour_ms, hour_ms + 7_200_000, hour_ms)
+    assert sum(it.ledger_prompt_tokens for it in ledger) == 30 + 40 + 50
+
+
+async def test_a_mark_that_was_lost_with_the_server_is_made_again(store: Store) -> None:
+    await store.insert(Batch(closings=[closing(1, output_tokens=3)]))
+    await closer(store).step()
+    # It died after it had written the row, before the view had marked it.
+    await store.write("TRUNCATE TABLE rollup_marks", {})
+    await closer(store).step()
+    assert await store.query("SELECT tenant_id FROM rollup_marks FINAL", {}) == [
+        {"tenant_id": "ten_a"}
+    ]
+
+
 async def test_a_closing_waits_until_its_gateway_had_its_time(store: Store) -> None:
     await store.insert(Batch(closings=[closing(1, output_tokens=3)]))
     late = closer(store, settle_s=3600.0)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gateway.dispatch.exchange import Exchange, Tally
+from sluice.tracecontext import Upstream
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 TALLY = Tally(prompt_tokens=12, cached_tokens=0, output_tokens=9, session_hash=5)
@@ -40,12 +41,16 @@ def generations() -> list[Any]:
 
 def test_the_event_at_the_end_is_the_same_with_and_without_closings() -> None:
     plain, told = exchange(), exchange()
+    for it in (plain, told):
+        it.upstream = Upstream("t", "b" * 16, is_sampled=True, state="a=" + "x" * 500)
     parts = generations()
     told.prepare_closings(parts, 2, "g")
     for it in (plain, told):
         it.outcome, it.status = "stop", 200
     assert told.event(TALLY, "g", 2.0) == plain.event(TALLY, "g", 2.0)
+    assert len(plain.event(TALLY, "g", 2.0).tracestate) == 502
     events = [RequestEvent.FromString(part.closing) for part in parts]
+    assert not any(it.tracestate or it.parent_span_id for it in events)  # they are no spans
     assert [(it.part, it.prompt_tokens, it.total_us) for it in events] == [(0, 12, 0), (1, 0, 0)]
 
 
