@@ -108,8 +108,10 @@ class Accounts:
     and closings that it was given to bring to the broker.
     """
 
-    def __init__(self, counts: TokenCounts) -> None:
+    def __init__(self, counts: TokenCounts, *, counts_prompts: bool = True) -> None:
+        """Prepare; `counts_prompts`: the gateway says of each prompt whether it is counted."""
         self._counts = counts
+        self._counts_prompts = counts_prompts
         self._open: dict[int, _Account] = {}
         self._events: dict[str, _Event] = {}  # with several answers, of which some are open
         self._ended: OrderedDict[int, _Account] = OrderedDict()
@@ -136,6 +138,8 @@ class Accounts:
             account.prompt = len(submit.prompt) if told.prompt_tokens else 0
             account.was_placed = submit.was_placed
             self._open[submit.handle] = account
+            if not self._counts_prompts:
+                self._counts.add(account.key, 0, has_prompts=False)
         return is_known
 
     def told(self, batch: Batch, now: float) -> None:
@@ -145,7 +149,7 @@ class Accounts:
             return
         for placed in batch.placed:
             if (account := accounts.get(placed.handle)) is not None:
-                account.placed = placed
+                account.placed = _lean(placed)
                 account.places += 1
         for outcome in batch.outcomes:
             if (account := accounts.pop(outcome.handle, None)) is None:
@@ -375,6 +379,18 @@ def closed(closing: bytes, tokens: int, placed: wire.Placed | None, router_id: s
         # A prompt counts with its first answer alone, as in the gateway's own event.
         event.cached_tokens = min(placed.cached_tokens, event.prompt_tokens)
     return event.SerializeToString()
+
+
+def _lean(placed: wire.Placed) -> wire.Placed:
+    """Return what closings need of a placement: what was known then may be many kilobytes."""
+    if not placed.HasField("decision") and not placed.before:
+        return placed
+    return wire.Placed(
+        replica_id=placed.replica_id,
+        queue_us=placed.queue_us,
+        engine_queue_us=placed.engine_queue_us,
+        cached_tokens=placed.cached_tokens,
+    )
 
 
 def _placed(slot: Slot) -> wire.Placed | None:

@@ -45,12 +45,15 @@ NO_PROMPTS = Prompts()
 class _Sum:
     """Tokens of one hour and model."""
 
-    __slots__ = ("discarded", "is_changed", "key", "output", "prompts", "uncertain")
+    __slots__ = (
+        *("discarded", "has_prompts", "is_changed", "key", "output", "prompts", "uncertain"),
+    )
 
     def __init__(self, key: Key) -> None:
         self.key = key
         self.output = self.uncertain = self.discarded = 0
         self.prompts = NO_PROMPTS
+        self.has_prompts = True
         self.is_changed = False
 
 
@@ -79,8 +82,9 @@ class TokenCounts:
         uncertain: int = 0,
         discarded: int = 0,
         prompts: Prompts = NO_PROMPTS,
+        has_prompts: bool = True,
     ) -> None:
-        """Count tokens of one request."""
+        """Count tokens of one request; `has_prompts`: its gateway says which prompts are new."""
         hour_ms, model = key
         models = self._hours.get(hour_ms)
         if models is None or (count := models.get(model)) is None:
@@ -92,6 +96,8 @@ class TokenCounts:
         count.discarded += discarded
         if prompts is not NO_PROMPTS:
             count.prompts = Prompts(*map(int.__add__, count.prompts, prompts))
+        if not has_prompts:
+            count.has_prompts = False
         self._change(count)
 
     def mix(self, unix_ms: int) -> None:
@@ -162,7 +168,7 @@ class TokenCounts:
                 output_tokens=it.output,
                 uncertain_tokens=it.uncertain,
                 discarded_tokens=it.discarded,
-                has_prompts=True,
+                has_prompts=it.has_prompts,
                 prompt_tokens=max(0, it.prompts.certain),
                 uncertain_prompt_tokens=max(0, it.prompts.uncertain),
                 discarded_prompt_tokens=max(0, it.prompts.discarded),

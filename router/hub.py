@@ -64,10 +64,12 @@ class Hub:
 
     # --- gateways ---------------------------------------------------------------------------
 
-    def connect(self, gateway_id: str, *, takes_closings: bool = False) -> GatewayLink:
+    def connect(
+        self, gateway_id: str, *, takes_closings: bool = False, counts_prompts: bool = False
+    ) -> GatewayLink:
         """Begin a gateway connection."""
         self._keys += 1
-        accounts = Accounts(self._counts)
+        accounts = Accounts(self._counts, counts_prompts=counts_prompts)
         link = GatewayLink(self._keys, gateway_id, accounts, takes_closings=takes_closings)
         self._links[link.key] = link
         self.core.on_gateway(link.key, self._loop.time())

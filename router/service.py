@@ -102,7 +102,11 @@ class RouterService:
         if not isinstance(first, wire.ConnectRequest) or not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "send Hello first")
         hello = first.hello
-        link = self._hub.connect(hello.gateway_id, takes_closings=hello.takes_closings)
+        link = self._hub.connect(
+            hello.gateway_id,
+            takes_closings=hello.takes_closings,
+            counts_prompts=hello.counts_prompts,
+        )
         log.info("gateway_connected", gateway_id=link.gateway_id)
         status, reason = grpc.StatusCode.OK, "left"
         try:

@@ -3,7 +3,7 @@
 from router.core.model import Batch, Request, Slot
 from router.core.prefix_index import BlockHashes
 from sluice.hashing import BLOCK_TOKENS
-from sluice.tracecontext import is_sampled
+from sluice.tracecontext import is_sampled, later_attempt
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -61,7 +61,7 @@ def add_sequence(message: engine.Submit, slot: Slot) -> None:
     if submit.adapter_digest:
         sequence.adapter_digest = submit.adapter_digest
     if submit.traceparent:
-        sequence.traceparent = submit.traceparent
+        sequence.traceparent = _of_dispatch(submit, slot.request.interrupted)
         if submit.tracestate:
             sequence.tracestate = submit.tracestate
     if submit.ignore_eos:
@@ -73,6 +73,13 @@ def add_sequence(message: engine.Submit, slot: Slot) -> None:
     if output:
         sequence.prompt.extend(output)
     sequence.sampling.CopyFrom(submit.sampling)
+
+
+def _of_dispatch(submit: wire.Submit, interrupted: int) -> str:
+    """Return the trace context of a dispatch: each is an attempt of its own to the gateway."""
+    if not interrupted:
+        return submit.traceparent
+    return later_attempt(submit.traceparent, submit.attempt, interrupted)
 
 
 def submit_message(epoch: int, slots: list[Slot]) -> engine.Submit:

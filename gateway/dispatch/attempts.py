@@ -29,7 +29,8 @@ class Attempt:
         decision: What its router said at the end about the placement.
         outcome: As events name it; `cancelled` until it has ended.
         reason: In words, of what is no success.
-        before_us: From the submission until it was placed again, of one that is placed again.
+        before_us: From the submission until the attempt before it ended, where its router went on
+            without being asked.
     """
 
     __slots__ = (
@@ -54,15 +55,24 @@ class Attempt:
         self.outcome, self.reason = "cancelled", ""
         self.before_us = 0
 
-    def placed_again(self, placed: "wire.Placed", emitted: int) -> "Attempt":
-        """End this one where its router sent the request elsewhere; return the one there."""
-        after_us = max(0, placed.queue_us - self.before_us)
-        again_at_s = max(self.first_at_s, self.submitted_at_s + after_us * 1e-6)
-        self.ended_at_s, self.outcome = again_at_s, "requeued"
+    def interrupted(
+        self, by: "wire.Interruption", emitted: int, placed: "wire.Placed"
+    ) -> "Attempt":
+        """End this one where its router queued the request again; return what comes then.
+
+        Args:
+            by: What its router says of it.
+            emitted: Tokens of the answer until now.
+            placed: Where it ran, if it was not told so: its engine may not have begun.
+        """
+        after_us = max(0, by.ended_us - self.before_us)
+        ended_at_s = max(self.first_at_s, self.submitted_at_s + after_us * 1e-6)
+        self.placed = self.placed or placed
+        self.ended_at_s, self.outcome, self.reason = ended_at_s, by.code or "requeued", by.reason
         self.output_tokens = emitted - self.emitted_before
-        other = Attempt(self.number + 1, self.cell_id, self.router_id, again_at_s, emitted)
-        other.placed, other.before_us = placed, placed.queue_us
-        return other
+        later = Attempt(self.number + 1, self.cell_id, self.router_id, ended_at_s, emitted)
+        later.before_us = by.ended_us
+        return later
 
     @property
     def known_then(self) -> "wire.Explanation | None":

@@ -7,7 +7,7 @@ coroutine only waits for the first tokens and for the end. Nothing here does I/O
 import asyncio
 import zlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -256,15 +256,23 @@ class Generation:
         self.placed = placed
         if not self.attempts:
             return
-        attempt = self.attempts[-1]
-        if attempt.placed is None:
-            attempt.placed = placed
-        else:
-            begun(self.attempts, attempt.placed_again(placed, len(self.emitted)))
+        self._learn_interruptions(placed.before)
+        if self.attempts[-1].placed is not None:  # an older router does not say why
+            self._learn_interruptions([wire.Interruption(ended_us=placed.queue_us)])
+        self.attempts[-1].placed = placed
+
+    def _learn_interruptions(self, before: Iterable[wire.Interruption]) -> None:
+        """Note dispatches that ended while the current submission goes on."""
+        for it in before:
+            nowhere = wire.Placed(replica_id=it.replica_id, queue_us=it.queue_us)
+            attempt = self.attempts[-1].interrupted(it, len(self.emitted), nowhere)
+            begun(self.attempts, attempt)
 
     def learn_outcome(self, outcome: wire.Outcome) -> None:
         """Take what the router says at the end of the current attempt."""
         self.prefill_us = outcome.prefill_us
+        if self.attempts:
+            self._learn_interruptions(outcome.before)
         if self.attempts and outcome.HasField("decision"):
             decision = self.attempts[-1].decision = wire.Explanation()
             decision.CopyFrom(outcome.decision)  # a part of a message keeps all of it
@@ -362,14 +370,19 @@ class Generation:
             tracestate=spec.tracestate,
             closing=self.closing,
             was_placed=self.placed is not None,
+            attempt=self._number,
         )
+
+    @property
+    def _number(self) -> int:
+        """Of the current attempt."""
+        return self.attempts[-1].number if self.attempts else 0
 
     def _traceparent(self) -> str:
         spec = self.spec
         if not spec.traceparent:
             return ""
-        number = self.attempts[-1].number if self.attempts else 0
-        return attempt_traceparent(spec.traceparent, spec.choice, number)
+        return attempt_traceparent(spec.traceparent, spec.choice, self._number)
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():

@@ -173,7 +173,9 @@ class RouterLink:
         call = RouterServiceStub(channel).Connect()
         try:
             async with asyncio.timeout(_WELCOME_TIMEOUT_S):
-                hello = wire.Hello(gateway_id=self._gateway_id, takes_closings=True)
+                hello = wire.Hello(
+                    gateway_id=self._gateway_id, takes_closings=True, counts_prompts=True
+                )
                 await call.write(wire.ConnectRequest(hello=hello))
                 first = await call.read()
             if not isinstance(first, wire.ConnectResponse):  # grpc.aio.EOF

@@ -5,7 +5,7 @@ from math import isfinite
 from typing import cast
 
 from router.core import logprobs
-from router.core.model import Gateway, Slot, Stats
+from router.core.model import Gateway, Slot, Stats, wire_us
 from router.core.replica_book import ReplicaBook
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -153,9 +153,7 @@ def place(slot: Slot, engine_queue_us: int, stats: Stats) -> None:
     stats.queue_s.append(queue_s)
     stats.prompt_tokens += slot.prompt_tokens
     stats.cached_tokens += slot.cached_tokens
-    placed = wire.Placed(
-        handle=slot.handle, replica_id=slot.replica_id, queue_us=int(queue_s * 1e6)
-    )
+    placed = wire.Placed(handle=slot.handle, replica_id=slot.replica_id, queue_us=wire_us(queue_s))
     # Most have none of these, and to set nothing costs as much as to set something.
     if engine_queue_us:
         placed.engine_queue_us = engine_queue_us
@@ -163,6 +161,10 @@ def place(slot: Slot, engine_queue_us: int, stats: Stats) -> None:
         placed.cached_tokens = slot.cached_tokens
     if slot.decision is not None:
         placed.decision.CopyFrom(slot.decision)
+    request = slot.request
+    if request.untold is not None:
+        placed.before.extend(request.untold)
+        request.untold = None
     slot.gateway.batch.placed.append(placed)
 
 

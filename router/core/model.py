@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sluice.wire.engine.v1 import engine_pb2 as engine
 
 UNLIMITED = 1 << 30  # output tokens: the context is the limit
+_U32_MAX = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,8 @@ class Request:
         prefilled_on: The replica that computed its prompt for another one; see `disaggregation`.
         is_traced: Its trace is kept, or it goes on with an answer that was begun elsewhere: its
             placement is worth explaining.
+        interrupted: Its dispatches that ended without ending it, all of them ...
+        untold: ... and those of which its gateway was not told yet; None: none.
     """
 
     __slots__ = (
@@ -197,7 +200,7 @@ class Request:
         *("uncached_tokens", "objective_s", "late_at", "is_late", "overdue_at", "output"),
         "is_charged",
         "charged_tokens",
-        *("preemptions", "prediction", "prefilled_on", "is_traced"),
+        *("preemptions", "prediction", "prefilled_on", "is_traced", "interrupted", "untold"),
     )
 
     def __init__(
@@ -254,11 +257,18 @@ class Request:
         self.prediction: Prediction | None = None
         self.prefilled_on = ""
         self.is_traced = is_traced
+        self.interrupted = 0
+        self.untold: list[wire.Interruption] | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether it has its outcome."""
         return self.state is State.DONE
+
+
+def wire_us(seconds: float) -> int:
+    """Return microseconds for a message; batch work may run for longer than these can say."""
+    return min(int(seconds * 1e6), _U32_MAX)
 
 
 _NOBODY = Gateway(0)  # until a request is submitted

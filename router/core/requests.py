@@ -5,11 +5,13 @@ from heapq import heapify, heappop, heappush
 
 from router.core import admission, decisions
 from router.core.cell_book import CellBook
-from router.core.model import CoreConfig, Gateway, Request, Slot, State, Stats
+from router.core.model import CoreConfig, Gateway, Request, Slot, State, Stats, wire_us
 from router.core.outcomes import Ending, count
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 
+_REASON_MAX = 200
+_UNTOLD_MAX = 8  # of one request: it may be preempted again and again before it is placed
 MOVED_RETRY_S = 0.2  # the gateway's next snapshot names the new owner
 
 
@@ -73,6 +75,8 @@ class Requests:
                 text = f"gave up after {request.attempts} attempts; last: {message}"
                 self.end(request, Ending(wire.OUTCOME_KIND_FAILED, code, text))
                 return
+        if code is not None or slot.is_placed:
+            _interrupted(slot, code or "", message, now)
         self.requeue(slot, now)
 
     def preempt(self, slot: Slot, now: float) -> None:
@@ -81,6 +85,9 @@ class Requests:
         self.cancels.setdefault(slot.replica_id, []).append(slot.sequence)
         slot.request.preemptions += 1
         self.stats.preemptions += 1
+        _interrupted(
+            slot, "", f"replica {slot.replica_id}: interrupted for work that goes first", now
+        )
         self.requeue(slot, now)
 
     def requeue(self, slot: Slot, now: float) -> None:
@@ -107,6 +114,8 @@ class Requests:
         request.state = State.DONE
         request.payload = None
         outcome = ending.outcome(request.handle)
+        if request.untold is not None:
+            outcome.before.extend(request.untold)
         if request.slot is not None:
             decisions.tell(request.slot, outcome, self._telling)
             request.slot.tenant.tier.settle(request.slot)
@@ -160,6 +169,28 @@ class Requests:
         while self._deadlines and self._deadlines[0][2].is_done:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else float("inf")
+
+
+def _interrupted(slot: Slot, code: str, message: str, now: float) -> None:
+    """Keep for the gateway how a dispatch ended that does not end its request."""
+    request = slot.request
+    if request.prefilled_on:  # two replicas at one answer: the gateway knows of the first one
+        return
+    arrived_at = request.arrived_at
+    untold = request.untold = request.untold or []
+    if len(untold) < _UNTOLD_MAX:
+        request.interrupted += 1
+    else:
+        untold.pop()
+    untold.append(
+        wire.Interruption(
+            replica_id=slot.replica_id,
+            code=code,
+            reason=message[:_REASON_MAX],
+            queue_us=wire_us(slot.dispatched_at - arrived_at),
+            ended_us=wire_us(now - arrived_at),
+        )
+    )
 
 
 def moved(cell_id: str, *, emitted: bool) -> Ending:

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from gateway.dispatch import attempts
 from gateway.dispatch.attempts import KEPT_MAX, TOLD_MAX, Attempt
-from gateway.dispatch.generation import Ending, EndKind
+from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.unit.gateway.test_streamed import SPEC, TABLE
 
 LOST = Ending(EndKind.LOST, ErrorCode.REPLICA_LOST, "replica r1 was lost")
 STOP = Ending(EndKind.STOP)
@@ -64,11 +66,15 @@ def test_decisions_are_told_with_the_best_candidates_and_the_chosen_one() -> Non
     assert wire.Explanation.FromString(late.decision).chosen == "r1"
 
 
-def test_a_request_that_its_router_placed_again_ran_at_two_places() -> None:
-    first = attempt(0, placed=wire.Placed(replica_id="r1", queue_us=7))
-    again = first.placed_again(wire.Placed(replica_id="r2", queue_us=400_000), 3)
-    again.ended_at_s, again.outcome = 12.0, "length"
-    one, two = told([first, again])
+def test_a_request_that_an_older_router_placed_again_ran_at_two_places() -> None:
+    generation = Generation(SPEC, TextPipe(TABLE))
+    generation.begin_submission("c", "router-1", 10.0)
+    generation.place(wire.Placed(replica_id="r1", queue_us=7))
+    generation.push([1, 2, 3], 10.1)
+    generation.place(wire.Placed(replica_id="r2", queue_us=400_000))
+    generation.end(Ending(EndKind.LENGTH))
+    generation.end_submission(12.0)
+    one, two = told(generation.attempts)
     assert (one.outcome, one.ended_us, one.output_tokens) == ("requeued", 1_400_000, 3)
     assert (two.replica_id, two.number, two.queue_us) == ("r2", 1, 0)
     assert (two.submitted_us, two.ended_us) == (1_400_000, 3_000_000)

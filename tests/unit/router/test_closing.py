@@ -203,6 +203,38 @@ def test_each_request_is_told_once(outcomes: list[tuple[int, int]]):
     assert {key: it.output_tokens for key, it in told(closings).items()} == expected
 
 
+def test_what_was_known_of_a_placement_is_not_kept():
+    accounts, closings, gateway = world()
+    accounts.submitted([submit(1)])
+    batch = ended(1, 5)
+    batch.placed[0].queue_us = 9
+    batch.placed[0].decision.reason = "x" * 10_000
+    batch.placed[0].before.add(reason="y")
+    accounts.told(batch, now=0.0)
+    [kept] = accounts.ended(0.0)
+    assert kept.placed == wire.Placed(replica_id="r", cached_tokens=2, queue_us=9)
+    closings.cut(accounts, gateway, now=1.0)
+    closings.settle(lambda _: True, now=1.0)
+    [event] = told(closings).values()
+    assert (event.replica_id, event.cached_tokens, event.queue_us) == ("r", 2, 9)
+
+
+def test_prompts_of_gateways_that_do_not_say_which_are_new_are_not_compared():
+    counts = TokenCounts("router", 1)
+    event = RequestEvent(event_id="e", prompt_tokens=7, model="m")
+    for handle, (model, knows) in enumerate([("old", False), ("new", True), ("both", True)]):
+        event.model = model
+        accounts = Accounts(counts, counts_prompts=knows)
+        accounts.submitted([wire.Submit(handle=handle, closing=event.SerializeToString())])
+        accounts.told(ended(handle, 3), now=0.0)
+    event.model = "both"
+    data = event.SerializeToString()
+    Accounts(counts, counts_prompts=False).submitted([wire.Submit(handle=9, closing=data)])
+    found = [RequestEvent.FromString(data) for data in counts.reports(0)]
+    known = {it.model: it.count.has_prompts for it in found}
+    assert known == {"old": False, "new": True, "both": False, "": True}
+
+
 def prompts(counts: TokenCounts) -> tuple[int, int, int, int]:
     """Certain, uncertain, discarded and resumed prompt tokens."""
     counts.add((0, ""), 0)  # a report tells what changed

@@ -50,15 +50,17 @@ class ConnectRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., cancel_took: _Optional[_Iterable[int]] = ..., cancel_placed: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("gateway_id", "takes_closings")
+    __slots__ = ("gateway_id", "takes_closings", "counts_prompts")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     TAKES_CLOSINGS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     takes_closings: bool
-    def __init__(self, gateway_id: _Optional[str] = ..., takes_closings: _Optional[bool] = ...) -> None: ...
+    counts_prompts: bool
+    def __init__(self, gateway_id: _Optional[str] = ..., takes_closings: _Optional[bool] = ..., counts_prompts: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun", "tracestate", "closing", "was_placed")
+    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun", "tracestate", "closing", "was_placed", "attempt")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +85,7 @@ class Submit(_message.Message):
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
     WAS_PLACED_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     cell_id: str
@@ -107,7 +110,8 @@ class Submit(_message.Message):
     tracestate: str
     closing: bytes
     was_placed: bool
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., is_begun: _Optional[bool] = ..., tracestate: _Optional[str] = ..., closing: _Optional[bytes] = ..., was_placed: _Optional[bool] = ...) -> None: ...
+    attempt: int
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., is_begun: _Optional[bool] = ..., tracestate: _Optional[str] = ..., closing: _Optional[bytes] = ..., was_placed: _Optional[bool] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class PackedSubmit(_message.Message):
     __slots__ = ("prompt",)
@@ -152,23 +156,39 @@ class Welcome(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Placed(_message.Message):
-    __slots__ = ("handle", "replica_id", "queue_us", "engine_queue_us", "cached_tokens", "decision")
+    __slots__ = ("handle", "replica_id", "queue_us", "engine_queue_us", "cached_tokens", "decision", "before")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     ENGINE_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     replica_id: str
     queue_us: int
     engine_queue_us: int
     cached_tokens: int
     decision: Explanation
-    def __init__(self, handle: _Optional[int] = ..., replica_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
+    before: _containers.RepeatedCompositeFieldContainer[Interruption]
+    def __init__(self, handle: _Optional[int] = ..., replica_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ..., before: _Optional[_Iterable[_Union[Interruption, _Mapping]]] = ...) -> None: ...
+
+class Interruption(_message.Message):
+    __slots__ = ("replica_id", "code", "reason", "queue_us", "ended_us")
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    ENDED_US_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    code: str
+    reason: str
+    queue_us: int
+    ended_us: int
+    def __init__(self, replica_id: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., queue_us: _Optional[int] = ..., ended_us: _Optional[int] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("handle", "kind", "code", "message", "retry_after_ms", "output_tokens", "prefill_us", "decision")
+    __slots__ = ("handle", "kind", "code", "message", "retry_after_ms", "output_tokens", "prefill_us", "decision", "before")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +197,7 @@ class Outcome(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_US_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     kind: OutcomeKind
     code: str
@@ -185,7 +206,8 @@ class Outcome(_message.Message):
     output_tokens: int
     prefill_us: int
     decision: Explanation
-    def __init__(self, handle: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
+    before: _containers.RepeatedCompositeFieldContainer[Interruption]
+    def __init__(self, handle: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ..., before: _Optional[_Iterable[_Union[Interruption, _Mapping]]] = ...) -> None: ...
 
 class CellState(_message.Message):
     __slots__ = ("cell_id", "queued", "running", "replicas_ready", "tokens_owed", "kv_free_permille", "wait_ms", "is_draining")
