@@ -1,7 +1,8 @@
 """`python -m telemetry.migrate`: bring ClickHouse's schema up to date and end.
 
 The service does the same when it first reaches ClickHouse; this is for deployments that migrate in
-a step of their own.
+a step of their own. How long rows are kept is left to the service: a step of its own may not have
+the operator's settings, and defaults would delete rows.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from telemetry.store import STORE_ERRORS, Store
 
 
 async def _migrate(settings: MigrateSettings) -> None:
-    store = Store(settings)
+    store = Store(settings, has_retention=False)
     try:
         await store.prepare()
     finally:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from telemetry.migrations import Database
-from telemetry.settings import StoreSettings
+from telemetry.settings import REQUESTS_DAYS_MIN, StoreSettings
 
 log = structlog.get_logger(__name__)
 
@@ -20,6 +20,7 @@ AGE = {
     "requests": "toDateTime(ingested_at)",
     "closings": "toDateTime(ingested_at)",
     "token_counts": "toDateTime(hour)",
+    "attempts": "toDateTime(ingested_at)",
     "poison": "toDateTime(parked_at)",
     "usage_minutes": "start",
     "usage_hours": "start",
@@ -27,14 +28,38 @@ AGE = {
 # Those that grow with requests.
 TIERED = ("requests", "usage_minutes", "usage_hours")
 _TTL = re.compile(r" TTL (.+?)(?: SETTINGS .*)?$", re.DOTALL)
+_DELETES = re.compile(r"\+ toIntervalDay\((\d+)\)$")
+# Tables of which others must know what is deleted, and the names under which that is noted in
+# `rollup_progress`: rows from before `until` may be gone.
+GONE = {"requests": "gone_requests", "usage_minutes": "gone_usage_minutes"}
 _TABLES = """
 SELECT name, create_table_query, storage_policy FROM system.tables
-WHERE database = currentDatabase() AND engine LIKE '%MergeTree'
+WHERE database = '{local}' AND engine LIKE '%MergeTree'
 """
+_NOTE_GONE = """
+INSERT INTO {database}.rollup_progress (name, until)
+SELECT '{name}', now64(3) - toIntervalDay({days})
+"""
+# Whether something that would be deleted is not in the rollups. With a day of room, as in
+# `telemetry.rollups`; the first condition is answered without reading rows.
 _UNSAFE = """
-SELECT count() FROM requests
-WHERE ingested_at < now64(3) - toIntervalDay({days})
-    AND (SELECT max(until) FROM rollup_progress WHERE name = 'hours') < now64(3) - toIntervalDay(1)
+SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toIntervalDay({days} - 2)
+    AND (SELECT count() FROM {database}.requests) > 0
+    AND (
+        (
+            SELECT uniqExact(name) FROM {database}.rollup_progress
+            WHERE name IN ('minutes', 'hours') AND until > now64(3) - toIntervalDay(1)
+        ) < 2
+        OR (
+            SELECT count() FROM {database}.rollup_marks
+            WHERE minute < now() - toIntervalDay({days} - 2) AND marked_at >= (
+                SELECT min(until) FROM (
+                    SELECT max(until) AS until FROM {database}.rollup_progress
+                    WHERE name IN ('minutes', 'hours') GROUP BY name
+                )
+            )
+        ) > 0
+    )
 """
 
 
@@ -82,19 +107,48 @@ def ttl_of(create_table_query: str) -> str:
     return found[1] if found else ""
 
 
-async def needed(database: Database, settings: StoreSettings) -> list[str]:
-    """Return the statements that bring settings onto the tables.
+def days_of(ttl: str) -> int:
+    """Return after how many days a TTL deletes rows; 0: never.
+
+    One that is none of ours counts as the shortest that there is: less is then believed to be there
+    than may be.
+    """
+    found = [0]
+    for part in ttl.split(", ") if ttl else ():
+        if " TO VOLUME " not in part:
+            days = _DELETES.search(part)
+            found.append(int(days[1]) if days else REQUESTS_DAYS_MIN)
+    return min(filter(None, found), default=0)
+
+
+async def needed(database: Database, settings: StoreSettings, local: str) -> list[str]:
+    """Return the statements that bring settings onto the tables, which are in `local`.
 
     Events go only after they were summed: when old ones are not, theirs wait for the next start.
+    What may be gone is noted before, so that sums over it are not made anew.
     """
+    where = settings.clickhouse_database
     tables = {
         str(name): Table(ttl_of(str(query)), str(policy))
-        for name, query, policy in await database.rows(_TABLES)
+        for name, query, policy in await database.rows(_TABLES.format(local=local))
     }
     todo = changes(settings, tables)
-    if "requests" in todo and settings.requests_days:
-        [[unsafe]] = await database.rows(_UNSAFE.format(days=settings.requests_days))
+    days = settings.requests_days
+    if "requests" in todo and is_shorter(days, days_of(tables["requests"].ttl)):
+        [[unsafe]] = await database.rows(_UNSAFE.format(database=where, days=days))
         if unsafe:
-            log.warning("retention_waits_for_rollups", table="requests", events=unsafe)
+            log.warning("retention_waits_for_rollups", table="requests")
             del todo["requests"]
-    return [statement for name in sorted(todo) for statement in todo[name]]
+    found: list[str] = []
+    for name in sorted(todo):
+        if name in GONE:
+            both = (days_of(tables[name].ttl), int(getattr(settings, f"{name}_days")))
+            if least := min(filter(None, both), default=0):
+                found.append(_NOTE_GONE.format(database=where, name=GONE[name], days=least))
+        found += todo[name]
+    return found
+
+
+def is_shorter(days: int, than: int) -> bool:
+    """Return whether rows are kept for less time; 0 days: for ever."""
+    return days > 0 and (not than or days < than)

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from telemetry.settings import REQUESTS_DAYS_MIN
+
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 # An hour is closed this long after its end. What is written later is late: spooled by a gateway
 # while the broker was away, or of a request that ran for that long.
@@ -22,6 +24,11 @@ BEHIND_MAX_MS = 29 * DAY_MS
 # Events are kept for whole days, and deleted when parts are merged: not before their time, but
 # clocks and rounds of rollups need some room.
 _ROOM_MS = DAY_MS
+# An event that comes so long after its time gets a row of its own, which is added to others. Half
+# of the least time that events are kept: all that came before are surely there for as long again,
+# to be summed. The same for ever and whatever the settings: otherwise rows of both kinds would hold
+# the same event.
+LATE_AFTER_MS = REQUESTS_DAYS_MIN * DAY_MS // 2
 _RANGES_MAX = 40
 
 Range = tuple[int, int]
@@ -57,14 +64,29 @@ class Kept:
     minutes_ms: int = 0
 
     @classmethod
-    def of(cls, now_ms: int, requests_days: int, minutes_days: int) -> "Kept":
-        """Return what is there by the days that rows are kept; 0 days: for ever."""
+    def of(cls, now_ms: int, events: "Deletion", minutes: "Deletion") -> "Kept":
+        """Return what is there although rows are deleted."""
 
-        def since(days: int) -> int:
-            begin = max(0, now_ms - days * DAY_MS + _ROOM_MS) if days else 0
-            return -(-begin // HOUR_MS) * HOUR_MS
+        def since(found: Deletion) -> int:
+            days_ms = now_ms - found.days * DAY_MS if found.days else 0
+            gone_ms = max(found.gone_ms, days_ms)
+            return -(-(gone_ms + _ROOM_MS) // HOUR_MS) * HOUR_MS if gone_ms > 0 else 0
 
-        return cls(since(requests_days), since(minutes_days))
+        return cls(since(events), since(minutes))
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What a table deletes: by what it has, which need not be what settings say.
+
+    Attributes:
+        days: How long rows are kept; 0: for ever.
+        gone_ms: Rows from before this Unix time may be gone whatever `days` says, because they were
+            kept for a shorter time once; 0: none.
+    """
+
+    days: int = 0
+    gone_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +151,6 @@ def plan(span: Range, state: State) -> Plan:
     minutes = _merged([*_clipped(inside, (kept.minutes_ms, span[1])), *bare])
     edges = _clipped([(asked[0], span[0]), (span[1], asked[1])], asked)
     return Plan(span, tuple(minutes), tuple(_merged([*events, *bare, *edges])))
-
-
-def late_after_ms(requests_days: int) -> int:
-    """Return how long after its time an event gets a row of its own, which is added to others.
-
-    Half of the time that events are kept: all that came before are surely there for as long again,
-    to be summed. 0 days: never.
-    """
-    return requests_days * DAY_MS // 2 if requests_days else 1 << 42
 
 
 def condition(ranges: Sequence[Range], moment: str) -> str:

@@ -7,24 +7,29 @@ been marked long enough before: nothing that is written, here or to `requests`, 
 `SETTLE_MS`.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sluice.lifecycle import run_every
 from telemetry.metrics import Metrics
 from telemetry.queries import Scope
+from telemetry.retention import GONE, days_of, ttl_of
 from telemetry.rollups import (
     BEHIND_MAX_MS,
+    DAY_MS,
     HOUR_MS,
     KEYS,
+    LATE_AFTER_MS,
     MEASURES,
     SUMS,
+    Deletion,
     Kept,
     Level,
     Range,
     State,
     event_rows,
-    late_after_ms,
     plan,
     planned_rows,
 )
@@ -33,30 +38,45 @@ from telemetry.store import STORE_ERRORS, Store
 SETTLE_MS = 120_000  # inserts take up to 60 s, and servers' clocks differ
 _EVERY_S = 30.0
 _STEP_S = 600.0
+_LEVEL_S = 200.0  # so that both levels have their turn in a step, also when there is much to do
 # A minute that goes on is summed again in each round, an hour need not be: questions take its
 # minutes meanwhile.
 _HOURS_EVERY_MS = 600_000
-_MARKS_MAX, _MARKS_MIN = 100_000, 100
-_ROUNDS_MAX = 100
+_MARKS_MAX, _MARKS_MIN = 100_000, 10
 _DIRTY_MAX = 100_000
-# Marks of what was there before there were marks: spread, so that rounds stay small, but for each
-# tenant's month at once, because its events lie together.
-_SPREAD_MS = 600_000
+# Marks of what was there before there were marks: spread, so that rounds can be small. Hours of a
+# tenant's day follow one another, because its events lie together.
+_SPREAD_MS = HOUR_MS
 
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
-_PROGRESS = """
-SELECT name, toUnixTimestamp64Milli(max(until)) AS until_ms FROM rollup_progress GROUP BY name
+# Of each name how far it is; of each table how it was made. Never empty: tables are there.
+_KNOWN = """
+SELECT name, toUnixTimestamp64Milli(max(until)) AS until_ms, '' AS made,
+    toUnixTimestamp64Milli(now64(3)) AS now_ms
+FROM rollup_progress GROUP BY name
+UNION ALL
+SELECT name, toInt64(0), create_table_query, toUnixTimestamp64Milli(now64(3))
+FROM system.tables WHERE database = {local:String} AND name IN {tables:Array(String)}
 """
 _NOTE = """
 INSERT INTO rollup_progress (name, until)
-SELECT {level:String}, fromUnixTimestamp64Milli({to_ms:Int64}, 'UTC')
+SELECT {name:String}, fromUnixTimestamp64Milli({to_ms:Int64}, 'UTC')
 """
-_DAYS = "SELECT DISTINCT intDiv(toUnixTimestamp(received_at), 86400) AS day FROM requests"
+# From when on marking began, and up to which day of events that is done.
+_SEED_BASE, _SEED_DAY = "seed", "seed_{base_ms}"
+# Answered from what is known of parts, without reading rows.
+_MONTHS = """
+SELECT toUnixTimestamp64Milli(min(received_at)) AS first_ms,
+    toUnixTimestamp64Milli(max(received_at)) AS last_ms
+FROM requests GROUP BY toYYYYMM(received_at)
+"""
 _SEED = """
 INSERT INTO rollup_marks (marked_at, tenant_id, minute)
 SELECT DISTINCT
     fromUnixTimestamp64Milli(
-        {to_ms:Int64} - toInt64(cityHash64(tenant_id, toYYYYMM(received_at)) % {spread:UInt32}),
+        {base_ms:Int64} - {spread:Int64}
+            + toInt64(cityHash64(tenant_id, {day:Int64}) % intDiv({spread:UInt32}, 24)) * 24
+            + toHour(received_at),
         'UTC'
     ) AS marked_at,
     tenant_id,
@@ -147,11 +167,9 @@ async def rollup_state(store: Store, span: Range, scope: Scope) -> State:
     Raises:
         STORE_ERRORS: ClickHouse is away.
     """
-    [row] = await store.query(_NOW, {})
-    now_ms: int = row["now_ms"]
-    settings = store.settings
-    kept = Kept.of(now_ms, settings.requests_days, settings.usage_minutes_days)
-    until = await _progress(store, now_ms)
+    known = await _known(store)
+    kept, now_ms = known.kept, known.now_ms
+    until = known.levels
     if not until:
         return State(kept=kept)
     minutes_ms, hours_ms = until.get(Level.MINUTES, now_ms), until.get(Level.HOURS, now_ms)
@@ -182,10 +200,34 @@ def _where(rows: Iterable[dict[str, Any]], name: str) -> list[int]:
     return [row["minute_ms"] for row in rows if row[name]]
 
 
-async def _progress(store: Store, now_ms: int) -> dict[Level, int]:
-    """Return up to which mark each level is made, without those that are too far behind."""
-    found = {Level(row["name"]): row["until_ms"] for row in await store.query(_PROGRESS, {})}
-    return {level: ms for level, ms in found.items() if ms > now_ms - BEHIND_MAX_MS}
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the store says of rollups; times are those of its clock.
+
+    Attributes:
+        until_ms: See `_KNOWN`, by name.
+        levels: Up to which mark each level is made, without those that are too far behind.
+    """
+
+    now_ms: int
+    until_ms: Mapping[str, int]
+    levels: Mapping[Level, int]
+    kept: Kept
+
+
+async def _known(store: Store) -> _Known:
+    rows = await store.query(_KNOWN, {"local": store.local_database, "tables": list(GONE)})
+    now_ms = rows[0]["now_ms"]
+    until_ms = {row["name"]: row["until_ms"] for row in rows if not row["made"]}
+    days = {row["name"]: days_of(ttl_of(row["made"])) for row in rows if row["made"]}
+    events, minutes = (
+        Deletion(days[table], max(0, until_ms.get(GONE[table], 0)))
+        for table in ("requests", "usage_minutes")
+    )
+    levels = {
+        level: until_ms[level] for level in Level if until_ms.get(level, 0) > now_ms - BEHIND_MAX_MS
+    }
+    return _Known(now_ms, until_ms, levels, Kept.of(now_ms, events, minutes))
 
 
 class Rollups:
@@ -206,61 +248,92 @@ class Rollups:
 
     async def step(self) -> None:
         """Make what has been marked until now; STORE_ERRORS: do it again later."""
-        now_ms = await self._now_ms()
+        [row] = await self._store.query(_NOW, {})
         await self._level(Level.MINUTES)
-        if now_ms >= self._hours_at_ms:
-            await self._level(Level.HOURS)
-            self._hours_at_ms = now_ms + _HOURS_EVERY_MS
+        if row["now_ms"] >= self._hours_at_ms and await self._level(Level.HOURS):
+            self._hours_at_ms = row["now_ms"] + _HOURS_EVERY_MS
 
-    async def _level(self, level: Level) -> None:
-        for _ in range(_ROUNDS_MAX):
+    async def _level(self, level: Level) -> bool:
+        """Return whether all that is marked is made; otherwise the time was over."""
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + _LEVEL_S
+        known = await _known(self._store)
+        if level not in known.levels and not await self._seeded(known, until_s):
+            return False
+        while clock() < until_s:
             if await self._round(level):
-                return
+                return True
+        return False
 
     async def _round(self, level: Level) -> bool:
         """Make a bounded part of what is marked; return whether that was all."""
-        now_ms = await self._now_ms()
-        settled_ms = now_ms - self._settle_ms
-        from_ms = (await _progress(self._store, now_ms)).get(level)
-        if from_ms is None:
-            from_ms = await self._seed(settled_ms)
+        known = await _known(self._store)
+        settled_ms = known.now_ms - self._settle_ms
+        from_ms = known.levels.get(level, known.until_ms[_SEED_BASE] - _SPREAD_MS)
+        self._metrics.rolled_up.labels(level=level).set(from_ms / 1000)
         limit = self._marks_max
         span = {"from_ms": from_ms, "to_ms": settled_ms}
         [found] = await self._store.query(_NEXT, span | {"marks": limit})
         is_all = found["marks"] < limit
         to_ms = settled_ms if is_all else found["last_ms"] + 1
         if found["marks"]:
-            await self._roll(level, now_ms, (from_ms, to_ms))
+            if not await self._roll(level, known, (from_ms, to_ms)):
+                return False
             self._metrics.rollup_marks.labels(level=level).inc(found["marks"])
         if to_ms > from_ms:
-            await self._store.write(_NOTE, {"level": str(level), "to_ms": to_ms})
+            await self._note(level, to_ms)
             self._metrics.rolled_up.labels(level=level).set(to_ms / 1000)
         return is_all
 
-    async def _roll(self, level: Level, now_ms: int, marked: Range) -> None:
-        days = self._store.settings.requests_days
+    async def _roll(self, level: Level, known: _Known, marked: Range) -> bool:
+        """Sum what was marked; return whether it was not too much at once."""
         parameters = {
-            "now_ms": now_ms,
+            "now_ms": known.now_ms,
             "from_ms": marked[0],
             "to_ms": marked[1],
-            "late_after_ms": late_after_ms(days),
-            "whole_ms": Kept.of(now_ms, days, 0).events_ms,
+            "late_after_ms": LATE_AFTER_MS,
+            "whole_ms": known.kept.events_ms,
         }
         try:
             await self._store.write(_ROLL[level], parameters)
         except STORE_ERRORS:
-            # Too much at once, perhaps.
+            # Less next time: perhaps it was too much. What is wrong with few as well is something
+            # else.
+            if self._marks_max == _MARKS_MIN:
+                raise
             self._marks_max = max(_MARKS_MIN, self._marks_max // 2)
-            raise
-        self._marks_max = min(_MARKS_MAX, self._marks_max * 2)
+            return False
+        self._marks_max = min(_MARKS_MAX, self._marks_max * 9 // 8 + 1)
+        return True
 
-    async def _seed(self, settled_ms: int) -> int:
-        """Mark all that there is, and return the time of the first mark."""
-        for row in await self._store.query(_DAYS, {}):
-            parameters = {"to_ms": settled_ms - 1, "spread": _SPREAD_MS, "day": row["day"]}
+    async def _note(self, name: str, to_ms: int) -> None:
+        await self._store.write(_NOTE, {"name": str(name), "to_ms": to_ms})
+
+    async def _seeded(self, known: _Known, until_s: float) -> bool:
+        """Mark all that there was; return whether that is done, otherwise it goes on later.
+
+        All marks of one day are written by one statement, and the same whenever it is repeated.
+        """
+        base_ms = known.until_ms.get(_SEED_BASE, 0)
+        if base_ms <= known.now_ms - BEHIND_MAX_MS:
+            base_ms = known.now_ms
+            await self._note(_SEED_BASE, base_ms)
+        for level in Level:
+            if level not in known.levels:
+                self._metrics.rolled_up.labels(level=level).set((base_ms - _SPREAD_MS) / 1000)
+        # Inserts that began before there were marks have ended by then.
+        if base_ms > known.now_ms - self._settle_ms:
+            return False
+        name = _SEED_DAY.format(base_ms=base_ms)
+        done_ms = known.until_ms.get(name, 0)
+        months = await self._store.query(_MONTHS, {})
+        spans = [(row["first_ms"] // DAY_MS, row["last_ms"] // DAY_MS) for row in months]
+        for day in sorted(day for first, last in spans for day in range(first, last + 1)):
+            if (day + 1) * DAY_MS <= done_ms:
+                continue
+            if asyncio.get_running_loop().time() >= until_s:
+                return False
+            parameters = {"base_ms": base_ms, "spread": _SPREAD_MS, "day": day}
             await self._store.write(_SEED, parameters)
-        return settled_ms - _SPREAD_MS - 1
-
-    async def _now_ms(self) -> int:
-        [row] = await self._store.query(_NOW, {})  # times are those of the store
-        return row["now_ms"]
+            await self._note(name, (day + 1) * DAY_MS)
+        return True

@@ -11,7 +11,8 @@ from sluice.settings import ServiceSettings
 
 _ADDRESS = r"^[^:]+:\d{1,5}$|^\[[0-9a-f:]+\]:\d{1,5}$"
 _Days = Annotated[int, Field(ge=0, le=36_500)]
-# Half of it is how late an event may be that is summed together with those of its time.
+# Half of it is how late an event may be that is summed together with those of its time; rollups are
+# wrong when it is changed.
 REQUESTS_DAYS_MIN = 7
 _NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -25,7 +26,8 @@ class StoreSettings(ServiceSettings):
         clickhouse_password: Empty when there is none.
         clickhouse_database: Created by the migrations.
         clickhouse_cluster: Name for ON CLUSTER; empty on a single server.
-        clickhouse_engine_prefix: `Replicated` on a cluster with replicas, else empty.
+        clickhouse_engine_prefix: `Replicated` on a cluster with replicas, else empty. Inserts then
+            wait for most replicas, and queries see all that was acknowledged.
         clickhouse_is_sharded: Whether the cluster has several shards: tables are then made twice,
             on each shard, and over all of them. Never changed later.
         clickhouse_storage_policy: Of the tables of tenants' requests; empty: the server's default.
@@ -35,6 +37,7 @@ class StoreSettings(ServiceSettings):
             spools can hold them.
         closings_days: The same of what routers tell of lost gateways.
         token_counts_days: The same of what routers count for reconciliation.
+        attempts_days: The same of where the answers of requests ran.
         poison_days: The same of messages that are no events.
         usage_minutes_days: The same of sums per minute.
         usage_hours_days: The same of sums per hour: how far back usage can be asked for.
@@ -55,6 +58,7 @@ class StoreSettings(ServiceSettings):
     requests_days: _Days = 400
     closings_days: _Days = 30
     token_counts_days: _Days = 400
+    attempts_days: _Days = 30
     poison_days: _Days = 90
     usage_minutes_days: _Days = 400
     usage_hours_days: _Days = 1_200

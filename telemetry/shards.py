@@ -16,6 +16,16 @@ SESSION: Mapping[str, str | int] = {
     "distributed_product_mode": "local",
     "distributed_foreground_insert": 1,
 }
+# Rollups rely on reading, two minutes later, whatever was acknowledged.
+REPLICATED: Mapping[str, str | int] = {
+    "insert_quorum": "auto",
+    "insert_quorum_parallel": 0,
+    "select_sequential_consistency": 1,
+}
+_REPLICAS_OF_SHARDS: Mapping[str, str | int] = {
+    "max_replica_delay_for_distributed_queries": 30,
+    "fallback_to_stale_replicas_for_distributed_queries": 0,
+}
 _TABLES = """
 SELECT name, sorting_key FROM system.tables
 WHERE database = '{database}' AND engine LIKE '%MergeTree' AND name != 'schema_migrations'
@@ -25,6 +35,15 @@ _COLUMNS = """
 SELECT database, table, name, type FROM system.columns
 WHERE database IN ('{local}', '{database}') ORDER BY database, table, position
 """
+
+
+def session(*, is_sharded: bool, is_replicated: bool) -> dict[str, str | int]:
+    """Return the settings that each statement has on such a cluster; none on a single server."""
+    found = dict(SESSION) if is_sharded else {}
+    if is_replicated:
+        found |= REPLICATED
+        found |= _REPLICAS_OF_SHARDS if is_sharded else {}
+    return found
 
 
 def local_database(database: str) -> str:

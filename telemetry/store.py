@@ -47,12 +47,18 @@ _INSERT_SETTINGS = {"max_partitions_per_insert_block": 0}
 class Store:
     """One ClickHouse; lazily connected, reconnects by itself.
 
+    Args:
+        settings: See there.
+        has_retention: Whether settings of retention are brought onto the tables: by whoever surely
+            has the operator's.
+
     Attributes:
         settings: As given.
     """
 
-    def __init__(self, settings: StoreSettings) -> None:
+    def __init__(self, settings: StoreSettings, *, has_retention: bool = True) -> None:
         self.settings = settings
+        self._has_retention = has_retention
         self._client: AsyncClient | None = None
         self._preparing = asyncio.Lock()
 
@@ -164,7 +170,10 @@ class Store:
                 password=self.settings.clickhouse_password.get_secret_value(),
                 connect_timeout=_CONNECT_S,
                 send_receive_timeout=_STATEMENT_S,
-                settings=dict(shards.SESSION) if self.settings.clickhouse_is_sharded else None,
+                settings=shards.session(
+                    is_sharded=self.settings.clickhouse_is_sharded,
+                    is_replicated=bool(self.settings.clickhouse_engine_prefix),
+                ),
             )
         try:
             for database in self._databases:
@@ -184,14 +193,24 @@ class Store:
         folder = migrations.migrations_folder()
         database, variables = _Migrating(client), self._variables()
         await migrations.apply(database, migrations.load(folder), variables)
-        todo = await retention.needed(database, self.settings)
         if self.settings.clickhouse_is_sharded:
             cluster, name = self.settings.clickhouse_cluster, self.settings.clickhouse_database
-            todo += await shards.needed(database, cluster, name)
-        for statement in todo:
-            await database.command(migrations.fill(statement, variables))
-            log.info("table_changed", statement=statement)
+            await self._change(database, await shards.needed(database, cluster, name))
+        if self._has_retention:
+            # What it asks of rollups is about all shards.
+            todo = await retention.needed(database, self.settings, self.local_database)
+            await self._change(database, todo)
         client.database = self._databases[-1]
+
+    async def _change(self, database: "_Migrating", statements: Sequence[str]) -> None:
+        for statement in statements:
+            await database.command(migrations.fill(statement, self._variables()))
+            log.info("table_changed", statement=statement)
+
+    @property
+    def local_database(self) -> str:
+        """Where the tables with the rows are, of this server."""
+        return self._databases[0]
 
     @property
     def _databases(self) -> list[str]:

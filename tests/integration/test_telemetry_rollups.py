@@ -229,25 +229,126 @@ async def test_usage_outlives_its_events_and_late_ones_add_to_it(shared_tracesto
             await second.close()
 
 
+async def as_before_rollups(store: Store) -> None:
+    """Make the tables what a version without retention and rollups left."""
+    await store.write("ALTER TABLE requests REMOVE TTL", {})
+    for table in ("rollup_marks", "rollup_progress"):
+        await store.write(f"TRUNCATE TABLE {table}", {})
+
+
+async def ttl_of_requests(store: Store) -> str:
+    [row] = await store.query(
+        "SELECT create_table_query AS made FROM system.tables"
+        " WHERE database = currentDatabase() AND name = 'requests'",
+        {},
+    )
+    return ttl_of(row["made"])
+
+
 async def test_events_are_deleted_only_after_they_were_summed(shared_tracestore: Any) -> None:
-    async with empty_store(shared_tracestore.address) as store:
-        await store.write(
-            "INSERT INTO requests (event_id, received_at, ingested_at, tenant_id)"
-            " SELECT 'e', now() - 86400 * 50 AS at, at, 'a'",
-            {},
-        )
-        for is_rolled in (False, True):
-            again = Store(store.settings.model_copy(update={"requests_days": 30}))
-            try:
-                [row] = await again.query(
-                    "SELECT create_table_query AS made FROM system.tables"
-                    " WHERE database = currentDatabase() AND name = 'requests'",
-                    {},
+    async with empty_store(shared_tracestore.address) as first:
+        chosen = first.settings.model_copy(update={"requests_days": 30})
+        old_ms = (int(time.time() * 1000) - 50 * DAY_MS) // HOUR_MS * HOUR_MS
+        store = Store(chosen)
+        try:
+            await store.prepare()
+            await as_before_rollups(store)
+            for day in range(3):
+                await store.write(
+                    "INSERT INTO requests (event_id, received_at, ingested_at, tenant_id, key_id,"
+                    " model, status, output_tokens) SELECT 'e',"
+                    " fromUnixTimestamp64Milli({at:Int64}, 'UTC') AS at, at, 'a', 'k', 'm', 200, 7",
+                    {"at": old_ms + day * DAY_MS},
                 )
+            await store.write("TRUNCATE TABLE rollup_marks", {})
+        finally:
+            await store.close()
+        span = (old_ms, old_ms + 3 * DAY_MS, "a")
+        # Nothing is marked; marked in part; marked and not summed; summed in part.
+        for killed_at in (None, 3, 7, 3):
+            store = Store(chosen)
+            try:
+                assert await ttl_of_requests(store) == ""
+                before = await told(store, *span)
+                assert sum(row["output_tokens"] for row in before.values()) == 21
             finally:
-                await again.close()
-            assert ("toIntervalDay(30)" in row["made"]) == is_rolled
+                await store.close()
+            if killed_at:
+                dying = DyingStore(chosen)
+                dying.fuse = killed_at
+                try:
+                    with pytest.raises(KilledError):
+                        await rolled(dying)
+                finally:
+                    await dying.close()
+        store = Store(chosen)
+        try:
+            await store.write(
+                "INSERT INTO rollup_progress (name, until)"
+                " SELECT arrayJoin(['minutes', 'hours']), now64(3) - 4000",
+                {},
+            )
+        finally:
+            await store.close()
+        store = Store(chosen)  # first rounds were made, not all of them
+        try:
+            assert await ttl_of_requests(store) == ""
             await rolled(store)
+        finally:
+            await store.close()
+        store = Store(chosen)
+        try:
+            assert "toIntervalDay(30)" in await ttl_of_requests(store)
+            await store.write("OPTIMIZE TABLE requests FINAL", {})
+            assert await store.query("SELECT event_id FROM requests", {}) == []
+            assert await told(store, *span) == before
+        finally:
+            await store.close()
+
+
+async def test_keeping_events_longer_brings_none_back(shared_tracestore: Any) -> None:
+    """A late event adds to a sum whose events were deleted under a shorter setting."""
+    async with empty_store(shared_tracestore.address) as first:
+        short = Store(first.settings.model_copy(update={"requests_days": 7}))
+        long = Store(first.settings.model_copy(update={"requests_days": 400}))
+        old_ms = (int(time.time() * 1000) - 20 * DAY_MS) // HOUR_MS * HOUR_MS
+        try:
+            await short.prepare()
+            await short.write("ALTER TABLE requests REMOVE TTL", {})
+            await short.insert(Batch([event("a", number, old_ms, 1) for number in range(3)]))
+            await rolled(short)
+            before = await told(short, old_ms, old_ms + HOUR_MS, "a")
+            await short.write("TRUNCATE TABLE requests", {})  # as its TTL would have
+            await short.write(
+                "ALTER TABLE requests MODIFY TTL toDateTime(ingested_at) + toIntervalDay(7)", {}
+            )
+            await long.prepare()
+            assert "toIntervalDay(400)" in await ttl_of_requests(long)
+            late = event("a", 9, old_ms, 1)
+            await long.insert(Batch([late]))
+            await rolled(long)
+            after = await told(long, old_ms, old_ms + HOUR_MS, "a")
+            [key] = before
+            assert after[key]["requests"] == before[key]["requests"] + 1
+        finally:
+            await short.close()
+            await long.close()
+
+
+async def test_migrating_leaves_retention_alone(shared_tracestore: Any) -> None:
+    async with empty_store(shared_tracestore.address) as first:
+        chosen = {"requests_days": 0, "usage_hours_days": 3_000}
+        service = Store(first.settings.model_copy(update=chosen))
+        job = Store(first.settings, has_retention=False)
+        made = (
+            "SELECT name, create_table_query FROM system.tables WHERE database = currentDatabase()"
+        )
+        try:
+            before = await service.query(made, {})
+            assert await job.query(made, {}) == before
+        finally:
+            await service.close()
+            await job.close()
 
 
 async def test_a_question_for_a_tenant_seeks_that_tenant_alone(store: Store) -> None:

@@ -12,8 +12,19 @@ import telemetry
 from telemetry import retention, shards
 from telemetry.migrations import fill, load, migrations_folder
 from telemetry.queries import Scope
-from telemetry.retention import Table, changes, ttl_of
-from telemetry.rollups import DAY_MS, HOUR_MS, MINUTE_MS, Kept, Level, Range, State, plan
+from telemetry.retention import Table, changes, days_of, ttl_of
+from telemetry.rollups import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    Deletion,
+    Kept,
+    Level,
+    Range,
+    State,
+    plan,
+)
+from telemetry.rollups_worker import SETTLE_MS
 from telemetry.settings import StoreSettings
 from telemetry.shards import sharding_key
 
@@ -72,8 +83,36 @@ def test_many_marks_do_not_make_a_long_statement() -> None:
 
 def test_what_is_kept_begins_at_an_hour_with_room() -> None:
     now_ms = 1_000 * DAY_MS + 5
-    kept = Kept.of(now_ms, 30, 0)
+    kept = Kept.of(now_ms, Deletion(30), Deletion())
     assert kept == Kept(971 * DAY_MS + HOUR_MS, 0)
+    # A table that is kept for longer now does not get back what it deleted.
+    was_shorter = Deletion(400, gone_ms=970 * DAY_MS)
+    assert Kept.of(now_ms, was_shorter, Deletion(0, DAY_MS)) == Kept(971 * DAY_MS, 2 * DAY_MS)
+    assert Kept.of(now_ms + 400 * DAY_MS, was_shorter, Deletion()).events_ms > 1_000 * DAY_MS
+
+
+@pytest.mark.parametrize(
+    ("ttl", "days"),
+    [
+        ("", 0),
+        ("toDateTime(ingested_at) + toIntervalDay(30)", 30),
+        ("start + toIntervalDay(7) TO VOLUME 'cold', start + toIntervalDay(400)", 400),
+        ("start + toIntervalDay(7) TO VOLUME 'cold'", 0),
+        ("start + toIntervalMonth(13)", 7),  # somebody else's: nothing is believed of it
+    ],
+)
+def test_what_a_table_deletes_is_read_from_it(ttl: str, days: int) -> None:
+    assert days_of(ttl) == days
+
+
+def test_replicas_show_what_was_acknowledged() -> None:
+    assert shards.session(is_sharded=False, is_replicated=False) == {}
+    alone = shards.session(is_sharded=False, is_replicated=True)
+    assert alone["insert_quorum"] == "auto"
+    assert (alone["insert_quorum_parallel"], alone["select_sequential_consistency"]) == (0, 1)
+    both = shards.session(is_sharded=True, is_replicated=True)
+    assert both.items() > (alone | dict(shards.SESSION)).items()
+    assert int(both["max_replica_delay_for_distributed_queries"]) * 2_000 < SETTLE_MS
 
 
 def test_a_setting_changes_a_table_once() -> None:
@@ -164,7 +203,7 @@ def test_a_tenants_scope_needs_a_tenant() -> None:
 
 # Statements on tenants' rows that are about the whole fleet, by module and how many.
 _FLEET = {
-    "closings.py": 6,  # rows of what routers told
+    "closings.py": 7,  # rows of what routers told
     "rollups_worker.py": 3,  # marks of all, and late events
     "retention.py": 1,
     "evidence.py": 1,  # by rollout
