@@ -8,7 +8,7 @@ at once, does no harm; what is kept in memory is when to ask about what.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -45,6 +45,13 @@ class Pace:
     rests_until_s: float = 0.0
     failures: int = 0
     is_behind: bool = False  # as many were due as may be asked about, so more are
+    tried: dict[str, int] = field(default_factory=dict[str, int])  # in vain; id to Unix ms
+
+    def took(self, due: Sequence[Due]) -> None:
+        """Take into account what is due, at most `asked_max`; fewer: that is all."""
+        self.is_behind = len(due) == self.asked_max
+        if not self.is_behind:  # others were removed meanwhile
+            self.tried = {one.id: self.tried[one.id] for one in due if one.id in self.tried}
 
     def answered(self, now_s: float, took_s: float) -> None:
         """Take an answer into account."""
@@ -88,7 +95,6 @@ class Budgets:
         self._process = new_id("budgets")
         self._leads_until_s = 0.0
         self._paces = {period: Pace() for period in Period}
-        self._failed: dict[str, int] = {}  # when (Unix ms), by budget; no more than there are
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -129,17 +135,16 @@ class Budgets:
         due: dict[Period, list[Due]] = {}
         if not await repository.hold_lease(connection, self._process, _LEASE_S):
             self._show(NOTHING)
-            self._failed.clear()
             for pace in self._paces.values():
-                pace.is_behind = False
+                pace.took(())
             return due, now_ms
         self._leads_until_s = now_s + _LEASE_S
         self._show(await repository.summary(connection))
         for period, pace in self._paces.items():
             if now_s >= pace.rests_until_s:
-                asked = (period, self._interval_s, pace.asked_max, self._failed)
+                asked = (period, self._interval_s, pace.asked_max, pace.tried)
                 due[period] = await repository.due(connection, *asked)
-                pace.is_behind = len(due[period]) == pace.asked_max
+                pace.took(due[period])
         return due, now_ms
 
     async def _ask(self, period: Period, due: Sequence[Due], now_ms: int) -> list[Reading]:
@@ -153,13 +158,13 @@ class Budgets:
             if not pace.failures:
                 log.warning("budgets_not_read", period=str(period), error=str(error))
             pace.failed(self._clock(), self._clock() - asked_s)
-            self._failed |= {one.id: now_ms for one in due}
+            pace.tried |= {one.id: now_ms for one in due}
             return []
         if pace.failures:
             log.info("budgets_read_again", period=str(period))
         pace.answered(self._clock(), self._clock() - asked_s)
         for one in due:
-            self._failed.pop(one.id, None)
+            pace.tried.pop(one.id, None)
         return readings(due, span, ledger, now_ms)
 
     async def _write(self, found: Sequence[Reading]) -> None:
