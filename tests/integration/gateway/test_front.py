@@ -24,7 +24,7 @@ FRONT = Path(__file__).parents[3] / "deploy" / "front"
 
 def haproxy(binary: str, config: str, gateway: str, admin: int) -> tuple[list[str], str]:
     server = f"server gateway {gateway}"
-    config = re.sub(r"server-template gateway 32 .*", server, config)
+    config = re.sub(r"server-template gateway .*", server, config)
     return [binary, "-db", "-f"], config.replace(":8404", f"127.0.0.1:{admin}")
 
 
