@@ -40,10 +40,11 @@ _NOTE_GONE = """
 INSERT INTO {database}.rollup_progress (name, until)
 SELECT '{name}', now64(3) - toIntervalDay({days})
 """
-# Whether something that would be deleted is not in the rollups. With a day of room, as in
-# `telemetry.rollups`; the first condition is answered without reading rows.
+# Whether something that would be deleted is not in the rollups, with more room than the day in
+# `telemetry.rollups`. The first condition: in the next days nothing is old enough, and rollups will
+# be made by then; it is answered without reading rows.
 _UNSAFE = """
-SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toIntervalDay({days} - 2)
+SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toIntervalDay({days} - 5)
     AND (SELECT count() FROM {database}.requests) > 0
     AND (
         (

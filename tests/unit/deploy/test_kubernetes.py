@@ -336,6 +336,19 @@ def test_images_are_ours_with_a_version_and_no_secret_is_committed(folder: str) 
     assert not of_kind(rendered(folder), "Secret")
 
 
+@EVERYWHERE
+def test_whoever_makes_tables_makes_the_same(name: str) -> None:
+    """Else a Job makes tables of one server, on which the service's cluster finds nothing."""
+    (job,) = [it for it in workloads(rendered("migrations")) if "clickhouse" in name_of(it)]
+    (service,) = [it for it in workloads(overlay(name)) if component(it) == "telemetry"]
+    of_store = {
+        key: value
+        for key, value in environment(service, overlay(name)).items()
+        if key.startswith("TELEMETRY__CLICKHOUSE_")
+    }
+    assert environment(job, rendered("migrations")) == of_store
+
+
 def peers(rule: Object, side: str, known: list[Object]) -> set[str]:
     """Return the components, and the labels of namespaces, that a rule names."""
     found: set[str] = set()
