@@ -196,7 +196,9 @@ async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
         base_url=stack.base_url, api_key=stack.api_key, max_retries=0, timeout=60
     )
 
-    async def one() -> str:
+    asked = [f"dies-{os.urandom(8).hex()}" for _ in range(8)]
+
+    async def one(request_id: str) -> str:
         tokens = 0
         try:
             stream = await client.chat.completions.create(
@@ -206,6 +208,7 @@ async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
                 stream=True,
                 stream_options={"include_usage": True},
                 extra_body={"ignore_eos": True},
+                extra_headers={"x-request-id": request_id},
             )
             async for chunk in stream:
                 if chunk.usage:
@@ -216,7 +219,7 @@ async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
 
     async with client:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one()) for _ in range(8)]
+            tasks = [group.create_task(one(request_id)) for request_id in asked]
             await asyncio.sleep(1)
             for pid in triton_processes(stack):
                 os.kill(pid, signal.SIGKILL)
@@ -230,6 +233,10 @@ async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
             )
 
     await eventually(served_again, timeout_s=60)
+    await eventually(lambda: all(trace_of(stack, request_id) for request_id in asked))
+    traces = [trace_of(stack, request_id) or {} for request_id in asked]
+    again = [it for it in traces if it["request"]["resumes"] or len(it["attempts"]) > 1]
+    assert {it["attempts"][0]["outcome"] for it in again} <= {"replica_lost"}
 
 
 def trace_of(stack, request_id: str) -> dict | None:
