@@ -86,6 +86,9 @@ SELECT name, fromUnixTimestamp64Milli(until, 'UTC') FROM (
         it.1 AS name, it.2 AS until
 )
 """
+_UNTIL = """
+SELECT toUnixTimestamp64Milli(max(until)) AS until_ms FROM rollup_progress WHERE name = 'hours'
+"""
 _MERGES = "SELECT count() AS merges FROM system.merges"
 _PARTS = """
 SELECT sum(bytes_on_disk) / 1073741824 AS gib, sumIf(rows, table = 'requests') AS requests,
@@ -127,9 +130,12 @@ async def _roll(store: Store, to_ms: int) -> None:
         await store.write(_MARK, {"now_ms": now_ms, **span})
     await store.write(_BEGIN, {"now_ms": now_ms})
     rollups = Rollups(store, Metrics(), settle_ms=1)
-    while True:
+    until_ms = 0
+    while until_ms < now_ms:  # a step ends after some minutes, done or not
         try:
-            return await rollups.step()
+            await rollups.step()
+            [row] = await store.query(_UNTIL, {})
+            until_ms = row["until_ms"]
         except STORE_ERRORS as error:  # as the service: again, with less at once
             print(f"again after {error!r:.100}", flush=True)
 
