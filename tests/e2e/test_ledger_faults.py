@@ -118,9 +118,8 @@ async def until(condition: Callable[[], object], what: str) -> None:
 class Ledger:
     """What telemetry tells of the tenant."""
 
-    def __init__(self, stack) -> None:
-        headers = {"authorization": f"Bearer {stack.admin_key}"}
-        self._http = httpx.Client(base_url=stack.telemetry_url, headers=headers, timeout=30)
+    def __init__(self, http: httpx.Client) -> None:
+        self._http = http
         self.rows: list[dict] = []
         self._lost: dict[str, dict] = {}
 
@@ -206,16 +205,18 @@ async def one_round(stack, load: Load, ledger: Ledger) -> None:
 
 async def test_every_answer_is_in_the_ledger_once_with_its_tokens(stack) -> None:
     load = Load(stack, stack.new_key(TENANT))
-    ledger = Ledger(stack)
+    headers = {"authorization": f"Bearer {stack.admin_key}"}
     made_before = made(stack)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(load.run())
-        await until(lambda: load.whole, "the key is known")
-        for _ in range(2):
-            await one_round(stack, load, ledger)
-        await load.pause()
-        running.cancel()
-    await until(lambda: ledger.has(load.begun), "what was begun is told")
+    with httpx.Client(base_url=stack.telemetry_url, headers=headers, timeout=30) as http:
+        ledger = Ledger(http)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(load.run())
+            await until(lambda: load.whole, "the key is known")
+            for _ in range(2):
+                await one_round(stack, load, ledger)
+            await load.pause()
+            running.cancel()
+        await until(lambda: ledger.has(load.begun), "what was begun is told")
     names = [row["request_id"] for row in ledger.rows]
     assert len(names) == len(set(names)), "none twice"
     assert load.begun <= set(names) | ledger.lost <= load.sent
