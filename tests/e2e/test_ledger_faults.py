@@ -138,7 +138,9 @@ class Ledger:
 
     @property
     def settled_tokens(self) -> int:
-        return sum(row["output_tokens"] for row in self.rows)
+        """Of what gateways told; rows of killed ones come a minute later, whatever is made then."""
+        told = (row for row in self.rows if row["outcome"] != "gateway_lost")
+        return sum(row["output_tokens"] for row in told)
 
     @property
     def lost(self) -> set[str]:
