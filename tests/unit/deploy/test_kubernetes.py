@@ -1,15 +1,10 @@
-"""The manifests, rendered by kustomize as it is in kubectl, and read as their readers would."""
+"""The manifests, read as their readers would."""
 
 import json
 import os
 import re
 import runpy
-import shutil
-import subprocess
-from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -17,117 +12,29 @@ import yaml
 from gateway.settings import GatewaySettings
 from replica.agent.settings import AgentSettings
 from router.settings import Settings as RouterSettings
+from tests.unit.deploy.manifests import (
+    ENGINE_PORTS,
+    EVERYWHERE,
+    FOLDERS,
+    HOME,
+    NEEDS_KUSTOMIZE,
+    ROOT,
+    component,
+    container,
+    environment,
+    matches,
+    name_of,
+    of_kind,
+    overlay,
+    pod,
+    pod_labels,
+    rendered,
+    secrets,
+    workloads,
+)
 from tests.unit.deploy.processes import grace_s, module_of, port_of, read_settings
 
-ROOT = Path(__file__).parents[3]
-HOME = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("small", "production", "gpu")
-ENGINE_PORTS = range(32768, 61000)
-
-Object = dict[str, Any]
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("kubectl") is None and shutil.which("kustomize") is None,
-    reason="neither kubectl nor kustomize is on PATH: manifests cannot be rendered",
-)
-
-
-@cache
-def rendered(folder: str) -> tuple[Object, ...]:
-    program = ["kustomize", "build"] if shutil.which("kustomize") else ["kubectl", "kustomize"]
-    done = subprocess.run(
-        [*program, str(HOME / folder)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr, done.stderr  # deprecated fields are told there
-    return tuple(yaml.safe_load_all(done.stdout))
-
-
-def overlay(name: str) -> tuple[Object, ...]:
-    return rendered(f"overlays/{name}")
-
-
-def of_kind(objects: tuple[Object, ...], *kinds: str) -> list[Object]:
-    return [it for it in objects if it["kind"] in kinds]
-
-
-def workloads(objects: tuple[Object, ...]) -> list[Object]:
-    return of_kind(objects, "Deployment", "StatefulSet", "Job")
-
-
-def name_of(it: Object) -> str:
-    return it["metadata"]["name"]
-
-
-def pod(workload: Object) -> Object:
-    return workload["spec"]["template"]["spec"]
-
-
-def pod_labels(workload: Object) -> dict[str, str]:
-    return workload["spec"]["template"]["metadata"]["labels"]
-
-
-def container(workload: Object) -> Object:
-    (only,) = pod(workload)["containers"]
-    return only
-
-
-def component(workload: Object) -> str:
-    return pod_labels(workload)["app.kubernetes.io/component"]
-
-
-def matches(selector: Object, labels: dict[str, str]) -> bool:
-    wanted = selector.get("matchLabels", {}).items()
-    for rule in selector.get("matchExpressions", []):
-        assert rule["operator"] == "In"
-        if labels.get(rule["key"]) not in rule["values"]:
-            return False
-    return wanted <= labels.items()
-
-
-def secrets() -> dict[str, dict[str, str]]:
-    given = SimpleNamespace(
-        namespace="sluice",
-        database_url="postgresql+asyncpg://u:p@db/sluice",
-        valkey_url="redis://:p@valkey:6379",
-        clickhouse_user="default",
-        clickhouse_password="p",
-        s3_access_key_id="a",
-        s3_secret_access_key="b",
-        s3_read_access_key_id="c",
-        s3_read_secret_access_key="d",
-        operator_key="sk-x",
-    )
-    manifests = runpy.run_path(str(HOME / "make_secrets.py"))["manifests"](given)
-    return {it["metadata"]["name"]: it["stringData"] for it in manifests}
-
-
-FIELDS = {"metadata.name": "pod-0", "status.podIP": "10.1.2.3"}
-
-
-def environment(workload: Object, objects: tuple[Object, ...]) -> dict[str, str]:
-    """Resolve the variables as a kubelet would; AssertionError when something is nowhere."""
-    maps = {name_of(it): it["data"] for it in of_kind(objects, "ConfigMap")}
-    known = secrets()
-    found: dict[str, str] = {}
-    for entry in container(workload)["env"]:
-        assert entry["name"] not in found, f"{entry['name']} is given twice"
-        if "value" in entry:
-            value = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], entry["value"])
-        else:
-            ((kind, ref),) = entry["valueFrom"].items()
-            if kind == "fieldRef":
-                value = FIELDS[ref["fieldPath"]]
-            else:
-                value = {"configMapKeyRef": maps, "secretKeyRef": known}[kind][ref["name"]][
-                    ref["key"]
-                ]
-        found[entry["name"]] = value
-    return found
-
-
-EVERYWHERE = pytest.mark.parametrize("name", OVERLAYS)
-FOLDERS = (*(f"overlays/{name}" for name in OVERLAYS), "migrations")
+pytestmark = NEEDS_KUSTOMIZE
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -347,121 +254,6 @@ def test_whoever_makes_tables_makes_the_same(name: str) -> None:
         if key.startswith("TELEMETRY__CLICKHOUSE_")
     }
     assert environment(job, rendered("migrations")) == of_store
-
-
-def peers(rule: Object, side: str, known: list[Object]) -> set[str]:
-    """Return the components, and the labels of namespaces, that a rule names."""
-    found: set[str] = set()
-    for peer in rule[side]:
-        ((kind, selector),) = peer.items()
-        if kind == "podSelector":
-            found |= {component(it) for it in known if matches(selector, pod_labels(it))}
-        else:
-            found |= {label.removeprefix("sluice.dev/") for label in selector["matchLabels"]}
-    return found
-
-
-def edges(objects: tuple[Object, ...], side: str) -> set[tuple[str, str, int]]:
-    """Return (from, to, port) of all policies of one side; engines' ports count as 0."""
-    known = workloads(objects) + workloads(rendered("migrations"))
-    found: set[tuple[str, str, int]] = set()
-    for policy in of_kind(objects, "NetworkPolicy"):
-        own = {
-            component(it) for it in known if matches(policy["spec"]["podSelector"], pod_labels(it))
-        }
-        for rule in policy["spec"].get("ingress" if side == "from" else "egress", []):
-            for port in rule["ports"]:
-                number = 0 if "endPort" in port else port["port"]
-                for peer in peers(rule, side, known):
-                    found |= {
-                        (peer, it, number) if side == "from" else (it, peer, number) for it in own
-                    }
-    return found
-
-
-# docs/architecture.md, `Processes`; 0 are the ports of engines.
-EDGES = {
-    ("gateway", "control-plane", 7000),
-    ("router", "control-plane", 7000),
-    ("replica", "control-plane", 7000),
-    ("telemetry", "control-plane", 8001),
-    ("control-plane", "telemetry", 8002),
-    ("control-plane", "router", 7100),
-    ("gateway", "router", 7100),
-    ("router", "replica", 0),
-    ("replica", "replica", 9201),
-}
-FROM_OUTSIDE = {
-    ("front", "gateway", 8000),
-    ("operators", "control-plane", 8001),
-    ("operators", "telemetry", 8002),
-    ("operators", "router", 7100),
-    ("monitoring", "gateway", 9100),
-    ("monitoring", "router", 7101),
-    ("monitoring", "control-plane", 8001),
-    ("monitoring", "telemetry", 8002),
-    ("monitoring", "replica", 9200),
-    ("monitoring", "replica", 0),
-}
-TO_OUTSIDE = {
-    ("gateway", "backends", 6379),
-    ("gateway", "backends", 9092),
-    ("control-plane", "backends", 5432),
-    ("control-plane", "backends", 8333),
-    ("telemetry", "backends", 8123),
-    ("telemetry", "backends", 9092),
-    ("replica", "backends", 8333),
-    ("migrations", "backends", 5432),
-    ("migrations", "backends", 8123),
-}
-
-
-@EVERYWHERE
-def test_policies_allow_the_edges_of_the_architecture_and_no_other(name: str) -> None:
-    objects = overlay(name)
-    inner = set(EDGES)
-    if name != "small":
-        inner |= {("gateway", "replica", 0), ("replica", "control-plane", 8001)}
-    assert edges(objects, "from") == inner | FROM_OUTSIDE
-    outward = edges(objects, "to")
-    dns = {edge for edge in outward if edge[2] == 53}
-    assert outward - dns == inner | TO_OUTSIDE
-    assert {it for it, _, _ in dns} >= {component(it) for it in workloads(objects)}
-
-
-@EVERYWHERE
-def test_nothing_is_allowed_by_default_and_gateways_reach_engines_of_embeddings_alone(
-    name: str,
-) -> None:
-    policies = {name_of(it): it["spec"] for it in of_kind(overlay(name), "NetworkPolicy")}
-    assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    for policy in policies.values():
-        assert (
-            set(policy["policyTypes"])
-            == {
-                {"ingress": "Ingress", "egress": "Egress"}[side]
-                for side in policy
-                if side in ("ingress", "egress")
-            }
-            or policy == policies["default-deny"]
-        )
-    reached = [
-        it
-        for it in workloads(overlay(name))
-        if matches(policies["replica-embeddings"]["podSelector"], pod_labels(it))
-    ]
-    for it in reached:
-        assert environment(it, overlay(name))["AGENT__ENGINES"] == "embed"
-
-
-@EVERYWHERE
-def test_policies_let_pods_reach_the_backends_of_the_overlay(name: str) -> None:
-    for folder in (f"overlays/{name}", "migrations"):
-        for config in of_kind(rendered(folder), "ConfigMap"):
-            hosts = re.findall(r"([\w.-]+):\d+", " ".join(config["data"].values()))
-            assert hosts
-            # That is the namespace with the label sluice.dev/backends.
-            assert all(host.endswith(".backends") for host in hosts), hosts
 
 
 @EVERYWHERE
