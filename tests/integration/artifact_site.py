@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -34,7 +35,8 @@ class Bucket:
     """An S3 server with a bucket that may go away for a while."""
 
     def __init__(self) -> None:
-        self.name = "artifacts"
+        # One of its own: what moto holds is there for the whole process, whatever server is asked.
+        self.name = f"artifacts-{os.urandom(4).hex()}"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.environment = {
