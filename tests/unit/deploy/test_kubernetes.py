@@ -4,8 +4,11 @@ import json
 import os
 import re
 import runpy
+from functools import cache
 from pathlib import Path
 
+import kubernetes_validate
+import kubernetes_validate.utils
 import pytest
 import yaml
 
@@ -35,16 +38,18 @@ from tests.unit.deploy.manifests import (
 from tests.unit.deploy.processes import grace_s, module_of, port_of, read_settings
 
 pytestmark = NEEDS_KUSTOMIZE
+_schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_schemas_of_kubernetes_have_nothing_against_them(folder: str) -> None:
-    validate = pytest.importorskip(
-        "kubernetes_validate", reason="the wheel kubernetes-validate has the schemas"
-    )
+def test_the_schemas_of_kubernetes_have_nothing_against_them(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It reads megabytes of definitions anew for every resource: here once.
+    monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", _schema_contents)
     for it in rendered(folder):
         if "coreos.com" not in it["apiVersion"]:
-            validate.validate(it, validate.latest_version(), strict=True)
+            kubernetes_validate.validate(it, kubernetes_validate.latest_version(), strict=True)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -154,7 +159,9 @@ def test_pods_have_the_time_that_their_processes_take_to_end(name: str) -> None:
         needed = grace_s(settings)
         hook = container(workload).get("lifecycle", {}).get("preStop")
         if hook:
-            needed += int(re.search(r"timeout (\d+)", hook["exec"]["command"][-1])[1])
+            waits = re.search(r"timeout (\d+)", hook["exec"]["command"][-1])
+            assert waits, name_of(workload)
+            needed += int(waits[1])
             assert isinstance(settings, AgentSettings)
             assert int(settings.drain_timeout_s) + settings.start_timeout_s / 2 <= needed
         assert pod(workload)["terminationGracePeriodSeconds"] >= needed, name_of(workload)
