@@ -269,7 +269,10 @@ class Rollups:
         """Make a bounded part of what is marked; return whether that was all."""
         known = await _known(self._store)
         settled_ms = known.now_ms - self._settle_ms
-        from_ms = known.levels.get(level, known.until_ms[_SEED_BASE] - _SPREAD_MS)
+        if level in known.levels:
+            from_ms = known.levels[level]
+        else:  # `_seeded` has noted it by now
+            from_ms = known.until_ms[_SEED_BASE] - _SPREAD_MS
         self._metrics.rolled_up.labels(level=level).set(from_ms / 1000)
         limit = self._marks_max
         span = {"from_ms": from_ms, "to_ms": settled_ms}

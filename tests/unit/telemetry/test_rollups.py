@@ -1,5 +1,6 @@
 """Where sums are taken from, how long rows are kept, and what tables are like on a cluster: pure."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 import telemetry
 from telemetry import retention, shards
+from telemetry.metrics import Metrics
 from telemetry.migrations import fill, load, migrations_folder
 from telemetry.queries import Scope
 from telemetry.retention import Table, changes, days_of, ttl_of
@@ -24,7 +26,7 @@ from telemetry.rollups import (
     State,
     plan,
 )
-from telemetry.rollups_worker import SETTLE_MS
+from telemetry.rollups_worker import SETTLE_MS, Rollups
 from telemetry.settings import StoreSettings
 from telemetry.shards import sharding_key
 
@@ -73,6 +75,36 @@ def test_every_moment_is_taken_from_where_it_is_right(
         # Never events where a rollup would do, unless there were too many stretches of time.
         if len(minutes) + len(hours) <= 30 and has == (True, True) and at >= kept[1]:
             assert (level is None) <= is_marked
+
+
+class ProgressOnly:
+    """A store in which nothing is marked, that knows how far levels are and nothing of before."""
+
+    local_database = "sluice"
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.noted: dict[str, int] = {}
+
+    async def query(self, sql, parameters):
+        if "GROUP BY name" in sql:
+            told = [(str(level), self.now_ms - 1_000, "") for level in Level]
+            told += [(table, 0, "CREATE TABLE x") for table in parameters["tables"]]
+            return [
+                {"name": name, "until_ms": ms, "made": made, "now_ms": self.now_ms}
+                for name, ms, made in told
+            ]
+        return [{"now_ms": self.now_ms, "marks": 0, "last_ms": 0}]
+
+    async def write(self, sql, parameters):
+        self.noted[parameters["name"]] = parameters["to_ms"]
+
+
+def test_rounds_go_on_where_nobody_knows_when_marking_began():
+    """Versions before the seed left such progress; telemetry must not end because of it."""
+    store = ProgressOnly(1_790_000_000_000)
+    asyncio.run(Rollups(store, Metrics(), settle_ms=0).step())
+    assert store.noted == {str(level): store.now_ms for level in Level}
 
 
 def test_many_marks_do_not_make_a_long_statement() -> None:
