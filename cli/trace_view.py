@@ -46,7 +46,7 @@ def stages(row: Row) -> list[Stage]:
         rest = "first token" if is_first_known else "decode"
         lengths += [
             ("queue", row["queue_us"]),
-            ("load, batch", row["engine_queue_us"]),
+            *_engine_lengths(row),
             ("prefill", row["prefill_us"]),
         ]
     found: list[Stage] = []
@@ -75,8 +75,7 @@ def attempt_stages(row: Row, attempts: Sequence[Row]) -> list[Stage]:
         until_us = first_us or last_us
         lengths = [("queue", attempt["queue_us"] if attempt["replica_id"] else last_us - at_us)]
         if attempt["replica_id"]:
-            engine_us = attempt["engine_queue_us"]
-            lengths += [("load, batch", engine_us), ("prefill", attempt["prefill_us"])]
+            lengths += [*_engine_lengths(attempt), ("prefill", attempt["prefill_us"])]
         for stage, length_us in lengths:
             end_us = min(at_us + length_us, until_us)
             if end_us > at_us:
@@ -87,6 +86,12 @@ def attempt_stages(row: Row, attempts: Sequence[Row]) -> list[Stage]:
         if first_us and last_us > first_us:
             found.append(Stage("  decode", first_us, last_us))
     return found
+
+
+def _engine_lengths(row: Row) -> list[tuple[str, int]]:
+    """Return what a sequence waited for in its engine: its adapter, then a place in a batch."""
+    load_us = row.get("load_us", 0)  # an older service does not tell
+    return [("load", load_us), ("batch", max(0, row["engine_queue_us"] - load_us))]
 
 
 def _labels(attempts: Sequence[Row]) -> list[str]:

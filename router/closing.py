@@ -376,6 +376,7 @@ def closed(closing: bytes, tokens: int, placed: wire.Placed | None, router_id: s
         event.replica_id = placed.replica_id
         event.queue_us = placed.queue_us
         event.engine_queue_us = placed.engine_queue_us
+        event.load_us = placed.load_us
         # A prompt counts with its first answer alone, as in the gateway's own event.
         event.cached_tokens = min(placed.cached_tokens, event.prompt_tokens)
     return event.SerializeToString()
@@ -389,6 +390,7 @@ def _lean(placed: wire.Placed) -> wire.Placed:
         replica_id=placed.replica_id,
         queue_us=placed.queue_us,
         engine_queue_us=placed.engine_queue_us,
+        load_us=placed.load_us,
         cached_tokens=placed.cached_tokens,
     )
 

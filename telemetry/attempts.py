@@ -22,7 +22,7 @@ _COPIED = {
     **dict.fromkeys(("cell_id", "router_id", "replica_id"), "LowCardinality(String)"),
     **dict.fromkeys(
         (
-            *("submitted_us", "first_us", "ended_us", "queue_us", "engine_queue_us"),
+            *("submitted_us", "first_us", "ended_us", "queue_us", "engine_queue_us", "load_us"),
             *("prefill_us", "cached_tokens", "output_tokens"),
         ),
         "UInt32",

@@ -46,7 +46,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(
         (
             *("prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us"),
-            *("engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us"),
+            *("engine_queue_us", "load_us", "prefill_us", "ttft_us", "total_us", "itl_max_us"),
         ),
         "UInt32",
     ),

@@ -164,6 +164,7 @@ def _only_attempt(event: RequestEvent) -> list[Attempt]:
             ended_us=last_us,
             queue_us=event.queue_us,
             engine_queue_us=event.engine_queue_us,
+            load_us=event.load_us,
             prefill_us=event.prefill_us,
             cached_tokens=event.cached_tokens,
             output_tokens=event.output_tokens,
@@ -212,7 +213,12 @@ def stage_times(attempt: Attempt) -> list[tuple[str, int, int]]:
     first_us = min(attempt.first_us, last_us) or last_us
     found: list[tuple[str, int, int]] = []
     at_us = attempt.submitted_us
-    for name, length_us in (("queue", attempt.queue_us), ("load", attempt.engine_queue_us)):
+    lengths = (
+        ("queue", attempt.queue_us),
+        ("load", attempt.load_us),
+        ("batch", max(0, attempt.engine_queue_us - attempt.load_us)),
+    )
+    for name, length_us in lengths:
         end_us = max(at_us, min(at_us + length_us, first_us))
         found.append((name, at_us, end_us))
         at_us = end_us

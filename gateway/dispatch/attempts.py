@@ -139,6 +139,7 @@ def _message(
         message.replica_id = placed.replica_id
         message.queue_us = max(0, placed.queue_us - attempt.before_us)
         message.engine_queue_us = placed.engine_queue_us
+        message.load_us = placed.load_us
         message.cached_tokens = placed.cached_tokens
     if (known := attempt.known_then) is not None:
         known.router_id = attempt.router_id  # as it does itself where it is asked

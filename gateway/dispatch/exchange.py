@@ -186,6 +186,8 @@ class Exchange:
             event.replica_id = placed.replica_id
             event.queue_us = placed.queue_us
             event.engine_queue_us = placed.engine_queue_us
+            if placed.load_us:
+                event.load_us = placed.load_us
             event.cached_tokens = tally.cached_tokens
         if (reservation := self.applied or self.reservation) is not None and reservation.scopes:
             event.limits = "; ".join(scope.told for scope in reservation.scopes)

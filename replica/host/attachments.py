@@ -101,6 +101,7 @@ class Hosted:
         id: Of the router, unique in its attachment.
         owner: Changes when its router resumes.
         is_parked: The driver does not have it yet: something that it needs is being read.
+        load_us: How long it waited for its adapter; 0: that was there, or it needs none.
     """
 
     key: int
@@ -108,6 +109,7 @@ class Hosted:
     owner: Attachment | Probe
     told: Told = field(default_factory=Told)
     is_parked: bool = False
+    load_us: int = 0
 
 
 def refused_frame(error: RefusedError) -> wire.HostFrame:

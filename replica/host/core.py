@@ -4,6 +4,7 @@ Every router that may use the replica has one attachment at a time, with sequenc
 module says what becomes of them; `replica.host.service` moves the bytes.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class HostCore:
         compilers: Background,
         artifacts_dir: Path | None = None,
         shelf: Shelf | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make an idle host.
 
@@ -60,6 +62,7 @@ class HostCore:
             compilers: Compile grammars, which strangers write: no file waits for them.
             artifacts_dir: Where adapters lie, by digest.
             shelf: Gets those that do not lie there; None: nobody does.
+            clock: Monotonic seconds, the driver's own clock.
         """
         self._driver = driver
         self._base_digest = base_digest
@@ -78,6 +81,7 @@ class HostCore:
             compilers=compilers,
             living_max=driver.limits.sequences_max + waiting_max,
             entropy=entropy,
+            clock=clock,
         )
 
     @property

@@ -19,6 +19,7 @@ class HostCounters:
         adapter_evictions: Out of slots.
         adapter_failures: Adapters that could not be read or put into memory.
         adapter_fetches: Adapters that the node was asked to get.
+        adapter_waits_s: How long sequences waited for their adapters, as `step_s`.
         kv_exported: Blocks.
         kv_imported: Blocks that the cache took or had.
         kv_refused: Imports that were refused, by code.
@@ -34,6 +35,7 @@ class HostCounters:
     adapter_evictions: int = 0
     adapter_failures: int = 0
     adapter_fetches: int = 0
+    adapter_waits_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=_KEPT))
     kv_exported: int = 0
     kv_imported: int = 0
     kv_refused: Counter[str] = field(default_factory=Counter[str])

@@ -20,6 +20,7 @@ _OTHER = "other"
 _SEEN_MAX = 10_000  # adapters whose counts are remembered when the engine does not hold them
 _LENGTHS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # TensorRT-LLM's own
 _STEPS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Kind(StrEnum):
@@ -138,6 +139,13 @@ ADAPTER_FETCHES = Family(
     Kind.COUNTER,
     "Adapters that the node did not have when a request, or a prefetch, needed them",
 )
+ADAPTER_WAITS = Family(
+    "llm_adapter_wait_seconds",
+    Kind.HISTOGRAM,
+    "How long sequences waited until their adapter was fetched and in host memory; those that found"
+    " it there are not counted",
+    buckets=_WAITS_S,
+)
 ADAPTER_TOKENS = Family(
     "llm_adapter_tokens_total",
     Kind.COUNTER,
@@ -165,7 +173,7 @@ STEP_AGE = Family(
 FAMILIES: tuple[Family, ...] = (
     *(REQUESTS, MEMORY, BLOCKS, BATCHER, GENERAL, INPUT_LENGTH, OUTPUT_LENGTH),
     *(ENDED, OUTPUT, PREFIX, PREEMPTIONS, DRAFTS, GRAMMARS),
-    *(ADAPTERS, ADAPTER_SLOTS, ADAPTER_FAILURES, ADAPTER_FETCHES, ADAPTER_TOKENS),
+    *(ADAPTERS, ADAPTER_SLOTS, ADAPTER_FAILURES, ADAPTER_FETCHES, ADAPTER_WAITS, ADAPTER_TOKENS),
     *(PINNED, TRANSFERRED, IMPORTS_REFUSED, STEPS, STEP_AGE),
 )
 
@@ -279,6 +287,8 @@ def _counter_values(look: Look) -> Iterator[Value]:
     yield from (Value(IMPORTS_REFUSED, (code,), n) for code, n in dict(counters.kv_refused).items())
     while counters.step_s:
         yield Value(STEPS, (), counters.step_s.popleft())
+    while counters.adapter_waits_s:
+        yield Value(ADAPTER_WAITS, (), counters.adapter_waits_s.popleft())
     while counters.lengths:
         prompt, output = counters.lengths.popleft()
         yield Value(INPUT_LENGTH, ("total_input_tokens",), prompt)

@@ -55,6 +55,7 @@ class SequenceBook:
         compilers: Background,
         living_max: int,
         entropy: Callable[[], int],
+        clock: Callable[[], float],
     ) -> None:
         """Make an empty book; more than `living_max` sequences are BUSY."""
         self._driver = driver
@@ -64,6 +65,7 @@ class SequenceBook:
         self._compilers = compilers
         self._living_max = living_max
         self._entropy = entropy
+        self._clock = clock
         self._keys = itertools.count(1)
         self._living: dict[int, Hosted] = {}
         self._probes = 0
@@ -158,6 +160,8 @@ class SequenceBook:
                     queue_us=micros(fact.queue_s),
                     cached_tokens=fact.cached_tokens,
                 )
+                if hosted.load_us:
+                    hosted.told.admitted.load_us = hosted.load_us
                 hosted.owner.news.admitted.append(hosted.told.admitted)
         for event in events.finished:
             hosted = living.get(event.key)
@@ -254,14 +258,24 @@ class SequenceBook:
 
     def _equip(self, request: SequenceRequest) -> None:
         """Start a sequence, after its adapter was read if it is not here."""
-        if request.adapter_digest and self._driver.capabilities.adapter_slots:
-            self._adapters.fetch(
-                request.adapter_digest,
-                partial(self._start, request),
-                lambda: bool(self._wanted(request)),
-            )
-        else:
+        digest = request.adapter_digest
+        if not digest or not self._driver.capabilities.adapter_slots:
             self._start(request, None)
+            return
+        is_here = self._driver.has_adapter(digest)
+        start = self._start if is_here else partial(self._was_loaded, asked_at_s=self._clock())
+        self._adapters.fetch(digest, partial(start, request), lambda: bool(self._wanted(request)))
+
+    def _was_loaded(
+        self, request: SequenceRequest, error: RefusedError | None, *, asked_at_s: float
+    ) -> None:
+        """Note how long a sequence waited for its adapter, and start it."""
+        wanted, waited_s = self._wanted(request), self._clock() - asked_at_s
+        if wanted and error is None:
+            self._counters.adapter_waits_s.append(waited_s)
+        for key in wanted:
+            self._living[key].load_us = micros(waited_s)
+        self._start(request, error)
 
     def _check_size(self, message: wire.Sequence) -> None:
         """Refuse what would hold up the step loop while it is decoded, only to be refused then."""

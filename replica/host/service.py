@@ -119,6 +119,7 @@ class EngineHost:
             compilers=self._compilers,
             artifacts_dir=artifacts_dir,
             shelf=self._artifacts,
+            clock=clock,
         )
         self._rereads_adapters = driver.capabilities.rereads_adapters
         self._clock = clock

@@ -144,7 +144,7 @@ def file_missed(
         file_frame(book, frame, stats, now)
 
 
-def place(slot: Slot, engine_queue_us: int, stats: Stats) -> None:
+def place(slot: Slot, engine_queue_us: int, stats: Stats, load_us: int = 0) -> None:
     """Tell the gateway where its request runs, once per placement."""
     if slot.is_placed:
         return
@@ -157,6 +157,8 @@ def place(slot: Slot, engine_queue_us: int, stats: Stats) -> None:
     # Most have none of these, and to set nothing costs as much as to set something.
     if engine_queue_us:
         placed.engine_queue_us = engine_queue_us
+    if load_us:
+        placed.load_us = load_us
     if slot.cached_tokens:
         placed.cached_tokens = slot.cached_tokens
     if slot.decision is not None:

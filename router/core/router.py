@@ -298,7 +298,7 @@ class RouterCore:
                 waited_s = entry.queue_us * 1e-6
                 cell.residency.loaded(book.replica_id, slot.request.adapter, waited_s)
             if slot.is_open:
-                frames.place(slot, entry.queue_us, self.requests.stats)
+                frames.place(slot, entry.queue_us, self.requests.stats, entry.load_us)
 
     def _finish(
         self, book: ReplicaBook, cell: CellBook, frame: engine.StepFrame, now: float

@@ -134,6 +134,8 @@ async def test_adapters_are_loaded_by_digest(served, adapters, router_of, make_s
         assert len(answers) == 3
         # No agent runs here to say that nobody has it; another node may.
         assert router.finished[4].code == ErrorCode.ENGINE_BUSY
+        load_us = {it.sequence: it.load_us for step in router.steps for it in step.admitted}
+        assert min(load_us[2], load_us[3]) > 0  # they were read; 5 may have come after that
         told = [step.state for step in router.steps if step.state.adapters_changed]
         assert set(told[-1].adapters_resident) == {first, second}
         listed = (await answer(served, adapters=wire.Adapters())).adapters.adapters

@@ -38,7 +38,7 @@ def test_one_plain_attempt_needs_no_words() -> None:
 
 
 def test_a_resumed_answer_tells_both_places_and_why() -> None:
-    placed = wire.Placed(replica_id="r1", queue_us=7, engine_queue_us=8, cached_tokens=9)
+    placed = wire.Placed(replica_id="r1", queue_us=7, engine_queue_us=8, load_us=6, cached_tokens=9)
     first = attempt(0, LOST, placed=placed, first_at_s=10.25, output_tokens=4)
     found = told([first, attempt(1)])
     assert [(it.replica_id, it.outcome, it.reason) for it in found] == [
@@ -47,7 +47,8 @@ def test_a_resumed_answer_tells_both_places_and_why() -> None:
     ]
     one = found[0]
     assert (one.submitted_us, one.first_us, one.ended_us) == (1_000_000, 1_250_000, 1_500_000)
-    assert (one.queue_us, one.engine_queue_us, one.cached_tokens, one.output_tokens) == (7, 8, 9, 4)
+    assert (one.queue_us, one.engine_queue_us, one.load_us) == (7, 8, 6)
+    assert (one.cached_tokens, one.output_tokens) == (9, 4)
 
 
 def test_an_attempt_that_nobody_ended_ends_with_the_request() -> None:

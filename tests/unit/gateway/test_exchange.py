@@ -1,10 +1,12 @@
 """The single event of a request, made of what its router was given at the begin."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from gateway.dispatch.exchange import Exchange, Tally
 from sluice.tracecontext import Upstream
+from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 TALLY = Tally(prompt_tokens=12, cached_tokens=0, output_tokens=9, session_hash=5)
@@ -59,6 +61,12 @@ def test_the_event_is_of_the_model_that_answered() -> None:
     it.prepare_closings(generations(), 2, "g")
     it.model = model("other")
     assert it.event(TALLY, "g", 2.0).model == "other"
+
+
+def test_the_event_says_how_long_an_adapter_was_waited_for() -> None:
+    placed = wire.Placed(replica_id="r", engine_queue_us=9, load_us=8)
+    event = exchange().event(replace(TALLY, placed=placed), "g", 2.0)
+    assert (event.engine_queue_us, event.load_us) == (9, 8)
 
 
 def test_events_are_not_shared() -> None:

@@ -422,6 +422,7 @@ class Bench:
         shelf: Any = None,
         **options: Any,
     ) -> None:
+        self.now_s = 0.0
         self.driver = FakeDriver(**options)
         self.background, self.compilers = ManualBackground(), ManualBackground()
         self.seeds = iter(range(1000, 10**9))
@@ -434,8 +435,8 @@ class Bench:
             compilers=self.compilers,
             artifacts_dir=directory,
             shelf=shelf,
+            clock=lambda: self.now_s,
         )
-        self.now_s = 0.0
         self.attachment, self.attached = self.attach("r1", 1)
         self.encoder = FrameEncoder(512)
         self.finished: dict[int, wire.Finished] = {}

@@ -37,6 +37,22 @@ def test_sequences_wait_for_one_read_and_start_in_their_order(make_bench, make_a
     assert 5 in bench.finished
 
 
+def test_it_is_told_how_long_a_sequence_waited_for_its_adapter(make_bench, make_adapter) -> None:
+    bench = make_bench()
+    make_adapter("a")
+    bench.submit(sequence(1), sequence(2, adapter=""))
+    bench.step()
+    bench.now_s += 0.25
+    bench.submit(sequence(3))  # waits for the same read, but not from its begin on
+    bench.now_s += 0.5
+    bench.background.finish()
+    bench.submit(sequence(4))
+    bench.run()
+    told = {it.sequence: it.load_us for frame in bench.frames for it in frame.admitted}
+    assert told == {1: 751_000, 2: 0, 3: 500_000, 4: 0}
+    assert [round(it, 3) for it in bench.core.counters.adapter_waits_s] == [0.751, 0.5]
+
+
 def test_another_adapter_does_not_wait(make_bench, make_adapter) -> None:
     bench = make_bench()
     make_adapter("a")

@@ -33,6 +33,7 @@ def test_every_value_is_declared_and_every_declared_family_has_values() -> None:
     counters = HostCounters(ended=Counter(stop=1), kv_refused=Counter(conflict=1))
     counters.step_s.append(0.1)
     counters.lengths.append((1, 2))
+    counters.adapter_waits_s.append(0.3)
     state = AdapterState("a" * 64, True, 8, 10, 1, 2, 3, 1)
     values = EngineMetrics().values(look(counters=counters, adapters=(state,)))
     assert {value.family for value in values} == set(FAMILIES)

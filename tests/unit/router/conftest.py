@@ -78,7 +78,10 @@ class Bench:
             add_logprobs(frame.logprobs, slot.sequence, logprob, top)
         for slot in columns.get("admitted", ()):
             frame.admitted.add(
-                sequence=slot.sequence, queue_us=5, cached_tokens=columns.get("cached", 3)
+                sequence=slot.sequence,
+                queue_us=5,
+                cached_tokens=columns.get("cached", 3),
+                load_us=columns.get("load_us", 0),
             )
         for slot, reason in columns.get("finished", {}).items():
             count = slot.emitted + len(columns.get("tokens", {}).get(slot, ()))

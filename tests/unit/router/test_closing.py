@@ -154,6 +154,12 @@ def test_cached_tokens_count_once_per_prompt():
     assert RequestEvent.FromString(closed(data, 10, placed, "r")).cached_tokens == 6
 
 
+def test_a_closing_says_how_long_an_adapter_was_waited_for():
+    placed = wire.Placed(handle=1, replica_id="r", engine_queue_us=9, load_us=8)
+    event = RequestEvent.FromString(closed(submit(1).closing, 10, placed, "r"))
+    assert (event.engine_queue_us, event.load_us) == (9, 8)
+
+
 def test_many_ended_answers_are_closed_little_by_little():
     accounts, closings, gateway = world()
     for handle in range(1000):
@@ -208,11 +214,12 @@ def test_what_was_known_of_a_placement_is_not_kept():
     accounts.submitted([submit(1)])
     batch = ended(1, 5)
     batch.placed[0].queue_us = 9
+    batch.placed[0].load_us = 4
     batch.placed[0].decision.reason = "x" * 10_000
     batch.placed[0].before.add(reason="y")
     accounts.told(batch, now=0.0)
     [kept] = accounts.ended(0.0)
-    assert kept.placed == wire.Placed(replica_id="r", cached_tokens=2, queue_us=9)
+    assert kept.placed == wire.Placed(replica_id="r", cached_tokens=2, queue_us=9, load_us=4)
     closings.cut(accounts, gateway, now=1.0)
     closings.settle(lambda _: True, now=1.0)
     [event] = told(closings).values()

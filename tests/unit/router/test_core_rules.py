@@ -25,6 +25,15 @@ def test_tokens_reach_the_gateway_in_columns(bench):
     assert (outcome.kind, outcome.output_tokens) == (wire.OUTCOME_KIND_STOP, 2)
 
 
+def test_a_gateway_hears_how_long_an_adapter_was_waited_for(bench):
+    world = bench(replicas=1)
+    cold, warm = world.submit(), world.submit()
+    world.frame("replica-0", admitted=[world.slot(cold)], load_us=4)
+    world.frame("replica-0", admitted=[world.slot(warm)])
+    placed = {it.handle: (it.engine_queue_us, it.load_us) for it in world.batch().placed}
+    assert placed == {cold: (5, 4), warm: (5, 0)}
+
+
 def test_requests_wait_here_and_not_in_the_engine(bench):
     world = bench(replicas=1, sequences=100, step=64)
     for _ in range(50):

@@ -27,6 +27,7 @@ ATTEMPTS = st.lists(
         **dict.fromkeys(
             ("submitted_us", "first_us", "ended_us", "queue_us", "engine_queue_us"), MICROS
         ),
+        load_us=MICROS,
         prefill_us=MICROS,
     ),
     max_size=6,
@@ -40,7 +41,7 @@ EVENTS = st.builds(
     replica_id=st.sampled_from(["", "r"]),
     resumes=st.integers(0, 2),
     outcome=OUTCOMES,
-    **dict.fromkeys(("gateway_us", "queue_us", "engine_queue_us", "prefill_us"), MICROS),
+    **dict.fromkeys(("gateway_us", "queue_us", "engine_queue_us", "load_us", "prefill_us"), MICROS),
     ttft_us=MICROS,
     total_us=MICROS,
 )
@@ -76,8 +77,8 @@ def test_spans_lie_within_their_parents_and_are_told_apart(told: RequestEvent) -
 
 def test_a_plain_request_has_all_its_stages_in_a_row() -> None:
     told = event(
-        gateway_us=10, queue_us=20, engine_queue_us=5, prefill_us=30, ttft_us=70, total_us=100,
-        is_stream=True, replica_id="r", outcome="stop", status=200, tracestate="v=1",
+        gateway_us=10, queue_us=20, engine_queue_us=5, load_us=3, prefill_us=30, ttft_us=70,
+        total_us=100, is_stream=True, replica_id="r", outcome="stop", status=200, tracestate="v=1",
     )  # fmt: skip
     base = told.received_at_unix_ms * 1000
     times = [(it.name, it.start_us - base, it.end_us - base) for it in spans_of(told)]
@@ -86,7 +87,8 @@ def test_a_plain_request_has_all_its_stages_in_a_row() -> None:
         ("gateway", 0, 10),
         ("attempt", 10, 100),
         ("queue", 10, 30),
-        ("load", 30, 35),
+        ("load", 30, 33),
+        ("batch", 33, 35),
         ("prefill", 35, 70),
         ("decode", 70, 100),
     ]

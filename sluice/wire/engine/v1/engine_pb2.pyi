@@ -449,14 +449,16 @@ class PromptLogprobs(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., first: _Optional[int] = ..., logprob: _Optional[_Iterable[float]] = ..., top_count: _Optional[_Iterable[int]] = ..., top_token: _Optional[_Iterable[int]] = ..., top_logprob: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("sequence", "queue_us", "cached_tokens")
+    __slots__ = ("sequence", "queue_us", "cached_tokens", "load_us")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_US_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     queue_us: int
     cached_tokens: int
-    def __init__(self, sequence: _Optional[int] = ..., queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    load_us: int
+    def __init__(self, sequence: _Optional[int] = ..., queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., load_us: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("sequence", "reason", "code", "message", "prompt_tokens", "output_tokens", "prefill_us")

@@ -156,7 +156,7 @@ class Welcome(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Placed(_message.Message):
-    __slots__ = ("handle", "replica_id", "queue_us", "engine_queue_us", "cached_tokens", "decision", "before")
+    __slots__ = ("handle", "replica_id", "queue_us", "engine_queue_us", "cached_tokens", "decision", "before", "load_us")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +164,7 @@ class Placed(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_US_FIELD_NUMBER: _ClassVar[int]
     handle: int
     replica_id: str
     queue_us: int
@@ -171,7 +172,8 @@ class Placed(_message.Message):
     cached_tokens: int
     decision: Explanation
     before: _containers.RepeatedCompositeFieldContainer[Interruption]
-    def __init__(self, handle: _Optional[int] = ..., replica_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ..., before: _Optional[_Iterable[_Union[Interruption, _Mapping]]] = ...) -> None: ...
+    load_us: int
+    def __init__(self, handle: _Optional[int] = ..., replica_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ..., before: _Optional[_Iterable[_Union[Interruption, _Mapping]]] = ..., load_us: _Optional[int] = ...) -> None: ...
 
 class Interruption(_message.Message):
     __slots__ = ("replica_id", "code", "reason", "queue_us", "ended_us")
