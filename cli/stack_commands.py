@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,13 @@ def fail(message: str, code: int = 1) -> typer.Exit:
     return typer.Exit(code)
 
 
+def _endpoint(value: str) -> str:
+    """Refuse here what telemetry would not start with."""
+    if value and re.fullmatch(r"https?://[^/\s]+/\S*", value) is None:
+        raise typer.BadParameter(f"{value} is no http(s)://HOST:PORT/PATH; collectors: /v1/traces")
+    return value
+
+
 def up(
     *,
     detach: Annotated[
@@ -80,6 +88,14 @@ def up(
         bool,
         typer.Option(help="Also serve the embedding model, if installed; takes 300 MiB."),
     ] = True,
+    otlp_endpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            callback=_endpoint,
+            help="Send spans of requests there by OTLP over HTTP, as http://HOST:4318/v1/traces.",
+        ),
+    ] = "",
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Start the platform on this machine.
@@ -96,13 +112,16 @@ def up(
         f"--replicas={replicas}",
         *([f"--base={base.expanduser().resolve()}"] if base else []),
         *([] if embeddings else ["--no-embeddings"]),
+        *([f"--otlp-endpoint={otlp_endpoint}"] if otlp_endpoint else []),
     ]
     if detach:
         _start_in_background(home, arguments)
     else:
         from cli.stack.services import StackOptions
 
-        options = StackOptions(engine.value, port, admin_port, replicas, base, embeddings)
+        options = StackOptions(
+            engine.value, port, admin_port, replicas, base, embeddings, otlp_endpoint
+        )
         _run_here(home, options, ready_fd)
 
 

@@ -45,6 +45,8 @@ INTERNAL_PORTS = (
     "telemetry_http",
 )
 _PROBE_TIMEOUT_S = 2.0
+# What a collector wants to see, in OpenTelemetry's own names.
+_OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_CERTIFICATE")
 # Who presses Ctrl-C does not want to wait for half a minute of other people's answers.
 _DRAIN_S = 5.0
 
@@ -58,6 +60,7 @@ class StackOptions:
         admin_port: Of the admin REST.
         base: Directory of the base to serve; None is the shipped one.
         has_embeddings: Whether to serve embeddings, too, if their model is installed.
+        otlp_endpoint: Where telemetry sends spans; empty: nowhere.
     """
 
     engine: str = "openvino"
@@ -66,6 +69,7 @@ class StackOptions:
     replicas: int = 1
     base: Path | None = None
     has_embeddings: bool = True
+    otlp_endpoint: str = ""
 
     @property
     def base_url(self) -> str:
@@ -279,6 +283,10 @@ class ServicePlan:
         return [agent, router, gateway]
 
     def _telemetry(self) -> Service:
+        spans: dict[str, str] = {}
+        if self._options.otlp_endpoint:
+            spans = {name: os.environ[name] for name in _OTLP_VARIABLES if name in os.environ}
+            spans["TELEMETRY__OTLP_ENDPOINT"] = self._options.otlp_endpoint
         return self._service(
             TELEMETRY,
             self._ports["telemetry_http"],
@@ -290,6 +298,7 @@ class ServicePlan:
                 "TELEMETRY__ADMIN_KEY_SHA256": self._secrets.admin_key_sha256,
                 "TELEMETRY__CONTROL_PLANE_URL": f"http://{HOST}:{self._options.admin_port}",
                 "TELEMETRY__CONTROL_PLANE_KEY": self._secrets.admin_key,
+                **spans,
             },
             needs=frozenset({BROKER, TRACESTORE}),
         )

@@ -1,9 +1,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from cli import stack_commands
+from cli.app import app
+from cli.stack.home import Home, load_secrets
 from cli.stack.plan import users, waves
 from cli.stack.ports import FIRST, LAST, assign, load_ports, read_ports
+from cli.stack.services import INTERNAL_PORTS, ServicePlan, StackOptions
 
 
 @st.composite
@@ -82,3 +87,40 @@ def test_ports_are_remembered(tmp_path) -> None:
     assert read_ports(file) == first == load_ports(file, ["a", "b"], start=99)
     file.write_text("no json")
     assert read_ports(file) == {}
+
+
+def telemetry_env(tmp_path, **options) -> dict[str, str]:
+    ports = {name: FIRST + number for number, name in enumerate(INTERNAL_PORTS)}
+    home = Home(tmp_path)
+    plan = ServicePlan(home, StackOptions(**options), load_secrets(home), ports)
+    [telemetry] = [it for it in plan.services() if it.spec.name == "telemetry"]
+    return dict(telemetry.spec.env)
+
+
+def test_telemetry_sends_spans_where_up_was_told(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=secret")
+    assert not [name for name in telemetry_env(tmp_path) if "OTLP" in name]
+    url = "http://127.0.0.1:4318/v1/traces"
+    told = telemetry_env(tmp_path, otlp_endpoint=url)
+    assert {name: it for name, it in told.items() if "OTLP" in name} == {
+        "TELEMETRY__OTLP_ENDPOINT": url,
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-key=secret",
+    }
+
+
+@pytest.mark.parametrize("wrong", ["collector:4318", "http://collector:4318", "ftp://c/v1/traces"])
+def test_an_endpoint_that_telemetry_would_not_start_with_is_refused(wrong) -> None:
+    told = CliRunner().invoke(app, ["up", "--otlp-endpoint", wrong])
+    assert told.exit_code == 2
+    assert wrong in told.output
+
+
+def test_a_background_start_hands_the_endpoint_on(tmp_path, monkeypatch) -> None:
+    given: list[str] = []
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        stack_commands, "_start_in_background", lambda _, arguments: given.extend(arguments)
+    )
+    url = "https://collector/v1/traces"
+    assert CliRunner().invoke(app, ["up", "--detach", "--otlp-endpoint", url]).exit_code == 0
+    assert f"--otlp-endpoint={url}" in given
