@@ -7,10 +7,14 @@ import os
 # Has to be set before gRPC is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
+import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from sluice import process
 from tests.ports import free_port
+from tests.stacks import FIXTURES, group_of, misplaced
 
 # Before anybody imports it by name.
 process.free_port = free_port
@@ -18,3 +22,30 @@ process.free_port = free_port
 # A machine that stalls is no reason to fail.
 settings.register_profile("sluice", deadline=None)
 settings.load_profile("sluice")
+
+
+class StackScheduling(LoadFileScheduling):
+    """Of xdist: all tests of a stack on one worker, and otherwise those of a file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Refine `--dist=loadfile`."""
+    return StackScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests of a stack side by side, where the first of any stack's stands."""
+    of_stacks = [item for item in items if group_of(item.nodeid) in FIXTURES]
+    if not of_stacks:
+        return
+    for item in of_stacks:
+        if problem := misplaced(item.nodeid, getattr(item, "fixturenames", ())):
+            raise pytest.UsageError(problem)
+    first = items.index(of_stacks[0])
+    others = [item for item in items if group_of(item.nodeid) not in FIXTURES]
+    of_stacks.sort(key=lambda item: FIXTURES.index(group_of(item.nodeid)))
+    items[:] = [*others[:first], *of_stacks, *others[first:]]
