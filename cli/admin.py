@@ -11,6 +11,7 @@ from cli.api import Api, ApiError, Json
 from cli.render import show_fields, show_json
 from cli.stack.home import Home, read_env
 from cli.stack_commands import fail
+from sluice import certificates
 
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Tenant = Annotated[str, typer.Argument(help="Id of a tenant.")]
@@ -31,6 +32,15 @@ def setting(name: str) -> str:
     return value
 
 
+def take_certificates() -> None:
+    """Use the certificate that belongs to where we ask: of the environment, else the stack's."""
+    if "SLUICE_ADMIN_URL" not in os.environ:
+        for name, value in read_env(Home.find()).items():
+            if name.startswith("MTLS__"):
+                os.environ.setdefault(name, value)
+    certificates.use()
+
+
 def ask(
     work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL", *, status: int = 1
 ) -> Any:
@@ -40,6 +50,7 @@ def ask(
         async with Api(setting(url_name), setting("SLUICE_ADMIN_KEY")) as api:
             return await work(api)
 
+    take_certificates()
     try:
         return asyncio.run(run())
     except ApiError as error:

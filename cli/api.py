@@ -1,6 +1,7 @@
 """A client of the admin REST and the telemetry queries; knows no service's inside."""
 
 import secrets
+import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
@@ -8,6 +9,8 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
+
+from sluice.certificates import ours
 
 _TIMEOUT_S = 10.0
 _EDITS_MAX = 5  # how often somebody else may be faster
@@ -67,7 +70,7 @@ class Api:
             base_url=base_url,
             headers={"authorization": f"Bearer {key}"},
             timeout=_TIMEOUT_S,
-            verify=base_url.startswith("https:"),
+            verify=_trust(base_url),
             trust_env=False,
         )
 
@@ -210,6 +213,14 @@ def _hint(path: str, status: int) -> str:
         return ""
     kind = next((kind for kind in _LISTS if path.startswith(f"/v1/{kind}/")), None)
     return "" if kind is None else f"; see: sluice {_LISTS[kind]}"
+
+
+def _trust(base_url: str) -> ssl.SSLContext | bool:
+    """Return what a server's certificate is checked with: our CAs, where mutual TLS is set."""
+    certificates = ours()
+    if certificates is not None and base_url.startswith("https:"):
+        return certificates.client_context()
+    return base_url.startswith("https:")
 
 
 def _problem(answer: httpx.Response) -> str:

@@ -8,6 +8,7 @@ import typer
 
 from cli import (
     admin_commands,
+    certificate_commands,
     compose_commands,
     config_commands,
     explain,
@@ -32,6 +33,7 @@ trace_commands.register(app)
 top_commands.register(app)
 compose_commands.register(app)
 config_commands.register(app)
+certificate_commands.register(app)
 
 
 @app.callback()

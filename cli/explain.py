@@ -216,9 +216,11 @@ async def _ask_all(
 async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explanation | str:
     import grpc.aio  # 0.2 s that no other command shall pay
 
+    from sluice.channels import channel_to
+    from sluice.identity import Role
     from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 
-    async with grpc.aio.insecure_channel(address, options=_CHANNEL) as channel:
+    async with channel_to(address, Role.ROUTER, options=_CHANNEL) as channel:
         try:
             return await RouterServiceStub(channel).Explain(request, timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:

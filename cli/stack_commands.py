@@ -96,6 +96,9 @@ def up(
             help="Send spans of requests there by OTLP over HTTP, as http://HOST:4318/v1/traces.",
         ),
     ] = "",
+    tls: Annotated[
+        bool, typer.Option(help="Mutual TLS between all processes, with certificates of its own.")
+    ] = False,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Start the platform on this machine.
@@ -113,6 +116,7 @@ def up(
         *([f"--base={base.expanduser().resolve()}"] if base else []),
         *([] if embeddings else ["--no-embeddings"]),
         *([f"--otlp-endpoint={otlp_endpoint}"] if otlp_endpoint else []),
+        *(["--tls"] if tls else []),
     ]
     if detach:
         _start_in_background(home, arguments)
@@ -120,7 +124,7 @@ def up(
         from cli.stack.services import StackOptions
 
         options = StackOptions(
-            engine.value, port, admin_port, replicas, base, embeddings, otlp_endpoint
+            engine.value, port, admin_port, replicas, base, embeddings, otlp_endpoint, tls
         )
         _run_here(home, options, ready_fd)
 
@@ -225,7 +229,9 @@ def print_summary(home: Home, began_unix_s: float) -> None:
     out.print(started_table(build_rows(state, {}, {})))
     seconds = state.first_token_unix_s - began_unix_s
     out.print(f"First token after {seconds:.1f} s. Keys and addresses: {home.env_file}", end="\n\n")
-    typer.echo(curl_line(env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"], MODEL))
+    line = curl_line(env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"], MODEL)
+    trusted = env.get("SSL_CERT_FILE")
+    typer.echo(line.replace("curl", f"curl --cacert {trusted}", 1) if trusted else line)
     typer.echo()
 
 
@@ -277,7 +283,7 @@ def status(
 ) -> None:
     """Show every process: pid, port, memory, health. Exit status 1 unless all are healthy."""
     from cli.stack.health import collect
-    from cli.stack.services import ServicePlan, StackOptions
+    from cli.stack.services import ServicePlan, StackOptions, use_certificates
     from cli.stack.teardown import leftovers
 
     home = Home.find()
@@ -294,7 +300,11 @@ def status(
             )
         raise fail(f"nothing runs in {home.root}; start it with: sluice up")
     secrets = load_secrets(home)
-    options = StackOptions(state.engine, state.port, state.admin_port, state.replicas)
+    options = StackOptions(
+        state.engine, state.port, state.admin_port, state.replicas, has_tls=state.has_tls
+    )
+    if state.has_tls:
+        use_certificates(home)
     services = ServicePlan(home, options, secrets, read_ports(home.ports_file)).services()
     rows = asyncio.run(collect(state, services, options.admin_url, secrets.admin_key))
     if as_json:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import typer
 
-from cli.admin import WHERE, AsJson, setting
+from cli.admin import WHERE, AsJson, setting, take_certificates
 from cli.api import Api, ApiError
 from cli.stack.home import Home
 from cli.stack.ports import read_ports
@@ -32,6 +32,7 @@ from cli.top_sources import (
     given_targets,
 )
 from cli.top_view import View, build, lines
+from sluice.certificates import ours
 
 _HOST = "127.0.0.1"
 _ADAPTER_DIGITS = 12  # of a digest, as metrics of engines show it
@@ -75,7 +76,9 @@ def top(
     is_live = sys.stdin.isatty() and sys.stdout.isatty() and not once and not as_json
 
     async def run() -> None:
-        async with httpx.AsyncClient(trust_env=False) as http:
+        certificates = ours()
+        trust = True if certificates is None else certificates.client_context()
+        async with httpx.AsyncClient(trust_env=False, verify=trust) as http:
             models: Mapping[str, str] = {}
             if prometheus:
                 source: Source = Prometheus(http, prometheus, window)
@@ -91,6 +94,7 @@ def top(
             else:
                 await _printed(look, interval, show, once=once)
 
+    take_certificates()
     try:
         with suppress(KeyboardInterrupt, asyncio.CancelledError):
             asyncio.run(run())
@@ -121,7 +125,8 @@ class _Stack:
             raise fail(f"no stack in {home.root}: name pages with --metrics-url, or --prometheus")
         router = f"{_HOST}:{ports['router_http']}"
         addresses = [gateway, urlsplit(self._admin).netloc, router]
-        self._services = [Target(f"http://{address}/metrics") for address in addresses]
+        scheme = "http" if ours() is None else "https"
+        self._services = [Target(f"{scheme}://{address}/metrics") for address in addresses]
 
     async def __call__(self) -> Sequence[Target]:
         async with Api(self._admin, self._key) as api:

@@ -7,6 +7,8 @@ import uvloop
 
 from control_plane.app import run
 from control_plane.settings import Settings
+from sluice import certificates
+from sluice.identity import Role
 from sluice.logs import configure_logs
 
 # A full collection looks at every object of the state, while hundreds of watchers wait: it may
@@ -18,6 +20,7 @@ def main() -> None:
     """Serve until stopped; status 1 and one line when an address cannot be had."""
     configure_logs("control-plane")
     settings = Settings.from_environment()
+    certificates.use(Role.CONTROL_PLANE)
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     problems: list[BaseException] = []

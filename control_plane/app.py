@@ -9,7 +9,6 @@ from importlib.metadata import version as package_version
 from types import MappingProxyType
 from typing import Any
 
-import grpc.aio
 import structlog
 from aiohttp import web
 
@@ -53,6 +52,9 @@ from control_plane.settings import Settings
 from control_plane.tenants import routes as tenants
 from control_plane.watch.feed import Feed
 from control_plane.watch.service import WatchService
+from sluice import channels
+from sluice.certificates import refusal_of, server_tls
+from sluice.identity import Service
 from sluice.lifecycle import stop_signals
 from sluice.wire.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from sluice.wire.distribution.v1.distribution_pb2_grpc import (
@@ -134,7 +136,9 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
         host, _, port = settings.http_address.rpartition(":")
-        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        await web.TCPSite(
+            runner, host.strip("[]"), int(port), ssl_context=server_tls(is_required=False)
+        ).start()
         yield
 
 
@@ -215,12 +219,12 @@ async def _serve_grpc(
     agents: AgentService,
     distribution: DistributionService,
 ) -> None:
-    server = grpc.aio.server(options=_GRPC_OPTIONS)
+    server = channels.server(_GRPC_OPTIONS)
     server.add_generic_rpc_handlers((watch.handler(),))
     add_AgentServiceServicer_to_server(agents, server)
     add_DistributionServiceServicer_to_server(distribution, server)
     try:
-        server.add_insecure_port(address)
+        channels.add_port(server, address)
     except RuntimeError as error:
         raise OSError(f"gRPC cannot listen on {address}: is the port taken?") from error
     await server.start()
@@ -245,7 +249,9 @@ def _operations(feed: Feed, metrics: Metrics, description: dict[str, Any]) -> li
     async def openapi(_: web.Request) -> web.Response:
         return web.json_response(description)
 
-    async def show_metrics(_: web.Request) -> web.Response:
+    async def show_metrics(request: web.Request) -> web.Response:
+        if why := refusal_of(request.transport, Service.METRICS):
+            return web.Response(status=403, text=f"{why}\n")
         body = metrics.render(feed)
         return web.Response(body=body, headers={"Content-Type": metrics.content_type})
 

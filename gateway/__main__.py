@@ -18,7 +18,9 @@ from gateway.server.runner import bound_socket
 from gateway.server.worker_link import WorkerEnd
 from gateway.server.workers import running_workers
 from gateway.settings import GatewaySettings
+from sluice import certificates
 from sluice.grpc_polling import poll_in_place
+from sluice.identity import Role
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
 
@@ -91,6 +93,7 @@ def main() -> None:
     settings = GatewaySettings.from_environment()
     configure_logs("gateway")
     poll_in_place()
+    certificates.use(Role.GATEWAY)
     # A prompt is one short text: spreading it over threads costs more than it brings.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if sys.argv[1:2] == ["worker"]:

@@ -5,7 +5,9 @@ import gc
 import uvloop
 
 from router.settings import Settings
+from sluice import certificates
 from sluice.grpc_polling import poll_in_place
+from sluice.identity import Role
 from sluice.logs import configure_logs
 
 
@@ -14,6 +16,7 @@ def main() -> None:
     settings = Settings.from_environment()
     configure_logs("router")
     poll_in_place()
+    certificates.use(Role.ROUTER)
     from router.app import serve
 
     # What lives now lives forever. Requests are freed by their reference counts, so that the

@@ -17,6 +17,7 @@ from router.prefetch import Prefetch
 from router.service import SERVER_OPTIONS, RouterService
 from router.settings import Settings
 from router.transfers import Transfers
+from sluice import channels
 from sluice.errors import ErrorCode, FailedError
 from sluice.kserve import HostStream, ask, probe
 from sluice.lifecycle import run_every, stop_signals
@@ -124,10 +125,10 @@ def core_config(settings: Settings) -> CoreConfig:
 
 
 async def _start_server(service: RouterService, address: str) -> grpc.aio.Server:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = channels.server(SERVER_OPTIONS)
     service.add_to(server)
     try:
-        server.add_insecure_port(address)
+        channels.add_port(server, address)
     except RuntimeError as error:
         hint = f"cannot listen on {address}: is it taken? Set ROUTER__GRPC_ADDRESS"
         raise SystemExit(hint) from error

@@ -15,7 +15,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from sluice.channels import RenewedChannel
 from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError, RejectedError
+from sluice.identity import Role
 from sluice.kserve import CHANNEL_OPTIONS
 from sluice.wire.kserve.v2 import kserve_pb2 as kserve
 
@@ -45,9 +47,7 @@ class EmbeddingClient:
         self._address = address
         self._in_flight, self._in_flight_max = 0, in_flight_max
         self._model = model
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        # Without (de)serializers messages are plain bytes.
-        self._infer = self._channel.unary_unary(METHOD, None, None)
+        self._link = RenewedChannel(address, Role.ENGINE, options=CHANNEL_OPTIONS)
 
     async def __aenter__(self) -> Self:
         """Return the client; it connects with the first call."""
@@ -64,7 +64,7 @@ class EmbeddingClient:
 
     async def close(self) -> None:
         """Close the connection; calls that are under way are cancelled."""
-        await self._channel.close(0)
+        await self._link.aclose()
 
     async def embed(
         self,
@@ -91,7 +91,7 @@ class EmbeddingClient:
             raise RejectedError(ErrorCode.QUEUE_FULL, message, retry_after_s=_RETRY_S)
         self._in_flight += 1
         try:
-            answer = await self._infer(data, timeout=timeout_s)  # pyright: ignore[reportArgumentType] - bytes, as there is no serializer
+            answer = await self._infer(data, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise self._translated(error, timeout_s) from error
         finally:
@@ -101,6 +101,11 @@ class EmbeddingClient:
         except (DecodeError, ValueError) as error:
             message = f"{self._address} answered with something that is no embedding: {error}"
             raise FailedError(ErrorCode.ENGINE_FAILED, message) from error
+
+    async def _infer(self, data: bytes, *, timeout: float) -> object:
+        # Without (de)serializers messages are plain bytes.
+        call = (await self._link.current()).unary_unary(METHOD, None, None)
+        return await call(data, timeout=timeout)  # pyright: ignore[reportArgumentType] - bytes, as there is no serializer
 
     def _translated(self, error: grpc.aio.AioRpcError, timeout_s: float) -> PlatformError:
         status, text = error.code(), error.details() or ""

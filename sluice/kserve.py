@@ -17,7 +17,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from sluice.channels import channel_to
 from sluice.errors import ErrorCode, FailedError
+from sluice.identity import Role
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.kserve.v2 import kserve_pb2 as kserve
 
@@ -128,7 +130,7 @@ class HostStream:
         Raises:
             FailedError: UNAVAILABLE, nobody answers at the address within `timeout_s`.
         """
-        self._channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+        self._channel = channel_to(self._address, Role.ENGINE, options=CHANNEL_OPTIONS)
         try:
             async with asyncio.timeout(timeout_s):
                 await _connect(self._channel, is_patient=is_patient)

@@ -33,7 +33,8 @@ def target(environment: Mapping[str, str]) -> tuple[str, int, bool]:
     if not name:
         raise LookupError(f"set one of {', '.join(_NAMES)}")
     host, _, port = environment[name].rpartition(":")
-    is_tls = name == "GATEWAY__HTTP_ADDRESS" and bool(environment.get("GATEWAY__TLS_CERT"))
+    certificate = "GATEWAY__TLS_CERT" if name == "GATEWAY__HTTP_ADDRESS" else "MTLS__CERTIFICATE"
+    is_tls = bool(environment.get(certificate))
     return "127.0.0.1" if host in _ANY else host.strip("[]"), int(port), is_tls
 
 

@@ -1,13 +1,18 @@
 """/healthz, /readyz and /metrics for services that speak no other HTTP.
 
 A few lines on asyncio streams, so that such a service's image needs no HTTP framework. GET and
-HEAD only, one request per connection, bounded in size, time and number.
+HEAD only, one request per connection, bounded in size, time and number. With mutual TLS, metrics
+are for monitoring and operators; probes need no certificate, for kubelets have none.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from http import HTTPStatus
+
+from sluice.certificates import refusal_of, server_tls
+from sluice.identity import Service
 
 _REQUEST_BYTES_MAX = 8192
 _TIMEOUT_S = 5.0
@@ -46,7 +51,8 @@ async def status_server(
             if open_connections <= _CONNECTIONS_MAX:
                 async with asyncio.timeout(_TIMEOUT_S):
                     head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(_respond(head, is_ready, metrics, why_not_ready))
+                    refusal = partial(refusal_of, writer.transport, Service.METRICS)
+                    writer.write(_respond(head, is_ready, metrics, why_not_ready, refusal))
                     await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a scraper that gives up, or something that does not speak HTTP
@@ -58,7 +64,11 @@ async def status_server(
 
     host, _, port = address.rpartition(":")
     server = await asyncio.start_server(
-        handle, host.strip("[]"), int(port), limit=_REQUEST_BYTES_MAX
+        handle,
+        host.strip("[]"),
+        int(port),
+        limit=_REQUEST_BYTES_MAX,
+        ssl=server_tls(is_required=False),
     )
     async with server:
         yield server.sockets[0].getsockname()[1]
@@ -69,6 +79,7 @@ def _respond(
     is_ready: Callable[[], bool],
     metrics: Callable[[], bytes],
     why_not_ready: Callable[[], str],
+    refusal: Callable[[], str],
 ) -> bytes:
     method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
     path = rest.partition(b" ")[0].partition(b"?")[0]
@@ -77,6 +88,8 @@ def _respond(
         status, body = HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n"
     elif path == b"/readyz" and not is_ready():
         status, body = HTTPStatus.SERVICE_UNAVAILABLE, f"{why_not_ready()}\n".encode()
+    elif path == b"/metrics" and (why := refusal()):
+        status, body = HTTPStatus.FORBIDDEN, f"{why}\n".encode()
     elif path == b"/metrics":
         body = metrics()
     elif path not in (b"/healthz", b"/readyz"):

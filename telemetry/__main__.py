@@ -4,6 +4,8 @@ import sys
 
 import uvloop
 
+from sluice import certificates
+from sluice.identity import Role
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
 from telemetry.app import run
@@ -31,6 +33,7 @@ def main() -> None:
         )
         sys.exit(2)
     configure_logs("telemetry")
+    certificates.use(Role.TELEMETRY)
     try:
         uvloop.run(_main(settings, prices))
     except OSError as error:

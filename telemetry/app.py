@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 from aiohttp import web
 
+from sluice.certificates import server_tls
 from telemetry.closings import Closer
 from telemetry.consumer import EventConsumer
 from telemetry.costs.prices import Prices
@@ -105,7 +106,9 @@ async def _serving(api: Api, address: str) -> Callable[[], Awaitable[None]]:
     await runner.setup()
     host, _, port = address.rpartition(":")
     try:
-        site = web.TCPSite(runner, host.strip("[]"), int(port), shutdown_timeout=_SHUTDOWN_S)
+        tls = server_tls(is_required=False)
+        where = (host.strip("[]"), int(port))
+        site = web.TCPSite(runner, *where, shutdown_timeout=_SHUTDOWN_S, ssl_context=tls)
         await site.start()
     except BaseException:
         await runner.cleanup()

@@ -12,7 +12,9 @@ import structlog
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from sluice.certificates import refusal_of
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
+from sluice.identity import Service
 from telemetry import evidence, params, traces
 from telemetry.budget_usage import totals, totals_query
 from telemetry.closings import Closer
@@ -206,7 +208,9 @@ class Api:
             status=200 if ready else 503,
         )
 
-    async def _metrics_text(self, _request: web.Request) -> web.Response:
+    async def _metrics_text(self, request: web.Request) -> web.Response:
+        if why := refusal_of(request.transport, Service.METRICS):
+            return web.Response(status=403, text=f"{why}\n")
         body = generate_latest(self._metrics.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

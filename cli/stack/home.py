@@ -7,6 +7,7 @@ ports.json    the internal ports
 run/          state of the running stack, and the lock of its supervisor
 logs/         one file per process
 artifacts/    bases, by digest; artifact-store/ the chunks of uploaded ones
+certificates/ for `up --tls`, with their CAs
 data/ state/  what the servers and the services keep
 """
 
@@ -96,6 +97,11 @@ class Home:
     def artifact_store(self) -> Path:
         """Chunks of uploaded artifacts."""
         return self.root / "artifact-store"
+
+    @property
+    def certificates(self) -> Path:
+        """For mutual TLS; CAs stay from start to start."""
+        return self.root / "certificates"
 
     def data(self, name: str) -> Path:
         """Directory of a server's data; the server's launcher makes it."""

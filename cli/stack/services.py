@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from cli.certificates import create, settings_of
 from cli.stack.broker import broker_spec
 from cli.stack.home import Home, Secrets, write_atomic
 from cli.stack.postgres import database_url, postgres_spec, prepare_postgres
 from cli.stack.supervisor import Service
 from cli.stack.tracestore import tracestore_spec
 from cli.stack.valkey import valkey_spec, valkey_url
+from sluice.certificates import Certificates, MtlsSettings, install, ours
+from sluice.identity import Role
 from sluice.process import MARKER, ProcessSpec
 
 HOST = "127.0.0.1"
@@ -45,6 +48,7 @@ INTERNAL_PORTS = (
     "telemetry_http",
 )
 _PROBE_TIMEOUT_S = 2.0
+_CERTIFICATE_DAYS = 90  # each start makes new ones
 # What a collector wants to see, in OpenTelemetry's own names.
 _OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_CERTIFICATE")
 # Who presses Ctrl-C does not want to wait for half a minute of other people's answers.
@@ -61,6 +65,7 @@ class StackOptions:
         base: Directory of the base to serve; None is the shipped one.
         has_embeddings: Whether to serve embeddings, too, if their model is installed.
         otlp_endpoint: Where telemetry sends spans; empty: nowhere.
+        has_tls: Whether our processes talk to each other by mutual TLS, and to people by TLS.
     """
 
     engine: str = "openvino"
@@ -70,16 +75,22 @@ class StackOptions:
     base: Path | None = None
     has_embeddings: bool = True
     otlp_endpoint: str = ""
+    has_tls: bool = False
+
+    @property
+    def scheme(self) -> str:
+        """Of our own addresses."""
+        return "https" if self.has_tls else "http"
 
     @property
     def base_url(self) -> str:
         """What an OpenAI client is given."""
-        return f"http://{HOST}:{self.port}/v1"
+        return f"{self.scheme}://{HOST}:{self.port}/v1"
 
     @property
     def admin_url(self) -> str:
         """Where the admin REST is."""
-        return f"http://{HOST}:{self.admin_port}"
+        return f"{self.scheme}://{HOST}:{self.admin_port}"
 
 
 def child_environment(home: Home) -> dict[str, str]:
@@ -99,10 +110,25 @@ def child_environment(home: Home) -> dict[str, str]:
     return environment
 
 
+def use_certificates(home: Home) -> None:
+    """Be an operator of this stack from now on, as `prepare_certificates` made one."""
+    values = settings_of(home.certificates, Role.OPERATOR)
+    names = {name.removeprefix("MTLS__").lower(): value for name, value in values.items()}
+    install(Certificates(MtlsSettings.model_validate(names)))
+
+
+def prepare_certificates(home: Home) -> None:
+    """Make new certificates; raises OSError and CertificateError as `create` does."""
+    create(home.certificates, days=_CERTIFICATE_DAYS, hosts=(HOST, "localhost"))
+    use_certificates(home)
+
+
 async def http_ok(port: int, path: str) -> None:
     """Raise OSError, with what was answered, unless a GET is answered with 200."""
+    certificates = ours()
+    tls = certificates and certificates.client_context()
     async with asyncio.timeout(_PROBE_TIMEOUT_S):
-        reader, writer = await asyncio.open_connection(HOST, port)
+        reader, writer = await asyncio.open_connection(HOST, port, ssl=tls)
         try:
             writer.write(f"GET {path} HTTP/1.0\r\nHost: {HOST}\r\n\r\n".encode())
             answer = await reader.read(4096)
@@ -158,7 +184,7 @@ class ServicePlan:
         spec = ProcessSpec(
             name=name,
             command=[sys.executable, "-m", module],
-            env=self._environment | settings,
+            env=self._environment | settings | self._certificates(name),
             log_file=self._home.log_file(name),
             ready=partial(http_ok, http_port, "/healthz"),
             cwd=self._home.root,
@@ -171,6 +197,16 @@ class ServicePlan:
             port=port or http_port,
             check=partial(http_ok, http_port, "/readyz"),
         )
+
+    def _certificates(self, name: str) -> dict[str, str]:
+        """Return the settings of mutual TLS of one of our services, which are named as roles."""
+        if not self._options.has_tls:
+            return {}
+        values = settings_of(self._home.certificates, Role(name))
+        if name == GATEWAY:  # what its clients see
+            values["GATEWAY__TLS_CERT"] = values["MTLS__CERTIFICATE"]
+            values["GATEWAY__TLS_KEY"] = values["MTLS__KEY"]
+        return values
 
     def _servers(self) -> list[Service]:
         """Return the servers, from pip wheels."""
@@ -212,7 +248,7 @@ class ServicePlan:
             "CONTROL_PLANE__GRPC_ADDRESS": self._address("control_grpc"),
             "CONTROL_PLANE__HTTP_ADDRESS": f"{HOST}:{self._options.admin_port}",
             "CONTROL_PLANE__ADMIN_KEY_SHA256": self._secrets.admin_key_sha256,
-            "CONTROL_PLANE__TELEMETRY_URL": f"http://{self._address('telemetry_http')}",
+            "CONTROL_PLANE__TELEMETRY_URL": f"{self._options.scheme}://{self._address('telemetry_http')}",
             "CONTROL_PLANE__TELEMETRY_KEY": self._secrets.admin_key,
             "CONTROL_PLANE__BUDGET_INTERVAL_S": "2",  # people who try it do not wait for long
             "CONTROL_PLANE__ARTIFACT_STORE_URL": self._home.artifact_store.absolute().as_uri(),
@@ -296,7 +332,7 @@ class ServicePlan:
                 "TELEMETRY__CLICKHOUSE_PASSWORD": self._secrets.tracestore_password,
                 "TELEMETRY__HTTP_ADDRESS": self._address("telemetry_http"),
                 "TELEMETRY__ADMIN_KEY_SHA256": self._secrets.admin_key_sha256,
-                "TELEMETRY__CONTROL_PLANE_URL": f"http://{HOST}:{self._options.admin_port}",
+                "TELEMETRY__CONTROL_PLANE_URL": self._options.admin_url,
                 "TELEMETRY__CONTROL_PLANE_KEY": self._secrets.admin_key,
                 **spans,
             },

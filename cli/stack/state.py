@@ -68,6 +68,7 @@ class StackState:
     processes: Sequence[ProcessState] = ()
     embeddings: str = ""
     first_token_unix_s: float = 0.0
+    has_tls: bool = False
 
     def process(self, name: str) -> ProcessState | None:
         """Return a process by name."""

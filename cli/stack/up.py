@@ -10,6 +10,7 @@ from typing import IO
 import structlog
 
 from cli.api import Api, ApiError
+from cli.certificates import BUNDLE, settings_of
 from cli.stack import embeddings, preflight
 from cli.stack.base import import_base, push_base
 from cli.stack.errors import StackError
@@ -23,6 +24,7 @@ from cli.stack.services import (
     INTERNAL_PORTS,
     ServicePlan,
     StackOptions,
+    prepare_certificates,
 )
 from cli.stack.state import (
     DONE,
@@ -38,6 +40,7 @@ from cli.stack.state import (
 from cli.stack.supervisor import Supervisor, watch_signals
 from cli.stack.teardown import end_leftovers
 from replica.engine.artifact import ArtifactError
+from sluice.identity import Role
 
 log = structlog.get_logger(__name__)
 
@@ -160,8 +163,13 @@ class Stack:
             "OPENAI_API_KEY": self._secrets.demo_key,
             "SLUICE_ADMIN_URL": self._options.admin_url,
             "SLUICE_ADMIN_KEY": self._secrets.admin_key,
-            "SLUICE_TELEMETRY_URL": f"http://{HOST}:{self._ports['telemetry_http']}",
+            "SLUICE_TELEMETRY_URL": (
+                f"{self._options.scheme}://{HOST}:{self._ports['telemetry_http']}"
+            ),
         }
+        if self._options.has_tls:
+            values |= settings_of(self._home.certificates, Role.OPERATOR)
+            values["SSL_CERT_FILE"] = str(self._home.certificates / BUNDLE)
         write_atomic(self._home.env_file, render_env(values), mode=0o600)
 
     def _process_changed(self, state: ProcessState) -> None:
@@ -190,6 +198,7 @@ class Stack:
             processes=tuple(self.supervisor.states.values()),
             embeddings=self._embeddings,
             first_token_unix_s=self._first_token_unix_s,
+            has_tls=self._options.has_tls,
         )
         try:
             write_state(self._home, state)
@@ -215,6 +224,8 @@ async def run_stack(
         StackError: The stack did not come up; everything is stopped again.
     """
     base = _prepare(home, options, progress)
+    if options.has_tls:
+        prepare_certificates(home)
     secrets = load_secrets(home)
     ports = load_ports(home.ports_file, INTERNAL_PORTS, start=int(home.marker[:8], 16))
     stack = Stack(home, options, secrets, ports, progress)

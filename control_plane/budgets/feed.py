@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from control_plane.budgets.model import Span, Usage
 from control_plane.rollouts.feed import FeedDownError, read_bounded
+from sluice.certificates import http_options
+from sluice.identity import Role
 
 DEADLINE_S = 20.0  # a month of a large fleet is summed when it is asked for
 ASKED_MAX = 500  # tenants, and models, of one call
@@ -110,7 +112,9 @@ class TelemetryUsage:
         try:
             async with (
                 asyncio.timeout(DEADLINE_S),
-                self._session.post(self._url, json=asked) as response,
+                self._session.post(
+                    self._url, json=asked, **http_options(Role.TELEMETRY)
+                ) as response,
             ):
                 body = await read_bounded(response)
                 if response.status != 200:

@@ -14,6 +14,8 @@ import grpc.aio
 import structlog
 
 from control_plane.fleet.presence import Presence
+from sluice.channels import RenewedChannel
+from sluice.identity import Role
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 
@@ -83,8 +85,7 @@ class _Pinged:
     """
 
     def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        self._ping = RouterServiceStub(self._channel).Ping
+        self._link = RenewedChannel(address, Role.ROUTER, options=_CHANNEL_OPTIONS)
         self._call: _Call | None = None
         self._has_ever_answered = False
         self._naps = 0
@@ -99,7 +100,8 @@ class _Pinged:
         call = self._call
         if call is None:
             if self._naps >= _PING_NAPS:
-                self._call = self._ping(wire.PingRequest(), timeout=_PING_TIMEOUT_S)
+                router = RouterServiceStub(await self._link.current())
+                self._call = router.Ping(wire.PingRequest(), timeout=_PING_TIMEOUT_S)
             return False
         if not call.done():
             return False
@@ -114,4 +116,4 @@ class _Pinged:
         """End what is under way."""
         if self._call is not None:
             self._call.cancel()
-        await self._channel.close(0)
+        await self._link.aclose()

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from control_plane.rollouts.evidence import Arm, Histogram, Window
 from sluice.buckets import BUCKETS
+from sluice.certificates import http_options
 from sluice.errors import ErrorCode
+from sluice.identity import Role
 
 _DEADLINE_S = 5.0
 _ANSWER_BYTES_MAX = 16 << 20
@@ -110,7 +112,7 @@ class TelemetryFeed:
         try:
             async with (
                 asyncio.timeout(_DEADLINE_S),
-                self._session.get(url, params=query) as response,
+                self._session.get(url, params=query, **http_options(Role.TELEMETRY)) as response,
             ):
                 body = await read_bounded(response)
                 if response.status != 200:

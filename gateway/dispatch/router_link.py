@@ -17,7 +17,9 @@ from google.protobuf.message import DecodeError
 from gateway.dispatch.cell_choice import CellView
 from gateway.dispatch.generation import Ending, EndKind, Generation
 from gateway.dispatch.pace import Pace
+from sluice.channels import channel_to
 from sluice.errors import ErrorCode
+from sluice.identity import Role
 from sluice.lifecycle import backoff_s
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -153,8 +155,8 @@ class RouterLink:
         while True:
             reason = ""
             try:
-                async with grpc.aio.insecure_channel(
-                    self.address, options=_CHANNEL_OPTIONS
+                async with channel_to(
+                    self.address, Role.ROUTER, options=_CHANNEL_OPTIONS
                 ) as channel:
                     await self._session(channel)
             except* _EXPECTED as errors:

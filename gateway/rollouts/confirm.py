@@ -6,13 +6,15 @@ where an older split sent them; and what is still open is not counted yet.
 
 import asyncio
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import grpc.aio
 import structlog
 
 from gateway.rollouts.open_requests import OpenRequests
 from sluice.base_files import MISSING_BASES_MAX
+from sluice.channels import RenewedChannel
+from sluice.identity import Role
 from sluice.lifecycle import backoff_s
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -75,8 +77,8 @@ class Confirmations:
     async def run(self) -> None:
         """Confirm each change, again until it is heard, and every 5 s while there are splits."""
         attempt = 0
-        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
-            stub = ControlServiceStub(channel)
+        link = RenewedChannel(self._address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS)
+        async with aclosing(link):
             while True:
                 if attempt:
                     await self._pause(backoff_s(attempt - 1, first_s=0.1, max_s=2.0))
@@ -85,6 +87,7 @@ class Confirmations:
                 self._changed.clear()
                 request = self._request()
                 try:
+                    stub = ControlServiceStub(await link.current())
                     await stub.Confirm(request, timeout=_DEADLINE_S)
                     attempt = 0
                     self._told_missing = list(request.missing_bases)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,7 +17,9 @@ from gateway.server.protocol import ServerLimits
 from gateway.server.routes import Routes
 from gateway.server.runner import HttpRunner, bound_socket
 from gateway.server.workers import Workers
+from sluice.certificates import refusal_of, server_tls
 from sluice.errors import PlatformError
+from sluice.identity import Service
 
 _LIMITS = ServerLimits(connections_max=256, body_bytes_max=8 << 20)
 
@@ -29,7 +32,13 @@ class Operations:
         self._routes = Routes()
         self._routes.add("GET", "/healthz", probes.health)
         self._routes.add("GET", "/readyz", probes.ready)
-        self._routes.add("GET", "/metrics", probes.metrics)
+        self._routes.add("GET", "/metrics", self._metrics)
+        self._probes = probes
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        if why := refusal_of(request.transport, Service.METRICS):
+            return web.Response(status=HTTPStatus.FORBIDDEN, text=f"{why}\n")
+        return await self._probes.metrics(request)
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
@@ -53,7 +62,7 @@ async def serving_operations(address: str | None, probes: Probes) -> AsyncGenera
     host, _, port = address.rpartition(":")
     runner = HttpRunner(Operations(probes), _LIMITS, _ignore)
     try:
-        await runner.start(bound_socket(host, int(port)))
+        await runner.start(bound_socket(host, int(port)), server_tls(is_required=False))
         yield
     finally:
         await runner.close()

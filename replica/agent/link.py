@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 import grpc.aio
 import structlog
 
+from sluice.channels import channel_to
+from sluice.identity import Role
 from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
@@ -100,7 +102,7 @@ class Link(ABC, Generic[Sent, Received]):
             await call.write(message)
 
     async def _session(self) -> None:
-        async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
+        async with channel_to(self._address, Role.CONTROL_PLANE, options=OPTIONS) as channel:
             async with asyncio.timeout(CALL_S):
                 await channel.channel_ready()
             call = self._open(channel)

@@ -33,6 +33,7 @@ from replica.agent.model_kinds import KINDS, LLM
 from replica.agent.replica_state import EngineSpec
 from replica.agent.runs import RunFile, RunRecord
 from sluice.artifacts import artifact_path
+from sluice.certificates import CertificateError, ours
 from sluice.process import MARKER, ProcessSpec, free_port, port_answers, port_is_free
 from sluice.procfs import environment, group_processes, kill_marked
 
@@ -191,7 +192,10 @@ class TritonLauncher:
         launch.process.cleanup()
         process = replace(
             launch.process,
-            command=_command(found, home, model, self._shm_prefix(replica_id), self._host, ports),
+            command=[
+                *_command(found, home, model, self._shm_prefix(replica_id), self._host, ports),
+                *_tls_options(home),
+            ],
             env=self._environment(found, replica_id, spec, artifact),
         )
         return replace(launch, process=process)
@@ -213,7 +217,7 @@ class TritonLauncher:
             process,
             ports,
             grpc_address=f"{self._host}:{ports.grpc}",
-            metrics_address=f"{self._host}:{ports.metrics}",
+            metrics_address=f"{_metrics_host(self._host)}:{ports.metrics}",
             vital_program=STUB,
             run_file=run_file,
         )
@@ -339,8 +343,32 @@ def _command(
         "--allow-http=false",
         f"--grpc-address={host}",
         f"--grpc-port={ports.grpc}",
-        f"--metrics-address={host}",
+        f"--metrics-address={_metrics_host(host)}",
         f"--metrics-port={ports.metrics}",
+    ]
+
+
+def _metrics_host(host: str) -> str:
+    """Return where Triton shows its metrics: it has no TLS for them."""
+    return host if ours() is None else "127.0.0.1"
+
+
+def _tls_options(home: Path) -> list[str]:
+    """Return Triton's options of mutual TLS; it reads the files once, at its start."""
+    certificates = ours()
+    if certificates is None:
+        return []
+    callers = home / "callers.pem"  # one file, whatever MTLS__CA is
+    try:
+        callers.write_bytes(certificates.engine_callers())
+    except CertificateError as error:
+        raise LaunchError(str(error)) from None
+    return [
+        "--grpc-use-ssl=true",
+        "--grpc-use-ssl-mutual=true",
+        f"--grpc-server-cert={certificates.certificate_file.absolute()}",
+        f"--grpc-server-key={certificates.key_file.absolute()}",
+        f"--grpc-root-cert={callers}",
     ]
 
 

@@ -1,7 +1,8 @@
 """Serves verified chunks to other nodes: `GET /v1/artifacts/{digest}/chunks/{number}`.
 
 Artifacts are tenants' property: only who shows a ticket of the control plane for an artifact gets
-chunks of it, and is told whether they are here. Nothing is encrypted.
+chunks of it, and is told whether they are here. With mutual TLS it must be
+an agent, too; without, nothing is encrypted.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ from aiohttp import web
 from replica.agent.artifacts.holdings import Holdings
 from replica.agent.artifacts.peer_keys import PeerKeys
 from replica.agent.artifacts.sources import Pace
+from sluice.certificates import refusal_of, server_tls
+from sluice.identity import Service
 from sluice.tickets import is_valid
 
 _CHUNK = r"/v1/artifacts/{digest:[0-9a-f]{64}}/chunks/{number:\d{1,5}}"
@@ -57,6 +60,8 @@ class _Handler:
             self._here -= 1
 
     def _refusal(self, request: web.Request) -> web.Response | None:
+        if why := refusal_of(request.transport, Service.CHUNKS):
+            return web.Response(status=HTTPStatus.FORBIDDEN, text=f"{why}\n")
         scheme, _, ticket = request.headers.get("Authorization", "").partition(" ")
         digest, keys = request.match_info["digest"], self._keys.known
         if ticket and not keys:  # our first keys are on their way, with our first answer
@@ -119,7 +124,9 @@ async def serve_peers(
     await runner.setup()
     try:
         host, _, port = address.rpartition(":")
-        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        await web.TCPSite(
+            runner, host.strip("[]"), int(port), ssl_context=server_tls(is_required=True)
+        ).start()
         yield f"{host}:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

@@ -10,7 +10,9 @@ from typing import Self
 import aiohttp
 
 from replica.agent.artifacts.partial import Piece
+from sluice.certificates import http_options, ours
 from sluice.chunk_store import ChunkStore, LostChunkError, StoreDownError, open_backend
+from sluice.identity import Role
 
 STORE = ""  # stands where the id of a node would
 _CONNECT_S = 3.0
@@ -87,7 +89,8 @@ class Sources:
         """
         await self._pace.take(piece.size_bytes)
         if address:
-            url = f"http://{address}/v1/artifacts/{digest}/chunks/{number}"
+            scheme = "http" if ours() is None else "https"
+            url = f"{scheme}://{address}/v1/artifacts/{digest}/chunks/{number}"
             content = await self._from_peer(url, ticket, piece.size_bytes)
         else:
             content = await self._from_store(piece.sha256)
@@ -106,7 +109,9 @@ class Sources:
         headers = {"Authorization": f"Bearer {ticket}"}
         try:
             while True:
-                request = self._session.get(url, headers=headers, allow_redirects=False)
+                request = self._session.get(
+                    url, headers=headers, allow_redirects=False, **http_options(Role.AGENT)
+                )
                 async with request as answer:
                     if answer.status == HTTPStatus.OK:
                         return await _body(answer, size_bytes)

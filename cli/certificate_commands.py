@@ -1,0 +1,45 @@
+"""`sluice certificates`: certificates of our own making for mutual TLS."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.stack_commands import fail
+from sluice.certificates import CertificateError
+from sluice.identity import DOMAIN
+
+certificates = typer.Typer(no_args_is_help=True, help="Certificates for mutual TLS.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(certificates, name="certificates")
+
+
+@certificates.command()
+def create(
+    *,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to; CAs there are kept.")],
+    days: Annotated[int, typer.Option(min=1, max=825, help="Validity of certificates.")] = 90,
+    domain: Annotated[
+        str, typer.Option(help="The end of the roles' DNS names; MTLS__DOMAIN of all processes.")
+    ] = DOMAIN,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Further DNS name or address in all certificates; may be repeated."),
+    ] = None,
+) -> None:
+    """Make a CA for our processes, one for those who may call engines, and a certificate per role.
+
+    Run it again to renew: the CAs stay, certificates are replaced, and running processes take the
+    new ones with their next connections. Keys of CAs are in DIR/private: keep them apart.
+    """
+    from cli.certificates import create as create_files
+
+    try:
+        made = create_files(out, days=days, domain=domain, hosts=host or [])
+    except (CertificateError, OSError, ValueError) as error:
+        raise fail(str(error)) from None
+    for file in made:
+        typer.echo(file)

@@ -1,0 +1,378 @@
+"""Mutual TLS between our processes: the files, and what is made of them. Off unless set.
+
+A process has one certificate, for calling and for being called. It is set once, at the start, and
+found here by whoever connects or listens; the files are looked at again with each new connection,
+so that replaced ones need no restart, and no loop.
+"""
+
+import asyncio
+import ssl
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from sluice.identity import (
+    DOMAIN,
+    Identity,
+    Role,
+    allowed,
+    identity_of,
+    refusal,
+    server_name,
+)
+from sluice.settings import ServiceSettings
+
+log = structlog.get_logger(__name__)
+
+_FLIGHTS_MAX = 10  # of a handshake with oneself; TLS 1.3 takes three
+
+Versions = tuple[tuple[str, int, int, int], ...]
+
+
+class MtlsSettings(ServiceSettings):
+    """Mutual TLS between the processes of the platform; without settings there is none.
+
+    Attributes:
+        ca: PEM file of the CAs that sign our processes' certificates, or a directory of such files
+            (*.pem, *.crt).
+        certificate: PEM file of this process' certificate and of CAs between; it has the DNS name
+            `role.domain`, e.g. `router.sluice.internal`, and an agent's also `engine.domain`.
+        key: PEM file of its key. All files are read again when they change.
+        engine_ca: Of agents: PEM file of the CA that signs those who may call engines. Triton asks
+            for no role; without this setting whoever has a certificate of ours may call.
+        domain: The end of those DNS names; another one for each platform that shares a CA.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="MTLS__")
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    engine_ca: Path | None = None
+    domain: str = Field(default=DOMAIN, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=200)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any of the files is named."""
+        return any((self.ca, self.certificate, self.key, self.engine_ca))
+
+
+class CertificateError(ValueError):
+    """Certificates cannot be used; the message names the setting and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the files hold: good together, and in time.
+
+    Attributes:
+        expires_unix_s: When the certificate ends.
+    """
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+    identity: Identity
+    expires_unix_s: float
+    versions: Versions
+    accepting: ssl.SSLContext  # a client's certificate is taken if there is one
+    requiring: ssl.SSLContext  # a client needs one
+    calling: ssl.SSLContext
+
+
+class Certificates:
+    """This process' certificate; thread-safe."""
+
+    def __init__(self, settings: MtlsSettings) -> None:
+        """Load.
+
+        Raises:
+            CertificateError: Files lack, or do not fit together.
+        """
+        lacking = [
+            f"MTLS__{name.upper()}"
+            for name in ("ca", "certificate", "key")
+            if getattr(settings, name) is None
+        ]
+        if lacking:
+            raise CertificateError(
+                f"{', '.join(lacking)}: mutual TLS needs MTLS__CA, MTLS__CERTIFICATE and MTLS__KEY;"
+                " set all three, or none; `sluice certificates create` makes such files"
+            )
+        assert settings.ca is not None
+        assert settings.certificate is not None
+        assert settings.key is not None
+        self.domain = settings.domain
+        self.engine_ca = settings.engine_ca
+        self.certificate_file = settings.certificate
+        self.key_file = settings.key
+        self._ca_path = settings.ca
+        self._lock = threading.Lock()
+        self._refused: Versions | None = None
+        self._loaded = self._load()
+        if self.engine_ca is not None:
+            _read("MTLS__ENGINE_CA", self.engine_ca)
+        self._servers = {
+            is_required: self._renewing(is_required=is_required) for is_required in (False, True)
+        }
+
+    def engine_callers(self) -> bytes:
+        """Return the CAs of those who may call engines, in PEM."""
+        if self.engine_ca is None:
+            return self.fresh().ca
+        return _read("MTLS__ENGINE_CA", self.engine_ca)
+
+    def fresh(self) -> Loaded:
+        """Return what the files hold now; while they are unusable, what they held before."""
+        with self._lock:
+            versions: Versions = ()
+            try:
+                versions = self._versions()
+                if versions in (self._loaded.versions, self._refused):
+                    return self._loaded
+                self._loaded = self._load()
+            except (CertificateError, OSError) as error:  # half-way replaced: the next look tells
+                if versions != self._refused:
+                    self._refused = versions
+                    log.warning("certificate_not_loaded", error=str(error))
+            else:
+                log.info("certificate_loaded", names=list(self._loaded.identity.names))
+            return self._loaded
+
+    def server_context(self, *, is_required: bool) -> ssl.SSLContext:
+        """Return a context for servers; each connection gets the newest files.
+
+        Args:
+            is_required: Whether clients need a certificate. If not, one that is shown must be good.
+        """
+        return self._servers[is_required]
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return a context for clients, of the newest files: ask again for each connection."""
+        return self.fresh().calling
+
+    def identity(self, names: Mapping[str, Any] | None) -> Identity:
+        """Return who a peer is.
+
+        Args:
+            names: Of `SSLObject.getpeercert`.
+        """
+        listed = (names or {}).get("subjectAltName", ())
+        return identity_of((name for kind, name in listed if kind == "DNS"), self.domain)
+
+    def _renewing(self, *, is_required: bool) -> ssl.SSLContext:
+        context = self._context(ssl.PROTOCOL_TLS_SERVER, is_required=is_required)
+
+        def renew(link: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            now = self.fresh()
+            link.context = now.requiring if is_required else now.accepting
+
+        context.sni_callback = renew  # called for clients that name nobody, too
+        return context
+
+    def _context(self, protocol: int, *, is_required: bool) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if protocol == ssl.PROTOCOL_TLS_SERVER:
+            context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+            context.set_alpn_protocols(["http/1.1"])
+            # A session that is taken up again would have been checked against the files of then.
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
+        for file in _ca_files(self._ca_path):
+            try:
+                context.load_verify_locations(file)
+            except (OSError, ssl.SSLError) as error:
+                raise CertificateError(
+                    f"MTLS__CA: {file} holds no certificate that can be read ({error}); name the"
+                    " PEM file of the CA that signs our processes' certificates"
+                ) from None
+        try:
+            context.load_cert_chain(self.certificate_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise CertificateError(
+                f"MTLS__CERTIFICATE, MTLS__KEY: {self.certificate_file} and {self.key_file} cannot"
+                f" be used together ({error}); name PEM files of a certificate and the key that it"
+                " was made for"
+            ) from None
+        return context
+
+    def _versions(self) -> Versions:
+        files = (*_ca_files(self._ca_path), self.certificate_file, self.key_file)
+        stats = [(str(file), file.stat()) for file in files]
+        return tuple((name, it.st_mtime_ns, it.st_ino, it.st_size) for name, it in stats)
+
+    def _load(self) -> Loaded:
+        ca = b"\n".join(_read("MTLS__CA", file) for file in _ca_files(self._ca_path))
+        certificate = _read("MTLS__CERTIFICATE", self.certificate_file)
+        key = _read("MTLS__KEY", self.key_file)
+        before = self._versions()
+        accepting = self._context(ssl.PROTOCOL_TLS_SERVER, is_required=False)
+        requiring = self._context(ssl.PROTOCOL_TLS_SERVER, is_required=True)
+        calling = self._context(ssl.PROTOCOL_TLS_CLIENT, is_required=True)
+        seen = self._seen_by_itself(requiring)
+        identity = self.identity(seen)
+        if not identity.roles:
+            wanted = server_name(Role.ROUTER, self.domain)
+            raise CertificateError(
+                f"MTLS__CERTIFICATE: {self.certificate_file} has the DNS names"
+                f" {', '.join(identity.names) or '(none)'}, and none of a role, such as {wanted};"
+                " have one made with such a name, or set MTLS__DOMAIN"
+            )
+        unchanged = (
+            before == self._versions()
+            and key == _read("MTLS__KEY", self.key_file)
+            and certificate == _read("MTLS__CERTIFICATE", self.certificate_file)
+        )
+        if not unchanged:
+            raise CertificateError("MTLS__*: the files are being replaced; start again")
+        expires = float(ssl.cert_time_to_seconds(seen["notAfter"]))
+        return Loaded(
+            ca, certificate, key, identity, expires, before, accepting, requiring, calling
+        )
+
+    def _seen_by_itself(self, server: ssl.SSLContext) -> dict[str, Any]:
+        """Return the certificate as a peer of ours sees it, calling or being called.
+
+        Raises:
+            CertificateError: A peer would not take it.
+        """
+        client = self._context(ssl.PROTOCOL_TLS_CLIENT, is_required=True)
+        client.check_hostname = False  # the names come next
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        sides = (
+            client.wrap_bio(to_client, to_server),
+            server.wrap_bio(to_server, to_client, server_side=True),
+        )
+        try:
+            for _ in range(_FLIGHTS_MAX):
+                is_over = [_is_done(side) for side in sides]
+                if all(is_over):
+                    break
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", "") or str(error)
+            raise CertificateError(
+                f"MTLS__CERTIFICATE: our peers would refuse {self.certificate_file}: {why}; have a"
+                f" new one signed, for client and server, by a CA of MTLS__CA ({self._ca_path})"
+            ) from None
+        return dict(sides[1].getpeercert() or {})
+
+
+def _is_done(side: ssl.SSLObject) -> bool:
+    try:
+        side.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
+
+
+def _ca_files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.suffix in {".pem", ".crt"})
+    if not files:
+        raise CertificateError(f"MTLS__CA: {path} holds no *.pem and no *.crt; put the CAs there")
+    return files
+
+
+def _read(setting: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CertificateError(
+            f"{setting}: {error}; name a file that this process may read"
+        ) from None
+
+
+class _Ours:
+    """What this process uses; None: connections are as they were without TLS."""
+
+    certificates: Certificates | None = None
+
+
+def use(role: Role | None = None) -> None:
+    """Take the certificates that the environment names, for this process, from now on.
+
+    Ends the process with status 2 and a line on stderr when they cannot be used.
+
+    Args:
+        role: Of this process; None: any.
+    """
+    settings = MtlsSettings.from_environment()
+    if not settings.is_on:
+        return
+    try:
+        install(Certificates(settings), role)
+    except CertificateError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(2) from None
+
+
+def install(certificates: Certificates | None, role: Role | None = None) -> None:
+    """Use these from now on.
+
+    Raises:
+        CertificateError: They are not of this role.
+    """
+    if certificates is not None and role is not None:
+        # Who starts engines serves them with its own certificate.
+        wanted = {Role.AGENT, Role.ENGINE} if role is Role.AGENT else {role}
+        identity = certificates.fresh().identity
+        if not identity.roles.issuperset(wanted):
+            names = " and ".join(server_name(one, certificates.domain) for one in sorted(wanted))
+            raise CertificateError(
+                f"MTLS__CERTIFICATE: {certificates.certificate_file} is of {identity}, and this"
+                f" process is called {names}; name the file that was made for it"
+            )
+    _Ours.certificates = certificates
+
+
+def ours() -> Certificates | None:
+    """Return what this process uses; None without mutual TLS."""
+    return _Ours.certificates
+
+
+def refusal_of(transport: asyncio.BaseTransport | None, service: str) -> str:
+    """Return why whoever is at the other end may not call a service over HTTP; empty: it may.
+
+    Args:
+        transport: Of the connection; without mutual TLS, everybody may.
+        service: What is called.
+    """
+    certificates = _Ours.certificates
+    if certificates is None:
+        return ""
+    shown = transport.get_extra_info("peercert") if transport is not None else None
+    identity = certificates.identity(shown)
+    if allowed(identity, service):
+        return ""
+    why = refusal(identity, service, certificates.domain)
+    log.warning("caller_refused", identity=str(identity), reason=why)
+    return why
+
+
+def server_tls(*, is_required: bool) -> ssl.SSLContext | None:
+    """Return what HTTP servers of ours take as `ssl`; see `Certificates.server_context`."""
+    certificates = _Ours.certificates
+    return certificates and certificates.server_context(is_required=is_required)
+
+
+def http_options(role: Role) -> dict[str, Any]:
+    """Return what aiohttp needs for a request to a process of ours; nothing without mutual TLS.
+
+    Args:
+        role: Who is expected there, wherever it is.
+    """
+    if _Ours.certificates is None:
+        return {}
+    return {
+        "ssl": _Ours.certificates.client_context(),
+        "server_hostname": server_name(role, _Ours.certificates.domain),
+    }

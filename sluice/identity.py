@@ -1,0 +1,95 @@
+"""Who a certificate says that somebody is, and whom each of our services answers; pure.
+
+A process' certificate carries a DNS name per role: `<role>.<domain>`. DNS names, not URIs as SPIFFE
+has them, because every TLS library checks them in both directions: gRPC, Triton, aiohttp and
+Prometheus can all be told to expect `router.sluice.internal` wherever they dial.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+DOMAIN = "sluice.internal"
+
+
+class Role(StrEnum):
+    """What a certificate may be for."""
+
+    GATEWAY = "gateway"
+    ROUTER = "router"
+    CONTROL_PLANE = "control-plane"
+    TELEMETRY = "telemetry"
+    AGENT = "agent"
+    ENGINE = "engine"
+    MONITORING = "monitoring"
+    OPERATOR = "operator"
+
+
+class Service(StrEnum):
+    """What is listened for; gRPC services by their full names."""
+
+    ROUTER = "sluice.wire.router.v1.RouterService"
+    CONTROL = "sluice.wire.control.v1.ControlService"
+    AGENTS = "sluice.wire.agent.v1.AgentService"
+    DISTRIBUTION = "sluice.wire.distribution.v1.DistributionService"
+    ENGINE = "inference.GRPCInferenceService"
+    CHUNKS = "chunks"
+    METRICS = "metrics"
+
+
+CALLERS: dict[Service, frozenset[Role]] = {
+    # The control plane pings; operators ask for explanations.
+    Service.ROUTER: frozenset({Role.GATEWAY, Role.ROUTER, Role.CONTROL_PLANE, Role.OPERATOR}),
+    Service.CONTROL: frozenset({Role.GATEWAY, Role.ROUTER, Role.AGENT, Role.TELEMETRY}),
+    Service.AGENTS: frozenset({Role.AGENT}),
+    Service.DISTRIBUTION: frozenset({Role.AGENT, Role.GATEWAY}),
+    # Gateways have embeddings made; agents probe. Triton itself asks for no role: those who may
+    # call have a CA of their own.
+    Service.ENGINE: frozenset({Role.GATEWAY, Role.ROUTER, Role.AGENT}),
+    Service.CHUNKS: frozenset({Role.AGENT}),
+    Service.METRICS: frozenset({Role.MONITORING, Role.OPERATOR}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who somebody is.
+
+    Attributes:
+        roles: What the certificate is for; an agent's is also for its engines.
+        names: All DNS names of the certificate.
+    """
+
+    roles: frozenset[Role] = frozenset()
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the names, for the log."""
+        return ", ".join(self.names) or "nobody"
+
+
+def server_name(role: Role, domain: str) -> str:
+    """Return the DNS name that certificates of a role carry."""
+    return f"{role.value}.{domain}"
+
+
+def identity_of(names: Iterable[str], domain: str) -> Identity:
+    """Return who has a certificate with these DNS names; other names than roles' are let be."""
+    listed = tuple(names)
+    known = {server_name(role, domain): role for role in Role}
+    return Identity(frozenset(known[name] for name in listed if name in known), listed)
+
+
+def allowed(identity: Identity, service: str) -> bool:
+    """Return whether somebody may call a service; nobody may call what is not listed."""
+    return service in CALLERS and not CALLERS[Service(service)].isdisjoint(identity.roles)
+
+
+def refusal(identity: Identity, service: str, domain: str) -> str:
+    """Return why somebody is refused, and what to do about it."""
+    callers = CALLERS[Service(service)] if service in CALLERS else frozenset[Role]()
+    wanted = sorted(server_name(role, domain) for role in callers)
+    return (
+        f"a certificate of {identity} may not call {service}; use one with the DNS name"
+        f" {' or '.join(wanted) or 'of a role that it answers'}"
+    )

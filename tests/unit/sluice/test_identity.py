@@ -1,0 +1,85 @@
+import pytest
+
+from sluice.identity import CALLERS, Identity, Role, Service, allowed, identity_of, refusal
+from sluice.wire.agent.v1 import agent_pb2
+from sluice.wire.control.v1 import control_pb2
+from sluice.wire.distribution.v1 import distribution_pb2
+from sluice.wire.kserve.v2 import kserve_pb2
+from sluice.wire.router.v1 import router_pb2
+
+MAY = {
+    (Role.GATEWAY, Service.ROUTER),
+    (Role.ROUTER, Service.ROUTER),
+    (Role.CONTROL_PLANE, Service.ROUTER),
+    (Role.OPERATOR, Service.ROUTER),
+    (Role.GATEWAY, Service.CONTROL),
+    (Role.ROUTER, Service.CONTROL),
+    (Role.AGENT, Service.CONTROL),
+    (Role.TELEMETRY, Service.CONTROL),
+    (Role.AGENT, Service.AGENTS),
+    (Role.AGENT, Service.DISTRIBUTION),
+    (Role.GATEWAY, Service.DISTRIBUTION),
+    (Role.GATEWAY, Service.ENGINE),
+    (Role.ROUTER, Service.ENGINE),
+    (Role.AGENT, Service.ENGINE),
+    (Role.AGENT, Service.CHUNKS),
+    (Role.MONITORING, Service.METRICS),
+    (Role.OPERATOR, Service.METRICS),
+}
+
+
+def test_each_service_answers_exactly_these_roles():
+    found = {
+        (role, service)
+        for role in Role
+        for service in Service
+        if allowed(Identity(frozenset({role})), service)
+    }
+
+    assert found == MAY
+
+
+def test_every_grpc_service_of_ours_is_listed():
+    modules = (agent_pb2, control_pb2, distribution_pb2, kserve_pb2, router_pb2)
+    defined = {
+        service.full_name
+        for module in modules
+        for service in module.DESCRIPTOR.services_by_name.values()
+    }
+
+    assert defined <= set(CALLERS)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (),
+        ("router",),
+        ("router.sluice.internal.example",),
+        ("x.router.sluice.internal",),
+        ("*.sluice.internal",),
+        ("router.other.internal",),
+    ],
+)
+def test_only_whole_names_are_roles(names):
+    assert identity_of(names, "sluice.internal").roles == frozenset()
+
+
+def test_other_names_are_let_be_and_told():
+    who = identity_of(("node-7.example", "agent.d", "engine.d"), "d")
+
+    assert who.roles == {Role.AGENT, Role.ENGINE}
+    assert str(who) == "node-7.example, agent.d, engine.d"
+
+
+def test_nobody_may_call_what_nobody_knows():
+    assert not any(allowed(Identity(frozenset({role})), "grpc.health.v1.Health") for role in Role)
+
+
+def test_a_refusal_names_who_it_was_and_what_would_help():
+    text = refusal(identity_of(("telemetry.d",), "d"), Service.CHUNKS, "d")
+
+    assert text == (
+        "a certificate of telemetry.d may not call chunks; use one with the DNS name agent.d"
+    )
+    assert "a certificate of nobody may not" in refusal(Identity(), "grpc.health.v1.Health", "d")
