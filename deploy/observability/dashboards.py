@@ -204,7 +204,10 @@ POOL = Dashboard(
             Panel(
                 "Prefix cache hits",
                 "percentunit",
-                _by("pool", f"llm_prefix_cache_hit_ratio{_POOL}"),
+                (
+                    *_by("pool", f"llm_prefix_cache_hit_ratio{_POOL}"),
+                    Query(f"pool:llm_prefix_cache_hit_ratio:usual{_POOL}", "{{pool}} usually"),
+                ),
                 0.3,
             ),
         ),
