@@ -66,12 +66,16 @@ class OutOfTimeError(ExhaustedError):
 class Budget:
     """What one rendering may take, by the processor time of its thread and by what it allocates."""
 
-    __slots__ = ("_allocated_max", "_ends_at_s", "_steps", "_value_max", "_weighed", "output_max")
+    __slots__ = (
+        *("_allocated_max", "_cpu_s", "_ends_at_s", "_steps", "_value_max", "_weighed"),
+        "output_max",
+    )
 
     def __init__(self, cpu_s: float, given: int) -> None:
-        """Begin now; `given` are the characters that the template is given."""
-        self._ends_at_s = time.thread_time() + cpu_s
-        self._steps = 0  # since the clock was looked at
+        """Begin with the first step; `given` are the characters that the template is given."""
+        self._cpu_s = cpu_s
+        self._ends_at_s: float | None = None  # as long as the clock was not looked at
+        self._steps = 0  # since it was
         self._allocated_max = _ALLOCATION_ALLOWANCE + _ALLOCATION_FACTOR * given
         self.output_max = _OUTPUT_ALLOWANCE + _OUTPUT_FACTOR * given
         self._value_max = _VALUE_ALLOWANCE + _ALLOCATION_FACTOR * given
@@ -92,9 +96,19 @@ class Budget:
         if self._allocated_max < 0:
             raise ExhaustedError(_TOO_LARGE)
         if self._steps >= _STEPS_PER_LOOK or made >= _SMALL:
-            self._steps = 0
-            if time.thread_time() > self._ends_at_s:
-                raise OutOfTimeError("it runs for too long")
+            self._look()
+
+    def _look(self) -> None:
+        """Look at the clock; a template of few steps never does, which saves a system call or two.
+
+        So the first steps are free.
+        """
+        self._steps = 0
+        now_s = time.thread_time()
+        if self._ends_at_s is None:
+            self._ends_at_s = now_s + self._cpu_s
+        if now_s > self._ends_at_s:
+            raise OutOfTimeError("it runs for too long")
 
     def _weight(self, value: object) -> int:
         """Return how long a value is when it is written out.
@@ -124,6 +138,7 @@ class Budget:
 
 
 _CONTAINERS = (list, tuple, dict)
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 
 _budget: ContextVar[Budget] = ContextVar("budget")
 
@@ -211,7 +226,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         try:
             parts: list[str] = []
             size = 0
-            for part in template.root_render_func(template.new_context(dict(values))):
+            # Merged here, in one step instead of three.
+            context = template.new_context({**template.globals, **values}, shared=True)
+            for part in template.root_render_func(context):
                 size += len(part)
                 if size > budget.output_max:
                     raise ExhaustedError(_TOO_LARGE)
@@ -224,11 +241,21 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Call for the template."""
         budget = _budget.get()
         budget.spend()
-        if type(__obj) is not Macro:
+        if type(__obj) is Macro:  # the template's own: nothing of it has to be looked at
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            found = __obj(__context.eval_ctx, *args, **kwargs)
+        else:
             _check_method(budget, __obj, args)
-        found = super().call(__context, __obj, *args, **kwargs)
+            found = super().call(__context, __obj, *args, **kwargs)
         budget.spend(found)
         return found
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return a key of a message, where Jinja would first raise that it is no attribute."""
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute]  # pyright: ignore[reportUnknownVariableType] - a template's
+        return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002 - the library's signature
         """Calculate for the template."""

@@ -5,6 +5,7 @@ aiohttp's own unpacking is off: it would hold megabytes of a bomb before anybody
 
 import asyncio
 import zlib
+from typing import Protocol, cast
 
 from aiohttp import HttpVersion11, hdrs, web
 
@@ -45,7 +46,11 @@ class BodyBudget:
         self.held_bytes -= count
 
 
-BODY_BUDGET = web.RequestKey("body_budget", BodyBudget)
+class _HasBudget(Protocol):
+    """What is asked of the connection that a request came over."""
+
+    @property
+    def body_budget(self) -> BodyBudget: ...
 
 
 async def read_body(request: web.Request) -> bytes:
@@ -73,7 +78,7 @@ async def read_body(request: web.Request) -> bytes:
 
 
 async def _read_rest(request: web.Request) -> bytes:
-    budget = request[BODY_BUDGET]
+    budget = cast("_HasBudget", request.protocol).body_budget
     loop = asyncio.get_running_loop()
     began_at_s = loop.time()
     parts: list[bytes] = []

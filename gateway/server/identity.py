@@ -73,8 +73,9 @@ def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> Id
         upstream = tracecontext.read(headers.getall(_TRACEPARENT_NAME), states)
     if not upstream.trace_id and int(uid[:8], 16) < trace_share * _LOTS:
         upstream = _KEPT
-    trace_id, span_id = upstream.trace_id or uid, tracecontext.request_span_id(uid)
-    ours = tracecontext.traceparent(trace_id, span_id, sampled=upstream.is_sampled)
+    trace_id = upstream.trace_id or uid
+    # Of a uid of our own that is what `tracecontext.request_span_id` says.
+    ours = tracecontext.traceparent(trace_id, uid[16:], sampled=upstream.is_sampled)
     return Identity(uid, request_id, trace_id, ours, upstream)
 
 

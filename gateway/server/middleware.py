@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import structlog
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from gateway.directory import Directory, Principal
 from gateway.metrics import GatewayMetrics
@@ -98,7 +98,7 @@ class Envelope:
         self._count("malformed", error.status, error.code, request_id, time.monotonic())
 
     def _route(self, request: web.Request) -> Route:
-        if UNKNOWN_VERSION in request:
+        if request.version != HttpVersion11 and UNKNOWN_VERSION in request:
             raise HttpError(505, "This server speaks HTTP/1.0 and HTTP/1.1.")
         route = self._routes.find(request.path)
         if _is_surplus(request) and not route.is_open_when_full:

@@ -17,7 +17,7 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from gateway.bodies.parsing import BODY_BYTES_MAX
-from gateway.server.body import BODY_BUDGET, BodyBudget
+from gateway.server.body import BodyBudget
 from gateway.server.deadlines import HeadDeadlines
 from gateway.server.errors import HttpError, body_of
 from gateway.server.malformed import FIELD_BYTES_MAX, FIELDS_MAX, LINE_BYTES_MAX, malformed
@@ -89,7 +89,7 @@ class HttpServer(web.Server):
             max_headers=FIELDS_MAX,
         )
         self._limits = limits
-        self._budget = BodyBudget(limits.body_bytes_max)
+        self.body_budget = BodyBudget(limits.body_bytes_max)
         self.note_malformed = note_malformed
         self.heads = HeadDeadlines(limits.head_timeout_s, self._loop)
         self.is_draining = False
@@ -112,7 +112,7 @@ class HttpServer(web.Server):
     @property
     def body_bytes(self) -> int:
         """Bytes of unfinished bodies."""
-        return self._budget.held_bytes
+        return self.body_budget.held_bytes
 
     @property
     def surplus(self) -> int:
@@ -135,7 +135,6 @@ class HttpServer(web.Server):
         request = web.Request(
             message, payload, protocol, writer, task, self._loop, client_max_size=BODY_BYTES_MAX
         )
-        request[BODY_BUDGET] = self._budget
         if is_unknown_version:
             request[UNKNOWN_VERSION] = True
         return request
@@ -171,6 +170,14 @@ class HttpProtocol(RequestHandler):
         self._server.heads.end(self)
         self._stop_watching_reader()
         super().connection_lost(exc)
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Read on if that was paused. Bodies that are read whole ask for it in any case.
+
+        aiohttp would parse nothing, and ask the transport, twice for every request: 5 us each.
+        """
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
     def pause_writing(self) -> None:
         """Note that the client reads more slowly than is written to it."""
@@ -212,6 +219,11 @@ class HttpProtocol(RequestHandler):
             self._has_partial_head = True
             if self._waiter is not None and not self._waiter.done():
                 self._server.heads.begin(self)
+
+    @property
+    def body_budget(self) -> BodyBudget:
+        """What unfinished bodies may take, all connections together."""
+        return self._server.body_budget
 
     @property
     def is_busy(self) -> bool:
