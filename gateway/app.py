@@ -26,6 +26,7 @@ from gateway.endpoints.embeddings import Embeddings
 from gateway.endpoints.models import Models
 from gateway.endpoints.openapi import describe
 from gateway.endpoints.run import Means
+from gateway.endpoints.texts import Texts
 from gateway.endpoints.tokenize import Tokenizing
 from gateway.limits.budgets import Budgets
 from gateway.limits.limiter import Limiter
@@ -44,8 +45,9 @@ from gateway.server.routes import Routes
 from gateway.server.runner import HttpRunner, bound_socket
 from gateway.server.tls import TlsFiles
 from gateway.settings import GatewaySettings
+from gateway.texts.shipping import TextShipping
 from sluice.errors import RejectedError
-from sluice.events import REQUESTS_TOPIC, EventProducer
+from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC, EventProducer
 from sluice.lifecycle import run_every
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as control
@@ -54,6 +56,8 @@ log = structlog.get_logger(__name__)
 
 _CERTIFICATE_POLL_S = 5.0
 _READY_POLL_S = 0.02
+_TEXTS_S = 2.0  # how long texts may take at the end, before usage has its time
+_TEXTS_MAX = 128  # that wait in memory for the broker; one may have a few hundred kilobytes
 _LOOK_AGAIN_S = 2.0  # for bases that could not be loaded
 
 
@@ -109,6 +113,8 @@ class Gateway:
             gateway_id=settings.instance_id,
             copies_max=settings.copies_max,
         )
+        self.text_shipping = _text_shipping(settings, events)
+        self.texts = Texts(self.text_shipping.ship, self.metrics)
         self.is_draining = False
         self._is_stopped = False
         self.http = self._make_http()
@@ -147,6 +153,7 @@ class Gateway:
             open_requests=self.open_requests,
             decided=self.decided,
             copies=self.copies,
+            texts=self.texts,
         )
         chat = ChatCompletions(self.directory, completer)
         completions = Completions(self.directory, completer)
@@ -271,6 +278,7 @@ class Gateway:
             log.warning("drain_cut", open=sum(left))
         self.dispatcher.stop_all()
         await self.http.close()
+        await self.texts.flush(_TEXTS_S)
         await self.limiter.flush()
         await asyncio.to_thread(self.assets.close)
 
@@ -348,9 +356,26 @@ class Gateway:
                 "gateway_limit_lost_settlements": lambda: self.limiter.lost_settlements,
                 "gateway_events_dropped": lambda: self.events.stats.dropped,
                 "gateway_event_spool_bytes": lambda: self.events.stats.spool_bytes,
+                "gateway_text_events_dropped": lambda: self.text_shipping.dropped,
+                "gateway_text_spool_bytes": lambda: self.text_shipping.spool_bytes,
                 "gateway_certificate_stale": lambda: self._tls is not None and self._tls.is_stale,
             }
         )
+
+
+def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShipping:
+    """Return what ships texts; on disk they give way to usage."""
+    directory = settings.state_dir / "texts"
+    make = partial(
+        EventProducer,
+        settings.kafka_bootstrap,
+        TEXTS_TOPIC,
+        spool_directory=directory,
+        spool_max_bytes=settings.text_spool_bytes_max,
+        queue_max=_TEXTS_MAX,
+        may_spool=lambda: not events.is_spool_tight,
+    )
+    return TextShipping(make, directory)
 
 
 def _tls_files(settings: GatewaySettings) -> TlsFiles | None:
@@ -386,6 +411,8 @@ async def running_gateway(
                 tasks.create_task(gateway.links.run()),
                 tasks.create_task(gateway.confirmations.run()),
                 tasks.create_task(gateway.copies.run()),
+                tasks.create_task(gateway.texts.run()),
+                tasks.create_task(gateway.text_shipping.run()),
                 tasks.create_task(gateway.embedders.run()),
                 tasks.create_task(gateway.valkey.run()),
                 tasks.create_task(gateway.bases.run()),
@@ -402,6 +429,7 @@ async def running_gateway(
                 await gateway.stop()
                 for task in background:
                     task.cancel()
+                await gateway.text_shipping.close(_TEXTS_S)
     finally:
         await asyncio.to_thread(events.close, settings.flush_s)
         log.info("gateway_stopped")

@@ -30,6 +30,7 @@ class Principal:
     key: wire.ApiKey
     tenant: wire.Tenant
     tier: wire.Tier
+    text_policy: wire.TextPolicy | None = None  # None: nothing of what it says is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +313,10 @@ class Directory:
         tenant = None if key is None else self._state.tenants.get(key.tenant_id)
         if key is None or tenant is None:
             return _NOBODY
-        principal = Principal(key, tenant, self._state.tiers.get(tenant.tier_id, _NO_TIER))
+        tier = self._state.tiers.get(tenant.tier_id, _NO_TIER)
+        policy = self._state.text_policies.get(tenant.id)
+        keeps = policy is not None and policy.is_on and policy.share > 0
+        principal = Principal(key, tenant, tier, policy if keeps else None)
         self._principals[digest] = principal
         return principal
 

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from gateway.objectives import OBJECTIVES, Objectives, Result, mean_tpot_s
 from gateway.tenant_series import TenantSeries
+from sluice.certificate_metric import CertificateExpiry
 from sluice.errors import STATUS, ErrorCode
 
 # Edges at the objectives: TTFT 0.3 s and 1.5 s.
@@ -39,6 +40,8 @@ _FOLLOWED = (
     ("gateway_limit_lost_settlements", "counter", "Settlements that Valkey did not take"),
     ("gateway_events_dropped", "counter", "Request events lost"),
     ("gateway_event_spool_bytes", "gauge", "Request events that wait on disk for the broker"),
+    ("gateway_text_events_dropped", "counter", "Redacted texts lost on their way to the broker"),
+    ("gateway_text_spool_bytes", "gauge", "Redacted texts that wait on disk for the broker"),
     ("gateway_certificate_stale", "gauge", "1 when newer files of the certificate cannot be used"),
 )
 FOLLOWED_NAMES = tuple(name for name, _, _ in _FOLLOWED)
@@ -82,6 +85,7 @@ class GatewayMetrics:
         """Declare everything; `objectives` decide what is good."""
         self._objectives = objectives
         self.registry = CollectorRegistry()
+        self.registry.register(CertificateExpiry())
         self.ttft = self._histogram(
             "llm_ttft_seconds", "Request received to first token sent", _TTFT_EDGES_S
         )
@@ -148,6 +152,15 @@ class GatewayMetrics:
             "gateway_copies_total",
             "Copies of requests for a shadow stage: sent, or dropped because too many were under"
             " way",
+            ("fate",),
+            registry=self.registry,
+        )
+
+        self.texts = Counter(
+            "gateway_texts_total",
+            "Texts of requests of tenants that opted in: kept (redacted and on their way), or"
+            " dropped because too many waited (full), they could not be made ready (failed), or the"
+            " worker stopped",
             ("fate",),
             registry=self.registry,
         )

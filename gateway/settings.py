@@ -56,6 +56,8 @@ class GatewaySettings(ServiceSettings):
         objective_ttft_s: Within this time, and twice their prefill if they have more than 2,048
             tokens of prompt, requests must have their first token to count as goodput.
         objective_tpot_s: What their mean time per further token must not exceed for that.
+        text_spool_bytes_max: While the brokers are away, what one worker keeps on disk at most of
+            redacted texts of tenants that opted in. They go first where usage needs the room.
         log_every: One in so many successful requests is logged.
         trace_share: Of requests without a trace context, the share whose trace is kept: spans are
             exported, and routers say what they knew. Slow and failed ones always are.
@@ -90,6 +92,7 @@ class GatewaySettings(ServiceSettings):
     copies_max: Annotated[int, Field(ge=0, le=10_000)] = 64
     objective_ttft_s: Annotated[float, Field(gt=0)] = 0.5
     objective_tpot_s: Annotated[float, Field(gt=0)] = 0.05
+    text_spool_bytes_max: Annotated[int, Field(ge=8 << 20)] = 256 << 20
     log_every: Annotated[int, Field(ge=1)] = 100
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.01
 

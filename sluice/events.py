@@ -14,6 +14,7 @@ broker has not acknowledged within `broker_wait_s`.
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from sluice.spool import Spool
 log = structlog.get_logger(__name__)
 
 REQUESTS_TOPIC = "sluice.requests.v1"
+TEXTS_TOPIC = "sluice.texts.v1"
 
 # Brokers refuse messages above 1 MB by default; one that is always refused would block the spool.
 EVENT_MAX_BYTES = 900_000
@@ -98,6 +100,7 @@ class EventProducer:
         queue_max: int = 100_000,
         broker_wait_s: float = 5.0,
         linger_ms: int = 20,
+        may_spool: Callable[[], bool] = lambda: True,
     ) -> None:
         """Start shipping; the broker need not be there.
 
@@ -112,11 +115,14 @@ class EventProducer:
             queue_max: Events in memory, and the same number again inside the client.
             broker_wait_s: How long the broker may be away before events go to disk.
             linger_ms: How long the client waits to fill a batch.
+            may_spool: Whether there is room on disk for these events; when there is not, because
+                better ones need it, those that are there go, and are counted.
 
         Raises:
             OSError: The spool directory cannot be written.
         """
         self._topic = topic
+        self._may_spool = may_spool
         self._queue_max = queue_max
         self._config = _client_config(bootstrap, queue_max, broker_wait_s, linger_ms)
         self._config["on_delivery"] = self._on_failure
@@ -168,6 +174,11 @@ class EventProducer:
             spool_bytes=spool.size_bytes if spool else 0,
         )
 
+    @property
+    def is_spool_tight(self) -> bool:
+        """Whether the disk is short of room for these events."""
+        return self._spool is not None and self._spool.is_tight
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until all events emitted before are at the broker; blocks, so call it in a thread.
 
@@ -214,6 +225,11 @@ class EventProducer:
         self._producer.poll(0.0 if len(self._queue) > _CHUNK else _TICK_S)
 
     def _step(self, now: float) -> None:
+        if self._spool is not None and not self._spool.is_empty and not self._may_spool():
+            self._reset()
+            self._failed.clear()
+            self._replaying = 0
+            self._spool.clear()
         if self._failed and self._is_direct:
             self._fall_back()
         if self._is_direct:
@@ -305,7 +321,7 @@ class EventProducer:
         return [self._queue.popleft() for _ in range(min(_CHUNK, len(self._queue)))]
 
     def _keep(self, payloads: list[bytes]) -> None:
-        if self._spool is None:
+        if self._spool is None or not self._may_spool():
             self._unspooled += len(payloads)
         else:
             self._spooled += self._spool.append(payloads)

@@ -74,6 +74,7 @@ class Spool:
             it may be read from other threads.
         dropped: Records deleted unread because the bound was reached, or because the disk refused.
         damaged: Records that could not be read back.
+        is_refused: The disk did not take all of what was last written.
     """
 
     def __init__(self, root: Path, *, max_bytes: int, segment_bytes: int) -> None:
@@ -86,6 +87,7 @@ class Spool:
         assert 0 < segment_bytes <= max_bytes, (segment_bytes, max_bytes)
         self.dropped = 0
         self.damaged = 0
+        self.is_refused = False
         self._max_bytes = max_bytes
         self._segment_bytes = segment_bytes
         self._slot, self._lock = _claim_slot(root)
@@ -154,6 +156,19 @@ class Spool:
         if self._read_at >= self._sizes[first]:
             self._delete(first)
 
+    def clear(self) -> None:
+        """Delete everything; what was not replayed is counted in `dropped`."""
+        while self._sizes:
+            first = next(iter(self._sizes))
+            with suppress(OSError):
+                self.dropped += len(decode_records(first.read_bytes(), self._read_at).payloads)
+            self._delete(first)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether what is there needs more than half of the room, or the disk has none."""
+        return self.is_refused or self.size_bytes * 2 > self._max_bytes
+
     def close(self) -> None:
         """Give the slot back; its records stay for the next owner."""
         self._close_writer()
@@ -168,9 +183,11 @@ class Spool:
         except OSError:
             self._give_up_segment()
             self.dropped += len(records)
+            self.is_refused = True
             return 0
         self._sizes[path] += done
         self.size_bytes += done
+        self.is_refused = done < len(data)
         if done == len(data):
             return len(records)
         # A full disk took a part: what is whole counts, the torn rest is skipped by the reader.

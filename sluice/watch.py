@@ -20,6 +20,8 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError, Message
 
+from sluice.channels import RenewedChannel, channel_to
+from sluice.identity import Role
 from sluice.ids import new_id
 from sluice.lifecycle import backoff_s
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -29,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 KINDS = (
     *("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas"),
-    *("aliases", "releases", "splits", "budget_stops"),
+    *("aliases", "releases", "splits", "budget_stops", "text_policies"),
 )
 
 # First word of a snapshot file; then the SHA-256 of what follows the line, and the kinds in it.
@@ -80,6 +82,7 @@ class ControlState:
         self.releases: dict[str, wire.Release] = {}
         self.splits: dict[str, wire.Split] = {}
         self.budget_stops: dict[str, wire.BudgetStops] = {}
+        self.text_policies: dict[str, wire.TextPolicy] = {}
 
     def of_kind(self, kind: str) -> dict[str, Message]:
         """Return the objects of one of `KINDS`."""
@@ -307,7 +310,7 @@ class ControlWatcher:
         try:
             async with (
                 asyncio.timeout(_LEAVE_TIMEOUT_S),
-                grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel,
+                channel_to(self._address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS) as channel,
             ):
                 await ControlServiceStub(channel).Leave(request)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
@@ -342,11 +345,13 @@ class ControlWatcher:
 
     async def _follow(self) -> None:
         attempt = 0
-        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+        link = RenewedChannel(self._address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS)
+        async with aclosing(link):
             while True:
                 reason = "the stream ended"
                 await self._forget_parts()
                 try:
+                    channel = await link.current()
                     async with aclosing(self._responses(channel)) as responses:
                         async for response in responses:
                             attempt = 0

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from aiohttp import web
@@ -68,6 +68,10 @@ class _ChatTask:
     def copied(self) -> "_ChatTask":
         messages = list(self.fields.messages)
         return _ChatTask(self.fields.model_copy(update={"messages": messages}))
+
+    def texts(self, assets: BaseAssets) -> Iterator[tuple[str, Iterable[object]]]:  # noqa: ARG002 - a chat has no tokens
+        yield "messages", (it.model_dump(exclude_none=True) for it in self.fields.messages)
+        yield "tools", (it.model_dump(exclude_none=True) for it in self.fields.tools or ())
 
     def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
         chat, dialect = self.fields, assets.dialect

@@ -11,6 +11,7 @@ from gateway.dispatch.exchange import Exchange, Lost, Tally
 from gateway.endpoints.copies import Copies
 from gateway.endpoints.run import Means, Run, now_s
 from gateway.endpoints.task import Plan, Task, plan_of
+from gateway.endpoints.texts import Texts
 from gateway.limits.limiter import Limiter, Reservation
 from gateway.metrics import GatewayMetrics
 from gateway.rollouts.decided import Decided
@@ -52,6 +53,7 @@ class Completer:
         open_requests: OpenRequests,
         decided: Decided,
         copies: Copies,
+        texts: Texts,
     ) -> None:
         """Compose.
 
@@ -66,6 +68,7 @@ class Completer:
             open_requests: Where those are noted that a split decided about.
             decided: Counts what pins and splits decided.
             copies: Makes copies for shadow stages.
+            texts: Keeps what tenants that opted in say and are answered.
         """
         self._directory = directory
         self._assets = assets
@@ -77,6 +80,7 @@ class Completer:
         self._open = open_requests
         self._decided = decided
         self._copies = copies
+        self._texts = texts
 
     async def answer(
         self, request: web.Request, principal: Principal, task: Task
@@ -106,6 +110,8 @@ class Completer:
             if resolved.shadow is not None:
                 self._copies.make(task, identity, exchange, resolved.shadow)
             run = Run(self._close, request, task, exchange, plan)
+            if principal.text_policy is not None:
+                run.kept = self._texts.begin(principal.text_policy, task, identity.request_id)
             with run:
                 try:
                     return await run.answer(self._means)
@@ -223,6 +229,8 @@ class Completer:
         if exchange.decision is not None:
             self._note(run, exchange.decision)
         self._emit(exchange.event(tally, self._gateway_id, ended_at_s))
+        if run.kept is not None:
+            self._texts.offer(run.kept, exchange, run.plan, run.generations)
 
     def _note(self, run: Run, decision: Decision) -> None:
         """Count a request whose release was not just what its name stands for."""

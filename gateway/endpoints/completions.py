@@ -1,6 +1,6 @@
 """POST /v1/completions: text, or token ids, continued as they are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from aiohttp import web
@@ -16,6 +16,7 @@ from gateway.server.middleware import authenticate
 from gateway.text.logprobs import TextOffsets, completion_logprobs
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import StreamHead, TextChunks
+from gateway.texts.documents import Tokens
 from sluice.scopes import Scope
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -66,6 +67,10 @@ class _CompletionTask:
     def copied(self) -> "_CompletionTask":
         return self  # nothing of it is ever forgotten
 
+    def texts(self, assets: BaseAssets) -> Iterator[tuple[str, Iterable[object]]]:
+        prompts = self.fields.prompts
+        yield "prompts", (it if isinstance(it, str) else _text(assets, it) for it in prompts)
+
     def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:  # noqa: ARG002 - text has no tools
         return None
 
@@ -98,3 +103,8 @@ class _CompletionTask:
         """Return the prompt of a choice if it is wanted back."""
         prompt = self.fields.prompts[index // self.fields.choices]
         return prompt if self.fields.echo and isinstance(prompt, str) else ""
+
+
+def _text(assets: BaseAssets, ids: Sequence[int]) -> Tokens:
+    """Return a prompt that came as token ids as one whose text can be told."""
+    return Tokens(TextPipe(assets.table), ids)

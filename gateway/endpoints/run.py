@@ -32,6 +32,7 @@ from sluice.errors import ErrorCode, PlatformError
 
 if TYPE_CHECKING:
     from gateway.dispatch.attempts import Attempt
+    from gateway.endpoints.texts import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Run:
         plan: For the model that answers.
         has_begun: Whether the client has got something.
         generations: Of the plan, once they run.
+        kept: Of its texts; None: nothing is.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Run:
         self.plan = plan
         self.has_begun = False
         self.generations: Sequence[Generation] = ()
+        self.kept: Kept | None = None
         self._attempts_before: list[Attempt] = []
 
     def __enter__(self) -> None:

@@ -1,6 +1,6 @@
 """A validated request for text: what an endpoint knows of it, and what it comes to for a model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -46,6 +46,10 @@ class Task(Protocol):
 
     def copied(self) -> "Task":
         """Return the same task with texts of its own, which are not forgotten with these."""
+        ...
+
+    def texts(self, assets: BaseAssets) -> Iterator[tuple[str, Iterable[object]]]:
+        """Yield name and values of what the request says, for `gateway.texts.documents`."""
         ...
 
     def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:

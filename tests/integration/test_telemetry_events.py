@@ -200,6 +200,25 @@ async def test_without_a_spool_losses_are_counted() -> None:
         assert producer.stats.delivered == 0
 
 
+async def test_events_give_their_room_on_disk_to_better_ones(tmp_path: Path) -> None:
+    room = [True]
+    away = f"127.0.0.1:{free_port()}"
+    with producing(away, tmp_path, may_spool=lambda: room[0], broker_wait_s=0.5) as producer:
+        for number in range(20):
+            producer.emit(event(number))
+        await until(lambda: producer.stats.spooled == 20)
+        assert producer.stats.spool_bytes > 0
+        room[0] = False
+        await until(lambda: producer.stats.dropped == 20)
+        assert producer.stats.spool_bytes == 0
+        producer.emit(event(21))
+        await until(lambda: producer.stats.dropped == 21)
+        room[0] = True
+        producer.emit(event(22))
+        await until(lambda: producer.stats.spooled == 21)
+    assert not producer.is_spool_tight
+
+
 async def test_what_does_not_fit_goes_to_disk_or_is_counted(tmp_path: Path) -> None:
     away = f"127.0.0.1:{free_port()}"
     with producing(away, tmp_path, queue_max=10, broker_wait_s=60.0) as producer:

@@ -388,3 +388,16 @@ def test_cells_without_an_owner_are_left_out(peer: Peer) -> None:
     assert peer.directory.router_addresses() == {"x:1"}
     peer.send(removals=wire.Removals(cells=["b"]))
     assert peer.directory.cells("p") == ()
+
+
+def test_callers_know_whether_their_texts_are_kept(peer: Peer) -> None:
+    assert peer.caller().text_policy is None
+    policy = wire.TextPolicy(id="a", is_on=True, share=10_000, retention_days=7)
+    peer.send(text_policies=[policy])
+    assert peer.directory.authenticate("other", 0).text_policy == policy
+    for off in ({"is_on": False, "share": 10_000}, {"is_on": True, "share": 0}):
+        peer.send(text_policies=[wire.TextPolicy(id="a", **off)])
+        assert peer.directory.authenticate("other", 0).text_policy is None
+    peer.send(text_policies=[policy])
+    peer.send(removals=wire.Removals(text_policies=["a"]))
+    assert peer.directory.authenticate("other", 0).text_policy is None

@@ -28,6 +28,7 @@ _CLASSES = {
     "releases": wire.Release,
     "splits": wire.Split,
     "budget_stops": wire.BudgetStops,
+    "text_policies": wire.TextPolicy,
 }
 _FIELDS = {
     "tiers": "rpm",
@@ -42,6 +43,7 @@ _FIELDS = {
     "releases": "pool_id",
     "splits": "share",
     "budget_stops": "stops",
+    "text_policies": "share",
 }
 # A change: (kind, id, new value or None to remove).
 _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))

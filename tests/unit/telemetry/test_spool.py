@@ -114,6 +114,28 @@ def test_a_bound_reached_while_replaying_does_not_confuse_the_reader(tmp_path: P
         assert kept == items[-len(kept) :]
 
 
+def test_what_is_cleared_is_counted_and_the_spool_goes_on(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as spool:
+        assert spool.append([b"x" * 60] * 10) == 10
+        spool.peek(4)
+        spool.advance()
+        spool.clear()
+        assert (spool.is_empty, spool.size_bytes, segments(tmp_path)) == (True, 0, [])
+        assert spool.dropped == 8  # a segment of two had been replayed
+        spool.append([b"y"])
+        assert drain(spool) == [b"y"]
+
+
+def test_a_spool_is_tight_from_half_of_its_bound_on(tmp_path: Path) -> None:
+    with closing(opened(tmp_path, max_bytes=1000)) as spool:
+        spool.append([b"x" * 92] * 5)
+        assert not spool.is_tight
+        spool.append([b"x"])
+        assert spool.is_tight
+        drain(spool)
+        assert not spool.is_tight
+
+
 def test_a_torn_segment_does_not_poison_the_next_owner(tmp_path: Path) -> None:
     with closing(opened(tmp_path)) as spool:
         spool.append([b"first", b"torn"])
@@ -163,8 +185,10 @@ def test_a_disk_that_refuses_is_counted_not_raised(
             assert spool.append([b"a", b"b"]) == 0
             assert spool.append([b"c"]) == 0
         assert spool.dropped == 3
+        assert spool.is_tight
         assert not segments(tmp_path), "a full disk is not filled with empty files"
         spool.append([b"c"])
+        assert not spool.is_tight
         assert drain(spool) == [b"c"]
 
 

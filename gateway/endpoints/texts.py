@@ -1,0 +1,173 @@
+"""Keeps what some requests said and were answered: of tenants that opted in, and redacted.
+
+A request's way has nothing of it but one look at its caller. When it has ended, what is to be kept
+waits in a bounded queue, and one task makes it ready in small steps with pauses, so that no other
+request waits for more than one of them. What does not fit into the queue is dropped and counted; so
+is what fails, and of neither is a character told anywhere.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from typing import NamedTuple, TypeVar
+
+import structlog
+
+from gateway.dispatch.exchange import Exchange
+from gateway.dispatch.generation import Generation
+from gateway.endpoints.task import Plan, Task
+from gateway.metrics import GatewayMetrics
+from gateway.texts.documents import Document, Tokens, document
+from gateway.texts.redaction import rules_of
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.telemetry.v1.text_pb2 import TextEvent
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+SHARE_MAX = 10_000
+QUEUE_MAX = 1_000
+QUEUE_TOKENS_MAX = 2_000_000  # of prompts and answers that wait: some 20 MB
+_STEP_S = 0.0005  # of work before others have their turn
+_REST = 4.0  # times as long as that the task then rests: at most a fifth of the loop's time
+_DAY_MS = 86_400_000
+
+
+def is_kept(policy: control.TextPolicy, request_id: str) -> bool:
+    """Return whether a request is among the share that is kept; the same for the same id."""
+    if policy.share >= SHARE_MAX:
+        return True
+    digest = blake2b(f"{policy.id}\n{request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % SHARE_MAX < policy.share
+
+
+class Kept(NamedTuple):
+    """What is to be kept of a request that runs: its texts, which it forgets itself."""
+
+    policy: control.TextPolicy
+    task: Task
+
+
+class _Ended(NamedTuple):
+    kept: Kept
+    exchange: Exchange
+    plan: Plan
+    answers: Sequence[Sequence[int]]
+    tokens: int
+
+
+class Texts:
+    """Those of one worker; `run` belongs into a TaskGroup."""
+
+    def __init__(self, ship: Callable[[TextEvent], None], metrics: GatewayMetrics) -> None:
+        """Prepare; `ship` takes what is ready and never blocks."""
+        self._ship = ship
+        self._waiting: deque[_Ended] = deque()
+        self._tokens = 0
+        self._has_some = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._made = metrics.texts.labels("kept")
+        self._full = metrics.texts.labels("full")
+        self._failed = metrics.texts.labels("failed")
+        self._stopped = metrics.texts.labels("stopped")
+
+    @staticmethod
+    def begin(policy: control.TextPolicy, task: Task, request_id: str) -> Kept | None:
+        """Return what is to be kept of a request; None: nothing is."""
+        return Kept(policy, task.copied()) if is_kept(policy, request_id) else None
+
+    def offer(
+        self, kept: Kept, exchange: Exchange, plan: Plan, generations: Sequence[Generation]
+    ) -> None:
+        """Take the texts of a request that has ended, if there is room."""
+        tokens = plan.prompt_tokens + sum(len(it.emitted) for it in generations)
+        if len(self._waiting) >= QUEUE_MAX or self._tokens + tokens > QUEUE_TOKENS_MAX:
+            self._full.inc()
+            return
+        answers = [it.emitted for it in generations]
+        self._waiting.append(_Ended(kept, exchange, plan, answers, tokens))
+        self._tokens += tokens
+        self._has_some.set()
+        self._is_idle.clear()
+
+    async def run(self) -> None:
+        """Make ready what is offered, until cancelled."""
+        try:
+            while True:
+                await self._has_some.wait()
+                await self._make(self._waiting[0])
+                self._tokens -= self._waiting.popleft().tokens
+                if not self._waiting:
+                    self._has_some.clear()
+                    self._is_idle.set()
+        finally:
+            self._stopped.inc(len(self._waiting))
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until all that was offered is shipped, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._is_idle.wait()
+
+    async def _make(self, ended: _Ended) -> None:
+        try:
+            rules = rules_of(ended.kept.policy.redacted, ended.kept.policy.words)
+            prompt = await _gently(document(ended.kept.task.texts(ended.plan.assets), rules))
+            answers = await _gently(document([("answers", _answers(ended))], rules))
+            self._ship(_event(ended, prompt, answers))
+        except Exception as error:  # noqa: BLE001 - one text must not end the worker
+            # Not the error itself: it may quote the text.
+            self._failed.inc()
+            request_id = ended.exchange.request_id
+            log.error("text_not_made", request_id=request_id, error=type(error).__name__)  # noqa: TRY400
+        else:
+            self._made.inc()
+
+
+def _answers(ended: _Ended) -> Iterator[object]:
+    for index, ids in enumerate(ended.answers):
+        yield Tokens(ended.plan.pipe(ended.kept.task, index), ids, is_answer=True)
+
+
+async def _gently(steps: Generator[None, None, T]) -> T:
+    """Run a generator with rests, and return what it returns."""
+    began_s = time.monotonic()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+        now_s = time.monotonic()
+        if now_s - began_s >= _STEP_S:
+            await asyncio.sleep(_REST * (now_s - began_s))
+            began_s = time.monotonic()
+
+
+def _event(ended: _Ended, prompt: Document, answers: Document) -> TextEvent:
+    exchange, policy = ended.exchange, ended.kept.policy
+    redactions = dict(prompt.redactions)
+    for kind, count in answers.redactions.items():
+        redactions[kind] = redactions.get(kind, 0) + count
+    received_ms = exchange.received_at_unix_ms
+    return TextEvent(
+        schema_version=SCHEMA_VERSION,
+        event_id=f"evt_{exchange.uid}",
+        received_at_unix_ms=received_ms,
+        request_id=exchange.request_id,
+        tenant_id=exchange.principal.tenant.id,
+        model=exchange.model.id,
+        endpoint=exchange.endpoint,
+        prompt=prompt.json,
+        answers=answers.json,
+        is_prompt_cut=prompt.is_cut,
+        is_answer_cut=answers.is_cut,
+        expires_at_unix_ms=received_ms + policy.retention_days * _DAY_MS,
+        redactions=redactions,
+        outcome=exchange.outcome,
+    )

@@ -1,0 +1,73 @@
+"""Brings texts to the broker, by a producer of their own that is made when there is a first one.
+
+Most workers never have one: they spend no thread and no connection on it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from sluice.events import EventProducer
+from sluice.wire.telemetry.v1.text_pb2 import TextEvent
+
+log = structlog.get_logger(__name__)
+
+_EARLY_MAX = 64  # that wait until the producer is there
+_RETRY_S = 5.0
+
+
+class TextShipping:
+    """The producer of one worker; `run` belongs into a TaskGroup, `close` ends it."""
+
+    def __init__(self, make: Callable[[], EventProducer], spool_directory: Path) -> None:
+        """Prepare; what lies in the spool from before is reason enough to call `make`."""
+        self._make = make
+        self._spool_directory = spool_directory
+        self._producer: EventProducer | None = None
+        self._early: deque[TextEvent] = deque()
+        self._early_drops = 0
+        self._is_wanted = asyncio.Event()
+
+    @property
+    def dropped(self) -> int:
+        """How many were lost: no room on disk or in memory, or usage needed it."""
+        return self._early_drops + (self._producer.stats.dropped if self._producer else 0)
+
+    @property
+    def spool_bytes(self) -> int:
+        """How much waits on disk."""
+        return self._producer.stats.spool_bytes if self._producer else 0
+
+    def ship(self, event: TextEvent) -> None:
+        """Take a text; never blocks."""
+        if self._producer is not None:
+            self._producer.emit(event)
+        elif len(self._early) < _EARLY_MAX:
+            self._early.append(event)
+            self._is_wanted.set()
+        else:
+            self._early_drops += 1
+
+    async def run(self) -> None:
+        """Make the producer when it is needed, once."""
+        if not await asyncio.to_thread(self._has_some):
+            await self._is_wanted.wait()
+        while self._producer is None:
+            try:
+                self._producer = await asyncio.to_thread(self._make)
+            except (OSError, RuntimeError) as error:
+                log.warning("texts_not_shipped", error=repr(error))
+                await asyncio.sleep(_RETRY_S)
+        while self._early:
+            self._producer.emit(self._early.popleft())
+
+    async def close(self, timeout_s: float) -> None:
+        """Flush, put what is left into the spool."""
+        if self._producer is not None:
+            await asyncio.to_thread(self._producer.close, timeout_s)
+
+    def _has_some(self) -> bool:
+        return any(self._spool_directory.glob("*/*.spool"))
