@@ -6,14 +6,15 @@ anything: it runs once, and only while its tests do.
 
 from collections.abc import Iterable
 
-REAL, PAIR, SIM = "real_stack", "pair", "stack"
+REAL, PAIR, SIM, SECURE = "real_stack", "pair", "stack", "secure_stack"
 # By fixture, in the order in which they run. `real_stack` has the longest tests, so it starts
 # first; what follows `stack` on its worker is another package, which ends the stack.
-FIXTURES = (REAL, PAIR, SIM)
+FIXTURES = (REAL, PAIR, SIM, SECURE)
 _FILES = {
     "tests/e2e/test_faults_under_load.py": PAIR,
     "tests/e2e/test_budgets.py": SIM,
     "tests/e2e/test_ledger_faults.py": SIM,
+    "tests/e2e/test_mutual_tls.py": SECURE,
     "tests/e2e/test_openai_sdk.py": SIM,
     "tests/e2e/test_promises.py": SIM,
 }

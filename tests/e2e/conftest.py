@@ -132,7 +132,9 @@ def node_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def started_stack(engine: str, embeddings: str = "--no-embeddings") -> Iterator[Stack]:
+def started_stack(
+    engine: str, embeddings: str = "--no-embeddings", *options: str
+) -> Iterator[Stack]:
     # Not pytest's folder: that is closed to the user as whom PostgreSQL runs under root, and a
     # socket's path must stay short.
     home = Path(tempfile.mkdtemp(prefix="sluice-e2e-"))
@@ -143,6 +145,7 @@ def started_stack(engine: str, embeddings: str = "--no-embeddings") -> Iterator[
         "--detach",
         f"--engine={engine}",
         embeddings,
+        *options,
         f"--port={free_port()}",
         f"--admin-port={free_port()}",
         timeout_s=400,

@@ -1,0 +1,176 @@
+"""gRPC between processes with mutual TLS: who gets through, and with which certificate."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from cli.certificates import create, settings_of
+from sluice import certificates, channels
+from sluice.certificates import Certificates, MtlsSettings, install
+from sluice.identity import Role, Service
+
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
+
+
+def be(folder: Path, role: Role) -> None:
+    """Be a process with this certificate from now on."""
+    names = {
+        name.removeprefix("MTLS__").lower(): value
+        for name, value in settings_of(folder, role).items()
+    }
+    install(Certificates(MtlsSettings.model_validate(names)), role)
+
+
+class Handlers(grpc.GenericRpcHandler):
+    """Answers with the certificate that the caller showed, by all four kinds of call."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        kind = str(handler_call_details.method).rpartition("/")[2]
+        is_streamed = kind.endswith("stream")
+
+        async def answer(request: object, context: grpc.aio.ServicerContext) -> bytes | None:
+            shown = context.auth_context()["x509_pem_cert"][0]
+            if is_streamed:
+                await context.write(shown)
+                return None
+            return shown
+
+        return getattr(grpc, f"{kind}_rpc_method_handler")(answer)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    create(folder, days=2)
+    return folder
+
+
+@pytest_asyncio.fixture
+async def folder(made, tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(certificates._Ours, "certificates", None)
+    return Path(shutil.copytree(made, tmp_path / "own"))
+
+
+@pytest_asyncio.fixture
+async def address(folder) -> AsyncIterator[str]:
+    """A router's server; the files are its own, so that others can be replaced beside them."""
+    be(folder, Role.ROUTER)
+    server = channels.server(())
+    server.add_generic_rpc_handlers((Handlers(),))
+    port = channels.add_port(server, "127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+async def call(channel: grpc.aio.Channel, kind: str = "unary_unary") -> bytes:
+    method = getattr(channel, kind)(f"/{Service.ROUTER}/{kind}", None, None)
+    asked = b"?" if kind.startswith("unary") else iter((b"?",))
+    async with asyncio.timeout(20):
+        if kind.endswith("unary"):
+            return await method(asked)
+        return await anext(aiter(method(asked)))
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+async def test_who_may_call_is_answered_and_others_are_told_what_to_do(folder, address, kind):
+    be(folder, Role.GATEWAY)
+    async with channels.channel_to(address, Role.ROUTER, options=_OPTIONS) as channel:
+        assert await call(channel, kind) == (folder / "gateway.pem").read_bytes()
+
+    be(folder, Role.TELEMETRY)
+    async with channels.channel_to(address, Role.ROUTER, options=_OPTIONS) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(channel, kind)
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "telemetry.sluice.internal may not call" in (refused.value.details() or "")
+    assert "use one with the DNS name" in (refused.value.details() or "")
+
+
+async def test_without_a_certificate_or_with_a_foreign_one_nothing_is_said(
+    folder, address, tmp_path
+):
+    create(tmp_path / "foreign", days=2)
+    ca = (folder / "ca.pem").read_bytes()
+    own = (tmp_path / "foreign" / name for name in ("gateway-key.pem", "gateway.pem"))
+    name = ("grpc.ssl_target_name_override", "router.sluice.internal")
+    for shown in (
+        grpc.ssl_channel_credentials(ca),
+        grpc.ssl_channel_credentials(ca, *(file.read_bytes() for file in own)),
+    ):
+        async with grpc.aio.secure_channel(address, shown, options=[name]) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(channel)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    async with grpc.aio.insecure_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call(channel)
+
+
+async def test_a_server_of_another_role_is_not_talked_to(folder, address):
+    be(folder, Role.GATEWAY)
+    async with channels.channel_to(address, Role.CONTROL_PLANE, options=_OPTIONS) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(channel)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "Hostname Verification" in (refused.value.details() or "")
+
+
+async def test_replaced_certificates_are_used_by_the_next_connections_of_both_sides(
+    folder, address
+):
+    be(folder, Role.GATEWAY)
+    link = channels.RenewedChannel(address, Role.ROUTER, options=_OPTIONS)
+    first = await call(await link.current())
+    assert await link.current() is await link.current()
+
+    create(folder, days=2)  # the server's, too; and a new CA, as one that is about to expire
+    (folder / "ca" / "next.pem").write_bytes((folder / "ca.pem").read_bytes())
+
+    second = await call(await link.current())
+    assert second == (folder / "gateway.pem").read_bytes()
+    assert second != first
+    shown = await asyncio.to_thread(_shown_by, address, folder)
+    assert shown.strip() == (folder / "router.pem").read_text().strip()
+    await link.aclose()
+
+
+def _shown_by(address: str, folder: Path) -> str:
+    import socket
+    import ssl
+
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    context.check_hostname = False
+    context.load_cert_chain(folder / "gateway.pem", folder / "gateway-key.pem")
+    host, _, port = address.partition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as plain,
+        context.wrap_socket(plain) as secured,
+    ):
+        return ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
+
+
+async def test_without_settings_connections_are_as_they_were(monkeypatch):
+    monkeypatch.setattr(certificates._Ours, "certificates", None)
+    server = channels.server(())
+
+    async def answer(_: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        return repr(context.auth_context()).encode()
+
+    handler = grpc.unary_unary_rpc_method_handler(answer)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(Service.ROUTER, {"unary_unary": handler}),)
+    )
+    port = channels.add_port(server, "127.0.0.1:0")
+    await server.start()
+    link = channels.RenewedChannel(f"127.0.0.1:{port}", Role.ROUTER, options=_OPTIONS)
+    assert b"x509" not in await call(await link.current())
+    await link.aclose()
+    await server.stop(0)
