@@ -19,7 +19,9 @@ _WRONG = 2
 config = typer.Typer(no_args_is_help=True, help="Check the settings of services.")
 Services = Annotated[
     list[str] | None,
-    typer.Argument(help="gateway, router, agent, control-plane, telemetry; none: all with any."),
+    typer.Argument(
+        help="gateway, router, agent, control-plane, telemetry, certificates; none: all with any."
+    ),
 ]
 EnvFile = Annotated[
     Path | None,

@@ -13,6 +13,7 @@ import control_plane.settings
 import gateway.settings
 import replica.agent.settings
 import router.settings
+import sluice.certificates
 import telemetry.settings
 from sluice.settings import ServiceSettings
 
@@ -22,6 +23,7 @@ SETTINGS: Mapping[str, type[ServiceSettings]] = {
     "agent": replica.agent.settings.AgentSettings,
     "control plane": control_plane.settings.Settings,
     "telemetry": telemetry.settings.Settings,
+    "certificates": sluice.certificates.MtlsSettings,
 }
 _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean", Path: "path"}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -10,6 +10,7 @@ from control_plane.budgets.repository import NOTHING, Summary
 from control_plane.quality.metrics import QualityMetrics
 from control_plane.rollouts.state import UNREADABLE, Phase
 from control_plane.watch.feed import Feed
+from sluice.certificate_metric import CertificateExpiry
 from sluice.watch import KINDS
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -23,6 +24,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(CertificateExpiry())
         self._watchers = Gauge(
             "control_plane_watchers_count",
             "Open watches",

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from router.core.health import HealthState
 from router.core.model import Stats
 from router.core.router import RouterCore
+from sluice.certificate_metric import CertificateExpiry
 from sluice.priority import CLASSES
 
 # Edges at the objectives of interactive (0.3 s) and ordinary (1.5 s) tiers.
@@ -20,6 +21,7 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(CertificateExpiry())
         counter = partial(Counter, registry=self.registry)
         self.outcomes = counter("router_outcomes", "Requests by how they ended", ["kind", "code"])
         self.tokens = counter("router_tokens", "Output tokens forwarded")

@@ -4,8 +4,10 @@ import asyncio
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 
 import structlog
@@ -254,6 +256,8 @@ class Agent:
             sum(replica.memory_bytes for replica in observed),
         )
         self._metrics.set_connected(is_connected=self._link.is_connected)
+        expiry = [self._launcher.certificate_expires_unix_s(it) for it in self._fleet.runners]
+        self._metrics.set_engine_certificate(min(expiry, default=inf) - time.time())
 
     def _why_not_ready(self) -> str:
         if self._is_stopping:

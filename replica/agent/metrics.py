@@ -1,11 +1,13 @@
 """Metrics of the agent. Replica ids are no labels: they come and go."""
 
 from collections.abc import Collection, Mapping
+from math import inf
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from replica.agent.artifacts.library import Library
 from replica.agent.hardware import HardwareState, Xid
+from sluice.certificate_metric import CertificateExpiry
 from sluice.wire.control.v1 import control_pb2 as control
 
 # Field of a GpuReading -> name and text of its gauge.
@@ -63,6 +65,7 @@ class AgentMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(CertificateExpiry())
         self.artifacts = ArtifactMetrics(self.registry)
         self._replicas = Gauge(
             "agent_replicas", "Replicas on this node", ["state"], registry=self.registry
@@ -111,6 +114,12 @@ class AgentMetrics:
             "Whether the control plane has answered on the open stream",
             registry=self.registry,
         )
+        self._engine_certificate = Gauge(
+            "agent_engine_certificate_expiry_seconds",
+            "Until the first of the certificates ends that engines read at their start",
+            registry=self.registry,
+        )
+        self._engine_certificate.set(inf)
         self._register_hardware()
 
     def _register_hardware(self) -> None:
@@ -165,6 +174,10 @@ class AgentMetrics:
         for gpu in state.gpus:
             for field, gauge in self._gpu.items():
                 gauge.labels(str(gpu.index)).set(getattr(gpu, field))
+
+    def set_engine_certificate(self, left_s: float) -> None:
+        """Set how long engines can be called as they are; infinite: for ever."""
+        self._engine_certificate.set(left_s)
 
     def set_connected(self, *, is_connected: bool) -> None:
         """Set whether there is a control plane."""

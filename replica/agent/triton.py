@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 
@@ -45,6 +46,7 @@ DEFAULT_ENGINES = ("openvino", "sim", "embed")
 OWNER = "SLUICE_AGENT"
 EXIT_TIMEOUT_S = 5  # Triton's own patience with open streams at SIGTERM
 _STOP_GRACE_S = 9.0  # with hung streams a stop was seen to take 6-7 s at that exit timeout
+_EXPIRES = "certificate.expires"
 _NONE: Mapping[str, int] = MappingProxyType({})
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -167,6 +169,13 @@ class TritonLauncher:
         """Remove the directory of a replica that is gone for good; its log goes with it."""
         if _SAFE_NAME.fullmatch(replica_id):
             shutil.rmtree(self._home(replica_id), ignore_errors=True)
+
+    def certificate_expires_unix_s(self, replica_id: str) -> float:
+        """Return until when a replica's Triton can be called; infinite without mutual TLS."""
+        try:
+            return float((self._home(replica_id) / _EXPIRES).read_text())
+        except (OSError, ValueError):
+            return inf
 
     def prepare(self, replica_id: str, spec: EngineSpec) -> Launch:
         """Write what a Triton process needs, and return how to start it.
@@ -356,6 +365,8 @@ def _metrics_host(host: str) -> str:
 def _tls_options(home: Path) -> list[str]:
     """Return Triton's options of mutual TLS; it reads the files once, at its start."""
     certificates = ours()
+    expires = inf if certificates is None else certificates.fresh().expires_unix_s
+    (home / _EXPIRES).write_text(str(expires))
     if certificates is None:
         return []
     callers = home / "callers.pem"  # one file, whatever MTLS__CA is
