@@ -12,6 +12,7 @@ from control_plane.access.keys import ADMIN_KEY_PREFIX
 from control_plane.access.repository import find_actor
 from control_plane.access.roles import Actor, Reach, Role
 from control_plane.database import Database
+from control_plane.http.bodies import refuse_unknown_query
 from control_plane.http.routes import ACTOR, ROUTE, Route
 from control_plane.http.writes import RECORDED, Writes, forbidden
 from sluice.errors import ErrorCode, PlatformError
@@ -66,6 +67,7 @@ async def _allowed(
     assert route.action is not None, "open routes are not checked"
     if actor.reach(route.action) is Reach.NOTHING:
         raise forbidden(actor, route)
+    refuse_unknown_query(request, route.query)
     return await handler(request)
 
 

@@ -1,7 +1,7 @@
-"""Reading requests: bodies of JSON, validated, with the first mistake named; ids and moments."""
+"""Reading requests: bodies of JSON and queries, with the first mistake named; ids and moments."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import TypeVar
 
@@ -13,6 +13,10 @@ from sluice.errors import BadRequestError, ErrorCode
 
 BODY_BYTES_MAX = 256 * 1024
 _BODY_TIMEOUT_S = 10.0
+_MISTAKES = {
+    "extra_forbidden": "there is no such field; /openapi.json has those that there are",
+    "missing": "this field is needed",
+}
 
 Parsed = TypeVar("Parsed", bound=Body)
 
@@ -34,8 +38,21 @@ async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        message = f"{field}: {first['msg']}" if field else first["msg"]
+        text = _MISTAKES.get(first["type"], first["msg"]).removeprefix("Value error, ")
+        message = f"{field}: {text}" if field else text
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=field or None) from None
+
+
+def refuse_unknown_query(request: web.Request, known: Collection[str]) -> None:
+    """Raise BadRequestError if there are query parameters that nobody would read.
+
+    A misspelt filter would otherwise answer with everything.
+    """
+    unknown = min(request.query.keys() - set(known), default=None)
+    if unknown is not None:
+        takes = f"takes {', '.join(sorted(known))}" if known else "takes none"
+        message = f"there is no query parameter {unknown[:64]!r}: this {takes}"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=unknown[:64])
 
 
 def path_id(

@@ -55,6 +55,12 @@ class Route:
         return self.method in WRITES
 
     @property
+    def query(self) -> set[str]:
+        """Names of the query parameters that it takes."""
+        parameters: list[dict[str, Any]] = self.operation.get("parameters", [])
+        return {parameter["name"] for parameter in parameters if parameter["in"] == "query"}
+
+    @property
     def public_path(self) -> str:
         """The path as OpenAPI writes it: without patterns."""
         return _PATTERN.sub(r"{\1}", self.path)

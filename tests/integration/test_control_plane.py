@@ -125,6 +125,18 @@ async def test_bad_requests(plane) -> None:
         assert problem["detail"], case
 
 
+async def test_a_query_that_nobody_would_read_is_refused(plane) -> None:
+    for path, takes in {
+        "tiers?cursor=x": "takes after, limit",
+        "rollouts?model=m": "takes after, limit, model_id",
+        "tiers/standard?limit=1": "takes none",
+    }.items():
+        response = await plane.admin.get(f"/v1/{path}")
+        name = path.partition("?")[2].partition("=")[0]
+        assert (response.status_code, response.json()["param"]) == (400, name)
+        assert takes in response.json()["detail"]
+
+
 async def test_without_the_admin_key_nothing_is_told(plane) -> None:
     async with httpx.AsyncClient(base_url=plane.admin.base_url) as stranger:
         for value in (
