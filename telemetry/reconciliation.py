@@ -16,6 +16,8 @@ from telemetry import params
 from telemetry.closings import Closer
 from telemetry.metrics import Metrics
 from telemetry.progress import Progress
+from telemetry.rollups import HOUR_MS, Range
+from telemetry.rollups_worker import SETTLE_MS
 from telemetry.store import STORE_ERRORS, Store
 from telemetry.usage import Granularity, closed_until_ms
 
@@ -66,6 +68,17 @@ FROM (
     HAVING NOT max(is_last) AND max(ingested_at) < now64(3) - {_SILENT_S}
 )
 """  # noqa: S608 - constants of the code
+
+
+# Which hours got rows: a view marks each (`telemetry.rollups`).
+_TOUCHED = f"""
+SELECT DISTINCT toUnixTimestamp(toStartOfHour(minute, 'UTC')) * 1000 AS hour_ms
+FROM rollup_marks
+WHERE marked_at >= fromUnixTimestamp64Milli({{since_ms:Int64}}, 'UTC') AND minute {_SPAN}
+"""  # noqa: S608 - constants of the code
+_NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
+# Everything anew, however little came: a store that lost rows marks none.
+_WHOLE_EVERY_MS = 3_600_000
 
 
 class State(StrEnum):
@@ -197,11 +210,62 @@ def mismatch_tokens(hours: Sequence[Compared]) -> int:
 
 async def reconciled(store: Store, from_ms: int, to_ms: int, closed_ms: int) -> list[Compared]:
     """Return the hours of a span of whole hours; STORE_ERRORS: ClickHouse is away."""
-    span = {"from_ms": from_ms, "to_ms": to_ms}
-    ledger = await store.query(_LEDGER, span)
-    counted = await store.query(_COUNTED, span)
+    ledger = await store.query(_LEDGER, {"from_ms": from_ms, "to_ms": to_ms})
+    return await _against_engines(store, ledger, (from_ms, to_ms), closed_ms)
+
+
+async def _against_engines(
+    store: Store, ledger: Iterable[Mapping[str, Any]], span: Range, closed_ms: int
+) -> list[Compared]:
+    counted = await store.query(_COUNTED, {"from_ms": span[0], "to_ms": span[1]})
     killed = await store.query(_KILLED, {})
     return compared(ledger, counted, [row["hour_ms"] for row in killed], closed_ms)
+
+
+class LedgerSums:
+    """The ledger's side, for who asks again and again: hours that got no rows are not read twice.
+
+    Sums are those of events, as without it. Rollups of usage do not have what engines made for
+    nobody (`lost_output_tokens`), nor prompts as routers place them.
+    """
+
+    def __init__(self, store: Store, *, settle_ms: int = SETTLE_MS) -> None:
+        self._store = store
+        self._settle_ms = settle_ms
+        self._hours: dict[int, list[dict[str, Any]]] = {}
+        self._seen_ms = self._whole_ms = 0
+
+    async def of(self, span: Range) -> list[dict[str, Any]]:
+        """Return the rows of a span of whole hours; STORE_ERRORS: ClickHouse is away."""
+        [clock] = await self._store.query(_NOW, {})  # before anything is read
+        now_ms = clock["now_ms"]
+        is_whole = not self._whole_ms <= now_ms < self._whole_ms + _WHOLE_EVERY_MS
+        parameters = {"from_ms": span[0], "to_ms": span[1]}
+        touched: set[int] = set()
+        if not is_whole:
+            since_ms = self._seen_ms - self._settle_ms
+            rows = await self._store.query(_TOUCHED, parameters | {"since_ms": since_ms})
+            touched = {row["hour_ms"] for row in rows}
+        hours = range(span[0], span[1], HOUR_MS)
+        kept = {} if is_whole else {at: self._hours[at] for at in hours if at in self._hours}
+        todo = [at for at in hours if at in touched or at not in kept]
+        found = kept | {at: [] for at in todo}
+        for begin, end in stretches(todo):
+            for row in await self._store.query(_LEDGER, {"from_ms": begin, "to_ms": end}):
+                found[row["hour_ms"]].append(row)
+        self._hours, self._seen_ms = found, now_ms
+        if is_whole:
+            self._whole_ms = now_ms
+        return [row for at in hours for row in found[at]]
+
+
+def stretches(hours: Iterable[int]) -> list[Range]:
+    """Return the stretches of time that hours, in order, make up."""
+    found: list[Range] = []
+    for at in hours:
+        begin = found.pop()[0] if found and found[-1][1] == at else at
+        found.append((begin, at + HOUR_MS))
+    return found
 
 
 class Reconciler:
@@ -212,6 +276,7 @@ class Reconciler:
         self._progress = progress
         self._closer = closer
         self._metrics = metrics
+        self._sums = LedgerSums(store)
 
     async def run(self) -> None:
         """Compare once a minute, until cancelled."""
@@ -226,6 +291,7 @@ class Reconciler:
             return
         now_ms = int(time.time() * 1000)
         from_ms = (now_ms - _WATCHED_MS) // Granularity.HOUR.ms * Granularity.HOUR.ms
-        hours = await reconciled(self._store, from_ms, closed_ms, closed_ms)
+        span = (from_ms, closed_ms)
+        hours = await _against_engines(self._store, await self._sums.of(span), span, closed_ms)
         self._metrics.mismatch.set(mismatch_tokens(hours))
         self._metrics.compared_at.set(time.time())

@@ -13,7 +13,7 @@ from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 from clickhouse_connect.driver.summary import QuerySummary
 
-from telemetry import attempts, migrations, retention, shards
+from telemetry import attempts, migrations, retention, shards, text_rows
 from telemetry.rows import (
     CLOSING_COLUMNS,
     COLUMNS,
@@ -129,6 +129,19 @@ class Store:
         written = summary.written_rows if isinstance(summary, QuerySummary) else 0
         return max(0, written)
 
+    async def delete(self, table: str, condition: str) -> None:
+        """Begin to delete rows, on all shards and replicas; the server goes on by itself.
+
+        Raises:
+            STORE_ERRORS: It is away, slow, or refuses.
+        """
+        client = await self.prepare()
+        sql = (
+            f"ALTER TABLE {self.local_database}.{table} {{{{on_cluster}}}} DELETE WHERE {condition}"
+        )
+        async with asyncio.timeout(_STATEMENT_S):
+            await client.command(migrations.fill(sql, self._variables()))
+
     async def raw(self, sql: str, parameters: Mapping[str, Any], file_format: str) -> bytes:
         """Run a query and return its rows as a file in one of ClickHouse's formats.
 
@@ -169,7 +182,7 @@ class Store:
                 username=self.settings.clickhouse_user or None,
                 password=self.settings.clickhouse_password.get_secret_value(),
                 connect_timeout=_CONNECT_S,
-                send_receive_timeout=_STATEMENT_S,
+                send_receive_timeout=_WRITE_S,  # of the longest; each has a deadline of its own
                 settings=shards.session(
                     is_sharded=self.settings.clickhouse_is_sharded,
                     is_replicated=bool(self.settings.clickhouse_engine_prefix),
@@ -235,6 +248,7 @@ def _tables(batch: Batch) -> list[tuple[str, Mapping[str, str], Sequence[Sequenc
         ("attempts", attempts.COLUMNS, attempts.columns(batch.events)),
         ("closings", CLOSING_COLUMNS, closing_columns(batch.closings)),
         ("token_counts", COUNT_COLUMNS, count_columns(batch.counts)),
+        ("texts", text_rows.COLUMNS, text_rows.columns(batch.texts)),
         ("poison", POISON_COLUMNS, poison_columns(batch.poisons)),
     ]
     return [(table, columns, data) for table, columns, data in found if data and data[0]]

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from telemetry.metrics import Metrics
 from telemetry.queries import Scope
+from telemetry.reconciliation import LedgerSums
 from telemetry.retention import ttl_of
 from telemetry.rollups import HOUR_MS, MINUTE_MS, Level, plan, planned_rows
 from telemetry.rollups_worker import Rollups, rollup_state
@@ -177,6 +179,37 @@ async def test_usage_is_the_sum_of_the_events_whatever_happens(
     state = await rollup_state(store, (base_ms, base_ms + 3 * HOUR_MS), Scope.tenants(tenant))
     # Nothing of it was taken from events at last.
     assert (state.has_hours, list(state.hours_ms)) == (True, [])
+
+
+async def test_the_ledgers_side_is_the_same_whatever_of_it_is_kept(shared_tracestore: Any) -> None:
+    """Random events, late ones, duplicates and corrections; some hours are never touched again."""
+    chance = random.Random(7)
+    async with empty_store(shared_tracestore.address) as store:
+        end_ms = int(time.time() * 1000) // HOUR_MS * HOUR_MS
+        span = (end_ms - 24 * HOUR_MS, end_ms)
+        sums = LedgerSums(store, settle_ms=0)
+        times: dict[int, int] = {}
+        for _ in range(4):
+            numbers = [chance.randrange(60) for _ in range(12)]
+            events = [
+                event(
+                    "ten",
+                    number,
+                    times.setdefault(number, span[0] + chance.randrange(24 * HOUR_MS)),
+                    chance.randrange(6),
+                )
+                for number in numbers
+            ]
+            for one in events:
+                if chance.random() < 0.3:
+                    one.lost_model, one.lost_prompt_tokens, one.lost_output_tokens = "lost", 5, 3
+            await store.insert(Batch(events))
+            await settled(store)
+            kept = await sums.of(span)
+            whole = await LedgerSums(store).of(span)
+            assert sorted(map(str, kept)) == sorted(map(str, whole))
+            assert sum(row["ledger"] for row in whole) > 0
+            await settled(store)
 
 
 async def test_usage_outlives_its_events_and_late_ones_add_to_it(shared_tracestore: Any) -> None:
