@@ -20,7 +20,7 @@ config = typer.Typer(no_args_is_help=True, help="Check the settings of services.
 Services = Annotated[
     list[str] | None,
     typer.Argument(
-        help="gateway, router, agent, control-plane, telemetry, certificates; none: all with any."
+        help="gateway, router, agent, control-plane, telemetry, certificates, kafka; none: any set."
     ),
 ]
 EnvFile = Annotated[

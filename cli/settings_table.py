@@ -14,6 +14,7 @@ import gateway.settings
 import replica.agent.settings
 import router.settings
 import sluice.certificates
+import sluice.kafka
 import telemetry.settings
 from sluice.settings import ServiceSettings
 
@@ -24,6 +25,7 @@ SETTINGS: Mapping[str, type[ServiceSettings]] = {
     "control plane": control_plane.settings.Settings,
     "telemetry": telemetry.settings.Settings,
     "certificates": sluice.certificates.MtlsSettings,
+    "kafka": sluice.kafka.KafkaSettings,
 }
 _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean", Path: "path"}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -22,6 +22,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from google.protobuf.message import Message as WireMessage
 
+from sluice.kafka import security
 from sluice.spool import Spool
 
 log = structlog.get_logger(__name__)
@@ -80,6 +81,7 @@ def _client_config(
         # Successes are what was produced and neither failed nor is queued; no call for each.
         "delivery.report.only.error": True,
         "log_level": 0,
+        **security(),
     }
 
 

@@ -6,6 +6,7 @@ import uvloop
 
 from sluice import certificates
 from sluice.identity import Role
+from sluice.kafka import KafkaSettings
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
 from telemetry.app import run
@@ -34,6 +35,7 @@ def main() -> None:
         sys.exit(2)
     configure_logs("telemetry")
     certificates.use(Role.TELEMETRY)
+    KafkaSettings.from_environment()  # mistakes now, not when a consumer is made
     try:
         uvloop.run(_main(settings, prices))
     except OSError as error:

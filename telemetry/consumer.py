@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from sluice.kafka import security
 from telemetry.offsets import OffsetTracker
 from telemetry.rows import Source
 
@@ -82,6 +83,7 @@ class EventConsumer:
             "reconnect.backoff.max.ms": 1000,
             "queued.max.messages.kbytes": 65_536,
             "log_level": 2,
+            **security(),
         }
 
     async def open(self) -> None:

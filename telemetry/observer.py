@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from sluice.kafka import security
 from sluice.lifecycle import run_every
 from telemetry.consumer import group_in_cluster
 from telemetry.metrics import Metrics
@@ -47,6 +48,7 @@ class Observer:
             "allow.auto.create.topics": False,
             "reconnect.backoff.max.ms": 1000,
             "log_level": 2,
+            **security(),
         }
         self.progress = Progress()
 

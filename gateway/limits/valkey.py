@@ -6,6 +6,7 @@ return at the same moment.
 
 import asyncio
 import random
+import ssl
 from collections import deque
 from typing import Protocol, cast
 from urllib.parse import unquote, urlsplit
@@ -19,6 +20,7 @@ log = structlog.get_logger(__name__)
 
 _CONNECT_TIMEOUT_S = 1.0
 _BACKOFF_MAX_S = 1.0
+_PLAIN, _TLS = ("redis", "valkey"), ("rediss", "valkeys")
 _NOTHING = object()
 
 
@@ -111,12 +113,14 @@ class ValkeyClient:
         """Prepare; nothing is opened yet.
 
         Args:
-            url: `redis://[[user]:password@]host:port`.
+            url: `redis://[[user]:password@]host:port`, or `rediss://` for TLS, with a server whose
+                certificate the system's CAs (or SSL_CERT_FILE) vouch for.
             deadline_s: What a call may take; the listener keeps to it.
         """
         parts = urlsplit(url)
-        if parts.scheme not in ("redis", "valkey") or not parts.hostname:
+        if parts.scheme not in (*_PLAIN, *_TLS) or not parts.hostname:
             raise ValueError(f"not a Valkey URL: {parts.scheme}://...; want redis://host:port")
+        self._tls = ssl.create_default_context() if parts.scheme in _TLS else None
         self.deadline_s = deadline_s
         self._host, self._port = parts.hostname, parts.port or 6379
         self._user = unquote(parts.username or "")
@@ -176,7 +180,7 @@ class ValkeyClient:
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(listener), self._host, self._port
+                    lambda: _Connection(listener), self._host, self._port, ssl=self._tls
                 )
                 if self._password:
                     names = (self._user,) if self._user else ()

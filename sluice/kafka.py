@@ -1,0 +1,45 @@
+"""How brokers are spoken to: plain, by TLS, with names and passwords; for all clients of ours."""
+
+from typing import Literal
+
+from pydantic import SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from sluice.settings import ServiceSettings
+
+
+class KafkaSettings(ServiceSettings):
+    """Security of the connections to brokers; without settings they are plain.
+
+    Attributes:
+        security_protocol: As Kafka names it.
+        ssl_ca_location: PEM file of the CA that signs brokers' certificates; empty: the system's.
+        ssl_certificate_location: PEM file of our certificate, for brokers that ask for one.
+        ssl_key_location: PEM file of its key.
+        sasl_mechanism: For `sasl_plaintext` and `sasl_ssl`.
+        sasl_username: For them.
+        sasl_password: For them.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="KAFKA__")
+
+    security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    ssl_ca_location: str = ""
+    ssl_certificate_location: str = ""
+    ssl_key_location: str = ""
+    sasl_mechanism: Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = ""
+    sasl_username: str = ""
+    sasl_password: SecretStr = SecretStr("")
+
+    def options(self) -> dict[str, str]:
+        """Return what was set, as librdkafka names it; it verifies names of brokers by itself."""
+        values = self.model_dump(exclude_defaults=True)
+        return {
+            name.replace("_", "."): value.get_secret_value() if name == "sasl_password" else value
+            for name, value in values.items()
+        }
+
+
+def security() -> dict[str, str]:
+    """Return the options of the environment; ends the process if they are none (see settings)."""
+    return KafkaSettings.from_environment().options()
