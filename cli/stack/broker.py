@@ -22,7 +22,7 @@ from pathlib import Path
 
 import uvloop
 
-from sluice.events import REQUESTS_TOPIC
+from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC
 from sluice.lifecycle import stop_signals
 from sluice.process import ProcessSpec, port_answers
 
@@ -60,7 +60,9 @@ _SYMBOLS: dict[str, tuple[list[type], type | None]] = {
 class MockCluster:
     """One mock broker; lives in threads of librdkafka until `close`."""
 
-    def __init__(self, advertised_port: int, topics: Mapping[str, int]) -> None:
+    def __init__(
+        self, advertised_port: int, topics: Mapping[str, int], advertised_host: str = _HOST
+    ) -> None:
         """Start the broker and create `topics` (name -> partitions).
 
         Raises:
@@ -87,7 +89,7 @@ class MockCluster:
             self._cluster, _HEARTBEAT_MS
         )
         self._library.rd_kafka_mock_broker_set_host_port(
-            self._cluster, 1, _HOST.encode(), advertised_port
+            self._cluster, 1, advertised_host.encode(), advertised_port
         )
         for topic, partitions in topics.items():
             code = self._library.rd_kafka_mock_topic_create(
@@ -157,12 +159,12 @@ def _topic(text: str) -> tuple[str, int]:
     return name, int(partitions or _PARTITIONS)
 
 
-async def _run(port: int, topics: Mapping[str, int]) -> None:
+async def _run(host: str, port: int, topics: Mapping[str, int]) -> None:
     # The port first: a taken one is found before anything else starts.
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((_HOST, port))
-    cluster = MockCluster(port, topics)
+    listener.bind((host, port))
+    cluster = MockCluster(port, topics, host)
     async with stop_signals() as stop, asyncio.TaskGroup() as group:
         connections: set[asyncio.Task[None]] = set()
 
@@ -183,11 +185,14 @@ def main() -> None:
     """Run the broker until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--host", default=_HOST, help="where it listens, and what clients are told")
     parser.add_argument("--topic", type=_topic, action="append", metavar="NAME[:PARTITIONS]")
     arguments = parser.parse_args()
-    topics: dict[str, int] = dict(arguments.topic or [(REQUESTS_TOPIC, _PARTITIONS)])
+    topics: dict[str, int] = dict(
+        arguments.topic or [(REQUESTS_TOPIC, _PARTITIONS), (TEXTS_TOPIC, _PARTITIONS)]
+    )
     try:
-        uvloop.run(_run(arguments.port, topics))
+        uvloop.run(_run(arguments.host, arguments.port, topics))
     except OSError as error:
         sys.exit(
             f"port {arguments.port} cannot be used ({error.strerror}): stop what listens there"

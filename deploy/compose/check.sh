@@ -2,51 +2,54 @@
 # `make compose-check`: the compose file on a real Docker engine, from nothing to nothing.
 #
 # Builds the images, starts a project of its own on ports of its own, streams an answer, kills each of
-# our containers once and streams again, and removes everything. COMPOSE_CHECK_FILES adds files with -f,
-# for example one that names other images.
+# our containers once, restarts each under load with the profile `ha`, and removes everything.
+#
+# Where Docker runs already, with the real images. Where it does not, with an engine of its own
+# (engine.sh: root and Debian packages are needed, no registry), and with what stands in for the images
+# of others (standins/). COMPOSE_CHECK_IMAGES=real or standins chooses. pip's settings are taken from
+# PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_TRUSTED_HOST and PIP_CERT.
+# COMPOSE_CHECK_FILES adds files with -f. Arguments go to check.py: --results writes benchmarks/results.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+say() { echo "compose-check: $*"; }
 
-docker compose version >/dev/null 2>&1 || { echo "compose-check needs Docker Engine 25 with Compose 2, and a registry or local images"; exit 2; }
-
+began=$(date +%s)
+images=${COMPOSE_CHECK_IMAGES:-real}
+own_engine=
+if ! docker compose version > /dev/null 2>&1 || ! docker version > /dev/null 2>&1; then
+  images=${COMPOSE_CHECK_IMAGES:-standins}
+  own_engine=1
+  exports=$(deploy/compose/engine.sh start)
+  eval "$exports"
+fi
 work=$(mktemp -d)
-# A tag of its own: `docker compose up` beside it keeps its images.
-export COMPOSE_PROJECT_NAME=sluice-check SLUICE_VERSION=check SLUICE_HOME="$work/home"
-printf 'GATEWAY_PORT=18000\nADMIN_PORT=18001\nTELEMETRY_PORT=18002\nGRAFANA_PORT=13000\nPROMETHEUS_PORT=19090\n' > "$work/env"
-.venv/bin/sluice compose init --file "$work/env" >/dev/null
-files=(-f docker-compose.yml)
-for file in ${COMPOSE_CHECK_FILES:-}; do files+=(-f "$file"); done
-compose() { docker compose --env-file "$work/env" "${files[@]}" "$@"; }
-trap 'compose logs --tail 20 || true; compose down -v --remove-orphans --timeout 5; rm -rf "$work"' EXIT
-
-sluice() { .venv/bin/sluice --context compose "$@"; }
-stream() { # until an answer ends well; at most 90 s
-  for _ in $(seq 90); do
-    if curl -sN --max-time 20 "http://127.0.0.1:18000/v1/chat/completions" -H "Authorization: Bearer $key" \
-      -H 'content-type: application/json' \
-      -d '{"model": "default", "stream": true, "max_tokens": 8, "messages": [{"role": "user", "content": "Hello!"}]}' \
-      | grep -q '^data: \[DONE\]'; then return 0; fi
-    sleep 1
-  done
-  echo "no answer: $1"; return 1
+finish() {
+  rm -rf "$work"
+  if [ -n "$own_engine" ]; then deploy/compose/engine.sh stop; fi
 }
+trap finish EXIT
 
-compose build
-started=$(date +%s)
-compose up -d
-until key=$(sluice keys create demo 2>/dev/null); do # the tenant comes with the bootstrap
-  [ $(($(date +%s) - started)) -lt 300 ] || { echo "the bootstrap made no tenant"; exit 1; }
-  sleep 1
+arguments=()
+for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_TRUSTED_HOST; do
+  if [ -n "${!name:-}" ]; then arguments+=(--build-arg "$name"); fi
 done
-stream "after the start"
-echo "first answer $(($(date +%s) - started)) s after the start"
-for service in gateway router replica-cpu control-plane telemetry; do
-  compose kill "$service"
-  compose up -d --no-recreate "$service"
-  stream "after $service was killed"
-  echo "$service was killed and is back"
+python_image=${PYTHON_IMAGE:-python:3.11-slim-bookworm}
+standins=()
+if [ "$images" = standins ]; then
+  python_image=sluice-check/python:3.11-bookworm
+  standins=(--standins)
+  for name in postgres valkey front prometheus kafka clickhouse objects; do
+    say "stand-in $name"
+    docker build --quiet --build-context repository=. --target "$name" "${arguments[@]}" \
+      --build-arg DEBIAN_IMAGE=sluice-check/trixie:base --build-arg "PYTHON_IMAGE=$python_image" \
+      -t "sluice-standin-$name:check" deploy/compose/standins > /dev/null
+  done
+fi
+for name in sluice sluice-replica-cpu; do
+  say "image $name"
+  docker build --quiet "${arguments[@]}" --build-arg "BASE_IMAGE=$python_image" \
+    -f "deploy/images/${name#sluice-}.Dockerfile" -t "$name:check" . > /dev/null
 done
-trap - EXIT
-compose down -v --remove-orphans --timeout 30
-rm -rf "$work"
-echo "compose-check: passed"
+say "images are there after $(($(date +%s) - began)) s"
+PYTHONPATH=. .venv/bin/python deploy/compose/check.py --work "$work/files" "${standins[@]}" "$@"
+say "all of it took $(($(date +%s) - began)) s"

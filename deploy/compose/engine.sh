@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# A Docker engine of its own for compose-check: Debian 13's, in a root of its own. Nothing of it is
+# installed into this machine, and the engine that may run here already is left alone.
+#
+#   deploy/compose/engine.sh start   # root, debootstrap, iptables; prints what to export
+#   deploy/compose/engine.sh stop    # ends it, and takes back what it changed in the network
+#
+# COMPOSE_CHECK_HOME holds it all (default: ~/.cache/sluice/compose-check), some 6 GB. Remove the folder
+# to begin anew. DEBIAN_MIRROR: where packages come from; by default where this machine's come from.
+set -euo pipefail
+repository=$(cd "$(dirname "$0")/../.." && pwd)
+home=${COMPOSE_CHECK_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/sluice/compose-check}
+socket="$home/docker.sock"
+# Apart from those that engines take by default.
+bridge=172.31.250.1/24
+pool=base=172.31.128.0/18,size=26
+say() { echo "compose-check: $*"; }
+
+mirror() { # of this machine, else Debian's own
+  apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -m1 '/debian$' \
+    || echo http://deb.debian.org/debian
+}
+
+root_of() { # suite, packages: a minimal Debian in $home/<suite>
+  [ -e "$home/$1/.complete" ] && return
+  say "debootstrap of $1"
+  rm -rf "${home:?}/$1"
+  debootstrap --variant=minbase --include="$2" "$1" "$home/$1" "${DEBIAN_MIRROR:-$(mirror)}" \
+    > "$home/debootstrap-$1.log" 2>&1 || { tail -n 5 "$home/debootstrap-$1.log"; exit 1; }
+  umount "$home/$1/proc" 2>/dev/null || true
+  rm -f "$home/$1"/var/cache/apt/archives/*.deb
+  touch "$home/$1/.complete"
+}
+
+engine_root() { # the stand-ins' Debian, and the engine
+  [ -e "$home/engine/.complete" ] && return
+  say "packages of the engine"
+  rm -rf "$home/engine" && cp -a "$home/trixie" "$home/engine" && rm "$home/engine/.complete"
+  cp -L /etc/resolv.conf "$home/engine/etc/resolv.conf"
+  { chroot "$home/engine" apt-get update \
+      && chroot "$home/engine" env DEBIAN_FRONTEND=noninteractive apt-get install -y \
+        --no-install-recommends docker.io docker-cli docker-buildx docker-compose iptables; } \
+    > "$home/packages.log" 2>&1 || { tail -n 5 "$home/packages.log"; exit 1; }
+  touch "$home/engine/.complete"
+}
+
+run_engine() {
+  # A mount namespace of its own: its mounts end with it, and the host sees none of them.
+  setsid unshare --mount --propagation private bash -euc '
+    home=$1 root=$2 repository=$3; shift 3
+    mount --bind "$root" "$root" # pivot_root takes only what is mounted
+    for name in proc sys dev; do mount --rbind "/$name" "$root/$name"; done
+    for folder in "$home" "$repository"; do
+      mkdir -p "$root$folder"; mount --bind "$folder" "$root$folder"
+    done
+    touch "$root/etc/resolv.conf"; mount --bind /etc/resolv.conf "$root/etc/resolv.conf"
+    mkdir -p "$root/host"; cd "$root"; pivot_root . host; cd /; umount -l /host
+    mount -t tmpfs tmpfs /run
+    exec dockerd "$@"
+  ' engine "$home" "$home/engine" "$repository" \
+    --data-root "$home/data" --exec-root "$home/exec" --pidfile "$home/docker.pid" \
+    --host "unix://$socket" --bip "$bridge" --default-address-pool "$pool" \
+    < /dev/null > "$home/dockerd.log" 2>&1 &
+  for _ in $(seq 120); do
+    docker version > /dev/null 2>&1 && return
+    sleep 0.5
+  done
+  tail -n 5 "$home/dockerd.log"; exit 1
+}
+
+clients() { # the commands of the engine's root run on this machine, if its libc is not too old
+  mkdir -p "$home/bin" "$home/client"
+  ln -sf "$home/engine/usr/bin/docker" "$home/bin/docker"
+  printf '{"cliPluginsExtraDirs": ["%s"]}\n' "$home/engine/usr/libexec/docker/cli-plugins" \
+    > "$home/client/config.json"
+  export DOCKER_HOST="unix://$socket" DOCKER_CONFIG="$home/client" PATH="$home/bin:$PATH"
+}
+
+base_images() { # DEBIAN_IMAGE and PYTHON_IMAGE of the check, where no registry is
+  local name
+  for name in bookworm trixie; do
+    docker image inspect "sluice-check/$name:base" > /dev/null 2>&1 && continue
+    say "image sluice-check/$name:base"
+    tar -C "$home/$name" --numeric-owner --exclude='./proc/*' --exclude='./sys/*' -c . \
+      | docker import - "sluice-check/$name:base" > /dev/null
+  done
+  docker image inspect sluice-check/python:3.11-bookworm > /dev/null 2>&1 && return
+  say "image sluice-check/python:3.11-bookworm"
+  # Trusted is what this machine trusts.
+  mkdir -p "$home/python" && cp -L /etc/ssl/certs/ca-certificates.crt "$home/python/"
+  docker build --quiet -t sluice-check/python:3.11-bookworm -f - "$home/python" > /dev/null <<'RECIPE'
+FROM sluice-check/bookworm:base
+COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends python3 python3-venv libpython3.11 \
+ && ln -s python3 /usr/bin/python \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
+RECIPE
+}
+
+start() {
+  [ "$(id -u)" = 0 ] || { say "an engine of its own needs root"; exit 2; }
+  for tool in debootstrap iptables unshare; do
+    command -v "$tool" > /dev/null || { say "apt-get install --no-install-recommends $tool"; exit 2; }
+  done
+  mkdir -p "$home"
+  clients
+  if ! docker version > /dev/null 2>&1; then
+    root_of trixie ca-certificates
+    root_of bookworm ca-certificates
+    engine_root
+    cat /proc/sys/net/ipv4/ip_forward > "$home/ip_forward.before"
+    iptables -S FORWARD | head -n 1 > "$home/forward.before"
+    run_engine
+    say "engine $(docker version --format '{{.Server.Version}}'), compose $(docker compose version --short)"
+  fi
+  base_images
+}
+
+stop() {
+  local pid name
+  pid=$(cat "$home/docker.pid" 2>/dev/null || true)
+  if [ -n "$pid" ] && kill "$pid" 2>/dev/null; then
+    for _ in $(seq 60); do kill -0 "$pid" 2>/dev/null || break; sleep 0.5; done
+  fi
+  ip link delete docker0 2>/dev/null || true
+  for table in nat filter; do # rules that lead into its chains, then the chains
+    iptables -t "$table" -S 2>/dev/null | grep -E '^-A .*-j DOCKER' | sed 's/^-A/-D/' \
+      | while read -r rule; do eval "iptables -t $table $rule" || true; done
+    iptables -t "$table" -S 2>/dev/null | grep -E "^-A .*(172\.31\.|docker0|br-)" | sed 's/^-A/-D/' \
+      | while read -r rule; do eval "iptables -t $table $rule" || true; done
+    for name in $(iptables -t "$table" -S 2>/dev/null | sed -n 's/^-N \(DOCKER.*\)/\1/p'); do
+      iptables -t "$table" -F "$name" && iptables -t "$table" -X "$name" || true
+    done
+  done
+  [ -s "$home/forward.before" ] && eval "iptables $(cat "$home/forward.before")"
+  [ -s "$home/ip_forward.before" ] && cat "$home/ip_forward.before" > /proc/sys/net/ipv4/ip_forward
+  rm -f "$home/forward.before" "$home/ip_forward.before"
+}
+
+case "${1:-}" in
+  start)
+    start 1>&2
+    printf 'export DOCKER_HOST=%q DOCKER_CONFIG=%q PATH=%q:"$PATH"\n' "$DOCKER_HOST" "$DOCKER_CONFIG" "$home/bin"
+    ;;
+  stop) clients; stop ;;
+  *) echo "usage: engine.sh start|stop"; exit 2 ;;
+esac
