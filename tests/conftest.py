@@ -1,13 +1,18 @@
 """Shared by all tests."""
 
 import os
+import ssl
+from functools import cache
+from typing import Any
 
 # Test fixtures start servers as another user, for which Python forks. gRPC's fork handlers may
 # abort such a child before it becomes the server; without them nothing of gRPC runs in it.
 # Has to be set before gRPC is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
+import httpx
 import pytest
+from httpx._transports import default as transports
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -18,6 +23,19 @@ from tests.stacks import FIXTURES, group_of, misplaced
 
 # Before anybody imports it by name.
 process.free_port = free_port
+
+# Each new client of HTTPX reads all authorities, which takes 30 ms; tests make thousands, and ask
+# nobody whom these vouch for.
+_authorities = cache(httpx.create_ssl_context)
+
+
+def _ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+    if verify is True and cert is None:
+        return _authorities()
+    return httpx.create_ssl_context(verify, cert, trust_env)
+
+
+setattr(transports, "create_ssl_context", _ssl_context)  # noqa: B010 - not exported
 
 # A machine that stalls is no reason to fail.
 settings.register_profile("sluice", deadline=None)
