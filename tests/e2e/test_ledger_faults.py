@@ -25,7 +25,7 @@ from tests import sse
 
 pytestmark = pytest.mark.real
 
-CLIENTS = 12
+CLIENTS = 6
 TENANT = "ledger"
 # Of each answer. More than what canaries and probes make of an engine in one part of the plan, so
 # that one request too many or too few stands out.
@@ -108,11 +108,11 @@ class Load:
         self._may_ask.set()
 
 
-async def until(condition: Callable[[], object], what: str) -> None:
+async def until(condition: Callable[[], object], what: str, every_s: float = 0.1) -> None:
     end_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < end_s, f"never happened: {what}"
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(every_s)
 
 
 class Ledger:
@@ -161,6 +161,11 @@ class Ledger:
         return False
 
 
+async def until_told(load: Load, ledger: Ledger) -> None:
+    """Wait until what was begun is in the ledger; to read all of it takes a while of a core."""
+    await until(lambda: ledger.has(load.begun), "what was begun is told", every_s=1.0)
+
+
 def made(stack) -> int:
     """Return how many tokens the engine says it has made."""
     with stack.admin() as http:
@@ -193,19 +198,19 @@ async def one_round(stack, load: Load, ledger: Ledger) -> None:
     for name in ("gateway", "router"):
         await kill_and_wait(stack, load, ledger, name)
     await load.pause()
-    await until(lambda: ledger.has(load.begun), "what was begun is told")
+    await until_told(load, ledger)
     made_before, told_before = made(stack), ledger.settled_tokens
     load.go_on()
     for name in ("telemetry", "tracestore"):
         await kill_and_wait(stack, load, ledger, name)
     await load.pause()
-    await until(lambda: ledger.has(load.begun), "what was begun is told")
+    await until_told(load, ledger)
     load.go_on(LONG_TOKENS)
     asked = set(load.sent)
     await until(lambda: len(load.begun - asked) == CLIENTS, "streams run")
     await kill_and_wait(stack, load, ledger, "broker")
     await load.pause()
-    await until(lambda: ledger.has(load.begun), "what was begun is told")
+    await until_told(load, ledger)
     # Nobody was cut, so there is nothing that could be told only nearly.
     extra = made(stack) - made_before - (ledger.settled_tokens - told_before)
     assert 0 <= extra < TOKENS, "besides, canaries and probes"
@@ -225,7 +230,7 @@ async def test_every_answer_is_in_the_ledger_once_with_its_tokens(stack) -> None
                 await one_round(stack, load, ledger)
             await load.pause()
             running.cancel()
-        await until(lambda: ledger.has(load.begun), "what was begun is told")
+        await until_told(load, ledger)
     names = [row["request_id"] for row in ledger.rows]
     assert len(names) == len(set(names)), "none twice"
     assert load.begun <= set(names) | ledger.lost <= load.sent
