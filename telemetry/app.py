@@ -10,6 +10,7 @@ import structlog
 from aiohttp import web
 
 from sluice.certificates import server_tls
+from telemetry import text_rows
 from telemetry.closings import Closer
 from telemetry.consumer import EventConsumer
 from telemetry.costs.prices import Prices
@@ -22,6 +23,7 @@ from telemetry.rollups_worker import Rollups
 from telemetry.settings import Settings
 from telemetry.sink import Sink
 from telemetry.store import Store
+from telemetry.texts import Eraser
 
 if TYPE_CHECKING:
     from telemetry.otlp import SpanExport
@@ -30,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 _SHUTDOWN_S = 5.0
 _DRAIN_S = 5.0
+_TEXTS_DRAIN_S = 0.5  # beyond that; usage must not wait for them
+_TEXTS_AT_ONCE = 200  # messages; one may have a few hundred kilobytes
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
@@ -50,11 +54,19 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
         stack.push_async_callback(store.close)
         spans = _span_export(settings, metrics)
         sink = Sink(
-            partial(_reader, settings),
+            partial(_reader, settings, settings.topic),
             store,
             metrics,
             batch_max=settings.batch_max,
             on_written=_nothing if spans is None else spans.offer,
+        )
+        texts_sink = Sink(
+            partial(_reader, settings, settings.texts_topic),
+            store,
+            metrics,
+            batch_max=_TEXTS_AT_ONCE,
+            decode=text_rows.decode,
+            are_texts=True,
         )
         observer = Observer(
             settings.kafka_bootstrap,
@@ -76,25 +88,31 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
         log.info("telemetry_started", http_address=settings.http_address)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(sink.run())
+            texts_task = group.create_task(texts_sink.run())
             loops = [
-                group.create_task(loop.run()) for loop in (observer, closer, reconciler, rollups)
+                group.create_task(loop.run())
+                for loop in (observer, closer, reconciler, rollups, Eraser(store))
             ]
             exporting = group.create_task(_nowhere() if spans is None else spans.run())
             await stop.wait()
             for loop in loops:
                 loop.cancel()
             sink.drain()
+            texts_sink.drain()
             await asyncio.wait([task], timeout=_DRAIN_S)
+            await asyncio.wait([texts_task], timeout=_TEXTS_DRAIN_S)
             task.cancel()
+            texts_task.cancel()
             exporting.cancel()
     log.info("telemetry_stopped")
 
 
-def _reader(settings: Settings) -> EventConsumer:
+def _reader(settings: Settings, topic: str) -> EventConsumer:
+    is_texts = topic == settings.texts_topic
     return EventConsumer(
         settings.kafka_bootstrap,
-        settings.topic,
-        settings.group,
+        topic,
+        f"{settings.group}-texts" if is_texts else settings.group,
         protocol=settings.kafka_group_protocol,
         batch_wait_s=settings.batch_wait_s,
     )

@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from sluice.certificates import refusal_of
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 from sluice.identity import Service
-from telemetry import evidence, params, traces
+from telemetry import evidence, params, texts, traces
 from telemetry.budget_usage import totals, totals_query
 from telemetry.closings import Closer
 from telemetry.costs.prices import Prices
@@ -69,6 +69,8 @@ class Api:
         app = web.Application(middlewares=[_problems])
         app.router.add_get("/v1/requests", self._requests)
         app.router.add_get("/v1/requests/{request_id}", self._trace)
+        app.router.add_get("/v1/texts/{request_id}", self._texts)
+        app.router.add_delete("/v1/texts", self._erase_texts)
         app.router.add_get("/v1/rollouts/{rollout_id}/windows", self._windows)
         app.router.add_get("/v1/usage", self._usage)
         app.router.add_post("/v1/usage/totals", self._totals)
@@ -101,6 +103,20 @@ class Api:
         if trace is None:
             raise BadRequestError(ErrorCode.NOT_FOUND, traces.missing(request_id, tenant_id, until))
         return web.json_response(trace.as_json() | {"ingested_until": until})
+
+    async def _texts(self, request: web.Request) -> web.Response:
+        """Tell what a tenant's request said and was answered; whose it is must be said."""
+        self._check_key(request)
+        request_id = params.ident(request.match_info, "request_id")
+        tenant_id = params.required(request.query, "tenant")
+        rows = await _asked(texts.find_texts(self._store, tenant_id, request_id))
+        return web.json_response({"data": rows}, headers={"Cache-Control": "no-store"})
+
+    async def _erase_texts(self, request: web.Request) -> web.Response:
+        """Erase all texts of a tenant; nobody sees them from now on, the rows go a little later."""
+        self._check_key(request)
+        tenant_id = params.required(request.query, "tenant")
+        return web.json_response({"until": await _asked(texts.erase_texts(self._store, tenant_id))})
 
     async def _windows(self, request: web.Request) -> web.Response:
         """Tell the windows of a rollout that are ingested for sure, the first 1,000 of them."""

@@ -5,6 +5,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from sluice.certificate_metric import CertificateExpiry
 from telemetry.rollups import Level
 from telemetry.rows import PoisonReason
 
@@ -14,6 +15,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(CertificateExpiry())
         counter = partial(Counter, registry=self.registry)
         self.events_written = counter(
             "telemetry_events_written", "Events acknowledged by ClickHouse."
@@ -28,6 +30,9 @@ class Metrics:
         self.gateway_lost = counter(
             "telemetry_requests_closed",
             "Requests whose gateway was killed: rows made of what routers told of them.",
+        )
+        self.texts = counter(
+            "telemetry_texts_written", "Redacted texts of requests acknowledged by ClickHouse."
         )
         self.poisoned = counter(
             "telemetry_messages_poisoned", "Messages parked in the table poison.", ["reason"]
@@ -66,6 +71,14 @@ class Metrics:
         )
         self.is_ready = Gauge(
             "telemetry_ready", "1 while broker and ClickHouse are reached.", registry=self.registry
+        )
+        self.text_lag = Gauge(
+            "telemetry_text_lag_events", "Redacted texts still to be read.", registry=self.registry
+        )
+        self.is_text_ready = Gauge(
+            "telemetry_text_ready",
+            "1 while the topic of redacted texts and ClickHouse are reached.",
+            registry=self.registry,
         )
         self._of_ledger()
 

@@ -51,6 +51,13 @@ def ident(query: Query, name: str) -> str:
     return text
 
 
+def required(query: Query, name: str) -> str:
+    """Return an id that must be given."""
+    if not (text := ident(query, name)):
+        raise _wrong(name, f"say {name}")
+    return text
+
+
 def iso(unix_ms: int) -> str:
     """Return a moment in ISO 8601, to the second."""
     return datetime.fromtimestamp(unix_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from sluice.wire.telemetry.v1.text_pb2 import TextEvent
 
 SCHEMA_VERSION = 1
 CLOSING_VERSION = 2
 COUNT_VERSION = 3
 # 2020-01-01 and 2100-01-01: a clock that says otherwise is wrong, and would make odd partitions.
-_RECEIVED_MIN_MS = 1_577_836_800_000
-_RECEIVED_MAX_MS = 4_102_444_800_000
+RECEIVED_MIN_MS = 1_577_836_800_000
+RECEIVED_MAX_MS = 4_102_444_800_000
 _U8_MAX = 0xFF
 _U16_MAX = 0xFFFF
 _PAYLOAD_KEPT_BYTES = 64 << 10
@@ -129,6 +130,7 @@ class Batch:
         events: One per event id, in the order of arrival.
         closings: What routers tell of requests whose gateway they have lost.
         counts: What routers got from engines, as they counted it.
+        texts: What requests said, on a topic of its own.
         poisons: Everything else.
         duplicates: Messages left out because their event id came before in this batch.
     """
@@ -136,6 +138,7 @@ class Batch:
     events: list[RequestEvent] = field(default_factory=list[RequestEvent])
     closings: list[RequestEvent] = field(default_factory=list[RequestEvent])
     counts: list[RequestEvent] = field(default_factory=list[RequestEvent])
+    texts: list[TextEvent] = field(default_factory=list[TextEvent])
     poisons: list[Poison] = field(default_factory=list[Poison])
     duplicates: int = 0
 
@@ -208,7 +211,7 @@ def _decode_one(message: Source) -> RequestEvent | Poison:
 def _problem(event: RequestEvent) -> str | None:
     if not event.event_id:
         return "event_id is empty"
-    if not _RECEIVED_MIN_MS <= event.received_at_unix_ms < _RECEIVED_MAX_MS:
+    if not RECEIVED_MIN_MS <= event.received_at_unix_ms < RECEIVED_MAX_MS:
         return f"received_at_unix_ms {event.received_at_unix_ms} is not between 2020 and 2100"
     if event.status > _U16_MAX:
         return f"status {event.status} is above {_U16_MAX}"

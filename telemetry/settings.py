@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from sluice.events import REQUESTS_TOPIC
+from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC
 from sluice.settings import ServiceSettings
 
 _ADDRESS = r"^[^:]+:\d{1,5}$|^\[[0-9a-f:]+\]:\d{1,5}$"
@@ -81,6 +81,7 @@ class Settings(StoreSettings):
         kafka_bootstrap: host:port,... of the brokers.
         kafka_group_protocol: `classic` for brokers before Kafka 4.
         topic: Where the gateways send request events.
+        texts_topic: Where they send redacted texts of tenants that opted in.
         group: Consumer group; the id of the Kafka cluster is appended, see `telemetry.consumer`.
         batch_max: Events per insert at most.
         batch_wait_s: How long to wait for a batch to fill; four times as long while many come.
@@ -102,6 +103,7 @@ class Settings(StoreSettings):
     kafka_bootstrap: Annotated[str, Field(min_length=3)]
     kafka_group_protocol: Literal["consumer", "classic"] = "consumer"
     topic: Annotated[str, Field(min_length=1)] = REQUESTS_TOPIC
+    texts_topic: Annotated[str, Field(min_length=1)] = TEXTS_TOPIC
     group: Annotated[str, Field(min_length=1)] = "sluice-telemetry"
     batch_max: Annotated[int, Field(ge=1, le=100_000)] = 20_000
     batch_wait_s: Annotated[float, Field(gt=0, le=10)] = 0.25
@@ -121,6 +123,7 @@ class MigrateSettings(StoreSettings):
     kafka_bootstrap: str = ""
     kafka_group_protocol: str = ""
     topic: str = ""
+    texts_topic: str = ""
     group: str = ""
     batch_max: str = ""
     batch_wait_s: str = ""

@@ -16,9 +16,10 @@ from confluent_kafka import KafkaException
 
 from sluice.lifecycle import backoff_s
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from telemetry import rows
 from telemetry.consumer import ConsumerLostError
 from telemetry.metrics import Metrics
-from telemetry.rows import Batch, Source, decode
+from telemetry.rows import Batch, Source
 from telemetry.store import STORE_ERRORS
 
 log = structlog.get_logger(__name__)
@@ -101,8 +102,23 @@ class Sink:
         *,
         batch_max: int,
         on_written: Callable[[Sequence[RequestEvent]], None] = lambda _: None,
+        decode: Callable[[Sequence[Source]], Batch] = rows.decode,
+        are_texts: bool = False,
     ) -> None:
-        """Prepare; `on_written` is told events that are in ClickHouse, perhaps more than once."""
+        """Prepare.
+
+        Args:
+            reader: Makes the broker's side of a session.
+            writer: ClickHouse.
+            metrics: Of the service.
+            batch_max: Messages at a time.
+            on_written: Is told events that are in ClickHouse, perhaps more than once.
+            decode: Sorts messages of the topic.
+            are_texts: Whether lag and readiness are those of the topic of texts.
+        """
+        self._decode = decode
+        self._lag = metrics.text_lag if are_texts else metrics.lag
+        self._ready = metrics.is_text_ready if are_texts else metrics.is_ready
         self._reader = reader
         self._writer = writer
         self._metrics = metrics
@@ -163,7 +179,7 @@ class Sink:
             ahead = read
             self._attempt = 0
             if time.monotonic() >= self._lag_at_s:
-                self._metrics.lag.set(await reader.lag())
+                self._lag.set(await reader.lag())
                 self._lag_at_s = time.monotonic() + _LAG_EVERY_S
 
     async def _read(self, reader: Reader) -> _Read:
@@ -173,7 +189,7 @@ class Sink:
         if reader.missing > missing:
             log.error("messages_missing", count=reader.missing - missing)
             self._metrics.missing.inc(reader.missing - missing)
-        return _Read(messages, await asyncio.to_thread(decode, messages))
+        return _Read(messages, await asyncio.to_thread(self._decode, messages))
 
     async def _settle(self, reader: Reader, read: _Read) -> None:
         if read.messages:
@@ -193,7 +209,12 @@ class Sink:
                 self._metrics.write_failures.inc()
                 self._is_write_failing = True
                 self._set_ready(ready=False)
-                log.warning("write_failed", error=repr(error), events=len(batch.events))
+                log.warning(
+                    "write_failed",
+                    error=repr(error),
+                    events=len(batch.events),
+                    texts=len(batch.texts),
+                )
                 pause_s = backoff_s(attempt, first_s=_PAUSE_FIRST_S, max_s=_PAUSE_MAX_S)
                 if self._is_draining or time.monotonic() + pause_s > give_up_at:
                     raise
@@ -209,6 +230,7 @@ class Sink:
     def _count(self, batch: Batch) -> None:
         self._metrics.events_written.inc(len(batch.events))
         self._metrics.closings.inc(len(batch.closings))
+        self._metrics.texts.inc(len(batch.texts))
         self._metrics.duplicates.inc(batch.duplicates)
         for poison in batch.poisons:
             self._metrics.poisoned.labels(reason=poison.reason).inc()
@@ -222,4 +244,4 @@ class Sink:
 
     def _set_ready(self, *, ready: bool) -> None:
         self.is_ready = ready
-        self._metrics.is_ready.set(ready)
+        self._ready.set(ready)
