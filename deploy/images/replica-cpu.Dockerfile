@@ -10,7 +10,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /src
 COPY requirements/build.lock requirements/replica-cpu.lock ./requirements/
 # PIP_INDEX_URL and the like reach pip as build arguments; nothing of them stays in the image.
-ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_TRUSTED_HOST PIP_CERT
 RUN python -m venv /opt/build \
  && /opt/build/bin/pip install --require-hashes --only-binary :all: -r requirements/build.lock \
  && python -m venv --without-pip /opt/sluice \

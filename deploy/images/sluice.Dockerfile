@@ -12,12 +12,25 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /src
 COPY requirements/build.lock requirements/sluice.lock ./requirements/
 # PIP_INDEX_URL and the like reach pip as build arguments; nothing of them stays in the image.
-ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_TRUSTED_HOST PIP_CERT
 RUN python -m venv /opt/build \
  && /opt/build/bin/pip install --require-hashes --only-binary :all: -r requirements/build.lock \
  && python -m venv --without-pip /opt/sluice \
  && /opt/build/bin/pip --python /opt/sluice/bin/python install --require-hashes \
       --only-binary :all: --no-compile -r requirements/sluice.lock
+# Of what was installed, a quarter is debug symbols, and the Hugging Face client, which `tokenizers`
+# would fetch models with: nothing of ours asks it to. What was stripped must load as before.
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends binutils \
+ && /opt/build/bin/pip --python /opt/sluice/bin/python uninstall --yes \
+      huggingface-hub hf-xet fsspec filelock tqdm \
+ && cd /opt/sluice/lib/python3.*/site-packages \
+ && rm -rf sqlalchemy/testing confluent_kafka/schema_registry \
+ && find . -type d -name tests -prune -exec rm -r {} + \
+ && find . -type f \( -name '*.py[xi]' -o -name '*.pxd' -o -name '*.[ch]' \) -delete \
+ && find . -type f -name '*.so' -not -path '*.libs/*' -exec strip --strip-unneeded {} + \
+ && find . -type f -name '*.so' -not -path '*.libs/*' > /tmp/stripped \
+ && /opt/sluice/bin/python -c 'import ctypes; [ctypes.CDLL(line.strip()) for line in open("/tmp/stripped")]'
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway/ gateway/
 COPY router/ router/

@@ -1,8 +1,10 @@
-"""Recipes of images, read as a builder reads them: no image is built here."""
+"""Recipes of images, read as a builder reads them: `make compose-check` builds them."""
 
 import ast
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "deploy" / "images").glob("*.Dockerfile"))
 ENGINE = ROOT / "deploy" / "images" / "engine.Dockerfile"
+SLUICE = ROOT / "deploy" / "images" / "sluice.Dockerfile"
 OURS = [path for path in RECIPES if path != ENGINE]
 # The others stand on an image of their vendor, whose packages stay as they are.
 LOCKED = [path for path in OURS if path.name != "replica-gpu.Dockerfile"]
@@ -123,6 +126,21 @@ def test_lock_files_of_images_agree_with_the_one_that_tests_run_with(path: Path)
 
 def pins(lock: Path) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==([^ ;\\]+)", lock.read_text(), re.MULTILINE))
+
+
+def test_services_start_without_the_packages_that_the_image_leaves_out() -> None:
+    runs = " ".join(a for name, a in instructions(SLUICE) if name == "RUN")
+    removed = re.findall(r"uninstall --yes ([\w -]+?) &&", runs)[0].split()
+    blocked = [name.replace("-", "_") for name in removed]
+    blocked += re.findall(r"rm -rf ((?:\w+/\w+ ?)+)", runs)[0].strip().replace("/", ".").split()
+    source = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        "import gateway.app, router.app, control_plane.app, control_plane.migrate\n"
+        "import telemetry.app, telemetry.migrate, cli.app, cli.compose_commands, tokenizers\n"
+    )
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_but_the_wheel_reaches_a_builder() -> None:

@@ -41,8 +41,10 @@ def test_every_setting_is_known_right_and_given(name: str, monkeypatch: pytest.M
 
 
 def test_all_five_services_are_there() -> None:
+    # Certificates and Kafka's protection are settings that several of them share.
+    shared = {"certificates", "kafka"}
     assert {PREFIXES[SERVICES[name]["command"][0]] for name in CONFIGURED} == {
-        owner.model_config["env_prefix"] for owner in SETTINGS.values()
+        owner.model_config["env_prefix"] for name, owner in SETTINGS.items() if name not in shared
     }
 
 
@@ -136,6 +138,31 @@ def test_the_grace_period_is_longer_than_the_drain(
     steps = ("unready_s", "idle_grace_s", "drain_s", "flush_s")
     drain_s = sum(getattr(settings, step, 0.0) for step in steps)
     assert drain_s < seconds(service["stop_grace_period"])
+
+
+def standins() -> dict[str, str]:
+    lines = (ROOT / "deploy/compose/standins/images.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_every_image_of_others_has_a_stand_in_or_is_left_out() -> None:
+    override = (ROOT / "deploy/compose/standins/override.yml").read_text()
+    recipe = (ROOT / "deploy/compose/standins/Dockerfile").read_text()
+    text = (ROOT / "docker-compose.yml").read_text()
+    named = set(re.findall(r"image: \$\{(\w+_IMAGE):-", text)) | {"PYTHON_IMAGE"}
+    assert "grafana:\n    profiles: !override" in override
+    assert named - {"GRAFANA_IMAGE"} == standins().keys()
+    for variable, image in standins().items():
+        if variable != "PYTHON_IMAGE":
+            target = image.removeprefix("sluice-standin-").removesuffix(":check")
+            assert re.search(rf"^FROM .* AS {target}$", recipe, re.MULTILINE), target
+
+
+def test_the_stand_in_of_kafka_has_every_topic() -> None:
+    recipe = (ROOT / "deploy/compose/standins/Dockerfile").read_text()
+    wanted = set(re.findall(r"sluice\.\w+\.v1", " ".join(SERVICES["topics"]["command"])))
+    assert wanted
+    assert wanted <= set(re.findall(r"--topic=(sluice\.\w+\.v1):", recipe))
 
 
 def test_the_front_is_killed_later_than_it_ends_by_itself() -> None:
