@@ -64,6 +64,16 @@ def _endpoint(value: str) -> str:
     return value
 
 
+_Endpoint = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        callback=_endpoint,
+        help="Send spans of requests there by OTLP over HTTP, as http://HOST:4318/v1/traces.",
+    ),
+]
+
+
 def up(
     *,
     detach: Annotated[
@@ -88,14 +98,7 @@ def up(
         bool,
         typer.Option(help="Also serve the embedding model, if installed; takes 300 MiB."),
     ] = True,
-    otlp_endpoint: Annotated[
-        str,
-        typer.Option(
-            metavar="URL",
-            callback=_endpoint,
-            help="Send spans of requests there by OTLP over HTTP, as http://HOST:4318/v1/traces.",
-        ),
-    ] = "",
+    otlp_endpoint: _Endpoint = "",
     tls: Annotated[
         bool, typer.Option(help="Mutual TLS between all processes, with certificates of its own.")
     ] = False,
