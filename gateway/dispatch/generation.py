@@ -268,6 +268,9 @@ class Generation:
             attempt = self.attempts[-1].interrupted(it, len(self.emitted), nowhere)
             begun(self.attempts, attempt)
 
+    def expect_end(self) -> None:
+        """The answer ends well with the tokens that come now: what is sent may wait for the end."""
+
     def learn_outcome(self, outcome: wire.Outcome) -> None:
         """Take what the router says at the end of the current attempt."""
         self.prefill_us = outcome.prefill_us

@@ -52,6 +52,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
+_SUCCESSES = (wire.OUTCOME_KIND_STOP, wire.OUTCOME_KIND_LENGTH)
 
 # InvalidStateError: writing to a call that the router has just ended.
 _EXPECTED = (
@@ -247,8 +248,12 @@ class RouterLink:
                 generation.place(_detached(placed))
         if message.HasField("logprobs"):
             self._hand_out_logprobs(message.logprobs)
+        outcomes = message.outcomes
+        for outcome in outcomes:
+            if outcome.kind in _SUCCESSES and (ends := generations.get(outcome.handle)) is not None:
+                ends.expect_end()
         self._hand_out_tokens(message.handle[:], counts, tokens, now_s)
-        for outcome in message.outcomes:
+        for outcome in outcomes:
             if (generation := generations.pop(outcome.handle, None)) is not None:
                 generation.learn_outcome(outcome)
         for closing in message.closings:

@@ -27,6 +27,18 @@ _SIZE_LINES = tuple(b"%x\r\n" % size for size in range(4096))  # of HTTP/1.1 chu
 LogprobFormat = Callable[[list[TokenLogprob]], dict[str, object]]
 
 
+class _LastStep:
+    """The pace of a stream whose end is here: the last token leaves with it, in one write."""
+
+    is_holding = True
+
+    def hold(self, holder: object) -> None:
+        """Nobody has to release it: the end takes what is held."""
+
+
+_LAST_STEP = _LastStep()
+
+
 class StreamedGeneration(Generation):
     """Writes tokens to the client as they come. Until `go_live` they are kept."""
 
@@ -71,7 +83,7 @@ class StreamedGeneration(Generation):
         self.chunks = chunks
         self._fragments = pipe.table.fragments
         self._itl = itl
-        self._pace = pace
+        self._pace: Pace | _LastStep = pace
         self._held = b""  # a chunk that waits for the one behind it
         self._is_plain = line is None and pipe.is_transparent
         self._early: list[bytes] | None = []
@@ -100,6 +112,10 @@ class StreamedGeneration(Generation):
             self._push_slowly((token,))
         elif fragment:
             self._send(fragment)
+
+    def expect_end(self) -> None:
+        """See the base: a write costs as much as all else that is done for a token."""
+        self._pace = _LAST_STEP
 
     def _note_gap(self, now_s: float) -> None:
         if self.is_fresh:

@@ -8,9 +8,18 @@ from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
 from gateway.testing import NeverLags
 from gateway.text.pipe import TextPipe
+from gateway.text.sse import DONE
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
-from tests.unit.gateway.test_streamed import SPEC, TABLE
+from tests.unit.gateway.test_streamed import (
+    SPEC,
+    TABLE,
+    TOKENIZER,
+    Transport,
+    stream,
+    texts,
+    unframed,
+)
 
 
 class BrokenPipe(TextPipe):
@@ -71,3 +80,23 @@ def test_what_an_answer_keeps_of_a_message_does_not_keep_the_message() -> None:
     message.placed[0].replica_id = "changed"
     assert answer.placed is not None
     assert answer.placed.replica_id == "replica-1"
+
+
+def test_the_last_token_leaves_together_with_the_end_of_a_good_answer() -> None:
+    link, answers = up(), [stream(), stream()]
+    transports = [Transport(), Transport()]
+    handles = [link.submit(answer, "c", 0) for answer in answers]
+    for answer, transport in zip(answers, transports, strict=True):
+        answer.go_live(transport, is_chunked=True)
+    link.deliver(tokens_for(*handles), 1.0)
+    before = [transport.written for transport in transports]
+    message = tokens_for(*handles)
+    kinds = (wire.OUTCOME_KIND_LENGTH, wire.OUTCOME_KIND_LOST)
+    for handle, kind in zip(handles, kinds, strict=True):
+        message.outcomes.add(handle=handle, kind=kind)
+    link.deliver(message, 2.0)
+    ended, lost = (transport.written for transport in transports)
+    assert ended == before[0]
+    shown = texts(unframed(ended) + answers[0].last_chunks("length") + DONE)
+    assert [text for text in shown if text] == [TOKENIZER.decode([40])] * 2
+    assert len(lost) > len(before[1]), "it goes on elsewhere: nothing is kept back until then"
