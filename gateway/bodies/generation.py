@@ -163,11 +163,18 @@ class GenerationFields(Body):
         Args:
             tier_ms: Of the caller's tier, which cannot be exceeded; 0 when it has none.
         """
-        return min(filter(None, (self.deadline_ms, tier_ms)), default=0)
+        asked_ms = self.deadline_ms
+        return min(asked_ms, tier_ms or asked_ms) if asked_ms else tier_ms
 
-    @cached_property
+    @property
     def guide(self) -> engine.Grammar | None:
         """What the answer must match, by response_format, regex or choice."""
+        if self.response_format is None and self.regex is None and self.choice is None:
+            return None  # as nearly always; what is cached takes a lock to find
+        return self._guide
+
+    @cached_property
+    def _guide(self) -> engine.Grammar | None:
         return guide_of(self.response_format, self.regex, self.choice)
 
     @property
