@@ -122,6 +122,87 @@ def place() -> Iterator[Place]:
         shutil.rmtree(root, ignore_errors=True)
 
 
+# --- homes of their own: first, so that the stack of the others does not idle beside them --------
+
+
+def test_a_supervisor_killed_twice_leaves_work_for_up_and_for_down_and_the_key_survives() -> None:
+    with place() as made:
+        made.sluice(*made.up_arguments, "--detach")
+        key = read_env(made.home)["OPENAI_API_KEY"]
+        assert made.segments(), "shared memory has another name than this test believes"
+        os.kill(read_state(made.home).supervisor_pid, signal.SIGKILL)
+        assert "still run" in made.sluice("status", status=1).stderr
+
+        again = made.sluice(*made.up_arguments, "--detach")
+        assert "an earlier run was not ended properly" in again.stdout
+        assert "gateway (" in again.stdout
+        assert read_env(made.home)["OPENAI_API_KEY"] == key
+        (line,) = [text for text in again.stdout.splitlines() if text.startswith("curl ")]
+        assert streamed_text(shlex.split(line))
+
+        os.kill(read_state(made.home).supervisor_pid, signal.SIGKILL)
+        ended = made.sluice("down")
+        assert "gateway (" in ended.stdout
+        made.assert_nothing_is_left()
+        assert "nothing runs" in made.sluice("down").stdout
+
+
+@contextmanager
+def foreground(made: Place, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    out = made.home.root / "out"
+    with (
+        out.open("w") as file,
+        subprocess.Popen(
+            [*prefix, *made.command(*made.up_arguments)],
+            env=made.environment(),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_two_ctrl_c_during_the_start_kill_at_once_and_leave_nothing() -> None:
+    with place() as made, foreground(made) as process:
+        eventually(lambda: marked_processes(made.home.marker))
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
+        made.assert_nothing_is_left()
+
+
+def ordinary_user() -> list[str]:
+    """Return what turns a command into one of an ordinary user; nothing when we are one, or cannot."""
+    if os.geteuid() != 0:
+        return []
+    nobody = pwd.getpwnam("nobody")
+    prefix = ["unshare", "--user", f"--map-user={nobody.pw_uid}", f"--map-group={nobody.pw_gid}"]
+    tried = subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    return prefix if tried.returncode == 0 else []
+
+
+def test_ctrl_c_in_the_foreground_as_an_ordinary_user_leaves_nothing() -> None:
+    prefix = ordinary_user()
+    with place() as made, foreground(made, prefix) as process:
+        out = made.home.root / "out"
+        eventually(lambda: "curl " in out.read_text() or process.poll() is not None)
+        assert process.poll() is None, out.read_text() + made.log_ends()
+        line = next(text for text in out.read_text().splitlines() if text.startswith("curl "))
+        assert streamed_text(shlex.split(line))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert "nothing is left running" in out.read_text()
+        made.assert_nothing_is_left()
+    if os.geteuid() == 0 and not prefix:
+        pytest.skip("worked as root; not shown as an ordinary user: no user namespaces here")
+
+
+# --- one stack for all others --------------------------------------------------------------------
+
+
 @pytest.fixture(scope="module")
 def running() -> Iterator[Place]:
     with place() as made:
@@ -130,11 +211,16 @@ def running() -> Iterator[Place]:
         yield made
 
 
-def eventually(check: Callable[[], object]) -> None:
+def eventually(check: Callable[[], object], every_s: float = 0.1) -> None:
     deadline = time.monotonic() + 240
     while not check():
         assert time.monotonic() < deadline, "not within 240 s"
-        time.sleep(0.1)
+        time.sleep(every_s)
+
+
+def until_healthy(made: Place) -> None:
+    """Wait for the whole stack; each look starts a Python, which takes half a second of a core."""
+    eventually(lambda: status(made)["is_healthy"], every_s=1.0)
 
 
 def status(made: Place) -> dict:
@@ -187,7 +273,7 @@ def test_the_environment_file_is_for_its_owner_and_for_a_shell(running) -> None:
 
 
 def test_status_shows_every_process_healthy(running) -> None:
-    eventually(lambda: status(running)["is_healthy"])
+    until_healthy(running)
     shown = status(running)
     names = PROCESSES | ({"triton-embed"} if find_package() else set())
     assert {process["name"] for process in shown["processes"]} == names
@@ -290,7 +376,7 @@ def test_requests_shows_what_was_asked(running) -> None:
         shown = json.loads(running.sluice("requests", "--limit=50", "--json").stdout)
         return [row for row in shown if row["request_id"] == request_id]
 
-    eventually(rows)
+    eventually(rows, every_s=0.5)
     assert rows()[0]["tenant_id"] == "demo"
     assert request_id in running.sluice("requests").stdout
 
@@ -314,7 +400,7 @@ UNSEEN = {
 def test_every_metric_of_rules_and_dashboards_is_told_by_some_process(running) -> None:
     from tests.unit.observability.known import PROMETHEUS, all_expressions, scraped_series
 
-    eventually(lambda: status(running)["is_healthy"])
+    until_healthy(running)
     test_requests_shows_what_was_asked(running)
     folder = running.home.root / "targets"
     script = [sys.executable, str(PROMETHEUS / "targets.py"), str(folder)]
@@ -334,18 +420,18 @@ def test_every_metric_of_rules_and_dashboards_is_told_by_some_process(running) -
         return {it for it in wanted - seen if it[0] not in UNSEEN}
 
     # Engines and the control plane tell some of them only after a moment.
-    eventually(lambda: not missing())
+    eventually(lambda: not missing(), every_s=0.5)
     engines = json.loads((folder / "engine.json").read_text())
     assert all(group["labels"].keys() == {"pool", "replica"} for group in engines)
 
 
 @pytest.mark.parametrize("name", ["telemetry", "postgres", "router"])
 def test_a_killed_process_is_restarted_and_that_is_said(running, name) -> None:
-    eventually(lambda: status(running)["is_healthy"])
+    until_healthy(running)
     before = read_state(running.home).process(name)
     os.kill(before.pid, signal.SIGKILL)
     eventually(lambda: read_state(running.home).process(name).restarts == before.restarts + 1)
-    eventually(lambda: status(running)["is_healthy"])
+    until_healthy(running)
     assert read_state(running.home).process(name).pid != before.pid
     assert f"{name} ended with status -9" in running.sluice("logs", "supervisor").stdout
 
@@ -355,85 +441,10 @@ def test_an_agent_that_is_killed_leaves_the_engines_to_its_successor(running) ->
         shown = status(running)["processes"]
         return {process["pid"] for process in shown if process["name"].startswith("triton")}
 
-    eventually(lambda: status(running)["is_healthy"])
+    until_healthy(running)
     before, agent = engines(), read_state(running.home).process("agent")
     assert before
     os.kill(agent.pid, signal.SIGKILL)
     eventually(lambda: read_state(running.home).process("agent").restarts == agent.restarts + 1)
-    eventually(lambda: status(running)["is_healthy"])
+    until_healthy(running)
     assert engines() == before
-
-
-def test_a_supervisor_killed_twice_leaves_work_for_up_and_for_down_and_the_key_survives() -> None:
-    with place() as made:
-        made.sluice(*made.up_arguments, "--detach")
-        key = read_env(made.home)["OPENAI_API_KEY"]
-        assert made.segments(), "shared memory has another name than this test believes"
-        os.kill(read_state(made.home).supervisor_pid, signal.SIGKILL)
-        assert "still run" in made.sluice("status", status=1).stderr
-
-        again = made.sluice(*made.up_arguments, "--detach")
-        assert "an earlier run was not ended properly" in again.stdout
-        assert "gateway (" in again.stdout
-        assert read_env(made.home)["OPENAI_API_KEY"] == key
-        (line,) = [text for text in again.stdout.splitlines() if text.startswith("curl ")]
-        assert streamed_text(shlex.split(line))
-
-        os.kill(read_state(made.home).supervisor_pid, signal.SIGKILL)
-        ended = made.sluice("down")
-        assert "gateway (" in ended.stdout
-        made.assert_nothing_is_left()
-        assert "nothing runs" in made.sluice("down").stdout
-
-
-@contextmanager
-def foreground(made: Place, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
-    out = made.home.root / "out"
-    with (
-        out.open("w") as file,
-        subprocess.Popen(
-            [*prefix, *made.command(*made.up_arguments)],
-            env=made.environment(),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def test_two_ctrl_c_during_the_start_kill_at_once_and_leave_nothing() -> None:
-    with place() as made, foreground(made) as process:
-        eventually(lambda: marked_processes(made.home.marker))
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) != 0
-        made.assert_nothing_is_left()
-
-
-def ordinary_user() -> list[str]:
-    """Return what turns a command into one of an ordinary user; nothing when we are one, or cannot."""
-    if os.geteuid() != 0:
-        return []
-    nobody = pwd.getpwnam("nobody")
-    prefix = ["unshare", "--user", f"--map-user={nobody.pw_uid}", f"--map-group={nobody.pw_gid}"]
-    tried = subprocess.run([*prefix, "true"], capture_output=True, check=False)
-    return prefix if tried.returncode == 0 else []
-
-
-def test_ctrl_c_in_the_foreground_as_an_ordinary_user_leaves_nothing() -> None:
-    prefix = ordinary_user()
-    with place() as made, foreground(made, prefix) as process:
-        out = made.home.root / "out"
-        eventually(lambda: "curl " in out.read_text() or process.poll() is not None)
-        assert process.poll() is None, out.read_text() + made.log_ends()
-        line = next(text for text in out.read_text().splitlines() if text.startswith("curl "))
-        assert streamed_text(shlex.split(line))
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert "nothing is left running" in out.read_text()
-        made.assert_nothing_is_left()
-    if os.geteuid() == 0 and not prefix:
-        pytest.skip("worked as root; not shown as an ordinary user: no user namespaces here")
