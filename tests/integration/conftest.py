@@ -56,9 +56,9 @@ class PostgresServer:
             await connection.close()
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def postgres_server() -> AsyncIterator[PostgresServer]:
-    """One server per run, data in a folder that its user can enter, gone with the run."""
+    """One server per worker, data in a folder that its user can enter, gone with the last test here."""
     home = Path(tempfile.mkdtemp(prefix="sluice-test-", dir="/tmp"))
     home.chmod(0o711)
     try:
@@ -147,11 +147,11 @@ async def tracestore(tmp_path: Path) -> AsyncIterator[RestartableServer]:
     await server.stop()
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def shared_tracestore(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[RestartableServer]:
-    """One trace store per run, with small bounds; tests must not kill it."""
+    """One trace store per worker, with small bounds; tests must not kill it."""
     home = tmp_path_factory.mktemp("tracestore")
     port = free_port()
     spec = tracestore_spec(port, home / "traces", home / "log", child_environment(), body_max_mib=8)
@@ -223,14 +223,22 @@ async def running_control_plane(
 async def eventually(
     condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 60.0
 ) -> None:
-    """Wait until a condition holds; the time limit only bounds a failing test."""
+    """Wait until a condition holds; the time limit only bounds a failing test.
+
+    One that asks a server is looked at ever less often, down to ten times a second: some wait for
+    many seconds, and the answers would take half of a core.
+    """
     deadline = time.monotonic() + timeout_s
+    pause_s = 0.02
     while True:
         holds = condition()
-        if holds if isinstance(holds, bool) else await holds:
+        if not isinstance(holds, bool):
+            holds = await holds
+            pause_s = min(1.2 * pause_s, 0.1)
+        if holds:
             return
         assert time.monotonic() < deadline, f"never happened: {what}"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(pause_s)
 
 
 @pytest.fixture(name="eventually")
@@ -251,7 +259,7 @@ async def control_plane(database_url: str, tmp_path: Path) -> AsyncIterator[Cont
         yield found
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def shared_control_plane(
     postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ControlPlane]:
