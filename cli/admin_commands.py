@@ -18,6 +18,7 @@ from cli import (
     model_commands,
     rollout_commands,
     store_commands,
+    text_commands,
     tier_commands,
     usage_commands,
 )
@@ -52,6 +53,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(tenants, name="tenants", epilog=WHERE)
     tenants.add_typer(budget_commands.budget, name="budget", epilog=WHERE)
+    tenants.add_typer(text_commands.texts, name="texts", epilog=WHERE)
     app.add_typer(key_commands.keys, name="keys", epilog=WHERE)
     app.add_typer(tier_commands.tiers, name="tiers", epilog=WHERE)
     app.add_typer(model_commands.models, name="models", epilog=WHERE)

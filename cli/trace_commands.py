@@ -12,6 +12,7 @@ from cli.api import Api, ApiError
 from cli.render import console, show_json
 from cli.stack.home import Home, read_env
 from cli.stack_commands import fail
+from cli.text_commands import show_texts
 from cli.trace_view import lines, reality
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -27,9 +28,14 @@ def trace(
     request_id: Annotated[str, typer.Argument(help="The answer's header x-request-id.")],
     *,
     tenant: Annotated[str | None, typer.Option(help="Only if it is this tenant's.")] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Also what it said, if its tenant opted in; it is noted.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show where the time of a request went; of one that still runs, what its router knows."""
+    if text and as_json:
+        raise typer.BadParameter("--text is for people: with --json leave it out")
     query = given(tenant=tenant)
     found, why_not = ask(lambda api: _find(api, request_id, query), "SLUICE_TELEMETRY_URL")
     if found is None:
@@ -56,6 +62,8 @@ def trace(
             known = ParseDict(attempt["decision"], wire.Explanation(), ignore_unknown_fields=True)
             explain.show_answer(known)
             out.print(reality(attempt), markup=False, soft_wrap=True)
+    if text:
+        show_texts(found["request"]["tenant_id"], request_id)
 
 
 async def _find(

@@ -50,6 +50,8 @@ from control_plane.rollouts.routes import RolloutRoutes
 from control_plane.rollouts.service import Rollouts
 from control_plane.settings import Settings
 from control_plane.tenants import routes as tenants
+from control_plane.texts.routes import TextRoutes
+from control_plane.texts.store import NO_TEXTS, TextStore, open_store
 from control_plane.watch.feed import Feed
 from control_plane.watch.service import WatchService
 from sluice import channels
@@ -127,6 +129,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
                 rollouts.wake,
                 rollouts.unreadable,
                 budget_interval_s=settings.budget_interval_s,
+                texts=await _texts(stack, settings),
             ),
         ]
         routes += _operations(feed, metrics, document(routes, package_version("sluice")))
@@ -148,6 +151,7 @@ def admin_routes(
     unread_rollouts: Mapping[str, str] = MappingProxyType({}),
     *,
     budget_interval_s: float = INTERVAL_S,
+    texts: TextStore = NO_TEXTS,
 ) -> list[Route]:
     """Return the routes of the admin REST, of all domains that need the database alone."""
     return [
@@ -156,6 +160,7 @@ def admin_routes(
         *QualityRoutes(database).routes(),
         *AdapterRoutes(database).routes(),
         *BudgetRoutes(database, budget_interval_s).routes(),
+        *TextRoutes(database, texts).routes(),
         *tenants.routes(database),
         *models.routes(database),
         *FleetRoutes(database).routes(),
@@ -181,6 +186,11 @@ async def _budgets(
     url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
     ledger = await stack.enter_async_context(budget_feed.open_feed(url, key))
     return Budgets(database, ledger, metrics.show_budgets, settings.budget_interval_s)
+
+
+async def _texts(stack: AsyncExitStack, settings: Settings) -> TextStore:
+    url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
+    return await stack.enter_async_context(open_store(url, key))
 
 
 def _links(settings: Settings) -> Limits:

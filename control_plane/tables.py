@@ -238,6 +238,30 @@ budget_stops = Table(
     Column("stops", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
 )
 
+# Whether gateways keep what a tenant's requests say; no row: they do not.
+text_policies = Table(
+    "text_policies",
+    metadata,
+    Column("id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True),
+    flag_column("is_on"),
+    Column(
+        "share",
+        Integer,
+        CheckConstraint("share BETWEEN 0 AND 10000", name="share"),
+        nullable=False,
+        server_default="0",
+    ),
+    Column(
+        "retention_days",
+        Integer,
+        CheckConstraint("retention_days BETWEEN 1 AND 365", name="retention_days"),
+        nullable=False,
+        server_default="1",
+    ),
+    list_column("redacted"),
+    list_column("words"),
+)
+
 # `target` is what readers are told; the columns behind it keep what it names from going away.
 aliases = Table(
     "aliases",

@@ -58,6 +58,7 @@ KINDS = {
         Kind("releases", tables.releases, wire.Release),
         Kind("splits", tables.splits, wire.Split),
         Kind("budget_stops", tables.budget_stops, wire.BudgetStops),
+        Kind("text_policies", tables.text_policies, wire.TextPolicy),
     )
 }
 

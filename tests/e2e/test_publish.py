@@ -45,6 +45,18 @@ def answer(client: openai.OpenAI, model: str) -> str:
             return answer.choices[0].message.content
 
 
+def loads_us(stack) -> list[int]:
+    """Return how long the requests for `parrot@2` waited for its adapter, as they are told of."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        done = stack.sluice("requests", "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        rows = [row for row in json.loads(done.stdout) if row["requested_model"] == "parrot@2"]
+        if rows or time.monotonic() > deadline:
+            return [row["load_us"] for row in rows]
+        time.sleep(0.2)
+
+
 def test_published_adapters_answer_without_anything_being_put_on_the_node(
     real_stack, real_client, tmp_path
 ) -> None:
@@ -53,5 +65,6 @@ def test_published_adapters_answer_without_anything_being_put_on_the_node(
     # Nobody wants this one before its first request, which waits for it.
     two = published(real_stack, "french", tmp_path / "2", "parrot", "2")
     assert "mon ami" in answer(real_client, "parrot@2")
+    assert [load_us > 0 for load_us in loads_us(real_stack)] == [True]
     assert "matey" in answer(real_client, "parrot")
     assert all((real_stack.home / "artifacts" / digest).is_dir() for digest in (one, two))

@@ -45,6 +45,11 @@ tenants budget set t b --tokens 5
 tenants budget show
 tenants budget show t --state soft
 tenants budget remove t b
+tenants texts set t --on --percent 5 --days 3 --redact email --word falcon
+tenants texts show
+tenants texts remove t
+tenants texts read t r
+tenants texts delete t --yes
 keys list t
 keys show t k
 keys create t --expires 1d

@@ -1,0 +1,72 @@
+"""Whether a tenant's prompts and answers are kept, and what is taken out of them before; pure."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from control_plane.fields import Body
+
+SHARE_MAX = 10_000
+RETENTION_DAYS_MAX = 365
+WORDS_MAX = 100
+
+
+class Redacted(StrEnum):
+    """What gateways look for (`gateway.texts.redaction`)."""
+
+    EMAIL = "email"
+    PHONE = "phone"
+    CARD = "card"
+    IBAN = "iban"
+    IP = "ip"
+    SECRET = "secret"  # noqa: S105 - the name of a class
+
+
+_ALWAYS = (Redacted.CARD, Redacted.SECRET)
+
+
+def _with_those_that_always_go(values: list[Redacted]) -> list[str]:
+    return sorted({str(value) for value in (*values, *_ALWAYS)})
+
+
+def _all() -> list[Redacted]:
+    return list(Redacted)
+
+
+def _once(values: list[str]) -> list[str]:
+    return list(dict.fromkeys(values))
+
+
+def _none() -> list[str]:
+    return []
+
+
+def _checked_word(value: str) -> str:
+    if value != value.strip() or "\0" in value:
+        raise ValueError("a word without blanks around it is expected")
+    return value
+
+
+class TextPolicyBody(Body):
+    """Whether prompts and answers of a tenant are kept.
+
+    `share` is how many of 10,000 of its requests are, by their ids. They are deleted after
+    `retention_days`. `redacted` says what is taken out before anything leaves a gateway; secrets
+    and numbers of payment cards always are. `words` are taken out wherever they stand, whatever
+    their case.
+    """
+
+    is_on: bool = False
+    share: Annotated[int, Field(ge=0, le=SHARE_MAX)] = SHARE_MAX
+    retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] = 30
+    redacted: Annotated[
+        list[Annotated[Redacted, Field(strict=False)]],
+        Field(max_length=16, default_factory=_all),
+        AfterValidator(_with_those_that_always_go),
+    ]
+    words: Annotated[
+        list[Annotated[str, Field(min_length=3, max_length=64), AfterValidator(_checked_word)]],
+        Field(max_length=WORDS_MAX, default_factory=_none),
+        AfterValidator(_once),
+    ]

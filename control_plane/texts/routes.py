@@ -1,0 +1,104 @@
+"""REST of redacted texts: each reading and each erasure is in the audit log."""
+
+from aiohttp import web
+
+from control_plane.access.roles import Action
+from control_plane.database import Database
+from control_plane.http import describe
+from control_plane.http.bodies import path_id
+from control_plane.http.resources import Resource, ResourceRoutes
+from control_plane.http.routes import Route
+from control_plane.http.writes import Answer, Write, Writes, require
+from control_plane.rollouts.feed import FeedDownError
+from control_plane.tables import text_policies
+from control_plane.texts.model import TextPolicyBody
+from control_plane.texts.store import TextStore
+from sluice.errors import ErrorCode, PlatformError, RejectedError
+
+_KIND = "texts"
+POLICIES = Resource(
+    path="text-policies",
+    table=text_policies,
+    shown=("id", *TextPolicyBody.model_fields),
+    read=Action.READ_TENANT,
+    write=Action.WRITE_TENANTS,
+    owner=text_policies.c.id,
+    body=TextPolicyBody,
+)
+_ROW = {
+    "type": "object",
+    "properties": {
+        **dict.fromkeys(
+            ("event_id", "request_id", "tenant_id", "model", "endpoint", "outcome"), describe.TEXT
+        ),
+        **dict.fromkeys(("received_at", "expires_at", "prompt", "answers"), describe.TEXT),
+        **dict.fromkeys(("is_prompt_cut", "is_answer_cut"), describe.BOOLEAN),
+        "redactions": describe.OBJECT,
+    },
+}
+_FOUND = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "array", "items": _ROW}},
+}
+
+
+class TextRoutes:
+    """Handlers of policies, and of texts themselves."""
+
+    def __init__(self, database: Database, store: TextStore) -> None:
+        self._database = database
+        self._writes = Writes(database)
+        self._store = store
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        of_tenant = "/v1/tenants/{tenant_id:[^/]+}/texts"
+        one = of_tenant + "/{request_id:[^/]+}"
+        told = describe.operation
+        get = told("Read what is kept of a request, redacted; it is noted who did", answer=_FOUND)
+        delete = told("Erase all texts of a tenant")
+        return [
+            *ResourceRoutes(self._database, POLICIES).routes(),
+            Route("GET", one, self.get, Action.SEE_TEXTS, _KIND, get),
+            Route("DELETE", of_tenant, self.delete, Action.WRITE_TENANTS, _KIND, delete),
+        ]
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return what is kept of a request, once it is noted who reads it."""
+        tenant_id, request_id = path_id(request, "tenant_id"), request.match_info["request_id"]
+        require(request, tenant_id)
+        try:
+            rows = await self._store.find(tenant_id, request_id)
+        except FeedDownError as error:
+            raise _away(error) from error
+        object_id = f"{tenant_id}/{request_id}"
+        if not rows:
+            message = f"there is no text of {object_id}: its tenant has not opted in, it is not in"
+            message += " the share that is kept, it is on its way, or its time is over"
+            raise PlatformError(ErrorCode.NOT_FOUND, message)
+
+        async def work(write: Write) -> Answer:
+            write.record("read", object_id, None, None, owners=[tenant_id])
+            return Answer({"data": rows}, object_id, is_secret=True)
+
+        return await self._writes.run(request, work)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Erase all texts of a tenant (204); to do it again does no harm."""
+        tenant_id = path_id(request, "tenant_id")
+        require(request, tenant_id)
+        try:
+            await self._store.erase(tenant_id)
+        except FeedDownError as error:
+            raise _away(error) from error
+
+        async def work(write: Write) -> Answer:
+            write.record("erase", tenant_id, None, None, owners=[tenant_id])
+            return Answer(None, tenant_id, 204)
+
+        return await self._writes.run(request, work)
+
+
+def _away(error: FeedDownError) -> RejectedError:
+    return RejectedError(ErrorCode.UNAVAILABLE, str(error), retry_after_s=2.0)

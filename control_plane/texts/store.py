@@ -1,0 +1,101 @@
+"""Where redacted texts are: in ClickHouse, behind the telemetry service."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import aiohttp
+from pydantic import TypeAdapter, ValidationError
+
+from control_plane.rollouts.feed import FeedDownError, read_bounded
+from sluice.certificates import http_options
+from sluice.identity import Role
+
+DEADLINE_S = 10.0
+_Rows = TypeAdapter(dict[str, list[dict[str, Any]]])
+
+
+class TextStore(Protocol):
+    """What the routes of texts ask."""
+
+    async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
+        """Return what is kept of a tenant's requests with this id; FeedDownError: it is away."""
+        ...
+
+    async def erase(self, tenant_id: str) -> None:
+        """Erase all texts of a tenant; FeedDownError: it is away."""
+        ...
+
+
+class NoTexts:
+    """The store of a control plane without a telemetry service."""
+
+    async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
+        """Raise FeedDownError."""
+        raise FeedDownError(f"no texts of {tenant_id}/{request_id}: {_UNSET}")
+
+    async def erase(self, tenant_id: str) -> None:
+        """Raise FeedDownError."""
+        raise FeedDownError(f"no texts of {tenant_id}: {_UNSET}")
+
+
+_UNSET = "CONTROL_PLANE__TELEMETRY_URL is not set"
+NO_TEXTS = NoTexts()
+
+
+@asynccontextmanager
+async def open_store(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[TextStore]:
+    """Open a store; the telemetry service need not be there.
+
+    Args:
+        telemetry_url: Of the service; empty: there is none.
+        telemetry_key: The admin key that it takes.
+    """
+    if not telemetry_url:
+        yield NO_TEXTS
+        return
+    async with aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {telemetry_key}"},
+        timeout=aiohttp.ClientTimeout(total=DEADLINE_S),
+        trust_env=False,
+    ) as session:
+        yield TelemetryTexts(session, telemetry_url)
+
+
+class TelemetryTexts:
+    """Asks the telemetry service (`/v1/texts`)."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = f"{url.rstrip('/')}/v1/texts"
+
+    async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
+        """Return what is kept."""
+        url = f"{self._url}/{request_id}"
+        try:
+            rows = _Rows.validate_json(await self._asked("GET", url, tenant_id))["data"]
+        except (ValidationError, KeyError) as error:
+            raise FeedDownError(f"{self._url} is not understood") from error
+        if any(row.get("tenant_id") != tenant_id for row in rows):
+            raise FeedDownError(f"{self._url} tells of a tenant that nobody asked for")
+        return rows
+
+    async def erase(self, tenant_id: str) -> None:
+        """Erase all of a tenant."""
+        await self._asked("DELETE", self._url, tenant_id)
+
+    async def _asked(self, method: str, url: str, tenant_id: str) -> bytes:
+        try:
+            async with (
+                asyncio.timeout(DEADLINE_S),
+                self._session.request(
+                    method, url, params={"tenant": tenant_id}, **http_options(Role.TELEMETRY)
+                ) as response,
+            ):
+                body = await read_bounded(response)
+                if response.status != 200:
+                    raise FeedDownError(f"{self._url} answers {response.status}")
+                return body
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise FeedDownError(f"{self._url} does not answer: {type(error).__name__}") from error
