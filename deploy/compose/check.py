@@ -168,7 +168,7 @@ class Load:
     async def _one(self, http: aiohttp.ClientSession, number: int) -> None:
         while not self.stop.is_set():
             try:
-                await streamed(http, max_tokens=16 + number)
+                await streamed(http, max_tokens=48 + 8 * number)
             except (AssertionError, OSError, TimeoutError, aiohttp.ClientError) as error:
                 self.failed[f"{type(error).__name__}: {str(error)[:200]}"] += 1
                 await asyncio.sleep(0.5)

@@ -22,7 +22,8 @@ if ! docker compose version > /dev/null 2>&1 || ! docker version > /dev/null 2>&
   exports=$(deploy/compose/engine.sh start)
   eval "$exports"
 fi
-work=$(mktemp -d)
+mkdir -p "${COMPOSE_CHECK_WORK:-/tmp}"
+work=$(mktemp -d -p "${COMPOSE_CHECK_WORK:-/tmp}")
 finish() {
   rm -rf "$work"
   if [ -n "$own_engine" ]; then deploy/compose/engine.sh stop; fi

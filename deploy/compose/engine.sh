@@ -112,6 +112,10 @@ start() {
     cat /proc/sys/net/ipv4/ip_forward > "$home/ip_forward.before"
     iptables -S FORWARD | head -n 1 > "$home/forward.before"
     run_engine
+    # All containers together count as one process by default, which starves them beside others.
+    if [ -w /sys/fs/cgroup/cpu/cpu.shares ]; then # cgroup v1
+      mkdir -p /sys/fs/cgroup/cpu/docker && echo 10240 > /sys/fs/cgroup/cpu/docker/cpu.shares
+    fi
     say "engine $(docker version --format '{{.Server.Version}}'), compose $(docker compose version --short)"
   fi
   base_images
@@ -141,7 +145,9 @@ stop() {
 case "${1:-}" in
   start)
     start 1>&2
-    printf 'export DOCKER_HOST=%q DOCKER_CONFIG=%q PATH=%q:"$PATH"\n' "$DOCKER_HOST" "$DOCKER_CONFIG" "$home/bin"
+    # Of this machine's folders the engine sees this one and the repository: mounts come from there.
+    printf 'export DOCKER_HOST=%q DOCKER_CONFIG=%q PATH=%q:"$PATH" COMPOSE_CHECK_WORK=%q\n' \
+      "$DOCKER_HOST" "$DOCKER_CONFIG" "$home/bin" "$home/work"
     ;;
   stop) clients; stop ;;
   *) echo "usage: engine.sh start|stop"; exit 2 ;;
