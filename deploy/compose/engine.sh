@@ -127,7 +127,9 @@ stop() {
   if [ -n "$pid" ] && kill "$pid" 2>/dev/null; then
     for _ in $(seq 60); do kill -0 "$pid" 2>/dev/null || break; sleep 0.5; done
   fi
-  ip link delete docker0 2>/dev/null || true
+  for name in $(ip -o -4 address show | awk '$4 ~ /^172\.31\./ && $2 ~ /^(docker0|br-)/ {print $2}'); do
+    ip link delete "$name" 2>/dev/null || true
+  done
   for table in nat filter; do # rules that lead into its chains, then the chains
     iptables -t "$table" -S 2>/dev/null | grep -E '^-A .*-j DOCKER' | sed 's/^-A/-D/' \
       | while read -r rule; do eval "iptables -t $table $rule" || true; done
