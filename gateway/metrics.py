@@ -101,7 +101,7 @@ class FastCounter(Collector):
         """Prepare; `name` ends in `_total`."""
         self._name = name
         self._documentation = documentation
-        self._labels = labels
+        self._labelnames = labels  # as the library calls them: the page of metrics reads it
         self._counts: dict[tuple[str, ...], Count] = {}
 
     def labels(self, *values: str) -> Count:
@@ -110,7 +110,7 @@ class FastCounter(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the family."""
-        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labelnames)
         for values, count in self._counts.items():
             family.add_metric(values, count.value)
         yield family

@@ -53,21 +53,7 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
         store = Store(settings)
         stack.push_async_callback(store.close)
         spans = _span_export(settings, metrics)
-        sink = Sink(
-            partial(_reader, settings, settings.topic),
-            store,
-            metrics,
-            batch_max=settings.batch_max,
-            on_written=_nothing if spans is None else spans.offer,
-        )
-        texts_sink = Sink(
-            partial(_reader, settings, settings.texts_topic),
-            store,
-            metrics,
-            batch_max=_TEXTS_AT_ONCE,
-            decode=text_rows.decode,
-            are_texts=True,
-        )
+        sink, texts_sink = _sinks(settings, store, metrics, spans)
         observer = Observer(
             settings.kafka_bootstrap,
             settings.topic,
@@ -105,6 +91,28 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
             texts_task.cancel()
             exporting.cancel()
     log.info("telemetry_stopped")
+
+
+def _sinks(
+    settings: Settings, store: Store, metrics: Metrics, spans: "SpanExport | None"
+) -> tuple[Sink, Sink]:
+    """Return what writes events, and what writes texts."""
+    events = Sink(
+        partial(_reader, settings, settings.topic),
+        store,
+        metrics,
+        batch_max=settings.batch_max,
+        on_written=_nothing if spans is None else spans.offer,
+    )
+    texts = Sink(
+        partial(_reader, settings, settings.texts_topic),
+        store,
+        metrics,
+        batch_max=_TEXTS_AT_ONCE,
+        decode=text_rows.decode,
+        are_texts=True,
+    )
+    return events, texts
 
 
 def _reader(settings: Settings, topic: str) -> EventConsumer:

@@ -66,6 +66,10 @@ class Metrics:
             buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
             registry=self.registry,
         )
+        self._of_topics()
+        self._of_ledger()
+
+    def _of_topics(self) -> None:
         self.lag = Gauge(
             "telemetry_lag_events", "Messages still to be read.", registry=self.registry
         )
@@ -80,7 +84,6 @@ class Metrics:
             "1 while the topic of redacted texts and ClickHouse are reached.",
             registry=self.registry,
         )
-        self._of_ledger()
 
     def _of_ledger(self) -> None:
         self.ingested_until = Gauge(

@@ -1,114 +1,29 @@
 """The telemetry service with its real peers: an event becomes a row, whatever dies between."""
 
 import asyncio
-import hashlib
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
-from itertools import count
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import clickhouse_connect
-import httpx
 import pytest
 import pytest_asyncio
 from confluent_kafka import Producer
 
 from control_plane.rollouts.feed import FeedDownError, open_feed
 from sluice.buckets import bucket_of
-from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC, EventProducer
-from sluice.process import ChildProcess, ProcessSpec, free_port
+from sluice.events import REQUESTS_TOPIC, EventProducer
+from sluice.process import free_port
 from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, RequestEvent
-from sluice.wire.telemetry.v1.text_pb2 import TextEvent
+from tests.integration.telemetry_process import ADMIN_KEY, WAIT_S, Telemetry, running, until
 
 pytestmark = pytest.mark.real
 
-WAIT_S = 120.0  # a broker lets a member that ended uncleanly go after 30 s or more
-ADMIN_KEY = "admin-key-of-the-test"
 RECEIVED_MS = 1_790_000_000_000
-_DATABASES = count(1)
-
-
-class Telemetry:
-    """`python -m telemetry`, which a test may stop, kill and start again."""
-
-    def __init__(self, home: Path, broker: Any, tracestore: Any) -> None:
-        self.database = f"telemetry_{next(_DATABASES)}"
-        self._tracestore = tracestore
-        self._port = free_port()
-        self._child: ChildProcess | None = None
-        self.http = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{self._port}",
-            headers={"Authorization": f"Bearer {ADMIN_KEY}"},
-            timeout=60,
-        )
-        self._spec = ProcessSpec(
-            name="telemetry",
-            command=[sys.executable, "-m", "telemetry"],
-            env={
-                "PATH": os.environ["PATH"],
-                "TELEMETRY__KAFKA_BOOTSTRAP": broker.address,
-                "TELEMETRY__CLICKHOUSE_URL": f"http://{tracestore.address}",
-                "TELEMETRY__CLICKHOUSE_DATABASE": self.database,
-                "TELEMETRY__HTTP_ADDRESS": f"127.0.0.1:{self._port}",
-                "TELEMETRY__CLOSING_SETTLE_S": "0",
-                "TELEMETRY__ADMIN_KEY_SHA256": hashlib.sha256(ADMIN_KEY.encode()).hexdigest(),
-            },
-            log_file=home / "telemetry.log",
-            ready=self._alive,
-        )
-
-    async def _alive(self) -> None:
-        (await self.http.get("/healthz")).raise_for_status()
-
-    async def start(self) -> None:
-        self._child = await ChildProcess.start(self._spec)
-        await self._child.wait_ready(60)
-
-    async def stop(self, *, kill: bool = False) -> int | None:
-        child, self._child = self._child, None
-        if child is None:
-            return None
-        if kill:
-            os.kill(child.pid, 9)
-        await child.stop()
-        return await child.wait()
-
-    async def is_ready(self) -> bool:
-        return (await self.http.get("/readyz")).status_code == 200
-
-    async def metric(self, name: str) -> float:
-        for line in (await self.http.get("/metrics")).text.splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[1])
-        raise AssertionError(f"no metric {name}")
-
-    async def ids(self) -> list[str]:
-        """Return the event ids as a reader sees them: one per event."""
-        return await self.column("SELECT event_id FROM requests FINAL ORDER BY event_id")
-
-    async def column(self, sql: str) -> list[str]:
-        client = await clickhouse_connect.get_async_client(
-            host="127.0.0.1", port=self._tracestore.port, database=self.database
-        )
-        try:
-            return [row[0] for row in (await client.query(sql)).result_rows]
-        finally:
-            await client.close()
-
-
-@asynccontextmanager
-async def running(home: Path, broker: Any, tracestore: Any) -> AsyncIterator[Telemetry]:
-    service = Telemetry(home, broker, tracestore)
-    try:
-        await service.start()
-        yield service
-    finally:
-        await service.stop()
-        await service.http.aclose()
 
 
 @pytest_asyncio.fixture
@@ -144,12 +59,6 @@ def event(number: int, **fields: Any) -> RequestEvent:
         received_at_unix_ms=RECEIVED_MS + number,
         **values,
     )
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not await condition():  # noqa: ASYNC110 - the state of another process
-            await asyncio.sleep(0.05)
 
 
 async def flush(producer: EventProducer) -> None:
@@ -487,76 +396,3 @@ async def _rows_or_none(telemetry: Telemetry, query: str) -> list[str]:
     with suppress(clickhouse_connect.driver.exceptions.DatabaseError):
         return await telemetry.column(f"{query} FINAL")
     return []
-
-
-def text(number: int, tenant: str = "acme", **fields: Any) -> TextEvent:
-    now_ms = round(time.time() * 1000)
-    usual: dict[str, Any] = {
-        "schema_version": 1,
-        "event_id": f"evt_text{number}",
-        "received_at_unix_ms": now_ms,
-        "request_id": f"r{number}",
-        "prompt": '{"messages":["[email]"]}',
-        "answers": '{"answers":["hi"]}',
-        "redactions": {"email": 1},
-        "expires_at_unix_ms": now_ms + 86_400_000,
-    }
-    return TextEvent(tenant_id=tenant, **usual | fields)
-
-
-async def test_texts_are_found_by_their_tenant_alone_and_erased(
-    telemetry: Telemetry, broker: Any
-) -> None:
-    await until(telemetry.is_ready)
-    raw = Producer({"bootstrap.servers": broker.address})
-    gone_ms = round(time.time() * 1000) - 5000
-    sent = [
-        text(1),
-        text(1),
-        text(2, "other"),
-        text(3, received_at_unix_ms=gone_ms - 5000, expires_at_unix_ms=gone_ms),
-        text(4, schema_version=9, prompt="poison"),
-    ]
-    for one in sent:
-        raw.produce(TEXTS_TOPIC, one.SerializeToString())
-    raw.flush(30)
-
-    async def written() -> float:
-        return await telemetry.metric("telemetry_texts_written_total")
-
-    async def found(number: int, tenant: str) -> list[dict[str, Any]]:
-        answer = await telemetry.http.get(f"/v1/texts/r{number}", params={"tenant": tenant})
-        assert answer.status_code == 200, answer.text
-        return answer.json()["data"]
-
-    async def left() -> list[str]:
-        return await telemetry.column(
-            "SELECT request_id FROM texts FINAL WHERE request_id != 'r3' ORDER BY request_id"
-        )
-
-    await until_is(left, ["r1", "r2"])
-    [row] = await found(1, "acme")
-    assert (row["prompt"], row["redactions"]) == (sent[0].prompt, {"email": 1})
-    assert await found(2, "acme") == []
-    assert len(await found(2, "other")) == 1
-    assert await found(3, "acme") == []  # its time is over, whether a merge took it away or not
-    unscoped = await telemetry.http.get("/v1/texts/r1")
-    assert unscoped.status_code == 400
-    parked = "SELECT payload FROM poison WHERE topic = 'sluice.texts.v1'"
-    await until_is(lambda: telemetry.column(parked), [""])
-    before = await written()
-    erased = await telemetry.http.delete("/v1/texts", params={"tenant": "acme"})
-    assert erased.status_code == 200, erased.text
-    assert await found(1, "acme") == []
-    raw.produce(TEXTS_TOPIC, text(5, received_at_unix_ms=gone_ms).SerializeToString())  # late
-    raw.produce(TEXTS_TOPIC, text(6).SerializeToString())
-    raw.flush(30)
-    await until_is(written, before + 2)
-    assert (len(await found(5, "acme")), len(await found(6, "acme"))) == (0, 1)
-    await until_is(left, ["r2", "r6"])
-
-
-async def until_is(look: Callable[[], Any], wanted: object) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while await look() != wanted:  # noqa: ASYNC110 - other processes tell nobody
-            await asyncio.sleep(0.05)

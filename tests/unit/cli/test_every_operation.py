@@ -28,7 +28,7 @@ DOCUMENT = document([*ArtifactRoutes(Mock(), Mock()).routes(), *admin_routes(Moc
 D = "ab" * 32
 # What these commands ask is not the admin REST, or nothing.
 ELSEWHERE = {
-    *("compose", "config"),
+    *("certificates", "compose", "config"),
     *("up", "down", "status", "logs", "version"),
     *("requests", "usage", "cost", "explain", "trace", "top"),
 }

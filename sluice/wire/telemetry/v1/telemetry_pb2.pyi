@@ -17,7 +17,7 @@ ARM_CONTROL: Arm
 ARM_CANARY: Arm
 
 class RequestEvent(_message.Message):
-    __slots__ = ("schema_version", "event_id", "received_at_unix_ms", "request_id", "trace_id", "tenant_id", "key_id", "tier_id", "session_hash", "model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id", "replica_id", "router_id", "gateway_id", "endpoint", "is_stream", "prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us", "engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us", "outcome", "status", "resumes", "requested_model", "rollout_id", "arm", "is_pinned", "is_copy", "is_refusal", "choices", "part", "count", "parent_span_id", "is_sampled", "tracestate", "attempts", "lost_model", "lost_prompt_tokens", "lost_output_tokens", "load_us", "limits", "reserved_tokens", "is_limited_locally")
+    __slots__ = ("schema_version", "event_id", "received_at_unix_ms", "request_id", "trace_id", "tenant_id", "key_id", "tier_id", "session_hash", "model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id", "replica_id", "router_id", "gateway_id", "endpoint", "is_stream", "prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us", "engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us", "outcome", "status", "resumes", "requested_model", "rollout_id", "arm", "is_pinned", "is_copy", "is_refusal", "choices", "part", "count", "parent_span_id", "is_sampled", "tracestate", "attempts", "lost_model", "lost_prompt_tokens", "lost_output_tokens", "limits", "reserved_tokens", "is_limited_locally", "load_us")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
@@ -67,10 +67,10 @@ class RequestEvent(_message.Message):
     LOST_MODEL_FIELD_NUMBER: _ClassVar[int]
     LOST_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOST_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LOAD_US_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_LIMITED_LOCALLY_FIELD_NUMBER: _ClassVar[int]
+    LOAD_US_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     event_id: str
     received_at_unix_ms: int
@@ -120,11 +120,11 @@ class RequestEvent(_message.Message):
     lost_model: str
     lost_prompt_tokens: int
     lost_output_tokens: int
-    load_us: int
     limits: str
     reserved_tokens: int
     is_limited_locally: bool
-    def __init__(self, schema_version: _Optional[int] = ..., event_id: _Optional[str] = ..., received_at_unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., tier_id: _Optional[str] = ..., session_hash: _Optional[int] = ..., model: _Optional[str] = ..., release: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., router_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., is_stream: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., gateway_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., itl_max_us: _Optional[int] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., resumes: _Optional[int] = ..., requested_model: _Optional[str] = ..., rollout_id: _Optional[str] = ..., arm: _Optional[_Union[Arm, str]] = ..., is_pinned: _Optional[bool] = ..., is_copy: _Optional[bool] = ..., is_refusal: _Optional[bool] = ..., choices: _Optional[int] = ..., part: _Optional[int] = ..., count: _Optional[_Union[TokenCount, _Mapping]] = ..., parent_span_id: _Optional[str] = ..., is_sampled: _Optional[bool] = ..., tracestate: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., lost_model: _Optional[str] = ..., lost_prompt_tokens: _Optional[int] = ..., lost_output_tokens: _Optional[int] = ..., load_us: _Optional[int] = ..., limits: _Optional[str] = ..., reserved_tokens: _Optional[int] = ..., is_limited_locally: _Optional[bool] = ...) -> None: ...
+    load_us: int
+    def __init__(self, schema_version: _Optional[int] = ..., event_id: _Optional[str] = ..., received_at_unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., tier_id: _Optional[str] = ..., session_hash: _Optional[int] = ..., model: _Optional[str] = ..., release: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., router_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., is_stream: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., gateway_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., itl_max_us: _Optional[int] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., resumes: _Optional[int] = ..., requested_model: _Optional[str] = ..., rollout_id: _Optional[str] = ..., arm: _Optional[_Union[Arm, str]] = ..., is_pinned: _Optional[bool] = ..., is_copy: _Optional[bool] = ..., is_refusal: _Optional[bool] = ..., choices: _Optional[int] = ..., part: _Optional[int] = ..., count: _Optional[_Union[TokenCount, _Mapping]] = ..., parent_span_id: _Optional[str] = ..., is_sampled: _Optional[bool] = ..., tracestate: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., lost_model: _Optional[str] = ..., lost_prompt_tokens: _Optional[int] = ..., lost_output_tokens: _Optional[int] = ..., limits: _Optional[str] = ..., reserved_tokens: _Optional[int] = ..., is_limited_locally: _Optional[bool] = ..., load_us: _Optional[int] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("part", "number", "cell_id", "router_id", "replica_id", "submitted_us", "first_us", "ended_us", "queue_us", "engine_queue_us", "prefill_us", "cached_tokens", "output_tokens", "outcome", "reason", "decision", "load_us")
