@@ -60,9 +60,16 @@ def list_cells(*, as_json: AsJson = False) -> None:
 
 
 @fleet.command("replicas")
-def list_replicas(*, as_json: AsJson = False) -> None:
+def list_replicas(
+    *,
+    pool: Annotated[str | None, typer.Option(help="Only those of this pool.")] = None,
+    node: Annotated[str | None, typer.Option(help="Only those on this node.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """List the replicas, as their agents saw them last."""
-    _list("replicas", as_json=as_json)
+    query = given(pool_id=pool, node_id=node)
+    found = ask(lambda api: api.list("/v1/replicas", **query))
+    show_objects(found, _VIEWS["replicas"], as_json=as_json)
 
 
 @fleet.command("routers")

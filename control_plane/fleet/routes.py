@@ -45,6 +45,7 @@ async def _make_cell(connection: AsyncConnection, key: str, _: Values) -> None:
     await connection.execute(query.on_conflict_do_nothing())
 
 
+_REPLICA_FILTERS = ("pool_id", "node_id")
 _STATUS = (
     *("id", "replicas_wanted", "rollout_replicas", "placed", "ready", "draining", "lost"),
     *("unplaced", "condition", "since"),
@@ -97,7 +98,8 @@ class FleetRoutes:
             name = str(table.name)
             types = columns(table) | ({"state": describe.TEXT} if table is tables.replicas else {})
             row = describe.shown(table.c.keys(), types=types)
-            told = describe.listing(f"List {name}", row)
+            narrowed = _REPLICA_FILTERS if table is tables.replicas else ()
+            told = describe.listing(f"List {name}", row, narrowed)
             path, action = f"/v1/{name}", Action.READ_PLATFORM
             found.append(Route("GET", path, handler, action, name, told))
         return [*found, *NodeRoutes(self._database).routes()]
@@ -110,7 +112,11 @@ class FleetRoutes:
     async def replicas(self, request: web.Request) -> web.Response:
         """Return replicas, with what their agents last said."""
         t = tables.replicas
-        return await page(self._database, select(t), t.c.id, request, _replica)
+        query = select(t)
+        for name in _REPLICA_FILTERS:
+            if (wanted := request.query.get(name)) is not None:
+                query = query.where(t.c[name] == wanted.replace("\0", ""))
+        return await page(self._database, query, t.c.id, request, _replica)
 
     async def pool_status(self, request: web.Request) -> web.Response:
         """Return how many replicas a pool has, and why not more."""

@@ -181,8 +181,9 @@ def test_a_slow_base_gets_replicas_and_its_share_and_goes_back(real_stack, old_p
 
 
 def replicas(admin: httpx.Client, pool: str) -> list[dict[str, Any]]:
-    found = admin.get("/v1/replicas", params={"pool_id": pool}).json()["data"]
-    return [it for it in found if it["pool_id"] == pool]
+    found: list[dict[str, Any]] = admin.get("/v1/replicas", params={"pool_id": pool}).json()["data"]
+    assert {it["pool_id"] for it in found} <= {pool}
+    return found
 
 
 def ready(admin: httpx.Client, pool: str) -> list[dict[str, Any]]:

@@ -173,6 +173,9 @@ async def test_a_pool_is_split_into_cells_and_roles(shared_control_plane, eventu
             await found.report(*ready)
 
         await eventually(lambda: len(replicas()) == 5, "they are made")
+        for query, count in {f"pool_id={pool_id}": 5, "node_id=node-s": 5, "pool_id=p": 0}.items():
+            listed = (await plane.admin.get(f"/v1/replicas?{query}")).json()["data"]
+            assert len(listed) == count, query
         assert {cell_id: size(cell_id) for cell_id in cells()} == {
             f"{pool_id}-0": 2,
             f"{pool_id}-1": 2,

@@ -115,6 +115,7 @@ rollouts plan m --set {plan}
 fleet pools
 fleet cells
 fleet replicas
+fleet replicas --pool p --node n
 fleet routers
 fleet quarantines
 fleet quarantine q
