@@ -1,8 +1,10 @@
 """components/mtls: rendered on top of an overlay, as an operator would list it."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -53,7 +55,7 @@ def certificates(objects: tuple[Object, ...]) -> dict[str, Any]:
 
 
 def test_every_process_has_its_certificate_and_both_cas(objects: tuple[Object, ...]) -> None:
-    made, seen = certificates(objects), set()
+    made, seen, called = certificates(objects), set(), set()
     for workload in workloads(objects):
         role = ROLES[component(workload)]
         seen.add(role)
@@ -77,11 +79,18 @@ def test_every_process_has_its_certificate_and_both_cas(objects: tuple[Object, .
         assert all(Path(file).suffix == ".crt" for file in files), "others are no CAs"
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert container(workload)[probe]["httpGet"]["scheme"] == "HTTPS"
-        urls = [
-            value for name, value in values.items() if name.endswith(("TELEMETRY_URL", "PLANE_URL"))
-        ]
-        assert all(url.startswith("https://") for url in urls), urls
+        for name, url in urls_of_ours(values):
+            called.add(urlsplit(url).hostname)
+            assert url.startswith("https://"), name
     assert seen == set(ROLES.values())
+    assert called == {"control-plane", "telemetry"}
+
+
+def urls_of_ours(values: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Whatever variable names them: of addresses of Services, the first part of the name is ours."""
+    for name, value in values.items():
+        if name.endswith("_URL") and (urlsplit(value).hostname or "").split(".")[0] in ROLES:
+            yield name, value
 
 
 def test_those_who_may_call_engines_are_signed_by_a_ca_of_their_own(
