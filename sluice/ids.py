@@ -1,8 +1,10 @@
 """Where ids come from: one place, so that simulations can replace it by a seeded source."""
 
+import re
 import secrets
 import time
 
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, u
 
 
@@ -19,3 +21,11 @@ def new_id(prefix: str) -> str:
 def new_secret(prefix: str) -> str:
     """Return a secret of 256 random bits; scanners recognise it by its prefix."""
     return f"{prefix}-{secrets.token_urlsafe(32)}"
+
+
+def is_request_id(text: str) -> bool:
+    """Return whether a text may be a request's id, which is a segment of a path for those who ask.
+
+    `.` and `..` may not: whoever makes a URL of them asks for something else.
+    """
+    return _REQUEST_ID.fullmatch(text) is not None and text not in {".", ".."}

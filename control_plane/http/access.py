@@ -47,7 +47,7 @@ def guard(
                 raise PlatformError(ErrorCode.NOT_FOUND, "nobody may use this: it has no action")
             return await handler(request)
         request[ROUTE] = route
-        if not route.is_write:
+        if not (route.is_write or route.is_noted):
             return await _allowed(actor, route, request, handler)
         try:
             answer = await _allowed(actor, route, request, handler)

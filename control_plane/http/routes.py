@@ -39,6 +39,7 @@ class Route:
         operation: Its part of the OpenAPI document; made by `describe.operation`.
         is_audited: Whether every success leaves an audit row. Only what writes nothing that can be
             seen (a piece of an upload whose end is audited) may do without.
+        is_noted: It reads, and yet each try is audited, as it is with writes.
     """
 
     method: str
@@ -48,6 +49,7 @@ class Route:
     kind: str = ""
     operation: dict[str, Any] = field(default_factory=_no_operation)
     is_audited: bool = True
+    is_noted: bool = False
 
     @property
     def is_write(self) -> bool:

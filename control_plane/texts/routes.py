@@ -60,7 +60,7 @@ class TextRoutes:
         delete = told("Erase all texts of a tenant")
         return [
             *ResourceRoutes(self._database, POLICIES).routes(),
-            Route("GET", one, self.get, Action.SEE_TEXTS, _KIND, get),
+            Route("GET", one, self.get, Action.SEE_TEXTS, _KIND, get, is_noted=True),
             Route("DELETE", of_tenant, self.delete, Action.WRITE_TENANTS, _KIND, delete),
         ]
 

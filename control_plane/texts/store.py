@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from control_plane.rollouts.feed import FeedDownError, read_bounded
 from sluice.certificates import http_options
+from sluice.errors import BadRequestError, ErrorCode
 from sluice.identity import Role
+from sluice.ids import is_request_id
 
 DEADLINE_S = 10.0
 _Rows = TypeAdapter(dict[str, list[dict[str, Any]]])
@@ -71,8 +74,15 @@ class TelemetryTexts:
         self._url = f"{url.rstrip('/')}/v1/texts"
 
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
-        """Return what is kept."""
-        url = f"{self._url}/{request_id}"
+        """Return what is kept; BadRequestError: no request has such an id.
+
+        The id comes from whoever asks, and this goes out with a key that opens all of telemetry: it
+        must stay one segment of the path.
+        """
+        if not is_request_id(request_id):
+            message = "request_id: 1 to 128 of A-Z a-z 0-9 . _ : - are expected"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="request_id")
+        url = f"{self._url}/{quote(request_id, safe='')}"
         try:
             rows = _Rows.validate_json(await self._asked("GET", url, tenant_id))["data"]
         except (ValidationError, KeyError) as error:

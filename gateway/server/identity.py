@@ -1,7 +1,6 @@
 """The names of one request: ours, the caller's, and those of W3C Trace Context (level 1)."""
 
 import os
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,9 +9,9 @@ from multidict import CIMultiDictProxy, istr
 
 from gateway.server.protocol import SERVER_NAME
 from sluice import tracecontext
+from sluice.ids import is_request_id
 from sluice.tracecontext import NONE, Upstream
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _UIDS_AT_ONCE = 256
 # Names that are compared as they are: any other string is lowered first, at each look.
 _REQUEST_ID_NAME, _TRACEPARENT_NAME = istr("x-request-id"), istr("traceparent")
@@ -66,7 +65,7 @@ def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> Id
     """Return the names of a request with these headers; such a share of new traces is kept."""
     uid = next(_UIDS)
     given = headers.get(_REQUEST_ID_NAME)
-    request_id = given if given and _REQUEST_ID.fullmatch(given) else f"req_{uid}"
+    request_id = given if given and is_request_id(given) else f"req_{uid}"
     upstream = NONE
     if _TRACEPARENT_NAME in headers:
         states = headers.getall(_TRACESTATE_NAME, ())
