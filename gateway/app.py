@@ -356,7 +356,9 @@ class Gateway:
                 "gateway_limit_lost_settlements": lambda: self.limiter.lost_settlements,
                 "gateway_events_dropped": lambda: self.events.stats.dropped,
                 "gateway_event_spool_bytes": lambda: self.events.stats.spool_bytes,
-                "gateway_text_events_dropped": lambda: self.text_shipping.dropped,
+                "gateway_text_events_dropped": lambda: (
+                    self.text_shipping.dropped + self.events.stats.evicted
+                ),
                 "gateway_text_spool_bytes": lambda: self.text_shipping.spool_bytes,
                 "gateway_certificate_stale": lambda: self._tls is not None and self._tls.is_stale,
             }
@@ -401,6 +403,7 @@ async def running_gateway(
         settings.kafka_bootstrap,
         REQUESTS_TOPIC,
         spool_directory=settings.state_dir / "events",
+        lesser_spool=settings.state_dir / "texts",
     )
     try:
         gateway = Gateway(settings, events)

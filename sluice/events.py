@@ -52,6 +52,7 @@ class EventStats:
         damaged: Records of the spool that could not be read back.
         queued: Gauge, in memory now.
         spool_bytes: Gauge, on disk now.
+        evicted: Records of the lesser spool that were deleted for these, because the disk was full.
     """
 
     emitted: int
@@ -62,6 +63,7 @@ class EventStats:
     damaged: int
     queued: int
     spool_bytes: int
+    evicted: int
 
 
 def _client_config(
@@ -99,6 +101,7 @@ class EventProducer:
         spool_directory: Path | None = None,
         spool_max_bytes: int = 1 << 30,
         spool_segment_bytes: int = 4 << 20,
+        lesser_spool: Path | None = None,
         queue_max: int = 100_000,
         broker_wait_s: float = 5.0,
         linger_ms: int = 20,
@@ -114,6 +117,7 @@ class EventProducer:
             spool_max_bytes: Above it the oldest events are dropped and counted.
             spool_segment_bytes: Size of one file of the spool; also what a crash during replay
                 may deliver twice.
+            lesser_spool: Root of the spool of what matters less; it goes when the disk is full.
             queue_max: Events in memory, and the same number again inside the client.
             broker_wait_s: How long the broker may be away before events go to disk.
             linger_ms: How long the client waits to fill a batch.
@@ -139,7 +143,10 @@ class EventProducer:
             None
             if spool_directory is None
             else Spool(
-                spool_directory, max_bytes=spool_max_bytes, segment_bytes=spool_segment_bytes
+                spool_directory,
+                max_bytes=spool_max_bytes,
+                segment_bytes=spool_segment_bytes,
+                lesser=lesser_spool,
             )
         )
         if self._spool is not None and not self._spool.is_empty:
@@ -174,6 +181,7 @@ class EventProducer:
             damaged=spool.damaged if spool else 0,
             queued=len(self._queue) + in_client,
             spool_bytes=spool.size_bytes if spool else 0,
+            evicted=spool.evicted if spool else 0,
         )
 
     @property

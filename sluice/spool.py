@@ -22,6 +22,8 @@ _SUFFIX = ".spool"
 # Far above any event; a length beyond it is damage, not data.
 RECORD_MAX_BYTES = 4 << 20
 _SLOTS_MAX = 1024
+# Of the lesser spool for one write: others may take the room before it is written.
+_EVICTIONS_MAX = 3
 
 
 def encode_record(payload: bytes) -> bytes:
@@ -74,11 +76,22 @@ class Spool:
             it may be read from other threads.
         dropped: Records deleted unread because the bound was reached, or because the disk refused.
         damaged: Records that could not be read back.
-        is_refused: The disk did not take all of what was last written.
+        is_refused: The disk did not take all of what was last written at once, and nothing was
+            deleted since.
+        evicted: Records of the lesser spool that were deleted for these.
     """
 
-    def __init__(self, root: Path, *, max_bytes: int, segment_bytes: int) -> None:
+    def __init__(
+        self, root: Path, *, max_bytes: int, segment_bytes: int, lesser: Path | None = None
+    ) -> None:
         """Claim the first free slot under `root` and adopt the segments of other free slots.
+
+        Args:
+            root: Folder of all slots.
+            max_bytes: Of this slot.
+            segment_bytes: Of one file.
+            lesser: Root of another spool on the same disk, of what matters less: when the disk is
+                full its records go, of all slots, before one of these is lost.
 
         Raises:
             OSError: `root` cannot be written.
@@ -88,6 +101,8 @@ class Spool:
         self.dropped = 0
         self.damaged = 0
         self.is_refused = False
+        self.evicted = 0
+        self._lesser = lesser
         self._max_bytes = max_bytes
         self._segment_bytes = segment_bytes
         self._slot, self._lock = _claim_slot(root)
@@ -112,8 +127,8 @@ class Spool:
     def append(self, payloads: Iterable[bytes]) -> int:
         """Write the records at the end and return how many were written.
 
-        Over the bound the oldest segments go. A disk that refuses costs the records that did not
-        fit; both are counted in `dropped`.
+        Over the bound the oldest segments go. A disk that refuses costs the records of the lesser
+        spool, and only then those that did not fit; both are counted in `dropped`.
         """
         batch: list[bytes] = []
         written = pending = 0
@@ -143,6 +158,7 @@ class Spool:
                 return found.payloads
             self.damaged += found.damaged
             self._delete(first)
+        self.is_refused = False
         return []
 
     def advance(self) -> None:
@@ -175,6 +191,17 @@ class Spool:
         os.close(self._lock)
 
     def _write(self, records: list[bytes]) -> int:
+        written = self._written(records)
+        self.is_refused = written < len(records)
+        for _ in range(_EVICTIONS_MAX):
+            if written == len(records) or not self._evict():
+                break
+            written += self._written(records[written:])
+        self.dropped += len(records) - written
+        return written
+
+    def _written(self, records: list[bytes]) -> int:
+        """Write what the disk takes; return how many records that is."""
         data = b"".join(records)
         self._make_room(len(data))
         try:
@@ -182,19 +209,27 @@ class Spool:
             done = os.write(fd, data)
         except OSError:
             self._give_up_segment()
-            self.dropped += len(records)
-            self.is_refused = True
             return 0
         self._sizes[path] += done
         self.size_bytes += done
-        self.is_refused = done < len(data)
         if done == len(data):
             return len(records)
         # A full disk took a part: what is whole counts, the torn rest is skipped by the reader.
         self._close_writer()
-        whole = len(decode_records(data[:done]).payloads)
-        self.dropped += len(records) - whole
-        return whole
+        return len(decode_records(data[:done]).payloads)
+
+    def _evict(self) -> bool:
+        """Empty the segments of the lesser spool; return whether that made room."""
+        made_room = False
+        for segment in self._lesser.glob(f"*/*{_SUFFIX}") if self._lesser is not None else ():
+            with suppress(OSError):
+                data = segment.read_bytes()
+                # Its owner may have it open: only so does the room come back now. To the owner it
+                # looks like one that was read to its end.
+                os.truncate(segment, 0)
+                made_room = made_room or bool(data)
+                self.evicted += len(decode_records(data).payloads)
+        return made_room
 
     def _open_segment(self, incoming: int) -> tuple[int, Path]:
         path, fd = self._writing, self._writer
@@ -231,6 +266,7 @@ class Spool:
         with suppress(OSError):
             first.unlink()
         self.size_bytes -= self._sizes.pop(first)
+        self.is_refused = False
         self._read_at = 0
         self._peeked = (0, 0)
 

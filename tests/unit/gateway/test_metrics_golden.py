@@ -13,7 +13,7 @@ GOLDEN = Path(__file__).with_name("metrics.golden")
 class Events:
     """A producer without a thread: what a scrape asks of it."""
 
-    stats = EventStats(*[0] * 8)
+    stats = EventStats(*[0] * 9)
 
     def emit(self, event: object) -> None: ...
 

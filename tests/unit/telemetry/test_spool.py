@@ -1,5 +1,6 @@
 """The spool: what was written comes back in order, whatever happened to the files."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -192,11 +193,75 @@ def test_a_disk_that_refuses_is_counted_not_raised(
         assert drain(spool) == [b"c"]
 
 
+def full_disk(patch: pytest.MonkeyPatch, root: Path, room: int) -> None:
+    """Let all spools under a folder have so many bytes together."""
+    write = os.write
+
+    def written(fd: int, data: bytes) -> int:
+        left = room - sum(path.stat().st_size for path in root.glob("*/*/*.spool"))
+        if left <= 0:
+            raise OSError(28, "No space left on device")
+        return write(fd, data[:left])
+
+    patch.setattr("os.write", written)
+
+
+def test_on_a_full_disk_what_matters_less_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage, texts = tmp_path / "events", tmp_path / "texts"
+    items = [f"{number:092}".encode() for number in range(8)]  # 100 bytes each on disk
+    with closing(opened(texts)) as mine, closing(opened(texts)) as of_another_worker:
+        assert mine.append([b"t" * 92] * 3) == 3
+        assert of_another_worker.append([b"t" * 92] * 5) == 5
+        with closing(Spool(usage, max_bytes=1 << 20, segment_bytes=1000, lesser=texts)) as spool:
+            full_disk(monkeypatch, tmp_path, 850)
+            assert spool.append(items) == 8  # room for half a record was left
+            assert (spool.dropped, spool.evicted) == (0, 8)
+            assert spool.is_tight
+            assert drain(spool) == items
+            assert not spool.is_tight
+        # Their owners find nothing, and go on.
+        assert (mine.peek(9), of_another_worker.peek(9)) == ([], [])
+        assert (mine.damaged, mine.dropped, mine.size_bytes) == (0, 0, 0)
+        mine.append([b"new"])
+        assert drain(mine) == [b"new"]
+
+
+def test_what_is_written_on_after_an_eviction_is_found(tmp_path: Path) -> None:
+    with closing(opened(tmp_path, segment_bytes=1000)) as texts:
+        texts.append([b"t" * 92] * 3)
+        for segment in segments(tmp_path):
+            os.truncate(segment, 0)
+        texts.append([b"later"])
+        assert drain(texts) == [b"later"]
+        assert texts.is_empty
+
+
+def test_a_full_disk_with_nothing_that_matters_less_costs_what_did_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage, texts = tmp_path / "events", tmp_path / "texts"
+    with closing(Spool(usage, max_bytes=1 << 20, segment_bytes=500, lesser=texts)) as spool:
+        full_disk(monkeypatch, tmp_path, 250)
+        assert spool.append([b"x" * 92] * 4) == 2
+        assert (spool.dropped, spool.evicted, len(drain(spool))) == (2, 0, 2)
+
+
+def test_a_refusal_is_forgotten_when_the_spool_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk(monkeypatch, tmp_path, 0)
+    with closing(opened(tmp_path / "events")) as spool:
+        assert spool.append([b"x"]) == 0
+        assert spool.is_tight
+        assert spool.peek(1) == []
+        assert not spool.is_tight
+
+
 def test_a_disk_that_takes_a_part_keeps_the_whole_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     write = os.write
     with closing(opened(tmp_path)) as spool:
         with monkeypatch.context() as patch:
