@@ -7,7 +7,7 @@
 # Where Docker runs already, with the real images. Where it does not, with an engine of its own
 # (engine.sh: root and Debian packages are needed, no registry), and with what stands in for the images
 # of others (standins/). COMPOSE_CHECK_IMAGES=real or standins chooses. pip's settings are taken from
-# PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_TRUSTED_HOST and PIP_CERT.
+# PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS and PIP_TRUSTED_HOST.
 # COMPOSE_CHECK_FILES adds files with -f. Arguments go to check.py: --results writes benchmarks/results.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -16,6 +16,12 @@ say() { echo "compose-check: $*"; }
 began=$(date +%s)
 images=${COMPOSE_CHECK_IMAGES:-real}
 own_engine=
+work=
+finish() {
+  if [ -n "$work" ]; then rm -rf "$work"; fi
+  if [ -n "$own_engine" ]; then deploy/compose/engine.sh stop; fi
+}
+trap finish EXIT # also when the start fails half-way
 if ! docker compose version > /dev/null 2>&1 || ! docker version > /dev/null 2>&1; then
   images=${COMPOSE_CHECK_IMAGES:-standins}
   own_engine=1
@@ -24,11 +30,6 @@ if ! docker compose version > /dev/null 2>&1 || ! docker version > /dev/null 2>&
 fi
 mkdir -p "${COMPOSE_CHECK_WORK:-/tmp}"
 work=$(mktemp -d -p "${COMPOSE_CHECK_WORK:-/tmp}")
-finish() {
-  rm -rf "$work"
-  if [ -n "$own_engine" ]; then deploy/compose/engine.sh stop; fi
-}
-trap finish EXIT
 
 arguments=()
 for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_TRUSTED_HOST; do

@@ -3,7 +3,7 @@
 # installed into this machine, and the engine that may run here already is left alone.
 #
 #   deploy/compose/engine.sh start   # root, debootstrap, iptables; prints what to export
-#   deploy/compose/engine.sh stop    # ends it, and takes back what it changed in the network
+#   deploy/compose/engine.sh stop    # ends it, and takes back what has come with it: nothing else's
 #
 # COMPOSE_CHECK_HOME holds it all (default: ~/.cache/sluice/compose-check), some 6 GB. Remove the folder
 # to begin anew. DEBIAN_MIRROR: where packages come from; by default where this machine's come from.
@@ -106,42 +106,87 @@ start() {
   mkdir -p "$home"
   clients
   if ! docker version > /dev/null 2>&1; then
+    stop # what one that was killed has left
+    refuse_beside_another
     root_of trixie ca-certificates
     root_of bookworm ca-certificates
     engine_root
-    cat /proc/sys/net/ipv4/ip_forward > "$home/ip_forward.before"
-    iptables -S FORWARD | head -n 1 > "$home/forward.before"
+    record
     run_engine
     # All containers together count as one process by default, which starves them beside others.
     if [ -w /sys/fs/cgroup/cpu/cpu.shares ]; then # cgroup v1
-      mkdir -p /sys/fs/cgroup/cpu/docker && echo 10240 > /sys/fs/cgroup/cpu/docker/cpu.shares
+      mkdir -p "${shares%/*}" && echo 10240 > "$shares"
     fi
     say "engine $(docker version --format '{{.Server.Version}}'), compose $(docker compose version --short)"
   fi
   base_images
 }
 
-stop() {
-  local pid name
+ours() { # pid, empty if ours is not running: a pid file may outlive its process
+  local pid
   pid=$(cat "$home/docker.pid" 2>/dev/null || true)
-  if [ -n "$pid" ] && kill "$pid" 2>/dev/null; then
-    for _ in $(seq 60); do kill -0 "$pid" 2>/dev/null || break; sleep 0.5; done
-  fi
-  for name in $(ip -o -4 address show | awk '$4 ~ /^172\.31\./ && $2 ~ /^(docker0|br-)/ {print $2}'); do
-    ip link delete "$name" 2>/dev/null || true
-  done
-  for table in nat filter; do # rules that lead into its chains, then the chains
-    iptables -t "$table" -S 2>/dev/null | grep -E '^-A .*-j DOCKER' | sed 's/^-A/-D/' \
-      | while read -r rule; do eval "iptables -t $table $rule" || true; done
-    iptables -t "$table" -S 2>/dev/null | grep -E "^-A .*(172\.31\.|docker0|br-)" | sed 's/^-A/-D/' \
-      | while read -r rule; do eval "iptables -t $table $rule" || true; done
-    for name in $(iptables -t "$table" -S 2>/dev/null | sed -n 's/^-N \(DOCKER.*\)/\1/p'); do
-      iptables -t "$table" -F "$name" && iptables -t "$table" -X "$name" || true
+  [ -n "$pid" ] && [ -r "/proc/$pid/cmdline" ] || return 0
+  if [[ $(tr '\0' ' ' < "/proc/$pid/cmdline") == *"--data-root $home/data "* ]]; then echo "$pid"; fi
+}
+
+rules() { # a line for each chain and rule: program, table, and what makes it
+  local program table
+  for program in iptables ip6tables; do
+    for table in raw mangle nat filter; do
+      "$program" -t "$table" -S 2>/dev/null | sed "s/^/$program -t $table /" || true
     done
   done
-  [ -s "$home/forward.before" ] && eval "iptables $(cat "$home/forward.before")"
-  [ -s "$home/ip_forward.before" ] && cat "$home/ip_forward.before" > /proc/sys/net/ipv4/ip_forward
-  rm -f "$home/forward.before" "$home/ip_forward.before"
+}
+
+bridges() { ip -o link show type bridge 2>/dev/null | awk -F': ' '{print $2}'; }
+
+refuse_beside_another() { # two engines write the same chains
+  local found=
+  grep -qx dockerd /proc/[0-9]*/comm 2>/dev/null && found="a dockerd runs"
+  [[ $'\n'$(bridges)$'\n' == *$'\ndocker0\n'* ]] && found="the bridge docker0 is there"
+  [[ $(rules) == *"-N DOCKER"* ]] && found="iptables has chains of Docker"
+  [ -n "$found" ] || return 0
+  say "$found: an engine of its own would get in its way. Start that Docker, or name it in" \
+    "DOCKER_HOST; or remove what a Docker that is gone has left (a restart of the machine does)"
+  exit 2
+}
+
+shares=/sys/fs/cgroup/cpu/docker/cpu.shares
+record() { # what `stop` goes by; the last file says that all are there
+  cat /proc/sys/net/ipv4/ip_forward > "$home/ip_forward.before"
+  iptables -S FORWARD | head -n 1 > "$home/forward.before"
+  cat "$shares" > "$home/shares.before" 2>/dev/null || true
+  bridges > "$home/bridges.before"
+  rules > "$home/rules.before"
+}
+
+stop() {
+  local pid name
+  pid=$(ours)
+  if [ -n "$pid" ] && kill "$pid" 2>/dev/null; then
+    for _ in $(seq 60); do kill -0 "$pid" 2>/dev/null || break; sleep 0.5; done
+    if [ -n "$(ours)" ]; then kill -9 "$pid" 2>/dev/null || true; fi
+  fi
+  [ -e "$home/rules.before" ] || return 0 # it has not begun: nothing here is its own
+  for name in $(bridges | grep -E '^(docker0|br-[0-9a-f]{12})$' | grep -vxFf "$home/bridges.before"); do
+    ip link delete "$name" 2>/dev/null || true
+  done
+  # What has come since, and is Docker's: rules, then the chains that they led into.
+  rules | grep -vxFf "$home/rules.before" > "$home/rules.new" || true
+  sed -nE '/ -A .*(DOCKER|docker0|br-[0-9a-f]{12}|172\.31\.)/s/ -A / -D /p' "$home/rules.new" \
+    | while read -r name; do eval "$name" 2>/dev/null || true; done
+  sed -n '/ -N DOCKER/s/ -N / -X /p' "$home/rules.new" \
+    | while read -r name; do $name 2>/dev/null || true; done
+  if [ -s "$home/forward.before" ]; then eval "iptables $(cat "$home/forward.before")"; fi
+  if [ -s "$home/ip_forward.before" ]; then
+    cat "$home/ip_forward.before" > /proc/sys/net/ipv4/ip_forward
+  fi
+  if [ -s "$home/shares.before" ]; then
+    cat "$home/shares.before" > "$shares" || true
+  elif [ -e "$shares" ]; then
+    find "${shares%/*}" -depth -type d -exec rmdir {} + 2>/dev/null || true
+  fi
+  rm -f "$home"/*.before "$home/rules.new"
 }
 
 case "${1:-}" in
