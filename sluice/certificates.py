@@ -9,6 +9,7 @@ import asyncio
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ from sluice.settings import ServiceSettings
 
 log = structlog.get_logger(__name__)
 
+# Files that were refused are tried again after so long: the clock may have been behind, or
+# descriptors may have lacked.
+_RETRY_S = 30.0
 _FLIGHTS_MAX = 10  # of a handshake with oneself; TLS 1.3 takes three
 
 Versions = tuple[tuple[str, int, int, int], ...]
@@ -116,6 +120,7 @@ class Certificates:
         self._ca_path = settings.ca
         self._lock = threading.Lock()
         self._refused: Versions | None = None
+        self._retry_at_s = 0.0  # of `time.monotonic`
         self._loaded = self._load()
         if self.engine_ca is not None:
             _read("MTLS__ENGINE_CA", self.engine_ca)
@@ -135,14 +140,16 @@ class Certificates:
             versions: Versions = ()
             try:
                 versions = self._versions()
-                if versions in (self._loaded.versions, self._refused):
+                is_refused = versions == self._refused and time.monotonic() < self._retry_at_s
+                if is_refused or versions == self._loaded.versions:
                     return self._loaded
                 self._loaded = self._load()
             except (CertificateError, OSError) as error:  # half-way replaced: the next look tells
                 if versions != self._refused:
-                    self._refused = versions
                     log.warning("certificate_not_loaded", error=str(error))
+                self._refused, self._retry_at_s = versions, time.monotonic() + _RETRY_S
             else:
+                self._refused = None
                 log.info("certificate_loaded", names=list(self._loaded.identity.names))
             return self._loaded
 

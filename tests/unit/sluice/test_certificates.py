@@ -145,6 +145,30 @@ def test_half_replaced_files_leave_the_old_ones_in_use_and_are_tried_again(folde
     assert lines == ["certificate_not_loaded"] * 2
 
 
+def test_files_that_were_refused_are_tried_again_a_while_later(folder, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(module.log, "warning", lambda event, **_: lines.append(event))
+    now_s, tries = [1000.0], []
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
+    router = loaded(folder)
+    create(folder, days=2)
+    load, old = router._load, router._loaded
+
+    def no_descriptor():
+        tries.append(now_s[0])
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(router, "_load", no_descriptor)
+    for now_s[0] in (1000.0, 1029.0, 1030.0, 1059.0):
+        assert router.fresh() is old
+    assert tries == [1000.0, 1030.0]
+    assert lines == ["certificate_not_loaded"]
+
+    monkeypatch.setattr(router, "_load", load)
+    now_s[0] = 1060.0
+    assert router.fresh().certificate == (folder / "router.pem").read_bytes()
+
+
 def test_the_domain_separates_platforms_that_share_a_ca(folder):
     with pytest.raises(CertificateError, match=r"router\.sluice\.internal.*none of a role.*DOMAIN"):
         loaded(folder, MTLS__DOMAIN="other.internal")
