@@ -20,7 +20,8 @@ def main() -> None:
     """Serve until stopped; status 1 and one line when an address cannot be had."""
     configure_logs("control-plane")
     settings = Settings.from_environment()
-    certificates.use(Role.CONTROL_PLANE)
+    called = {"CONTROL_PLANE__TELEMETRY_URL": settings.telemetry_url}
+    certificates.use(Role.CONTROL_PLANE, called)
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     problems: list[BaseException] = []

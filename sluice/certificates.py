@@ -304,22 +304,33 @@ class _Ours:
     certificates: Certificates | None = None
 
 
-def use(role: Role | None = None) -> None:
+def use(role: Role | None = None, called: Mapping[str, str] | None = None) -> None:
     """Take the certificates that the environment names, for this process, from now on.
 
     Ends the process with status 2 and a line on stderr when they cannot be used.
 
     Args:
         role: Of this process; None: any.
+        called: URLs of processes of ours that this one calls, by setting; empty: none is called.
     """
     settings = MtlsSettings.from_environment()
     if not settings.is_on:
         return
     try:
         install(Certificates(settings), role)
+        _check_https(called or {})
     except CertificateError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from None
+
+
+def _check_https(called: Mapping[str, str]) -> None:
+    for setting, url in called.items():
+        if url and not url.lower().startswith("https://"):
+            raise CertificateError(
+                f"{setting}: {url} would be called in clear, with a key, although mutual TLS is on;"
+                f" set https://{url.partition('://')[2]}"
+            )
 
 
 def install(certificates: Certificates | None, role: Role | None = None) -> None:

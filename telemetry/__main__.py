@@ -34,7 +34,8 @@ def main() -> None:
         )
         sys.exit(2)
     configure_logs("telemetry")
-    certificates.use(Role.TELEMETRY)
+    called = {"TELEMETRY__CONTROL_PLANE_URL": settings.control_plane_url}
+    certificates.use(Role.TELEMETRY, called)
     KafkaSettings.from_environment()  # mistakes now, not when a consumer is made
     try:
         uvloop.run(_main(settings, prices))

@@ -6,10 +6,23 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
+import control_plane.__main__ as control_plane_main
+import telemetry.__main__ as telemetry_main
 from cli.certificates import _key_pem, create, issue, new_authority, settings_of
 from sluice import certificates as module
 from sluice.certificates import CertificateError, Certificates, MtlsSettings, install, ours, use
 from sluice.identity import DOMAIN, Role, Service, server_name
+
+SERVICE_SETTINGS = {
+    "CONTROL_PLANE__DATABASE_URL": "postgresql+asyncpg://u@h/d",
+    "CONTROL_PLANE__GRPC_ADDRESS": "127.0.0.1:1",
+    "CONTROL_PLANE__HTTP_ADDRESS": "127.0.0.1:2",
+    "CONTROL_PLANE__ADMIN_KEY_SHA256": "0" * 64,
+    "TELEMETRY__CLICKHOUSE_URL": "http://127.0.0.1:3",
+    "TELEMETRY__KAFKA_BOOTSTRAP": "127.0.0.1:4",
+    "TELEMETRY__HTTP_ADDRESS": "127.0.0.1:5",
+    "TELEMETRY__ADMIN_KEY_SHA256": "0" * 64,
+}
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +258,49 @@ def test_a_process_does_not_start_with_the_certificate_of_another(folder, monkey
         " name the file that was made for it\n"
     )
     assert ours() is None
+
+
+def test_with_certificates_our_own_processes_are_called_by_https_alone(folder, monkeypatch, capsys):
+    monkeypatch.setattr(module._Ours, "certificates", None)
+    use(Role.TELEMETRY, {"A": "http://control-plane:8001"})  # without: as it always was
+    for name, value in settings_of(folder, Role.TELEMETRY).items():
+        monkeypatch.setenv(name, value)
+
+    use(Role.TELEMETRY, {"A": "", "B": "https://control-plane:8001"})
+    with pytest.raises(SystemExit) as ended:
+        use(Role.TELEMETRY, {"A": "http://control-plane:8001"})
+
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "A: http://control-plane:8001 would be called in clear, with a key, although mutual TLS is"
+        " on; set https://control-plane:8001\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("service", "setting"),
+    [
+        (control_plane_main, "CONTROL_PLANE__TELEMETRY_URL"),
+        (telemetry_main, "TELEMETRY__CONTROL_PLANE_URL"),
+    ],
+    ids=["control-plane", "telemetry"],
+)
+def test_services_tell_whom_they_call(monkeypatch, service, setting):
+    monkeypatch.setenv(setting, "http://other:8001")
+    for name, value in SERVICE_SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    told = {}
+
+    def told_and_ended(_role, called):
+        told.update(called)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(service.certificates, "use", told_and_ended)
+    monkeypatch.setattr(service, "configure_logs", lambda _name: None)
+    with pytest.raises(SystemExit):
+        service.main()
+
+    assert told == {setting: "http://other:8001"}
 
 
 def test_without_settings_nothing_changes(monkeypatch):
