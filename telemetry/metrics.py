@@ -10,6 +10,48 @@ from telemetry.rollups import Level
 from telemetry.rows import PoisonReason
 
 
+class SinkMetrics:
+    """What a sink tells of itself: events and texts apart, for what is lost of texts is no usage.
+
+    Attributes:
+        lag: Messages still to be read.
+        is_ready: 1 while broker and ClickHouse are reached.
+    """
+
+    def __init__(self, registry: CollectorRegistry, names: Mapping[str, str], of: str) -> None:
+        """Register metrics under these names; `of` begins what is said about each."""
+        counter = partial(Counter, registry=registry)
+        self.duplicates = counter(
+            names["duplicates"],
+            f"{of}Messages left out because their event id came before in the same batch.",
+        )
+        self.poisoned = counter(
+            names["poisoned"], f"{of}Messages parked in the table poison.", ["reason"]
+        )
+        for reason in PoisonReason:
+            self.poisoned.labels(reason=reason)
+        self.missing = counter(
+            names["missing"], f"{of}Messages that the broker deleted before they were read."
+        )
+        self.write_failures = counter(
+            names["write_failures"], f"{of}Inserts that failed and are retried."
+        )
+        self.session_failures = counter(
+            names["session_failures"],
+            f"{of}Times that broker or ClickHouse could not be reached and everything began anew.",
+        )
+        self.write_seconds = Histogram(
+            names["write_seconds"],
+            f"{of}Duration of successful inserts.",
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+            registry=registry,
+        )
+        self.lag = Gauge(names["lag"], f"{of}Messages still to be read.", registry=registry)
+        self.is_ready = Gauge(
+            names["is_ready"], f"{of}1 while broker and ClickHouse are reached.", registry=registry
+        )
+
+
 class Metrics:
     """The metrics of one service, in a registry of their own."""
 
@@ -20,10 +62,6 @@ class Metrics:
         self.events_written = counter(
             "telemetry_events_written", "Events acknowledged by ClickHouse."
         )
-        self.duplicates = counter(
-            "telemetry_events_duplicate",
-            "Messages left out because their event id came before in the same batch.",
-        )
         self.closings = counter(
             "telemetry_closings_written", "Closings of routers acknowledged by ClickHouse."
         )
@@ -33,14 +71,6 @@ class Metrics:
         )
         self.texts = counter(
             "telemetry_texts_written", "Redacted texts of requests acknowledged by ClickHouse."
-        )
-        self.poisoned = counter(
-            "telemetry_messages_poisoned", "Messages parked in the table poison.", ["reason"]
-        )
-        for reason in PoisonReason:
-            self.poisoned.labels(reason=reason)
-        self.missing = counter(
-            "telemetry_messages_missing", "Messages that the broker deleted before they were read."
         )
         self.spans_exported = counter(
             "telemetry_spans_exported", "Spans that the OpenTelemetry collector has taken."
@@ -53,37 +83,35 @@ class Metrics:
         )
         for reason in ("full", "refused", "late", "stopped"):
             self.spans_dropped.labels(reason=reason)
-        self.write_failures = counter(
-            "telemetry_write_failures", "Inserts that failed and are retried."
+        self.of_events = SinkMetrics(
+            self.registry,
+            {
+                "duplicates": "telemetry_events_duplicate",
+                "poisoned": "telemetry_messages_poisoned",
+                "missing": "telemetry_messages_missing",
+                "write_failures": "telemetry_write_failures",
+                "session_failures": "telemetry_session_failures",
+                "write_seconds": "telemetry_write_seconds",
+                "lag": "telemetry_lag_events",
+                "is_ready": "telemetry_ready",
+            },
+            "",
         )
-        self.session_failures = counter(
-            "telemetry_session_failures",
-            "Times that broker or ClickHouse could not be reached and everything began anew.",
+        self.of_texts = SinkMetrics(
+            self.registry,
+            {
+                "duplicates": "telemetry_texts_duplicate",
+                "poisoned": "telemetry_text_messages_poisoned",
+                "missing": "telemetry_text_messages_missing",
+                "write_failures": "telemetry_text_write_failures",
+                "session_failures": "telemetry_text_session_failures",
+                "write_seconds": "telemetry_text_write_seconds",
+                "lag": "telemetry_text_lag_events",
+                "is_ready": "telemetry_text_ready",
+            },
+            "Redacted texts: ",
         )
-        self.write_seconds = Histogram(
-            "telemetry_write_seconds",
-            "Duration of successful inserts.",
-            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
-            registry=self.registry,
-        )
-        self._of_topics()
         self._of_ledger()
-
-    def _of_topics(self) -> None:
-        self.lag = Gauge(
-            "telemetry_lag_events", "Messages still to be read.", registry=self.registry
-        )
-        self.is_ready = Gauge(
-            "telemetry_ready", "1 while broker and ClickHouse are reached.", registry=self.registry
-        )
-        self.text_lag = Gauge(
-            "telemetry_text_lag_events", "Redacted texts still to be read.", registry=self.registry
-        )
-        self.is_text_ready = Gauge(
-            "telemetry_text_ready",
-            "1 while the topic of redacted texts and ClickHouse are reached.",
-            registry=self.registry,
-        )
 
     def _of_ledger(self) -> None:
         self.ingested_until = Gauge(

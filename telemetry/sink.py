@@ -114,11 +114,10 @@ class Sink:
             batch_max: Messages at a time.
             on_written: Is told events that are in ClickHouse, perhaps more than once.
             decode: Sorts messages of the topic.
-            are_texts: Whether lag and readiness are those of the topic of texts.
+            are_texts: Whether what it tells of itself is about the topic of texts.
         """
         self._decode = decode
-        self._lag = metrics.text_lag if are_texts else metrics.lag
-        self._ready = metrics.is_text_ready if are_texts else metrics.is_ready
+        self._own = metrics.of_texts if are_texts else metrics.of_events
         self._reader = reader
         self._writer = writer
         self._metrics = metrics
@@ -144,7 +143,7 @@ class Sink:
             try:
                 await self._session()
             except _SESSION_ERRORS as error:
-                self._metrics.session_failures.inc()
+                self._own.session_failures.inc()
                 log.warning("session_failed", error=repr(error), attempt=self._attempt)
             finally:
                 self._set_ready(ready=False)
@@ -179,7 +178,7 @@ class Sink:
             ahead = read
             self._attempt = 0
             if time.monotonic() >= self._lag_at_s:
-                self._lag.set(await reader.lag())
+                self._own.lag.set(await reader.lag())
                 self._lag_at_s = time.monotonic() + _LAG_EVERY_S
 
     async def _read(self, reader: Reader) -> _Read:
@@ -188,7 +187,7 @@ class Sink:
         self._set_ready(ready=reader.is_assigned and not self._is_write_failing)
         if reader.missing > missing:
             log.error("messages_missing", count=reader.missing - missing)
-            self._metrics.missing.inc(reader.missing - missing)
+            self._own.missing.inc(reader.missing - missing)
         return _Read(messages, await asyncio.to_thread(self._decode, messages))
 
     async def _settle(self, reader: Reader, read: _Read) -> None:
@@ -206,7 +205,7 @@ class Sink:
             try:
                 await self._writer.insert(batch)
             except STORE_ERRORS as error:
-                self._metrics.write_failures.inc()
+                self._own.write_failures.inc()
                 self._is_write_failing = True
                 self._set_ready(ready=False)
                 log.warning(
@@ -222,7 +221,7 @@ class Sink:
                 attempt += 1
             else:
                 self._is_write_failing = False
-                self._metrics.write_seconds.observe(time.monotonic() - started_at)
+                self._own.write_seconds.observe(time.monotonic() - started_at)
                 self._count(batch)
                 self._on_written(batch.events)
                 return
@@ -231,9 +230,9 @@ class Sink:
         self._metrics.events_written.inc(len(batch.events))
         self._metrics.closings.inc(len(batch.closings))
         self._metrics.texts.inc(len(batch.texts))
-        self._metrics.duplicates.inc(batch.duplicates)
+        self._own.duplicates.inc(batch.duplicates)
         for poison in batch.poisons:
-            self._metrics.poisoned.labels(reason=poison.reason).inc()
+            self._own.poisoned.labels(reason=poison.reason).inc()
             log.warning(
                 "message_poisoned",
                 reason=poison.reason,
@@ -244,4 +243,4 @@ class Sink:
 
     def _set_ready(self, *, ready: bool) -> None:
         self.is_ready = ready
-        self._ready.set(ready)
+        self._own.is_ready.set(ready)

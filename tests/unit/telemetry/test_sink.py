@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from telemetry import sink as sink_module
+from telemetry import text_rows
 from telemetry.consumer import ConsumerLostError
 from telemetry.metrics import Metrics
 from telemetry.rows import Batch, Source
@@ -144,11 +145,52 @@ async def test_draining_does_not_wait_for_a_table_that_is_away() -> None:
     assert (broker.committed, table.rows) == (0, set())
 
 
+class LossyBroker(FakeBroker):
+    """Has deleted three messages."""
+
+    async def read(self, batch_max: int) -> list[Source]:
+        self.missing = 3
+        return await super().read(batch_max)
+
+
+async def test_what_is_wrong_with_texts_is_not_told_of_usage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sink_module, "_PAUSE_FIRST_S", 0.0)
+    broker, metrics = LossyBroker(2, []), Metrics()
+    sink = Sink(
+        lambda: broker,
+        FakeTable(broker, ["lost"]),
+        metrics,
+        batch_max=3,
+        decode=text_rows.decode,  # none of these is a text
+        are_texts=True,
+    )
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        task = group.create_task(sink.run())
+        while broker.committed < 2:  # noqa: ASYNC110 - the fake tells nobody
+            await asyncio.sleep(0)
+        task.cancel()
+    names = ("poisoned_total", "missing_total", "write_failures_total", "session_failures_total")
+    told = {
+        sample.name: sample.value
+        for metric in metrics.registry.collect()
+        for sample in metric.samples
+        if sample.value and sample.name.endswith(names)
+    }
+    assert told == {
+        "telemetry_text_messages_missing_total": 3,
+        "telemetry_text_messages_poisoned_total": 2,
+        "telemetry_text_write_failures_total": 1,
+    }
+
+
 def test_the_metrics_are_known() -> None:
     names = {metric.name for metric in Metrics().registry.collect()}
     assert names == {
         "llm_ledger_mismatch_tokens",
         "llm_replica_hour_price",
+        "mtls_certificate_expiry_seconds",
         "telemetry_closings_written",
         "telemetry_events_duplicate",
         "telemetry_events_written",
@@ -164,6 +206,15 @@ def test_the_metrics_are_known() -> None:
         "telemetry_session_failures",
         "telemetry_spans_dropped",
         "telemetry_spans_exported",
+        "telemetry_text_lag_events",
+        "telemetry_text_messages_missing",
+        "telemetry_text_messages_poisoned",
+        "telemetry_text_ready",
+        "telemetry_text_session_failures",
+        "telemetry_text_write_failures",
+        "telemetry_text_write_seconds",
+        "telemetry_texts_duplicate",
+        "telemetry_texts_written",
         "telemetry_write_failures",
         "telemetry_write_seconds",
     }
