@@ -174,10 +174,17 @@ class HttpProtocol(RequestHandler):
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Read on if that was paused. Bodies that are read whole ask for it in any case.
 
-        aiohttp would parse nothing, and ask the transport, twice for every request: 5 us each.
+        aiohttp would parse nothing, and ask the transport, twice for every request: 5 us each. Of
+        a body that has not ended the parser may hold a part, though nothing is paused: it stops
+        after a body of very many chunks, and goes on when the next one is read.
         """
-        if self._reading_paused:
+        if self._reading_paused or (resume_parser and self._has_open_body):
             super().resume_reading(resume_parser)
+
+    @property
+    def _has_open_body(self) -> bool:
+        current = self._current_request
+        return current is None or not current.content.is_eof()
 
     def pause_writing(self) -> None:
         """Note that the client reads more slowly than is written to it."""
