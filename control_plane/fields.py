@@ -5,7 +5,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}"
+from sluice.ids import ID_PATTERN
+
 _ID = re.compile(ID_PATTERN)
 _ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9a-fA-F:.%]{2,60}\]):\d{1,5}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")

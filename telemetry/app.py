@@ -77,7 +77,7 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
             texts_task = group.create_task(texts_sink.run())
             loops = [
                 group.create_task(loop.run())
-                for loop in (observer, closer, reconciler, rollups, Eraser(store))
+                for loop in (observer, closer, reconciler, rollups, Eraser(store, metrics))
             ]
             exporting = group.create_task(_nowhere() if spans is None else spans.run())
             await stop.wait()

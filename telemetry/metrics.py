@@ -72,6 +72,11 @@ class Metrics:
         self.texts = counter(
             "telemetry_texts_written", "Redacted texts of requests acknowledged by ClickHouse."
         )
+        self.text_erasure_age = Gauge(
+            "telemetry_text_erasure_age_seconds",
+            "For how long there have been rows of erased texts that are not deleted. 0: none are.",
+            registry=self.registry,
+        )
         self.spans_exported = counter(
             "telemetry_spans_exported", "Spans that the OpenTelemetry collector has taken."
         )

@@ -142,6 +142,21 @@ class Store:
         async with asyncio.timeout(_STATEMENT_S):
             await client.command(migrations.fill(sql, self._variables()))
 
+    async def end_failing_deletes(self, table: str) -> None:
+        """End deletions of rows that the server fails at again and again, on all shards.
+
+        Raises:
+            STORE_ERRORS: It is away, slow, or refuses.
+        """
+        client = await self.prepare()
+        sql = (
+            "KILL MUTATION {{on_cluster}} "
+            f"WHERE database = '{self.local_database}' AND table = '{table}' AND NOT is_done"
+            " AND latest_fail_reason != '' AND command LIKE '%DELETE WHERE%'"
+        )
+        async with asyncio.timeout(_STATEMENT_S):
+            await client.command(migrations.fill(sql, self._variables()))
+
     async def raw(self, sql: str, parameters: Mapping[str, Any], file_format: str) -> bytes:
         """Run a query and return its rows as a file in one of ClickHouse's formats.
 

@@ -1,26 +1,32 @@
 """Redacted texts of requests: found by whoever may read them, and erased for good.
 
 An erasure is written down first. From then on no query shows what was received before it, also what
-comes late from a spool or the broker; a loop deletes such rows until there are none.
+comes late from a spool or the broker; a loop deletes such rows until there are none. It is gateways
+that say when a request was received, and their clocks may be ahead: what they call the first
+`SKEW_S` after an erasure is erased as well.
 """
 
 import re
+import time
 from typing import Any
 
 import structlog
 
 from sluice.errors import BadRequestError, ErrorCode
+from sluice.ids import ID_PATTERN
 from sluice.lifecycle import run_every
+from telemetry.metrics import Metrics
 from telemetry.queries import iso
 from telemetry.store import STORE_ERRORS, Store
 
 log = structlog.get_logger(__name__)
 
+SKEW_S = 300
 _ROWS_MAX = 10  # a client may send one id again and again
 _EVERY_S = 20.0
 _STEP_S = 60.0
 # What tenants are called; nothing else becomes part of a statement.
-_TENANT = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
+_TENANT = re.compile(ID_PATTERN)
 
 _FIND = """
 SELECT * EXCEPT (ingested_at)
@@ -32,7 +38,8 @@ LIMIT 1 BY event_id
 LIMIT {limit:UInt32}
 """
 _ERASE = """
-INSERT INTO text_erasures (tenant_id, until) SELECT {tenant:String}, now64(3, 'UTC')
+INSERT INTO text_erasures (tenant_id, until)
+SELECT {tenant:String}, now64(3, 'UTC') + toIntervalSecond({skew_s:UInt32})
 """
 _UNTIL = """
 SELECT max(until) AS until FROM text_erasures WHERE tenant_id = {tenant:String}
@@ -46,8 +53,9 @@ WHERE texts.received_at <= erased.until
 GROUP BY tenant
 LIMIT 100
 """
-_RUNNING = """
-SELECT count() AS running FROM system.mutations
+_MUTATIONS = """
+SELECT mutation_id, latest_fail_reason
+FROM system.mutations
 WHERE database = {database:String} AND table = 'texts' AND NOT is_done
 """
 
@@ -65,7 +73,7 @@ async def find_texts(store: Store, tenant_id: str, request_id: str) -> list[dict
 
 
 async def erase_texts(store: Store, tenant_id: str) -> str:
-    """Let nobody see again what a tenant's requests said until now; return until when, in ISO 8601.
+    """Let nobody see again what a tenant's requests said; return up to when, in ISO 8601.
 
     Raises:
         BadRequestError: No tenant is called so.
@@ -73,7 +81,7 @@ async def erase_texts(store: Store, tenant_id: str) -> str:
     """
     if not _TENANT.fullmatch(tenant_id):
         raise BadRequestError(ErrorCode.INVALID_REQUEST, "tenant must be an id", param="tenant")
-    await store.write(_ERASE, {"tenant": tenant_id})
+    await store.write(_ERASE, {"tenant": tenant_id, "skew_s": SKEW_S})
     [row] = await store.query(_UNTIL, {"tenant": tenant_id})
     return iso(row["until"])
 
@@ -81,8 +89,10 @@ async def erase_texts(store: Store, tenant_id: str) -> str:
 class Eraser:
     """Deletes the rows of what was erased; `run` belongs into a TaskGroup."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store = store
+        self._metrics = metrics
+        self._began_s: float | None = None
 
     async def run(self) -> None:
         """Look now and then, until cancelled."""
@@ -94,13 +104,11 @@ class Eraser:
         """Delete what is there; STORE_ERRORS: do it again later.
 
         While ClickHouse is at it nothing new is begun: what comes meanwhile is found the next time.
+        What it fails at is ended and begun anew.
         """
         rows = await self._store.query(_TO_ERASE, {})
-        if not rows:
-            return
-        local = {"database": self._store.local_database}
-        [running] = await self._store.query(_RUNNING, local)
-        if running["running"]:
+        self._show_age(is_done=not rows)
+        if not rows or await self._is_at_it():
             return
         for row in rows:
             if _TENANT.fullmatch(row["tenant"]):
@@ -110,3 +118,23 @@ class Eraser:
                     f" AND received_at <= fromUnixTimestamp64Milli({row['until_ms']:d}, 'UTC')",
                 )
                 log.info("texts_erased", tenant=row["tenant"], until_ms=row["until_ms"])
+
+    async def _is_at_it(self) -> bool:
+        """Return whether the server works on the table; what fails there is ended."""
+        local = {"database": self._store.local_database}
+        mutations = await self._store.query(_MUTATIONS, local)
+        failing = [it for it in mutations if it["latest_fail_reason"]]
+        for it in failing:
+            log.error(
+                "texts_not_erased", mutation=it["mutation_id"], reason=it["latest_fail_reason"]
+            )
+        if failing:
+            await self._store.end_failing_deletes("texts")
+        return len(failing) < len(mutations)
+
+    def _show_age(self, *, is_done: bool) -> None:
+        now_s = time.monotonic()
+        if is_done or self._began_s is None:
+            self._began_s = None if is_done else now_s
+        age_s = 0.0 if self._began_s is None else now_s - self._began_s
+        self._metrics.text_erasure_age.set(age_s)

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from control_plane.access.roles import roles_for
-from control_plane.fields import ID_PATTERN
 from control_plane.http.describe import SCHEMAS
 from control_plane.http.routes import Route
+from sluice.ids import ID_PATTERN
 
 Json = dict[str, Any]
 

@@ -85,19 +85,26 @@ class TextRoutes:
         return await self._writes.run(request, work)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Erase all texts of a tenant (204); to do it again does no harm."""
+        """Erase all texts of a tenant (204); to do it again does no harm.
+
+        It is noted before it is done: no erasure is without a row. One that failed has another row.
+        """
         tenant_id = path_id(request, "tenant_id")
         require(request, tenant_id)
-        try:
-            await self._store.erase(tenant_id)
-        except FeedDownError as error:
-            raise _away(error) from error
 
         async def work(write: Write) -> Answer:
             write.record("erase", tenant_id, None, None, owners=[tenant_id])
             return Answer(None, tenant_id, 204)
 
-        return await self._writes.run(request, work)
+        answer = await self._writes.run(request, work)
+        try:
+            # Also when the answer is one that was kept: it may have been kept before this failed.
+            await self._store.erase(tenant_id)
+        except FeedDownError as error:
+            failure = _away(error)
+            await self._writes.refused(request, failure)
+            raise failure from error
+        return answer
 
 
 def _away(error: FeedDownError) -> RejectedError:

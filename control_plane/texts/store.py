@@ -16,6 +16,7 @@ from sluice.identity import Role
 from sluice.ids import is_request_id
 
 DEADLINE_S = 10.0
+_SAID_BYTES_MAX = 200
 _Rows = TypeAdapter(dict[str, list[dict[str, Any]]])
 
 
@@ -92,7 +93,7 @@ class TelemetryTexts:
         return rows
 
     async def erase(self, tenant_id: str) -> None:
-        """Erase all of a tenant."""
+        """Erase all of a tenant; BadRequestError: telemetry takes none for a tenant's id."""
         await self._asked("DELETE", self._url, tenant_id)
 
     async def _asked(self, method: str, url: str, tenant_id: str) -> bytes:
@@ -104,6 +105,9 @@ class TelemetryTexts:
                 ) as response,
             ):
                 body = await read_bounded(response)
+                if response.status == 400:
+                    said = body[:_SAID_BYTES_MAX].decode(errors="replace")
+                    raise BadRequestError(ErrorCode.INVALID_REQUEST, f"telemetry says: {said}")
                 if response.status != 200:
                     raise FeedDownError(f"{self._url} answers {response.status}")
                 return body

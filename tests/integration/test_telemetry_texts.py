@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 
 from sluice.events import TEXTS_TOPIC
 from sluice.wire.telemetry.v1.text_pb2 import TextEvent
+from telemetry.texts import SKEW_S
 from tests.integration.telemetry_process import WAIT_S, Telemetry, running, until
 
 pytestmark = pytest.mark.real
@@ -86,7 +87,9 @@ async def test_texts_are_found_by_their_tenant_alone_and_erased(
     assert erased.status_code == 200, erased.text
     assert await found(1, "acme") == []
     raw.produce(TEXTS_TOPIC, text(5, received_at_unix_ms=gone_ms).SerializeToString())  # late
-    raw.produce(TEXTS_TOPIC, text(6).SerializeToString())
+    after_ms = round(time.time() * 1000) + SKEW_S * 1000 + 5000
+    later = text(6, received_at_unix_ms=after_ms, expires_at_unix_ms=after_ms + 86_400_000)
+    raw.produce(TEXTS_TOPIC, later.SerializeToString())
     raw.flush(30)
     await until_is(written, before + 2)
     assert (len(await found(5, "acme")), len(await found(6, "acme"))) == (0, 1)

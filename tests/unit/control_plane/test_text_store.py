@@ -58,6 +58,13 @@ async def test_ids_are_one_segment_and_one_value(peer: tuple[Peer, TextStore]) -
     ]
 
 
+async def test_what_telemetry_calls_wrong_is_told_as_wrong(peer: tuple[Peer, TextStore]) -> None:
+    telemetry, store = peer
+    telemetry.status = 400
+    with pytest.raises(BadRequestError, match="telemetry says"):
+        await store.erase("acme")
+
+
 async def test_a_service_that_is_unwell_is_away(peer: tuple[Peer, TextStore]) -> None:
     telemetry, store = peer
     telemetry.status = 500

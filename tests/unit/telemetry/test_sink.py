@@ -206,6 +206,7 @@ def test_the_metrics_are_known() -> None:
         "telemetry_session_failures",
         "telemetry_spans_dropped",
         "telemetry_spans_exported",
+        "telemetry_text_erasure_age_seconds",
         "telemetry_text_lag_events",
         "telemetry_text_messages_missing",
         "telemetry_text_messages_poisoned",
