@@ -45,7 +45,7 @@ from gateway.server.routes import Routes
 from gateway.server.runner import HttpRunner, bound_socket
 from gateway.server.tls import TlsFiles
 from gateway.settings import GatewaySettings
-from gateway.texts.shipping import TextShipping
+from gateway.texts.shipping import TextShipping, is_over
 from sluice.errors import RejectedError
 from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC, EventProducer
 from sluice.lifecycle import run_every
@@ -376,6 +376,7 @@ def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShip
         spool_max_bytes=settings.text_spool_bytes_max,
         queue_max=_TEXTS_MAX,
         may_spool=lambda: not events.is_spool_tight,
+        is_over=is_over,
     )
     return TextShipping(make, directory)
 

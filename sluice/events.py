@@ -106,6 +106,7 @@ class EventProducer:
         broker_wait_s: float = 5.0,
         linger_ms: int = 20,
         may_spool: Callable[[], bool] = lambda: True,
+        is_over: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
         """Start shipping; the broker need not be there.
 
@@ -123,12 +124,15 @@ class EventProducer:
             linger_ms: How long the client waits to fill a batch.
             may_spool: Whether there is room on disk for these events; when there is not, because
                 better ones need it, those that are there go, and are counted.
+            is_over: Whether a payload from the spool is not to be sent any more, its time being
+                over; then it is forgotten.
 
         Raises:
             OSError: The spool directory cannot be written.
         """
         self._topic = topic
         self._may_spool = may_spool
+        self._is_over = is_over
         self._queue_max = queue_max
         self._config = _client_config(bootstrap, queue_max, broker_wait_s, linger_ms)
         self._config["on_delivery"] = self._on_failure
@@ -292,7 +296,7 @@ class EventProducer:
             log.info("event_spool_emptied", topic=self._topic)
             return
         for payload in batch:
-            if not self._produce(payload):
+            if not (self._is_over(payload) or self._produce(payload)):
                 self._failed.append(payload)
                 return
         self._replaying = len(batch)

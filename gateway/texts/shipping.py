@@ -4,11 +4,13 @@ Most workers never have one: they spend no thread and no connection on it.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from sluice.events import EventProducer
 from sluice.wire.telemetry.v1.text_pb2 import TextEvent
@@ -17,6 +19,14 @@ log = structlog.get_logger(__name__)
 
 _EARLY_MAX = 64  # that wait until the producer is there
 _RETRY_S = 5.0
+
+
+def is_over(payload: bytes) -> bool:
+    """Return whether the time for which a text may be kept is over."""
+    try:
+        return TextEvent.FromString(payload).expires_at_unix_ms <= time.time() * 1000
+    except DecodeError:
+        return False
 
 
 class TextShipping:

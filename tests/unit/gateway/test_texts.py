@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,9 @@ from gateway.metrics import GatewayMetrics
 from gateway.objectives import Objectives
 from gateway.text.detokenizer import TokenTable
 from gateway.text.pipe import TextPipe
-from gateway.texts.shipping import TextShipping
+from gateway.texts.shipping import TextShipping, is_over
+from sluice.events import EventProducer
+from sluice.spool import Spool
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.text_pb2 import TextEvent
 
@@ -204,3 +207,21 @@ async def test_what_a_worker_left_on_disk_is_reason_for_a_producer(tmp_path: Pat
     producer: Any = made
     await TextShipping(lambda: producer, tmp_path).run()
     assert made.emitted == []
+
+
+async def test_texts_whose_time_is_over_are_not_sent_from_the_spool(tmp_path: Path) -> None:
+    now_ms = round(time.time() * 1000)
+    over = TextEvent(event_id="over", expires_at_unix_ms=now_ms - 1).SerializeToString()
+    live = TextEvent(event_id="live", expires_at_unix_ms=now_ms + 3_600_000).SerializeToString()
+    assert not is_over(live)
+    assert not is_over(b"\xff")  # telemetry parks it
+    spool = Spool(tmp_path, max_bytes=1 << 20, segment_bytes=1 << 20)
+    spool.append([over] * 3)
+    spool.close()
+    nobody = "127.0.0.1:9"
+    producer = EventProducer(nobody, "t", spool_directory=tmp_path, is_over=is_over)
+    try:  # with no broker at all
+        assert await asyncio.to_thread(producer.flush, 10)
+        assert (producer.stats.spool_bytes, producer.stats.dropped) == (0, 0)
+    finally:
+        await asyncio.to_thread(producer.close, 0)
