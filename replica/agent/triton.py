@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -71,7 +72,7 @@ class Launch:
         process: How to start it; its log begins with this run.
         ports: Where it listens, on the node's own address:
         grpc_address: host:port.
-        metrics_address: host:port.
+        metrics_address: host:port; empty when nobody but this node reaches it.
         vital_program: File name of the program whose end Triton does not survive, nor notice.
     """
 
@@ -226,7 +227,7 @@ class TritonLauncher:
             process,
             ports,
             grpc_address=f"{self._host}:{ports.grpc}",
-            metrics_address=f"{_metrics_host(self._host)}:{ports.metrics}",
+            metrics_address=_metrics_address(self._host, ports.metrics),
             vital_program=STUB,
             run_file=run_file,
         )
@@ -360,6 +361,23 @@ def _command(
 def _metrics_host(host: str) -> str:
     """Return where Triton shows its metrics: it has no TLS for them."""
     return host if ours() is None else "127.0.0.1"
+
+
+def _metrics_address(host: str, port: int) -> str:
+    """Return where others find Triton's metrics; empty: nowhere.
+
+    The loopback of a node is told to nobody who dials the node by another address: there it would
+    be somebody else's port.
+    """
+    told = _metrics_host(host)
+    return "" if told != host and not _is_loopback(host) else f"{told}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _tls_options(home: Path) -> list[str]:
