@@ -70,7 +70,7 @@ class Api:
             base_url=base_url,
             headers={"authorization": f"Bearer {key}"},
             timeout=_TIMEOUT_S,
-            verify=_trust(base_url),
+            verify=base_url.startswith("https:") and trust(),
             trust_env=False,
         )
 
@@ -215,12 +215,18 @@ def _hint(path: str, status: int) -> str:
     return "" if kind is None else f"; see: sluice {_LISTS[kind]}"
 
 
-def _trust(base_url: str) -> ssl.SSLContext | bool:
-    """Return what a server's certificate is checked with: our CAs, where mutual TLS is set."""
+def trust() -> ssl.SSLContext | bool:
+    """Return what servers' certificates are checked with: everybody's CAs, and ours where set.
+
+    Ours show their own certificate, and what stands before them may have a public one.
+    """
     certificates = ours()
-    if certificates is not None and base_url.startswith("https:"):
-        return certificates.client_context()
-    return base_url.startswith("https:")
+    if certificates is None:
+        return True
+    context = httpx.create_ssl_context(trust_env=False)
+    context.load_verify_locations(cadata=certificates.fresh().ca.decode("ascii", "ignore"))
+    context.load_cert_chain(certificates.certificate_file, certificates.key_file)
+    return context
 
 
 def _problem(answer: httpx.Response) -> str:

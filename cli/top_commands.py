@@ -17,7 +17,7 @@ import httpx
 import typer
 
 from cli.admin import WHERE, AsJson, setting, take_certificates
-from cli.api import Api, ApiError
+from cli.api import Api, ApiError, trust
 from cli.stack.home import Home
 from cli.stack.ports import read_ports
 from cli.stack_commands import fail
@@ -76,9 +76,9 @@ def top(
     is_live = sys.stdin.isatty() and sys.stdout.isatty() and not once and not as_json
 
     async def run() -> None:
-        certificates = ours()
-        trust = True if certificates is None else certificates.client_context()
-        async with httpx.AsyncClient(trust_env=False, verify=trust) as http:
+        # A Prometheus is nobody of ours.
+        verify = True if prometheus else trust()
+        async with httpx.AsyncClient(trust_env=False, verify=verify) as http:
             models: Mapping[str, str] = {}
             if prometheus:
                 source: Source = Prometheus(http, prometheus, window)
