@@ -1,5 +1,6 @@
 """gRPC between our processes: with mutual TLS where it is set, as it always was where not."""
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ log = structlog.get_logger(__name__)
 
 Options = Sequence[tuple[str, Any]]
 _Context = grpc.aio.ServicerContext[Any, Any]
+# So long certificates are taken for unchanged: calls are many, and a look lists a directory.
+_LOOK_S = 1.0
 _NAMES = "x509_subject_alternative_name"
 
 
@@ -52,12 +55,17 @@ class RenewedChannel:
         """See `channel_to`."""
         self._make = partial(channel_to, address, role, options=options)
         self._certificates = ours()
-        self._loaded = self._now()
+        self._loaded = self._certificates and self._certificates.fresh()
+        self._look_at_s = time.monotonic() + _LOOK_S
         self._channel = self._make()
         self._last: grpc.aio.Channel | None = None
 
     def _now(self) -> Loaded | None:
-        return self._certificates and self._certificates.fresh()
+        now_s = time.monotonic()
+        if self._certificates is None or now_s < self._look_at_s:
+            return self._loaded
+        self._look_at_s = now_s + _LOOK_S
+        return self._certificates.fresh()
 
     async def current(self) -> grpc.aio.Channel:
         """Return the channel for the next call; it stays open until the one after the next is made.

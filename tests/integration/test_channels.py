@@ -124,8 +124,9 @@ async def test_a_server_of_another_role_is_not_talked_to(folder, address):
 
 
 async def test_replaced_certificates_are_used_by_the_next_connections_of_both_sides(
-    folder, address
+    folder, address, monkeypatch
 ):
+    monkeypatch.setattr(channels, "_LOOK_S", 0.0)
     be(folder, Role.GATEWAY)
     link = channels.RenewedChannel(address, Role.ROUTER, options=_OPTIONS)
     first = await call(await link.current())
