@@ -39,15 +39,21 @@ def set_policy(
     word: Annotated[
         list[str] | None, typer.Option(help="To take out, too (repeat); in place of those before.")
     ] = None,
+    no_redact: Annotated[
+        bool, typer.Option("--no-redact", help="Take out cards and secrets only.")
+    ] = False,
+    no_words: Annotated[bool, typer.Option("--no-words", help="Take out no words.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Opt a tenant in or out, or change what is given; gateways follow within a second."""
+    if (redact and no_redact) or (word and no_words):
+        raise fail("say what is to be taken out, or that nothing is; not both")
     changes = given(
         is_on=is_on,
         share=None if percent is None else round(percent * _PERCENT),
         retention_days=days,
-        redacted=redact or None,
-        words=word or None,
+        redacted=[] if no_redact else redact or None,
+        words=[] if no_words else word or None,
     )
 
     def change(known: Json) -> Json:

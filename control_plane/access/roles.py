@@ -25,6 +25,7 @@ class Action(StrEnum):
     READ_PUBLIC = "read_public"  # bases and pools, which anybody's models are made of
     READ_TENANT = "read_tenant"  # what may belong to a tenant
     READ_PLATFORM = "read_platform"  # all else
+    READ_TEXT_POLICIES = "read_text_policies"  # with the words that a tenant wants hidden
     SEE_TEXTS = "see_texts"  # what requests said
     WRITE_ARTIFACTS = "write_artifacts"
     WRITE_MODELS = "write_models"  # models, releases, aliases; bases belong to nobody
@@ -51,6 +52,7 @@ _TABLE: Mapping[Action, tuple[Reach, Reach, Reach, Reach]] = {
     Action.READ_PUBLIC:      (_ALL,     _ALL,     _VISIBLE, _ALL),
     Action.READ_TENANT:      (_ALL,     _ALL,     _VISIBLE, _ALL),
     Action.READ_PLATFORM:    (_ALL,     _ALL,     _NOTHING, _ALL),
+    Action.READ_TEXT_POLICIES: (_NOTHING, _NOTHING, _OWN,   _ALL),
     Action.SEE_TEXTS:        (_NOTHING, _NOTHING, _OWN,     _ALL),
     Action.WRITE_ARTIFACTS:  (_NOTHING, _NOTHING, _OWN,     _ALL),
     Action.WRITE_MODELS:     (_NOTHING, _NOTHING, _OWN,     _ALL),

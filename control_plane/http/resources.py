@@ -64,6 +64,8 @@ class Resource:
         filters: Columns that a list may be narrowed by, as `?column=value`.
         id_pattern: Of the path; only public model names may hold slashes.
         id_check: Returns an id that may be one; ValueError says what is expected.
+        hidden: Columns with lists, of which the audit log has the lengths only: it is open to roles
+            that may not read these.
     """
 
     path: str
@@ -81,6 +83,7 @@ class Resource:
     filters: tuple[str, ...] = ()
     id_pattern: str = "[^/]+"
     id_check: Callable[[str], str] = checked_id
+    hidden: tuple[str, ...] = ()
 
     @property
     def key(self) -> Column[str]:
@@ -98,6 +101,10 @@ class Resource:
     def show(self, row: Mapping[str, Any]) -> Values:
         """Return the JSON of a row; NULL is shown as the empty string that stands for it."""
         return {name: "" if row[name] is None else row[name] for name in self.shown}
+
+    def noted(self, shown: Values) -> Values:
+        """Return what the audit log has of the JSON of a row."""
+        return {name: len(it) if name in self.hidden else it for name, it in shown.items()}
 
     def select(self) -> Select[Any]:
         """Return the query of all rows, each with its `owner`."""
@@ -161,9 +168,10 @@ class ResourceRoutes:
             await resource.after_write(connection, key, values)
             after = resource.show({str(name): value for name, value in row.items()})
             if before is None:
-                write.record("create", key, None, after, owners=owners)
+                write.record("create", key, None, resource.noted(after), owners=owners)
                 return Answer(after, key, 201)
-            write.record("replace", key, resource.show(before), after, owners=owners)
+            was, now = resource.noted(resource.show(before)), resource.noted(after)
+            write.record("replace", key, was, now, owners=owners)
             return Answer(after, key)
 
         try:
@@ -204,7 +212,8 @@ class ResourceRoutes:
                 raise self._not_found(key)
             before = resource.show(row)
             write.check(before)
-            write.record("delete", key, before, None, owners=[row.get("owner")])
+            was = resource.noted(before)
+            write.record("delete", key, was, None, owners=[row.get("owner")])
             await write.connection.execute(delete(resource.table).where(resource.key == key))
             return Answer(None, key, 204)
 

@@ -20,10 +20,11 @@ POLICIES = Resource(
     path="text-policies",
     table=text_policies,
     shown=("id", *TextPolicyBody.model_fields),
-    read=Action.READ_TENANT,
+    read=Action.READ_TEXT_POLICIES,
     write=Action.WRITE_TENANTS,
     owner=text_policies.c.id,
     body=TextPolicyBody,
+    hidden=("words",),
 )
 _ROW = {
     "type": "object",

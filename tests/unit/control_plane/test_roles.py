@@ -12,6 +12,7 @@ from control_plane.http.openapi import document
 from control_plane.http.routes import Route
 from control_plane.http.server import make_application
 from control_plane.http.writes import forbidden
+from control_plane.texts.routes import POLICIES
 
 OWNERS = st.sampled_from((None, "", "acme", "acme2", "globex"))
 ACTIONS = st.sampled_from(Action)
@@ -47,7 +48,7 @@ def test_a_viewer_writes_nothing_and_an_operator_only_the_fleet() -> None:
     assert all(reach(Role.VIEWER, action) is Reach.NOTHING for action in WRITES)
     can = {action for action in WRITES if reach(Role.OPERATOR, action) is Reach.ALL}
     assert can == {Action.WRITE_FLEET, Action.CONTROL_ROLLOUTS}
-    reads = set(Action) - set(WRITES)
+    reads = set(Action) - set(WRITES) - {Action.READ_TEXT_POLICIES}
     assert all(reach(Role.VIEWER, action) is Reach.ALL for action in reads)
 
 
@@ -128,3 +129,11 @@ def test_who_may_not_is_told_who_may(actor: Actor, action: Action, said: str) ->
     route = next(route for route in ROUTES if route.action is action)
     error = forbidden(actor, route)
     assert (error.status, error.message) == (403, f"this needs {said}")
+
+
+def test_words_of_tenants_are_hidden_from_those_who_may_not_see_texts() -> None:
+    for role in Role:
+        assert reach(role, POLICIES.read) == reach(role, Action.SEE_TEXTS)
+    policy = {"id": "acme", "words": ["falcon", "eagle"], "redacted": ["ip"]}
+    # The audit log is open to viewers and operators.
+    assert POLICIES.noted(policy) == {"id": "acme", "words": 2, "redacted": ["ip"]}
