@@ -5,29 +5,48 @@ fit is cut where it is: the JSON stays one.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 import orjson
 
 from gateway.text.answer import Answer
 from gateway.text.pipe import TextPipe
-from gateway.texts.redaction import Rules, redacted
+from gateway.texts.patterns import Class, is_secret_name
+from gateway.texts.redaction import OVERLAP, Rules, redacted
 
 CHARACTERS_MAX = 1 << 16  # of a prompt, and of all answers to it
 CUT = "[cut]"
 _DEPTH_MAX = 32
 _NODE_CHARACTERS = 4  # what a value weighs besides its characters
 _TOKENS_AT_ONCE = 32
-_LONG_NUMBER = 10**6  # smaller ones are no numbers of anything
+_NUMBER_CHARACTERS = 7  # shorter ones are no numbers of anything, but may be a tenant's word
+_LARGE_FLOAT = 1e15  # from here on all digits are written, no exponent
+_HUGE_FLOAT = 1e20
+_ESCAPES_AT_ONCE = 256
+_FOUND_AT_ONCE = 512
+_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|([\"\\/bfnrt]))")
+_ESCAPED_CHARACTERS = 6  # of JSON text, at most, for one that is meant
+_MEANT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 # Names of fields of our API, which need not be looked at.
 _KNOWN = frozenset(
     {
         *("role", "content", "type", "text", "name", "tool_calls", "tool_call_id", "function"),
         *("arguments", "refusal", "reasoning_content", "messages", "tools", "prompts", "id"),
         *("description", "parameters", "strict", "properties", "required", "reasoning"),
+    }
+)
+
+# What describes a field of a secret's name in a tool, and holds no secret.
+_SCHEMA_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+_SCHEMA_KEYS = frozenset(
+    {
+        *("type", "title", "description", "format", "minLength", "maxLength", "minimum"),
+        *("maximum", "pattern", "nullable", "readOnly", "writeOnly", "deprecated"),
     }
 )
 
@@ -107,7 +126,7 @@ class _Writer:
             answer = yield from _decoded(value, self._left)
             shown = answer if value.is_answer else cast("dict[str, object]", answer)["content"]
             return (yield from self.value(shown, depth))
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _LONG_NUMBER:
+        if isinstance(value, int | float) and not isinstance(value, bool):
             return (yield from self._number(value))
         if not isinstance(value, dict | list):
             return value
@@ -124,8 +143,22 @@ class _Writer:
         return (yield from self._list(value, depth))
 
     def _list(self, values: list[object], depth: int) -> Generator[None, None, list[object]]:
+        """Redact values; neighbouring pieces of text become one, as a model reads them."""
         found: list[object] = []
-        for value in values:
+        pieces, characters = list[str](), 0
+        for value in chain(values, (_END,)):
+            piece = _piece(value)
+            if piece is not None and characters <= self._left:
+                pieces.append(piece)
+                characters += len(piece) + _NODE_CHARACTERS
+                yield
+                continue
+            if pieces:
+                whole = {"type": "text", "text": "".join(pieces)}
+                found.append((yield from self.value(whole, depth)))
+                pieces, characters = [], 0
+            if value is _END:
+                break
             if self.is_full:
                 found.append(CUT)
                 break
@@ -143,11 +176,21 @@ class _Writer:
                 break
             self._left -= _NODE_CHARACTERS
             name = key if key in _KNOWN else (yield from self._text(key))
-            if key == "arguments" and isinstance(value, str):
+            if is_secret_name(key) and not _is_schema(value):
+                found[name] = self._hidden(value)
+            elif key == "arguments" and isinstance(value, str):
                 found[name] = yield from self._arguments(value, depth)
             else:
                 found[name] = yield from self.value(value, depth)
         return found
+
+    def _hidden(self, value: object) -> object:
+        """Take out all that a field holds whose name says that it is a secret."""
+        if value is None or isinstance(value, bool) or value == "":
+            return value
+        self._left -= _NODE_CHARACTERS
+        self.redactions[str(Class.SECRET)] += 1
+        return f"[{Class.SECRET}]"
 
     def _arguments(self, text: str, depth: int) -> Steps:
         """Redact the JSON text of a call: what is escaped in it must not be overlooked."""
@@ -155,25 +198,70 @@ class _Writer:
             inner = orjson.loads(text) if len(text) <= self._left else None
         except orjson.JSONDecodeError:
             inner = None
-        if not isinstance(inner, dict | list):
-            return (yield from self._text(text))
-        return _dumped((yield from self.value(cast("object", inner), depth)))
+        if isinstance(inner, dict | list):
+            return _dumped((yield from self.value(cast("object", inner), depth)))
+        # It is not whole, or there is no room for all of it: it is kept as it is meant.
+        most = _ESCAPED_CHARACTERS * (max(0, self._left) + OVERLAP)
+        self.is_cut = self.is_cut or len(text) > most
+        return (yield from self._text((yield from _unescaped(text[:most]))))
 
     def _text(self, text: str) -> Steps:
         most = max(0, self._left)
         found = yield from redacted(text, self._rules, most)
         self._left -= min(len(text), most)
-        self.redactions.update(str(kind) for kind in found.found)
+        for start in range(0, len(found.found), _FOUND_AT_ONCE):
+            self.redactions.update(map(str, found.found[start : start + _FOUND_AT_ONCE]))
+            yield
         if not found.is_cut:
             return found.text
         self.is_cut = True
         return found.text + CUT
 
-    def _number(self, number: int) -> Generator[None, None, object]:
-        """A number may be that of a card, or of a telephone."""
-        text = str(number)
+    def _number(self, number: float) -> Generator[None, None, object]:
+        """A number may be that of a card, or of a telephone, or a tenant's word."""
+        is_large = isinstance(number, float) and _LARGE_FLOAT <= abs(number) < _HUGE_FLOAT
+        text = f"{number:.1f}" if is_large else str(number)
+        if len(text) < _NUMBER_CHARACTERS and not self._rules.words:
+            return number
         shown = yield from self._text(text)
         return number if shown == text else shown
+
+
+_END = object()
+
+
+def _piece(value: object) -> str | None:
+    """Return the text of a part of a message that is nothing but text."""
+    if not isinstance(value, dict):
+        return None
+    part = cast("dict[str, object]", value)
+    text = part.get("text")
+    is_text = len(part) == 2 and part.get("type") == "text" and isinstance(text, str)
+    return cast("str", text) if is_text else None
+
+
+def _is_schema(value: object) -> bool:
+    """Return whether a value describes a field, and holds none."""
+    if not isinstance(value, dict) or len(cast("dict[str, object]", value)) > len(_SCHEMA_KEYS):
+        return False
+    schema = cast("dict[str, object]", value)
+    kind = schema.get("type")
+    return isinstance(kind, str) and kind in _SCHEMA_TYPES and schema.keys() <= _SCHEMA_KEYS
+
+
+def _unescaped(text: str) -> Steps:
+    """Return what JSON text means that is not whole."""
+    parts, at = list[str](), 0
+    for number, match in enumerate(_ESCAPE.finditer(text)):
+        code, short = match.groups()
+        meant = _MEANT.get(short, short) if code is None else chr(int(code, 16))
+        parts += (text[at : match.start()], meant)
+        at = match.end()
+        if number % _ESCAPES_AT_ONCE == _ESCAPES_AT_ONCE - 1:
+            yield
+    parts.append(text[at:])
+    yield
+    return "".join(parts)
 
 
 def _decoded(tokens: Tokens, most: int) -> Generator[None, None, object]:
