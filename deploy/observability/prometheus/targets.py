@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import socket
+import ssl
 import sys
 import time
 import urllib.request
@@ -39,7 +40,9 @@ def targets(home: Path) -> dict[str, list[dict[str, Any]]]:
         "agent": [_group(f"{_HOST}:{ports['agent_http']}")],
         "control-plane": [_group(urlsplit(env["SLUICE_ADMIN_URL"]).netloc)],
         "telemetry": [_group(f"{_HOST}:{ports['telemetry_http']}")],
-        "engine": _engines(env["SLUICE_ADMIN_URL"], env["SLUICE_ADMIN_KEY"]),
+        "engine": _engines(
+            env["SLUICE_ADMIN_URL"], env["SLUICE_ADMIN_KEY"], env.get("SSL_CERT_FILE")
+        ),
     }
 
 
@@ -65,11 +68,13 @@ def _is_known(address: str) -> bool:
         return False
 
 
-def _engines(url: str, key: str) -> list[dict[str, Any]]:
+def _engines(url: str, key: str, cafile: str | None = None) -> list[dict[str, Any]]:
+    # Without a file OpenSSL takes $SSL_CERT_FILE, else the system's.
+    trust = ssl.create_default_context(cafile=cafile) if url.startswith("https:") else None
     found: list[dict[str, Any]] = []
     query: dict[str, str] = {}
     while True:
-        page = _ask(f"{url}/v1/replicas?{urlencode(query)}", key)
+        page = _ask(f"{url}/v1/replicas?{urlencode(query)}", key, trust)
         for it in page["data"]:
             if it["metrics_address"]:  # none until its agent has started it
                 labels = {"pool": it["pool_id"], "replica": it["id"]}
@@ -79,11 +84,14 @@ def _engines(url: str, key: str) -> list[dict[str, Any]]:
         query = {"after": page["data"][-1]["id"]}
 
 
-def _ask(url: str, key: str) -> dict[str, Any]:
+def _ask(url: str, key: str, trust: ssl.SSLContext | None) -> dict[str, Any]:
     asked = urllib.request.Request(  # noqa: S310 - our own admin REST
         url, headers={"Authorization": f"Bearer {key}"}
     )
-    with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the same
+    answering = urllib.request.urlopen(  # noqa: S310 - the same
+        asked, timeout=_TIMEOUT_S, context=trust
+    )
+    with answering as answer:
         return json.load(answer)
 
 
