@@ -68,6 +68,13 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def rows(told: str) -> list[dict[str, Any]]:
+    """Return what `--format json` told: an object per line, or one list, by the version."""
+    if told.lstrip().startswith("["):
+        return json.loads(told)
+    return [json.loads(line) for line in told.splitlines() if line.strip()]
+
+
 @dataclass(slots=True)
 class Project:
     """The containers of the check."""
@@ -97,8 +104,9 @@ class Project:
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return each container as `docker compose ps` tells it, by service."""
-        lines = self.compose("ps", "--all", "--format", "json").splitlines()
-        return {row["Service"]: row for row in map(json.loads, lines)}
+        return {
+            row["Service"]: row for row in rows(self.compose("ps", "--all", "--format", "json"))
+        }
 
     async def until(self, what: str, is_so: Callable[[], bool], timeout_s: float) -> None:
         """Wait.
