@@ -201,9 +201,10 @@ class _Writer:
         if isinstance(inner, dict | list):
             return _dumped((yield from self.value(cast("object", inner), depth)))
         # It is not whole, or there is no room for all of it: it is kept as it is meant.
-        most = _ESCAPED_CHARACTERS * (max(0, self._left) + OVERLAP)
-        self.is_cut = self.is_cut or len(text) > most
-        return (yield from self._text((yield from _unescaped(text[:most]))))
+        enough = max(0, self._left) + OVERLAP
+        begin = text[: _ESCAPED_CHARACTERS * enough]
+        self.is_cut = self.is_cut or len(text) > len(begin)
+        return (yield from self._text((yield from _unescaped(begin, enough))))
 
     def _text(self, text: str) -> Steps:
         most = max(0, self._left)
@@ -249,19 +250,24 @@ def _is_schema(value: object) -> bool:
     return isinstance(kind, str) and kind in _SCHEMA_TYPES and schema.keys() <= _SCHEMA_KEYS
 
 
-def _unescaped(text: str) -> Steps:
-    """Return what JSON text means that is not whole."""
-    parts, at = list[str](), 0
+def _unescaped(text: str, enough: int) -> Steps:
+    """Return what JSON text means that is not whole: all, or so many characters and some more."""
+    whole, parts, at, characters = list[str](), list[str](), 0, 0
     for number, match in enumerate(_ESCAPE.finditer(text)):
         code, short = match.groups()
         meant = _MEANT.get(short, short) if code is None else chr(int(code, 16))
         parts += (text[at : match.start()], meant)
         at = match.end()
         if number % _ESCAPES_AT_ONCE == _ESCAPES_AT_ONCE - 1:
+            whole.append("".join(parts))
+            characters += len(whole[-1])
+            parts.clear()
             yield
-    parts.append(text[at:])
+            if characters > enough:
+                break
+    whole += (*parts, text[at:])
     yield
-    return "".join(parts)
+    return "".join(whole)
 
 
 def _decoded(tokens: Tokens, most: int) -> Generator[None, None, object]:
