@@ -122,10 +122,9 @@ class EventProducer:
             queue_max: Events in memory, and the same number again inside the client.
             broker_wait_s: How long the broker may be away before events go to disk.
             linger_ms: How long the client waits to fill a batch.
-            may_spool: Whether there is room on disk for these events; when there is not, because
-                better ones need it, those that are there go, and are counted.
-            is_over: Whether a payload from the spool is not to be sent any more, its time being
-                over; then it is forgotten.
+            may_spool: Whether there is room on disk for these events; without, because better ones
+                need it, those that are there go, and are counted.
+            is_over: Whether the time of what comes from the spool is over: then it is not sent.
 
         Raises:
             OSError: The spool directory cannot be written.
@@ -140,24 +139,16 @@ class EventProducer:
         self._emitted = self._queue_drops = 0
         self._produced = self._failures = self._spooled = self._unspooled = 0
         self._failed: list[bytes] = []
-        self._is_direct = True
-        self._replaying = 0
-        self._retry_at = 0.0
-        self._spool = (
-            None
-            if spool_directory is None
-            else Spool(
-                spool_directory,
-                max_bytes=spool_max_bytes,
-                segment_bytes=spool_segment_bytes,
-                lesser=lesser_spool,
-            )
+        self._replaying, self._retry_at = 0, 0.0
+        self._spool = spool_directory and Spool(
+            spool_directory,
+            max_bytes=spool_max_bytes,
+            segment_bytes=spool_segment_bytes,
+            lesser=lesser_spool,
         )
-        if self._spool is not None and not self._spool.is_empty:
-            self._is_direct = False
+        self._is_direct = self._spool is None or self._spool.is_empty
         self._producer = Producer(self._config)
-        self._stop = threading.Event()
-        self._settled = threading.Condition()
+        self._stop, self._settled = threading.Event(), threading.Condition()
         self._settled_emitted = 0
         self._thread = threading.Thread(target=self._run, name=f"events-{topic}", daemon=True)
         self._thread.start()

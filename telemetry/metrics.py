@@ -9,6 +9,27 @@ from sluice.certificate_metric import CertificateExpiry
 from telemetry.rollups import Level
 from telemetry.rows import PoisonReason
 
+_OF_EVENTS = {
+    "duplicates": "telemetry_events_duplicate",
+    "poisoned": "telemetry_messages_poisoned",
+    "missing": "telemetry_messages_missing",
+    "write_failures": "telemetry_write_failures",
+    "session_failures": "telemetry_session_failures",
+    "write_seconds": "telemetry_write_seconds",
+    "lag": "telemetry_lag_events",
+    "is_ready": "telemetry_ready",
+}
+_OF_TEXTS = {
+    "duplicates": "telemetry_texts_duplicate",
+    "poisoned": "telemetry_text_messages_poisoned",
+    "missing": "telemetry_text_messages_missing",
+    "write_failures": "telemetry_text_write_failures",
+    "session_failures": "telemetry_text_session_failures",
+    "write_seconds": "telemetry_text_write_seconds",
+    "lag": "telemetry_text_lag_events",
+    "is_ready": "telemetry_text_ready",
+}
+
 
 class SinkMetrics:
     """What a sink tells of itself: events and texts apart, for what is lost of texts is no usage.
@@ -88,34 +109,8 @@ class Metrics:
         )
         for reason in ("full", "refused", "late", "stopped"):
             self.spans_dropped.labels(reason=reason)
-        self.of_events = SinkMetrics(
-            self.registry,
-            {
-                "duplicates": "telemetry_events_duplicate",
-                "poisoned": "telemetry_messages_poisoned",
-                "missing": "telemetry_messages_missing",
-                "write_failures": "telemetry_write_failures",
-                "session_failures": "telemetry_session_failures",
-                "write_seconds": "telemetry_write_seconds",
-                "lag": "telemetry_lag_events",
-                "is_ready": "telemetry_ready",
-            },
-            "",
-        )
-        self.of_texts = SinkMetrics(
-            self.registry,
-            {
-                "duplicates": "telemetry_texts_duplicate",
-                "poisoned": "telemetry_text_messages_poisoned",
-                "missing": "telemetry_text_messages_missing",
-                "write_failures": "telemetry_text_write_failures",
-                "session_failures": "telemetry_text_session_failures",
-                "write_seconds": "telemetry_text_write_seconds",
-                "lag": "telemetry_text_lag_events",
-                "is_ready": "telemetry_text_ready",
-            },
-            "Redacted texts: ",
-        )
+        self.of_events = SinkMetrics(self.registry, _OF_EVENTS, "")
+        self.of_texts = SinkMetrics(self.registry, _OF_TEXTS, "Redacted texts: ")
         self._of_ledger()
 
     def _of_ledger(self) -> None:
