@@ -1,5 +1,6 @@
 """gRPC between our processes: with mutual TLS where it is set, as it always was where not."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -18,6 +19,8 @@ Options = Sequence[tuple[str, Any]]
 _Context = grpc.aio.ServicerContext[Any, Any]
 # So long certificates are taken for unchanged: calls are many, and a look lists a directory.
 _LOOK_S = 1.0
+# So long calls of a channel before the last may go on.
+_GRACE_S = 300.0
 _NAMES = "x509_subject_alternative_name"
 
 
@@ -59,6 +62,7 @@ class RenewedChannel:
         self._look_at_s = time.monotonic() + _LOOK_S
         self._channel = self._make()
         self._last: grpc.aio.Channel | None = None
+        self._ending: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
 
     def _now(self) -> Loaded | None:
         now_s = time.monotonic()
@@ -68,21 +72,28 @@ class RenewedChannel:
         return self._certificates.fresh()
 
     async def current(self) -> grpc.aio.Channel:
-        """Return the channel for the next call; it stays open until the one after the next is made.
+        """Return the channel for the next call; calls that are under way on others go on.
 
-        So calls that are under way go on.
+        Of the one before the last they have `_GRACE_S`: a certificate and its CA may be replaced
+        one shortly after the other.
         """
         loaded = self._now()
         if loaded is not self._loaded:
             self._loaded = loaded
             last, self._last, self._channel = self._last, self._channel, self._make()
             if last is not None:
-                await last.close(0)
+                ending = asyncio.get_running_loop().create_task(last.close(_GRACE_S))
+                self._ending[last] = ending
+                ending.add_done_callback(lambda _: self._ending.pop(last))
         return self._channel
 
     async def aclose(self) -> None:
-        """End all calls, and both channels."""
-        for each in (self._channel, self._last):
+        """End all calls, and all channels."""
+        ending = dict(self._ending)
+        for task in ending.values():
+            task.cancel()
+        await asyncio.gather(*ending.values(), return_exceptions=True)
+        for each in (self._channel, self._last, *ending):
             if each is not None:
                 await each.close(0)
 

@@ -1,5 +1,6 @@
 """A channel for a long time: when it is another one. Neither gRPC nor files are needed."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,16 @@ from sluice.identity import Role
 
 
 class Channel:
-    async def close(self, grace: float | None = None) -> None: ...
+    """Has a call under way: it ends when it is cut off."""
+
+    def __init__(self) -> None:
+        self.is_closing, self.is_cut = False, False
+
+    async def close(self, grace: float | None = None) -> None:
+        self.is_closing = True
+        if grace:
+            await asyncio.sleep(grace)
+        self.is_cut = True
 
 
 class Certificates:
@@ -21,6 +31,31 @@ class Certificates:
     def fresh(self) -> object:
         self.looks += 1
         return self.loaded
+
+
+async def test_calls_go_on_though_a_certificate_and_its_ca_are_replaced_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files, made = Certificates(), list[Channel]()
+
+    def channel_to(*_args: object, **_options: object) -> Channel:
+        made.append(Channel())
+        return made[-1]
+
+    monkeypatch.setattr(channels, "ours", lambda: files)
+    monkeypatch.setattr(channels, "channel_to", channel_to)
+    monkeypatch.setattr(channels, "_LOOK_S", 0.0, raising=False)
+    link = channels.RenewedChannel("127.0.0.1:1", Role.ENGINE, options=())
+    for _ in range(3):
+        files.loaded = object()
+        await link.current()
+    await asyncio.sleep(0)  # what ends in the background begins
+    assert [it.is_closing for it in made] == [True, True, False, False]
+    assert not any(it.is_cut for it in made)
+
+    await link.aclose()
+
+    assert all(it.is_cut for it in made)
 
 
 async def test_files_are_looked_at_once_a_second_however_many_calls_there_are(
