@@ -24,14 +24,18 @@ from tests.stacks import FIXTURES, group_of, misplaced
 # Before anybody imports it by name.
 process.free_port = free_port
 
+
 # Each new client of HTTPX reads all authorities, which takes 30 ms; tests make thousands, and ask
 # nobody whom these vouch for.
-_authorities = cache(httpx.create_ssl_context)
+@cache
+def _authorities(trust_env: bool, _files: tuple[str | None, ...]) -> ssl.SSLContext:
+    return httpx.create_ssl_context(trust_env=trust_env)
 
 
 def _ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
     if verify is True and cert is None:
-        return _authorities()
+        named = ("SSL_CERT_FILE", "SSL_CERT_DIR") if trust_env else ()
+        return _authorities(trust_env, tuple(map(os.environ.get, named)))
     return httpx.create_ssl_context(verify, cert, trust_env)
 
 
