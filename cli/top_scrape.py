@@ -12,6 +12,7 @@ from math import inf, isfinite
 
 Labels = frozenset[tuple[str, str]]
 INSTANCE = "instance"
+_TOOK_S_MIN = 1e-3
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ class Change:
 
     @property
     def took_s(self) -> float:
-        """Time between them; 0 when there was none."""
-        return max(0.0, self.after.at_s - self.before.at_s)
+        """Time between them; 0 when there was none that a rate could be told of."""
+        took_s = self.after.at_s - self.before.at_s
+        return took_s if took_s >= _TOOK_S_MIN else 0.0
 
     def rate(self, name: str, **labels: str) -> float | None:
         """Return the increase per second of all series with these labels; None: not known."""
