@@ -1,8 +1,9 @@
 """From raw counts of a window to the proportions that are tested; pure.
 
 Every metric becomes a share of bad requests, because shares can be tested without assuming a shape:
-a latency is "above control's 95 % quantile", an answer "longer than control's". The quantiles are
-fixed when a stage opens, from control alone, so that what is tested does not choose its own scale.
+a latency is "above control's 95 % quantile", an answer "longer than control's". The quantiles of a
+window come from control alone, and from before it, so that what is tested does not choose its own
+scale; each window is a test of its own, whatever its scale.
 """
 
 from collections.abc import Mapping
@@ -15,9 +16,9 @@ from sluice.errors import ErrorCode
 
 _TAIL = 0.05  # share of control beyond a threshold, at most
 # A quantile of fewer control requests than this is too rough; more than the second number are
-# halved, so that the scale of a stage is that of the hours before it and not of last week.
+# halved: a bad moment of control, as when engines load their weights beside it, is forgotten soon.
 _BASELINE_MIN = 200
-_BASELINE_MAX = 20_000
+_BASELINE_MAX = 1_000
 
 
 class Metric(StrEnum):
@@ -166,17 +167,12 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Buckets that are fixed for a stage; beyond them lie at most 5 % of control, None: unknown."""
+    """Buckets beyond which lay at most 5 % of control until a window; None: unknown."""
 
     ttft_ms_high: int | None = None
     tpot_us_high: int | None = None
     output_tokens_high: int | None = None
     output_tokens_low: int | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is nothing left to be fixed."""
-        return None not in (self.ttft_ms_high, self.tpot_us_high, self.output_tokens_high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,22 +198,20 @@ def remember(baseline: Baseline, control: Arm) -> Baseline:
     )
 
 
-def fix(thresholds: Thresholds, baseline: Baseline) -> Thresholds:
-    """Return the thresholds with those that were unknown, where control is known well enough."""
-    if thresholds.is_complete:
-        return thresholds
+def scale(baseline: Baseline) -> Thresholds:
+    """Return the thresholds for the next window, of those where control is known well enough."""
 
-    def chosen(fixed: int | None, histogram: Histogram, *, is_low: bool = False) -> int | None:
-        if fixed is not None or histogram.total < _BASELINE_MIN:
-            return fixed
+    def chosen(histogram: Histogram, *, is_low: bool = False) -> int | None:
+        if histogram.total < _BASELINE_MIN:
+            return None
         return _low(histogram) if is_low else _high(histogram)
 
     lengths = baseline.output_tokens
     return Thresholds(
-        chosen(thresholds.ttft_ms_high, baseline.ttft_ms),
-        chosen(thresholds.tpot_us_high, baseline.tpot_us),
-        chosen(thresholds.output_tokens_high, lengths),
-        chosen(thresholds.output_tokens_low, lengths, is_low=True),
+        chosen(baseline.ttft_ms),
+        chosen(baseline.tpot_us),
+        chosen(lengths),
+        chosen(lengths, is_low=True),
     )
 
 

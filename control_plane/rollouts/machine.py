@@ -9,9 +9,9 @@ state, evidence that was told before is passed over, and time that nobody watche
 from dataclasses import dataclass, replace
 from math import log
 
-from control_plane.rollouts.evidence import Thresholds, Window, comparisons, fix, known, remember
+from control_plane.rollouts.evidence import Window, comparisons, known, remember, scale
 from control_plane.rollouts.plan import Gate
-from control_plane.rollouts.sequential import Count, SequentialTest, observe
+from control_plane.rollouts.sequential import Count, SequentialTest, observe, rescaled
 from control_plane.rollouts.state import (
     ENDED,
     NO_STAGE,
@@ -234,7 +234,7 @@ def _after_ready(rollout: Rollout, stage: int, now_ms: int) -> Rollout:
 def _opened(rollout: Rollout, now_ms: int) -> Rollout:
     """Return the rollout in the stage that it waited for: the only place where a share grows."""
     stage = rollout.plan.stages[rollout.wanted]
-    thresholds = fix(Thresholds(), rollout.baseline)
+    thresholds = scale(rollout.baseline)
     past = known(rollout.baseline, thresholds)
     tests = {
         gate.metric: observe(
@@ -268,9 +268,27 @@ def _after_window(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
         rollout = _resumed(rollout, now_ms)
     if rollout.is_open and window.start_ms >= rollout.open_ms:
         rollout = _judged(rollout, window, now_ms)
-    baseline = remember(rollout.baseline, window.control)
-    thresholds = fix(rollout.thresholds, baseline) if rollout.is_open else rollout.thresholds
-    return replace(rollout, baseline=baseline, thresholds=thresholds)
+    rollout = replace(rollout, baseline=remember(rollout.baseline, window.control))
+    return _rescaled(rollout) if rollout.is_open else rollout
+
+
+def _rescaled(rollout: Rollout) -> Rollout:
+    """Return the rollout on the scale of what control was until now.
+
+    A scale that stayed what it was when the stage opened would hide a slow release for as long as
+    the stage takes, if control was slow just then: while engines beside it loaded their weights.
+    """
+    thresholds = scale(rollout.baseline)
+    if thresholds == rollout.thresholds:
+        return rollout
+    before, now = (known(rollout.baseline, it) for it in (rollout.thresholds, thresholds))
+    tests = {
+        metric: rescaled(test, now[metric])
+        if metric in now and now[metric] != before.get(metric)
+        else test
+        for metric, test in rollout.tests.items()
+    }
+    return replace(rollout, thresholds=thresholds, tests=tests)
 
 
 def _judged(rollout: Rollout, window: Window, now_ms: int) -> Rollout:

@@ -108,6 +108,16 @@ def observe(test: SequentialTest, canary: Count, control: Count) -> SequentialTe
     return _with_memory(test, control)
 
 
+def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
+    """Return the test for windows in which something else is bad.
+
+    Args:
+        test: What it has won or lost stays, as does what it has counted.
+        past: What control's past is on the new scale.
+    """
+    return _with_memory(replace(test, memory_bad=0.0, memory_total=0.0), past)
+
+
 def _with_bets(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
     part = _FIRST_BET if not test.bets else 1 / (test.bets + _PATIENCE_WINDOWS)
     log_new = test.log_kept + log(part / len(_ODDS_RATIOS))
