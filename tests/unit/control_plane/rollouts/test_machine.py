@@ -170,43 +170,6 @@ def test_fewer_refusals_are_seen_from_the_other_side():
     assert "in control (30.00%) against 0 of" in explain(verdict)
 
 
-def test_slowness_is_measured_by_what_control_was_before_the_stage():
-    life = running()
-    while life.rollout.phase is Phase.RUNNING:
-        life.window(canary=arm(20, ttft_bucket=36))
-    assert life.rollout.verdict is not None
-    assert life.rollout.verdict.metric is Metric.SLOW_FIRST_TOKEN
-    everybody = running()
-    for _ in range(5):
-        everybody.window(canary=arm(20, ttft_bucket=36), control=arm(100, ttft_bucket=36))
-    assert everybody.rollout.phase is Phase.RUNNING
-
-
-def test_without_a_past_the_scale_is_that_of_the_first_windows():
-    life = Life().tell(Start())
-    assert life.rollout.thresholds.ttft_ms_high is None
-    life.windows(2)
-    assert life.rollout.thresholds.ttft_ms_high == 30
-    assert life.rollout.tests[Metric.SLOW_FIRST_TOKEN].canary.total == 0
-    life.windows(2)
-    assert life.rollout.tests[Metric.SLOW_FIRST_TOKEN].canary.total == 40
-
-
-def test_slowness_is_found_though_control_was_slower_yet_when_the_stage_opened():
-    """As it is where replicas of the new release start beside it, and load their weights."""
-    stages = (Stage(share=100, duration_min_s=9_999.0), *PLAN.stages[1:])
-    patient = PLAN.model_copy(update={"stages": stages})
-    life = Life(patient).tell(Start())
-    for _ in range(2):
-        life.window(canary=arm(20, ttft_bucket=40), control=arm(100, ttft_bucket=40))
-    assert life.rollout.thresholds.ttft_ms_high == 40
-    for _ in range(40):
-        if life.rollout.phase is Phase.RUNNING:
-            life.window(canary=arm(20, ttft_bucket=36))
-    assert life.rollout.verdict is not None
-    assert life.rollout.verdict.metric is Metric.SLOW_FIRST_TOKEN
-
-
 def test_overload_and_clients_errors_do_not_halt():
     life = running()
     for _ in range(4):
@@ -476,15 +439,6 @@ def test_windows_from_before_the_stage_are_no_evidence():
     life.tell(Evidence((Window(start_ms, life.now_ms, arm(50, bad=50), arm(100)),)))
     assert life.standing == (Phase.RUNNING, 0, 100)
     assert life.rollout.sample == 0
-
-
-def test_the_scale_follows_control():
-    """A release is not slow because the day has become busier since the first stage."""
-    life = running()
-    assert life.rollout.thresholds.ttft_ms_high == 30
-    for _ in range(6):
-        life.window(arm(20, ttft_bucket=33), arm(1_000, ttft_bucket=33))
-    assert (life.rollout.stage, life.rollout.thresholds.ttft_ms_high) == (1, 33)
 
 
 def test_a_clock_that_is_set_back_changes_nothing():
