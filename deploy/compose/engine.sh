@@ -16,10 +16,9 @@ bridge=172.31.250.1/24
 pool=base=172.31.128.0/18,size=26
 say() { echo "compose-check: $*"; }
 
-mirror() { # of this machine
-  apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -m1 '/debian$' && return
-  [ -n "${DEBIAN_MIRROR:-}" ] || { say "apt knows no Debian mirror here: set DEBIAN_MIRROR to the URL of one" >&2; exit 2; }
-  echo "$DEBIAN_MIRROR"
+mirror() { # of this machine; DEBIAN_MIRROR comes before it
+  apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -m1 '/debian$' \
+    || say "apt knows no Debian mirror here: set DEBIAN_MIRROR to the URL of one" >&2
 }
 
 root_of() { # suite, packages: a minimal Debian in $home/<suite>
