@@ -11,7 +11,7 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from control_plane.budgets.model import Span, Usage
-from control_plane.rollouts.feed import FeedDownError, read_bounded
+from control_plane.telemetry_client import FeedDownError, open_session, read_bounded
 from sluice.certificates import http_options
 from sluice.identity import Role
 
@@ -83,11 +83,7 @@ async def open_feed(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[Us
     if not telemetry_url:
         yield NoUsage()
         return
-    async with aiohttp.ClientSession(
-        headers={"Authorization": f"Bearer {telemetry_key}"},
-        timeout=aiohttp.ClientTimeout(total=DEADLINE_S),
-        trust_env=False,
-    ) as session:
+    async with open_session(telemetry_key, DEADLINE_S) as session:
         yield TelemetryUsage(session, telemetry_url)
 
 

@@ -19,8 +19,8 @@ from control_plane.budgets.feed import ASKED_MAX, Ledger, UsageFeed
 from control_plane.budgets.model import Period, Span, Usage, span_at
 from control_plane.budgets.repository import NOTHING, Due, Reading, Summary
 from control_plane.database import Database, DatabaseDownError
-from control_plane.rollouts.feed import FeedDownError
 from control_plane.rollouts.repository import clock_ms
+from control_plane.telemetry_client import FeedDownError
 from sluice.ids import new_id
 from sluice.lifecycle import backoff_s
 

@@ -12,21 +12,17 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from control_plane.rollouts.evidence import Arm, Histogram, Window
+from control_plane.telemetry_client import FeedDownError, open_session, read_bounded
 from sluice.buckets import BUCKETS
 from sluice.certificates import http_options
 from sluice.errors import ErrorCode
 from sluice.identity import Role
 
 _DEADLINE_S = 5.0
-_ANSWER_BYTES_MAX = 16 << 20
 # Of one call, so that a control plane that was away for long catches up in steps that take no time.
 _WINDOWS_MAX = 60
 _ROLLOUTS_MAX = 1_000
 _ASKED_MAX = 1_000
-
-
-class FeedDownError(RuntimeError):
-    """There is no evidence to be had now; the message says why. Asking again may help."""
 
 
 class EvidenceFeed(Protocol):
@@ -74,11 +70,7 @@ async def open_feed(
     if not telemetry_url:
         yield NoEvidence()
         return
-    async with aiohttp.ClientSession(
-        headers={"Authorization": f"Bearer {telemetry_key}"},
-        timeout=aiohttp.ClientTimeout(total=_DEADLINE_S),
-        trust_env=False,
-    ) as session:
+    async with open_session(telemetry_key, _DEADLINE_S) as session:
         yield TelemetryFeed(session, telemetry_url, window_ms=window_ms)
 
 
@@ -230,16 +222,6 @@ class _Answer(_Told):
 
 def _histogram(buckets: dict[int, int]) -> Histogram:
     return Histogram(tuple(buckets.get(bucket, 0) for bucket in range(BUCKETS)))
-
-
-async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an answer; FeedDownError when it has more than 16 MiB."""
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > _ANSWER_BYTES_MAX:
-            raise FeedDownError(f"{response.url} answers with more than 16 MiB")
-    return bytes(body)
 
 
 def _now_ms() -> int:

@@ -20,10 +20,11 @@ from control_plane.rollouts import effects, facts, repository
 from control_plane.rollouts.effects import News, Preparation
 from control_plane.rollouts.evidence import Window
 from control_plane.rollouts.facts import Facts, Gateway
-from control_plane.rollouts.feed import EvidenceFeed, FeedDownError
+from control_plane.rollouts.feed import EvidenceFeed
 from control_plane.rollouts.machine import due
 from control_plane.rollouts.repository import Kept, Taken
 from control_plane.rollouts.state import ENDED, UNREADABLE, Phase, Prepare, explain
+from control_plane.telemetry_client import FeedDownError
 from sluice.errors import PlatformError
 from sluice.ids import new_id
 

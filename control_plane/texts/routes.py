@@ -9,8 +9,8 @@ from control_plane.http.bodies import path_id
 from control_plane.http.resources import Resource, ResourceRoutes
 from control_plane.http.routes import Route
 from control_plane.http.writes import Answer, Write, Writes, require
-from control_plane.rollouts.feed import FeedDownError
 from control_plane.tables import text_policies
+from control_plane.telemetry_client import FeedDownError
 from control_plane.texts.model import TextPolicyBody
 from control_plane.texts.store import TextStore
 from sluice.errors import ErrorCode, PlatformError, RejectedError

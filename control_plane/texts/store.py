@@ -9,7 +9,7 @@ from urllib.parse import quote
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
-from control_plane.rollouts.feed import FeedDownError, read_bounded
+from control_plane.telemetry_client import FeedDownError, open_session, read_bounded
 from sluice.certificates import http_options
 from sluice.errors import BadRequestError, ErrorCode
 from sluice.identity import Role
@@ -59,11 +59,7 @@ async def open_store(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[T
     if not telemetry_url:
         yield NO_TEXTS
         return
-    async with aiohttp.ClientSession(
-        headers={"Authorization": f"Bearer {telemetry_key}"},
-        timeout=aiohttp.ClientTimeout(total=DEADLINE_S),
-        trust_env=False,
-    ) as session:
+    async with open_session(telemetry_key, DEADLINE_S) as session:
         yield TelemetryTexts(session, telemetry_url)
 
 

@@ -17,9 +17,9 @@ from control_plane.budgets.repository import Due, Reading
 from control_plane.budgets.service import Budgets
 from control_plane.budgets.tables import budget_states, budgets
 from control_plane.database import Database
-from control_plane.rollouts.feed import FeedDownError
 from control_plane.rollouts.repository import clock_ms
 from control_plane.tables import budget_stops, tenants, tiers
+from control_plane.telemetry_client import FeedDownError
 from gateway.limits.budgets import BudgetExhaustedError
 from gateway.limits.budgets import Budgets as GatewayBudgets
 from sluice.watch import ControlWatcher

@@ -8,7 +8,7 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from control_plane.rollouts.feed import FeedDownError
+from control_plane.telemetry_client import FeedDownError
 from control_plane.texts.store import NO_TEXTS, open_store
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as wire

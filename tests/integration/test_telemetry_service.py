@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 from confluent_kafka import Producer
 
-from control_plane.rollouts.feed import FeedDownError, open_feed
+from control_plane.rollouts.feed import open_feed
+from control_plane.telemetry_client import FeedDownError
 from sluice.buckets import bucket_of
 from sluice.events import REQUESTS_TOPIC, EventProducer
 from sluice.process import free_port

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from cli.app import app
 from control_plane.budgets.feed import open_feed
 from control_plane.budgets.model import Span, Usage
-from control_plane.rollouts.feed import FeedDownError
+from control_plane.telemetry_client import FeedDownError
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent, TokenCount
 from telemetry.closings import Closer
 from telemetry.http import Api

@@ -12,7 +12,7 @@ from control_plane.access.roles import Action, Actor, Role
 from control_plane.database import Database
 from control_plane.http.routes import ACTOR, ROUTE, Route
 from control_plane.http.writes import Answer
-from control_plane.rollouts.feed import FeedDownError
+from control_plane.telemetry_client import FeedDownError
 from control_plane.texts.routes import TextRoutes
 from sluice.errors import ErrorCode, PlatformError
 

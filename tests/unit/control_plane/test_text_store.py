@@ -7,7 +7,7 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from control_plane.rollouts.feed import FeedDownError
+from control_plane.telemetry_client import FeedDownError
 from control_plane.texts.store import TextStore, open_store
 from sluice.errors import BadRequestError
 

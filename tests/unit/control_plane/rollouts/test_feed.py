@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from control_plane.rollouts import feed as feed_module
 from control_plane.rollouts.evidence import Arm, Histogram
-from control_plane.rollouts.feed import EvidenceFeed, FeedDownError, Settling, open_feed
+from control_plane.rollouts.feed import EvidenceFeed, Settling, open_feed
+from control_plane.telemetry_client import FeedDownError
 from sluice.buckets import BUCKETS
 from sluice.errors import ErrorCode
 
