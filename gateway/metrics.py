@@ -94,7 +94,7 @@ class Count:
 class FastCounter(Collector):
     """A counter for the event loop only, as `FastHistogram` is: five of them are in each request.
 
-    The library's own takes a lock and 1-2 us.
+    The library's own takes a lock, and ten times as long: 0.35 us.
     """
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
