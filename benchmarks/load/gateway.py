@@ -3,7 +3,8 @@
 One operation: one request through gateway, router and the `sim` driver inside a real Triton, with
 keys, limits, tokenizing and events on. Not measured: a network, TLS, an engine that computes; the
 clients run on the same cores and take their part of them. Run:
-`python -m benchmarks.load.gateway ttft|jitter|prompts|unary|streams`.
+`python -m benchmarks.load.gateway ttft|jitter|prompts|unary|streams`; `soak` takes an hour, or
+`soak MINUTES`.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import httpx
 import psutil
 
 from benchmarks.load.jitter import added
-from benchmarks.load.parked import parked, running_site
+from benchmarks.load.parked import churned, parked, running_site
 from benchmarks.load.replica import Attached, prompt
 from benchmarks.load.sse_client import cpu_seconds, run_load, tallied_load
 from benchmarks.load.stack import Stack, started
@@ -27,6 +28,9 @@ from sluice.kserve import HostStream
 
 _STEP_S = 0.02
 _PARKED = 10_000
+_SOAK_MIN = 60
+_CHURN_PER_S = 50
+_SOAK_STEP_S = 0.5  # the router looks at all open streams at each of its steps
 
 
 def _configure(stack: Stack, **options: str) -> None:
@@ -256,6 +260,24 @@ async def measure_streams() -> dict[str, Any]:
     }
 
 
+async def measure_soak(minutes: int) -> dict[str, Any]:
+    """Memory of one worker with 10,000 open streams, of which 50 come and go in each second.
+
+    A gateway process, Valkey, a router with a script: see `benchmarks.load.parked`. There is no
+    broker: events go to the spool. Read whether `mib` still grows after the first minutes.
+    """
+    async with running_site(_SOAK_STEP_S) as site:
+        churn = await churned(site, _PARKED, _CHURN_PER_S, minutes)
+    return {
+        "streams": _PARKED,
+        "per_s": _CHURN_PER_S,
+        "minutes": minutes,
+        "begun": churn.begun,
+        "cut_by_the_gateway": churn.cut,
+        "mib": [round(it / 2**20, 1) for it in churn.rss_bytes],
+    }
+
+
 _MEASURES = {
     "ttft": measure_ttft,
     "jitter": measure_jitter,
@@ -265,10 +287,14 @@ _MEASURES = {
 
 
 def main() -> None:
-    """Run the measures that are named, or all; each has a result file of its own."""
-    for name in sys.argv[1:] or (*_MEASURES, "streams"):
+    """Run the measures that are named, or all but the soak; each has a result file of its own."""
+    named = sys.argv[1:] or [*_MEASURES, "streams"]
+    minutes = int(named.pop()) if named[-1].isdecimal() else _SOAK_MIN
+    for name in named:
         if name == "streams":
             text, figures = measure_streams.__doc__, asyncio.run(measure_streams())
+        elif name == "soak":
+            text, figures = measure_soak.__doc__, asyncio.run(measure_soak(minutes))
         else:
             measure = _MEASURES[name]
             with started("sim", "--no-embeddings") as stack:

@@ -1,4 +1,4 @@
-"""What an open stream costs the gateway: one worker process, a router with a script, real sockets.
+"""What open streams cost the gateway: one worker process, a router with a script, real sockets.
 
 No engine takes part: one whose steps are so long that ten thousand sequences cost nothing is taken
 for frozen by its agent and replaced, and a router lets 4,096 requests wait. The router here gives
@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import sys
 import tempfile
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _STEP_S = 0.1
 _UNBEGUN_MAX = 500
 _BEGIN_S = 120.0
 _LEAVE_S = 60.0
+_SAMPLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Site:
 
     load: Load
     process: psutil.Process
+    router: ScriptedRouter
 
     @property
     def rss_bytes(self) -> int:
@@ -47,9 +50,9 @@ class Site:
 
 
 @asynccontextmanager
-async def running_site() -> AsyncGenerator[Site]:
+async def running_site(step_s: float = _STEP_S) -> AsyncGenerator[Site]:
     """Run a gateway with one worker, Valkey and a scripted router in a folder of their own."""
-    router = ScriptedRouter(lambda _: Plan([[1000]], None), step_s=_STEP_S)
+    router = ScriptedRouter(lambda _: Plan([[1000]], None), step_s=step_s)
     with tempfile.TemporaryDirectory(prefix="sluice-parked-") as folder:
         home = Path(folder)
         digest = import_directory(SHIPPED_BASE, home / "artifacts")
@@ -63,7 +66,7 @@ async def running_site() -> AsyncGenerator[Site]:
                     started.append(await ChildProcess.start(spec))
                     await started[-1].wait_ready(30)
                 load = Load("127.0.0.1", gateway[1], _KEY, 0, 0, model=_MODEL, max_tokens=4000)
-                yield Site(load, psutil.Process(started[-1].pid))
+                yield Site(load, psutil.Process(started[-1].pid), router)
             finally:
                 for child in reversed(started):
                     await child.stop()
@@ -115,22 +118,43 @@ def _gateway(home: Path, objects: control.Objects, valkey: str) -> tuple[Process
 @dataclass(slots=True)
 class _Count:
     begun: int = 0
+    cut: int = 0
     refused: bytes = b""
+
+    def check(self) -> None:
+        """RuntimeError when a stream was refused; its text says why."""
+        if self.refused:
+            raise RuntimeError(self.refused[-300:].decode(errors="replace"))
+
+    async def begins(self, least: int) -> None:
+        """Return when so many streams have begun; RuntimeError when one was refused."""
+        while self.begun < least:  # noqa: ASYNC110 - counted by the protocols
+            await asyncio.sleep(0.01)
+        self.check()
 
 
 class _Stream(asyncio.Protocol):
     """A stream that is opened and left open."""
 
-    __slots__ = ("_count", "_has_begun", "_request", "transport")
+    __slots__ = ("_count", "_has_begun", "_has_left", "_request", "_transport")
 
     def __init__(self, request: bytes, count: _Count) -> None:
         self._request = request
         self._count = count
         self._has_begun = False
+        self._has_left = False
+
+    @classmethod
+    async def open(cls, site: Site, request: bytes, count: _Count) -> "_Stream":
+        """Return a new one, which has not begun."""
+        _, stream = await asyncio.get_running_loop().create_connection(
+            lambda: cls(request, count), site.load.host, site.load.port
+        )
+        return stream
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self._transport = transport
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -141,6 +165,14 @@ class _Stream(asyncio.Protocol):
         self._has_begun = True
         self._count.begun += 1
 
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._count.cut += not self._has_left
+
+    def leave(self) -> None:
+        """Hang up."""
+        self._has_left = True
+        self._transport.abort()
+
 
 async def parked(site: Site, streams: int) -> int:
     """Open streams, never many at once; return the memory while all stand open, then leave.
@@ -149,28 +181,68 @@ async def parked(site: Site, streams: int) -> int:
         RuntimeError: One was refused; the text says why.
         TimeoutError: They did not begin.
     """
-    loop, count, request = asyncio.get_running_loop(), _Count(), site.load.request()
-    opened: list[_Stream] = []
-
-    async def begun(least: int) -> None:
-        while count.begun < least:  # noqa: ASYNC110 - counted by the protocols
-            await asyncio.sleep(0.01)
-        if count.refused:
-            raise RuntimeError(count.refused[-300:].decode(errors="replace"))
-
+    opened: deque[_Stream] = deque()
     try:
-        async with asyncio.timeout(_BEGIN_S):
-            for index in range(streams):
-                _, stream = await loop.create_connection(
-                    lambda: _Stream(request, count), site.load.host, site.load.port
-                )
-                opened.append(stream)
-                await begun(index - _UNBEGUN_MAX)
-            await begun(streams)
+        await _fill(site, opened, streams, _Count())
         return site.rss_bytes
     finally:
-        for stream in opened:
-            stream.transport.abort()
-        async with asyncio.timeout(_LEAVE_S):
-            while len(site.process.net_connections("tcp")) > 100:  # noqa: ASYNC110
+        await _leave(site, opened)
+
+
+@dataclass(frozen=True, slots=True)
+class Churn:
+    """What became of streams that came and went.
+
+    Attributes:
+        begun: How many there were.
+        cut: How many of them the gateway ended.
+        rss_bytes: Its memory after every minute.
+    """
+
+    begun: int
+    cut: int
+    rss_bytes: list[int]
+
+
+async def churned(site: Site, streams: int, per_s: int, minutes: int) -> Churn:
+    """Hold streams open, the oldest of which leave as others come, so many in each second.
+
+    Raises:
+        RuntimeError: One was refused; the text says why.
+        TimeoutError: They did not begin.
+    """
+    opened: deque[_Stream] = deque()
+    count, request, sizes = _Count(), site.load.request(), list[int]()
+    try:
+        await _fill(site, opened, streams, count)
+        for _ in range(minutes):
+            for _ in range(int(_SAMPLE_S)):
+                for _ in range(per_s):
+                    opened.popleft().leave()
+                    opened.append(await _Stream.open(site, request, count))
                 await asyncio.sleep(1.0)
+                count.check()
+                site.router.submits.clear()
+                site.router.cancelled.clear()
+            sizes.append(site.rss_bytes)
+            print(f"{len(sizes)} min: {sizes[-1] >> 20} MiB, {count.begun} streams", flush=True)
+        return Churn(count.begun, count.cut, sizes)
+    finally:
+        await _leave(site, opened)
+
+
+async def _fill(site: Site, opened: deque[_Stream], streams: int, count: _Count) -> None:
+    request = site.load.request()
+    async with asyncio.timeout(_BEGIN_S):
+        for index in range(streams):
+            opened.append(await _Stream.open(site, request, count))
+            await count.begins(index - _UNBEGUN_MAX)
+        await count.begins(streams)
+
+
+async def _leave(site: Site, opened: deque[_Stream]) -> None:
+    for stream in opened:
+        stream.leave()
+    async with asyncio.timeout(_LEAVE_S):
+        while len(site.process.net_connections("tcp")) > 100:  # noqa: ASYNC110
+            await asyncio.sleep(1.0)
