@@ -21,7 +21,10 @@ from sluice.errors import ErrorCode
 log = structlog.get_logger(__name__)
 
 RESUMES_MAX = 2
-_RESUME_WAIT_S = 10.0  # how long a begun answer waits for somebody to go on with it
+# A begun answer waits for somebody to go on with it as long as it had until its first token: the
+# restart of a pool's only replica is a pause to all alike. At least so long: a tier's short deadline
+# is about answers that have not begun.
+_RESUME_WAIT_MIN_S = 10.0
 _CONNECT_WAIT_S = 2.0  # how long a new request waits for a router: one reconnection
 _DEADLINE_S = 30.0  # until the first token, for tiers without their own; the router's default
 _GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
@@ -218,7 +221,9 @@ class _Patience:
         self._is_resuming = False
         self.cell_id = ""
         self.home: Home | None = None
-        self.give_up_at_s = now_s + (generation.spec.deadline_ms / 1000 or _DEADLINE_S)
+        deadline_s = generation.spec.deadline_ms / 1000 or _DEADLINE_S
+        self._resume_wait_s = max(deadline_s, _RESUME_WAIT_MIN_S)
+        self.give_up_at_s = now_s + deadline_s
 
     @property
     def has_tried(self) -> bool:
@@ -248,7 +253,7 @@ class _Patience:
                 generation.resumes += 1
                 if ending.code is ErrorCode.UNAVAILABLE:
                     self.home = Home(self.cell_id, now_s + _HOME_WAIT_S)
-                self.give_up_at_s = now_s + _RESUME_WAIT_S
+                self.give_up_at_s = now_s + self._resume_wait_s
             self._is_resuming = True
             log.warning(
                 "attempt_lost",

@@ -340,3 +340,23 @@ async def test_only_the_loss_of_its_router_sends_an_answer_back_to_its_cell() ->
             generation.push([65], 1.0)
             generation.end(ending)
     assert [home is not None for home in links.homes] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("deadline_ms", "wait_s"), [(0, 30.0), (45_000, 45.0), (2_000, 10.0)], ids=str
+)
+def test_a_begun_answer_waits_for_the_only_replica_as_long_as_a_new_one(
+    deadline_ms: int, wait_s: float
+) -> None:
+    generation = made_by(deadline_ms=deadline_ms)
+    patience = dispatcher_module._Patience(generation, 0.0)
+    generation.begin_attempt()
+    generation.push([40], 1.0)
+    restarting = Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "no replica was ready")
+
+    assert patience.refusal(LOST, 100.0) is None
+    assert patience.acquire_by_s == patience.give_up_at_s == 100.0 + wait_s
+    assert patience.refusal(restarting, 100.0 + wait_s - 1.0) is None
+    refused = patience.refusal(restarting, 100.0 + wait_s)
+    assert refused is not None
+    assert refused.code is ErrorCode.REPLICA_LOST
