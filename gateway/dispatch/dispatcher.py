@@ -22,8 +22,8 @@ log = structlog.get_logger(__name__)
 
 RESUMES_MAX = 2
 # A begun answer waits for somebody to go on with it as long as it had until its first token: the
-# restart of a pool's only replica is a pause to all alike. At least so long: a tier's short deadline
-# is about answers that have not begun.
+# restart of a pool's only replica is a pause to all alike. At least so long, because a tier's short
+# deadline is about answers that have not begun.
 _RESUME_WAIT_MIN_S = 10.0
 _CONNECT_WAIT_S = 2.0  # how long a new request waits for a router: one reconnection
 _DEADLINE_S = 30.0  # until the first token, for tiers without their own; the router's default
