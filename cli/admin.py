@@ -45,12 +45,18 @@ def ask(
     work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL", *, status: int = 1
 ) -> Any:
     """Return what `work` gets from the API; a refusal is one line on stderr and ends with it."""
+    url, key = setting(url_name), setting("SLUICE_ADMIN_KEY")
+    take_certificates()
+    if certificates.ours() is not None and not url.startswith("https:"):
+        raise fail(
+            f"{url_name} is {url}: with mutual TLS (MTLS__CERTIFICATE) our services answer HTTPS"
+            " only, and the key would be sent where everybody on the way can read it"
+        )
 
     async def run() -> Any:
-        async with Api(setting(url_name), setting("SLUICE_ADMIN_KEY")) as api:
+        async with Api(url, key) as api:
             return await work(api)
 
-    take_certificates()
     try:
         return asyncio.run(run())
     except ApiError as error:

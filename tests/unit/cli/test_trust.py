@@ -7,7 +7,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from cli import api, top_commands
+from cli import admin, api, top_commands
 from cli.app import app
 from cli.certificates import create, settings_of
 from sluice import certificates
@@ -61,3 +61,23 @@ def test_a_prometheus_is_checked_as_anybody_is(
     CliRunner().invoke(app, ["top", "--once", *arguments])
 
     assert [isinstance(it, ssl.SSLContext) for it in told] == [is_ours]
+
+
+@pytest.mark.usefixtures("mutual_tls")
+@pytest.mark.parametrize("name", ["SLUICE_ADMIN_URL", "SLUICE_TELEMETRY_URL"])
+def test_with_mutual_tls_no_key_is_sent_in_the_clear(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def api_is_not_made(*_: object) -> None:
+        raise AssertionError("the key was about to be sent")
+
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", "k")
+    monkeypatch.setenv("SLUICE_ADMIN_URL", "https://127.0.0.1:1")
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.setattr(admin, "Api", api_is_not_made)
+    command = {"SLUICE_ADMIN_URL": ["tenants", "list"], "SLUICE_TELEMETRY_URL": ["usage"]}[name]
+
+    told = CliRunner().invoke(app, command)
+
+    assert told.exit_code == 1
+    assert f"{name} is http://127.0.0.1:1: with mutual TLS" in told.stderr
