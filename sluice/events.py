@@ -1,6 +1,6 @@
 """Ships events to the broker without ever making a request wait.
 
-`emit` serializes and appends to a bounded queue in memory; one owned thread does the rest. While
+`emit` appends to a bounded queue in memory; one owned thread does the rest. While
 the broker answers, events go straight to it. Once it has been away for `broker_wait_s`, or the
 client's own queue is full, everything goes to the disk spool instead, and the thread replays the
 spool in order until it is empty; only then do events go straight again. Nothing is lost silently:
@@ -20,7 +20,6 @@ from pathlib import Path
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from google.protobuf.message import Message as WireMessage
 
 from sluice.kafka import security
 from sluice.spool import Spool
@@ -88,7 +87,7 @@ def _client_config(
 
 
 class EventProducer:
-    """Sends protobuf messages to one topic. Owns a thread from construction until `close`.
+    """Sends serialised messages to one topic. Owns a thread from construction until `close`.
 
     Construct it after any fork; call `emit` from one thread only.
     """
@@ -153,9 +152,8 @@ class EventProducer:
         self._thread = threading.Thread(target=self._run, name=f"events-{topic}", daemon=True)
         self._thread.start()
 
-    def emit(self, message: WireMessage) -> None:
+    def emit(self, payload: bytes) -> None:
         """Queue one event; never blocks and never raises for lack of room or broker."""
-        payload = message.SerializeToString()
         if len(self._queue) >= self._queue_max or len(payload) > EVENT_MAX_BYTES:
             self._queue_drops += 1
         else:

@@ -1,6 +1,6 @@
 """Request events through producer, broker, sink and trace store: rate, loss, CPU, catching up.
 
-One operation is one filled event (about 490 bytes) from `EventProducer.emit` in a process of its
+One operation is one filled event (about 490 bytes) from its serialisation in a process of its
 own to a row that is read back by its event id; the local broker, `python -m telemetry` and the
 local trace store are processes beside it, all on the same cores. `steady` keeps a rate up for a
 while and samples how many events are under way; `outage` spools as many events to disk as a rate
@@ -96,7 +96,7 @@ def _produce(address: str, spool: Path, number: int, burst: int, rate: float) ->
             event.received_at_unix_ms = int(time.time() * 1000)
             event.request_id = f"req_{draw.getrandbits(128):032x}"
             event.trace_id = f"{draw.getrandbits(128):032x}"
-            producer.emit(event)
+            producer.emit(event.SerializeToString())
             emitted += 1
         if now_s - said_s > 0.25:
             _say(producer, emitted, began_s, is_spooled=emitted >= burst)

@@ -18,15 +18,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from benchmarks.load.gateway import measure_unary
 from benchmarks.load.stack import started
-from benchmarks.micro.event_emit import filled_event, measure
+from benchmarks.micro.event_emit import Callers, generation, making, measure
 from benchmarks.results import write_result
 from cli.stack.broker import broker_spec
-from gateway.dispatch.exchange import Exchange, Tally
 from gateway.metrics import GatewayMetrics
 from router.closing import Accounts
 from router.core.model import Batch
@@ -36,38 +34,6 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 _ROUNDS = 7
 _CALLS = 5_000
-_TALLY = Tally(
-    prompt_tokens=1234,
-    cached_tokens=1024,
-    output_tokens=321,
-    session_hash=2**63 + 1,
-    prefill_us=45_678,
-    placed=wire.Placed(handle=1, replica_id="replica-00017", queue_us=15, engine_queue_us=9),
-)
-
-
-def _exchange(number: int) -> Exchange:
-    like = filled_event()
-    ids = {"tenant": like.tenant_id, "key": like.key_id, "tier": like.tier_id}
-    principal = SimpleNamespace(**{name: SimpleNamespace(id=it) for name, it in ids.items()})
-    names = ("release", "base_digest", "adapter_digest", "pool_id")
-    model = SimpleNamespace(id=like.model, **{name: getattr(like, name) for name in names})
-    return Exchange(
-        uid=f"{number:032}",
-        request_id=like.request_id,
-        trace_id=like.trace_id,
-        endpoint="/v1/chat/completions",
-        received_at_s=1.0,
-        received_at_unix_ms=like.received_at_unix_ms,
-        principal=cast("Any", principal),
-        model=cast("Any", model),
-        requested_model=like.model,
-        reservation=None,
-        is_stream=True,
-        choices=1,
-        outcome="stop",
-        status=200,
-    )
 
 
 def _per_call_us(prepare: Callable[[int], Any], call: Callable[[Any], object]) -> float:
@@ -82,19 +48,9 @@ def _per_call_us(prepare: Callable[[int], Any], call: Callable[[Any], object]) -
     return statistics.median(rounds)
 
 
-def _generation() -> Any:
-    return SimpleNamespace(spec=SimpleNamespace(session_hash=5, prompt=[1] * 1234), closing=b"")
-
-
-def _with_closing(number: int) -> tuple[Exchange, Any]:
-    exchange, generation = _exchange(number), _generation()
-    exchange.prepare_closings([generation], 1, "gateway-11")
-    return exchange, generation
-
-
 def gateway_parts() -> dict[str, float]:
     """Return microseconds per request of what the gateway's own thread does."""
-    metrics = GatewayMetrics()
+    metrics, made = GatewayMetrics(), making()
 
     def observe(_: object) -> None:
         metrics.ttft.observe(0.2)
@@ -115,22 +71,20 @@ def gateway_parts() -> dict[str, float]:
         metrics.output_tokens.inc(321)
 
     return {
-        "closing": _per_call_us(
-            lambda number: (_exchange(number), _generation()),
-            lambda it: it[0].prepare_closings([it[1]], 1, "gateway-11"),
-        ),
-        "event": _per_call_us(_with_closing, lambda it: it[0].event(_TALLY, "gateway-11", 2.5)),
+        "closing": made["closing_us"],
+        "event": made["event_us"],
         "metrics": _per_call_us(lambda number: number, observe),
     }
 
 
 def router_parts() -> dict[str, float]:
     """Return microseconds per request of what the router does for closings and counts."""
-    accounts = Accounts(TokenCounts("router-1", 1))
+    accounts, callers = Accounts(TokenCounts("router-1", 1)), Callers()
 
     def prepare(number: int) -> tuple[wire.Submit, Batch]:
-        _, generation = _with_closing(number)
-        submit = wire.Submit(handle=number, closing=generation.closing)
+        asked = generation()
+        callers.request(number).prepare_closings([asked], 1, "gateway-11")
+        submit = wire.Submit(handle=number, closing=asked.closing)
         submit.prompt.extend([1] * 1234)
         batch = Batch()
         batch.placed.append(wire.Placed(handle=number, replica_id="replica-00017"))

@@ -1,11 +1,15 @@
-"""CPU of shipping one request event: on the request's path, and in the whole process.
+"""CPU of a request's event: made and emitted on the request's path, and in the whole process.
 
-One operation: `EventProducer.emit` of a filled event (all ids, digests and times set). `emit` is
-CPU time of the calling thread alone: what a request pays. `process` adds the shipping thread and
-librdkafka's threads until every event is at the broker (or, with the broker away, on disk). Not
-measured: building the event, the broker (a process of its own), the sink. Events are emitted in
-bursts of 100 with pauses, as a busy gateway would; read the medians of the rounds, in
-microseconds. Run: `python -m benchmarks.micro.event_emit`.
+One operation: what one streamed request of one answer pays for its event: `closing`, the part of it
+that goes to the router (`Exchange.prepare_closings`), `event` at the end (`Exchange.event`, with
+limits and a placement), and `emit` (`EventProducer.emit`); `sum` is the three. CPU time of the
+calling thread, a hundred requests of a hundred callers open at a time; callers come again, so what
+their events share is made already: `closing_first` is with that. `process` is the CPU time of the
+whole process from `emit` until every event is at the broker (or, with the broker away, on disk):
+the shipping thread and librdkafka's besides the caller's. Not measured: the broker (a process of
+its own), the sink, the bytes of the closing on their way. Events are emitted in bursts of 100 with
+pauses, as a busy gateway would; read the medians of the rounds, in microseconds.
+Run: `python -m benchmarks.micro.event_emit`.
 """
 
 import asyncio
@@ -13,12 +17,23 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from benchmarks.results import write_result
 from cli.stack.broker import broker_spec
+from gateway.directory import Principal
+from gateway.dispatch.attempts import Attempt
+from gateway.dispatch.exchange import Exchange, Tally
+from gateway.limits.buckets import Scope
+from gateway.limits.forecast import Forecast
+from gateway.limits.limiter import Reservation
 from sluice.events import REQUESTS_TOPIC, EventProducer
 from sluice.process import ChildProcess, free_port
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.router.v1 import router_pb2 as router
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _ROUNDS = 7
@@ -67,9 +82,123 @@ def filled_event() -> RequestEvent:
     )
 
 
+class Callers:
+    """A hundred of them, each with a key, and requests that they make in turn."""
+
+    def __init__(self) -> None:
+        like = filled_event()
+        names = ("release", "base_digest", "adapter_digest", "pool_id")
+        self._like = like
+        self._model = control.Model(id=like.model, **{name: getattr(like, name) for name in names})
+        self._principals = [
+            Principal(
+                control.ApiKey(id=f"key_{number:026}", tenant_id=f"ten_{number:026}"),
+                control.Tenant(id=f"ten_{number:026}"),
+                control.Tier(id=like.tier_id),
+            )
+            for number in range(_BURST)
+        ]
+        self._scopes = [
+            Scope("limit:{t}", "your account", "account", rpm=6_000, tpm=1_000_000),
+            Scope("limit:{t}:key:k", "your key", "key", rpm=600),
+        ]
+
+    def requests(self) -> list[Exchange]:
+        """Return a request of each."""
+        return [self.request(number) for number in range(_BURST)]
+
+    def request(self, number: int) -> Exchange:
+        """Return a request of one of them."""
+        like = self._like
+        return Exchange(
+            uid=f"{number:032}",
+            request_id=f"req_{number:026}",
+            trace_id=f"{number:032x}",
+            endpoint="/v1/chat/completions",
+            received_at_s=1.0,
+            received_at_unix_ms=like.received_at_unix_ms + number,
+            principal=self._principals[number % _BURST],
+            model=self._model,
+            requested_model=like.requested_model,
+            reservation=Reservation(self._scopes, 1500, Forecast(), 1, None, False),
+            is_stream=True,
+            choices=1,
+        )
+
+
+def generation() -> Any:
+    """Return what a closing is made for, as far as that is looked at."""
+    return SimpleNamespace(spec=SimpleNamespace(session_hash=5, prompt=[1] * 1234), closing=b"")
+
+
+def tally() -> Tally:
+    """Return what a request has come to that one replica has answered."""
+    attempt = Attempt(0, "pool-a/0", "router-3", 1.001, 0)
+    attempt.placed = router.Placed(replica_id="replica-00017", queue_us=15, engine_queue_us=9)
+    return Tally(
+        prompt_tokens=1234,
+        cached_tokens=1024,
+        output_tokens=321,
+        placed_prompt_tokens=1234,
+        session_hash=2**63 + 1,
+        prefill_us=45_678,
+        first_at_s=1.062,
+        itl_max_s=0.054,
+        placed=attempt.placed,
+        attempts=[[attempt]],
+    )
+
+
+def _close(exchange: Exchange) -> None:
+    """Note what a request comes to, as whoever answers it does."""
+    exchange.submitted("pool-a/0", "router-3", 1.001)
+    exchange.first_sent_at_s = 1.063
+    exchange.outcome, exchange.status = "stop", 200
+
+
+def closings_ns(requests: Sequence[Exchange]) -> int:
+    """Return the CPU time of their closings."""
+    generations = [[generation()] for _ in requests]
+    started = time.thread_time_ns()
+    for exchange, its in zip(requests, generations, strict=True):
+        exchange.prepare_closings(its, 1, "gateway-11")
+    return time.thread_time_ns() - started
+
+
+def events_ns(requests: Sequence[Exchange]) -> int:
+    """Return the CPU time of their events."""
+    for exchange in requests:
+        _close(exchange)
+    come_to = tally()
+    started = time.thread_time_ns()
+    for exchange in requests:
+        exchange.event(come_to, "gateway-11", 5.321)
+    return time.thread_time_ns() - started
+
+
+def making() -> dict[str, float]:
+    """Return microseconds per request of closing and event, medians of the rounds."""
+    first, closings, events = list[float](), list[float](), list[float]()
+    for _ in range(_ROUNDS):
+        callers = Callers()
+        first.append(closings_ns(callers.requests()) / 1e3 / _BURST)
+        closing_ns = event_ns = 0
+        for _ in range(_EVENTS // _BURST):
+            requests = callers.requests()
+            closing_ns += closings_ns(requests)
+            event_ns += events_ns(requests)
+        closings.append(closing_ns / 1e3 / _EVENTS)
+        events.append(event_ns / 1e3 / _EVENTS)
+    return {
+        "closing_us": round(statistics.median(closings), 2),
+        "closing_first_us": round(statistics.median(first), 2),
+        "event_us": round(statistics.median(events), 2),
+    }
+
+
 def one_round(address: str, spool: Path, *, is_away: bool) -> tuple[float, float, int]:
     """Emit `_EVENTS` events; return microseconds per event of `emit` and of the process, drops."""
-    event = filled_event()
+    payload = filled_event().SerializeToString()
     producer = EventProducer(
         address, REQUESTS_TOPIC, spool_directory=spool, broker_wait_s=0.5 if is_away else 30.0
     )
@@ -78,7 +207,7 @@ def one_round(address: str, spool: Path, *, is_away: bool) -> tuple[float, float
     for _ in range(_EVENTS // _BURST):
         started = time.thread_time_ns()
         for _ in range(_BURST):
-            producer.emit(event)
+            producer.emit(payload)
         emit_ns += time.thread_time_ns() - started
         time.sleep(_BURST_PAUSE_S)
     if is_away:
@@ -118,7 +247,10 @@ async def _run(home: Path) -> dict[str, dict[str, float]]:
     finally:
         await broker.stop()
     away = await asyncio.to_thread(measure, f"127.0.0.1:{free_port()}", is_away=True)
-    return {"broker_there": there, "broker_away_spooling": away}
+    path = await asyncio.to_thread(making)
+    path["emit_us"] = there["emit_us"]
+    path["sum_us"] = round(path["closing_us"] + path["event_us"] + path["emit_us"], 2)
+    return {"request_path": path, "broker_there": there, "broker_away_spooling": away}
 
 
 def main() -> None:

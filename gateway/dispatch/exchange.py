@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gateway.directory import Principal
 from gateway.dispatch import attempts
 from gateway.dispatch.attempts import Attempt
+from gateway.dispatch.event_head import head_of
 from gateway.dispatch.generation import Generation
 from gateway.limits.limiter import Reservation
 from gateway.rollouts.decision import Decision
@@ -17,7 +18,7 @@ from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
-_SCHEMA_VERSION = 1
+_U32_MAX = 0xFFFFFFFF
 _CODES = frozenset(ErrorCode)
 
 
@@ -81,15 +82,6 @@ class Lost(NamedTuple):
     output_tokens: int
 
 
-class _Begun(NamedTuple):
-    """An event in the making, and what it is of."""
-
-    event: RequestEvent
-    model: control.Model
-    decision: Decision | None
-    gateway_id: str
-
-
 @dataclass(slots=True)
 class Exchange:
     """What happens to an accepted request.
@@ -141,13 +133,18 @@ class Exchange:
     router_id: str = ""
     outcome: str = ""
     status: int = 0
-    _begun: "_Begun | None" = field(default=None, repr=False)
+    _begun: tuple[bytes, RequestEvent] | None = field(default=None, repr=False)
 
     def submitted(self, cell_id: str, router_id: str, now_s: float) -> None:
         """Note where the request went; the time counts only once."""
         self.cell_id, self.router_id = cell_id, router_id
         if not self.submitted_at_s:
             self.submitted_at_s = now_s
+
+    def stand_in(self, model: control.Model, decision: Decision | None, lost: Lost | None) -> None:
+        """Let another model answer; `lost` is what the first one had used, if it had begun."""
+        self.model, self.decision, self.lost = model, decision, lost
+        self._begun = None
 
     @property
     def has_failed(self) -> bool:
@@ -163,25 +160,32 @@ class Exchange:
         elif error is not None:
             self.outcome, self.status = ErrorCode.INTERNAL, 500
 
-    def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> RequestEvent:
-        """Return the event that tells everything once."""
-        event = self._take_begun(gateway_id)
+    def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> bytes:
+        """Return the event that tells everything once, serialised."""
+        head, event = self._begun or self._begin(gateway_id)
+        self._begun = None
         event.session_hash = tally.session_hash
         # Closings need none of these: they never become spans.
-        event.parent_span_id, event.tracestate = self.upstream.span_id, self.upstream.state
-        event.is_sampled = self.upstream.is_sampled
+        upstream = self.upstream
+        event.is_sampled = upstream.is_sampled
+        if upstream.span_id:
+            event.parent_span_id, event.tracestate = upstream.span_id, upstream.state
         event.cell_id, event.router_id = self.cell_id, self.router_id
         event.prompt_tokens = tally.placed_prompt_tokens or tally.prompt_tokens
         event.output_tokens = tally.output_tokens
-        event.gateway_us = self._us(self.submitted_at_s)
+        received_at_s = self.received_at_s
+        if self.submitted_at_s:
+            event.gateway_us = _us(self.submitted_at_s - received_at_s)
         event.prefill_us = tally.prefill_us
-        event.ttft_us = self._us(self.first_sent_at_s)
-        event.total_us = self._us(ended_at_s)
+        if self.first_sent_at_s:
+            event.ttft_us = _us(self.first_sent_at_s - received_at_s)
+        event.total_us = _us(ended_at_s - received_at_s)
         event.itl_max_us = _us(tally.itl_max_s)
         event.outcome, event.status = self.outcome, self.status
-        event.resumes = tally.resumes
-        event.choices = self.choices
-        self._decide(event)
+        if tally.resumes:
+            event.resumes = tally.resumes
+        if self.is_refusal:
+            event.is_refusal = True
         if (placed := tally.placed) is not None:
             event.replica_id = placed.replica_id
             event.queue_us = placed.queue_us
@@ -190,77 +194,53 @@ class Exchange:
                 event.load_us = placed.load_us
             event.cached_tokens = tally.cached_tokens
         if (reservation := self.applied or self.reservation) is not None and reservation.scopes:
-            event.limits = "; ".join(scope.told for scope in reservation.scopes)
+            event.limits = "; ".join([scope.told for scope in reservation.scopes])
             event.reserved_tokens = reservation.tokens
             event.is_limited_locally = reservation.is_local
-        if told := attempts.told(tally.attempts, self.received_at_s, ended_at_s):
+        if told := attempts.told(tally.attempts, received_at_s, ended_at_s):
             event.attempts.extend(told)
-        return event
+        return head + event.SerializeToString()
 
     def prepare_closings(
         self, generations: Sequence[Generation], answers_per_prompt: int, gateway_id: str
     ) -> None:
         """Give each generation what its router tells of it if this process is killed."""
-        event = self._begun_event(gateway_id)
+        head, event = self._begun = self._begin(gateway_id)
         event.session_hash = generations[0].spec.session_hash
-        event.choices = self.choices
-        self._decide(event)
         for part, generation in enumerate(generations):
             is_first = part % answers_per_prompt == 0
             event.part = part
             event.prompt_tokens = len(generation.spec.prompt) if is_first else 0
-            generation.closing = event.SerializeToString()
+            generation.closing = head + event.SerializeToString()
         event.part = 0
-        self._begun = _Begun(event, self.model, self.decision, gateway_id)
 
-    def _take_begun(self, gateway_id: str) -> RequestEvent:
-        """Return what closings were made of, once, or the same made now."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            is_same = begun.model is self.model and begun.decision is self.decision
-            if is_same and begun.gateway_id == gateway_id:
-                return begun.event
-        return self._begun_event(gateway_id)
-
-    def _begun_event(self, gateway_id: str) -> RequestEvent:
-        """Return what is known from the begin on, by the model that answers now."""
-        principal, model = self.principal, self.model
-        lost = self.lost or Lost("", 0, 0)
-        return RequestEvent(
-            schema_version=_SCHEMA_VERSION,
-            event_id=f"evt_{self.uid}",
-            received_at_unix_ms=self.received_at_unix_ms,
-            request_id=self.request_id,
-            trace_id=self.trace_id,
-            tenant_id=principal.tenant.id,
-            key_id=principal.key.id,
-            tier_id=principal.tier.id,
-            model=model.id,
-            requested_model=self.requested_model,
-            release=model.release,
-            base_digest=model.base_digest,
-            adapter_digest=model.adapter_digest,
-            pool_id=model.pool_id,
-            gateway_id=gateway_id,
-            endpoint=self.endpoint,
-            is_stream=self.is_stream,
-            lost_model=lost.model,
-            lost_prompt_tokens=lost.prompt_tokens,
-            lost_output_tokens=lost.output_tokens,
+    def _begin(self, gateway_id: str) -> tuple[bytes, RequestEvent]:
+        """Return the event as far as it is known from the begin on: its head, and the rest."""
+        head = head_of(
+            self.principal,
+            self.model,
+            self.requested_model,
+            self.endpoint,
+            self.is_stream,
+            gateway_id,
         )
-
-    def _decide(self, event: RequestEvent) -> None:
-        """Say why it is that release of the model."""
-        if (decision := self.decision) is not None:
+        event = RequestEvent()  # a field set takes half as long as one given here
+        event.event_id = f"evt_{self.uid}"
+        event.received_at_unix_ms = self.received_at_unix_ms
+        event.request_id, event.trace_id = self.request_id, self.trace_id
+        event.choices = self.choices
+        if (decision := self.decision) is not None:  # why it is that release of the model
             event.rollout_id = decision.rollout_id
             event.arm = decision.arm
             event.is_pinned = decision.is_pinned
             event.is_copy = self.is_copy
-            event.is_refusal = self.is_refusal
-
-    def _us(self, at_s: float) -> int:
-        return _us(at_s - self.received_at_s) if at_s else 0
+        if (lost := self.lost) is not None:
+            event.lost_model = lost.model
+            event.lost_prompt_tokens = lost.prompt_tokens
+            event.lost_output_tokens = lost.output_tokens
+        return head, event
 
 
 def _us(seconds: float) -> int:
-    return min(0xFFFFFFFF, max(0, round(seconds * 1e6)))
+    us = round(seconds * 1e6)
+    return us if 0 <= us <= _U32_MAX else min(_U32_MAX, max(0, us))

@@ -24,7 +24,6 @@ from sluice.lifecycle import backoff_s
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +79,7 @@ class RouterLink:
         gateway_id: str,
         on_change: Callable[[], None],
         pace: Pace,
-        emit: Callable[[RequestEvent], None] = lambda _: None,
+        emit: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """Prepare.
 
@@ -257,7 +256,7 @@ class RouterLink:
             if (generation := generations.pop(outcome.handle, None)) is not None:
                 generation.learn_outcome(outcome)
         for closing in message.closings:
-            self._emit(RequestEvent.FromString(closing))
+            self._emit(closing)
         if message.cells:
             self._learn_cells(message.cells)
 

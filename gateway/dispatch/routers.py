@@ -9,7 +9,6 @@ from gateway.directory import Directory
 from gateway.dispatch.cell_choice import CellView, Wish, choose
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _SWEEP_S = 1.0
 
@@ -39,7 +38,7 @@ class RouterLinks:
         directory: Directory,
         gateway_id: str,
         pace: Pace,
-        emit: Callable[[RequestEvent], None] = lambda _: None,
+        emit: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """Prepare; nothing is opened yet.
 

@@ -21,7 +21,6 @@ from gateway.rollouts.refusals import is_refusal
 from gateway.server.identity import Identity, identity_of
 from gateway.server.middleware import note_outcome
 from sluice.errors import ErrorCode, PlatformError, RejectedError
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 # Refusals after which a model that stands in may answer: the wanted one is saturated or down.
 _STAND_IN = frozenset(
@@ -48,7 +47,7 @@ class Completer:
         limiter: Limiter,
         means: Means,
         metrics: GatewayMetrics,
-        emit: Callable[[RequestEvent], None],
+        emit: Callable[[bytes], None],
         gateway_id: str,
         open_requests: OpenRequests,
         decided: Decided,
@@ -171,14 +170,14 @@ class Completer:
             plan = _with_time_left(plan, task, now_s() - exchange.received_at_s)
             tally = run.tally
             self._settle(exchange, tally, was_served=tally.output_tokens > 0)
-            if tally.placed is not None:
-                prompt_tokens = tally.placed_prompt_tokens
-                exchange.lost = Lost(exchange.model.id, prompt_tokens, tally.output_tokens)
             exchange.reservation = await self._reserve(principal, task, plan)
         except PlatformError:
             return False
         self._metrics.fallbacks.inc()
-        exchange.model, exchange.decision = resolved.model, resolved.decision
+        lost = None
+        if tally.placed is not None:
+            lost = Lost(exchange.model.id, tally.placed_prompt_tokens, tally.output_tokens)
+        exchange.stand_in(resolved.model, resolved.decision, lost)
         run.start_over(plan)
         return True
 

@@ -24,7 +24,6 @@ from gateway.server.identity import Identity
 from sluice import tracecontext
 from sluice.errors import ErrorCode, PlatformError
 from sluice.priority import CLASSES, queue_priority
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +41,7 @@ class Copies:
         dispatcher: Dispatcher,
         open_requests: OpenRequests,
         metrics: GatewayMetrics,
-        emit: Callable[[RequestEvent], None],
+        emit: Callable[[bytes], None],
         gateway_id: str,
         copies_max: int,
     ) -> None:

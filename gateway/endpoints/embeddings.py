@@ -28,7 +28,6 @@ from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate, note_outcome
 from sluice.errors import BadRequestError, ErrorCode
 from sluice.scopes import Scope
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 ENDPOINT = "/v1/embeddings"
 
@@ -49,7 +48,7 @@ class Embeddings:
         embedders: Embedders,
         limiter: Limiter,
         metrics: GatewayMetrics,
-        emit: Callable[[RequestEvent], None],
+        emit: Callable[[bytes], None],
         gateway_id: str,
         decided: Decided,
     ) -> None:

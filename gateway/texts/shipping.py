@@ -37,7 +37,7 @@ class TextShipping:
         self._make = make
         self._spool_directory = spool_directory
         self._producer: EventProducer | None = None
-        self._early: deque[TextEvent] = deque()
+        self._early: deque[bytes] = deque()
         self._early_drops = 0
         self._is_wanted = asyncio.Event()
 
@@ -53,10 +53,11 @@ class TextShipping:
 
     def ship(self, event: TextEvent) -> None:
         """Take a text; never blocks."""
+        payload = event.SerializeToString()
         if self._producer is not None:
-            self._producer.emit(event)
+            self._producer.emit(payload)
         elif len(self._early) < _EARLY_MAX:
-            self._early.append(event)
+            self._early.append(payload)
             self._is_wanted.set()
         else:
             self._early_drops += 1

@@ -22,8 +22,9 @@ pytestmark = pytest.mark.real
 WAIT_S = 60.0
 
 
-def event(number: int, **fields: Any) -> RequestEvent:
-    return RequestEvent(schema_version=1, event_id=f"{number:06}", **fields)
+def event(number: int, **fields: Any) -> bytes:
+    told = RequestEvent(schema_version=1, event_id=f"{number:06}", **fields)
+    return told.SerializeToString()
 
 
 @contextmanager
@@ -163,7 +164,8 @@ producer = EventProducer(sys.argv[1], "sluice.requests.v1", spool_directory=Path
                          spool_segment_bytes=4096, broker_wait_s=0.2)
 number = 0
 while True:
-    producer.emit(RequestEvent(schema_version=1, event_id=f"{number:06}"))
+    event = RequestEvent(schema_version=1, event_id=f"{number:06}")
+    producer.emit(event.SerializeToString())
     number += 1
     if number % 50 == 0:
         print(producer.stats.spooled, flush=True)

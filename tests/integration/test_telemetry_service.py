@@ -52,14 +52,15 @@ def producer(broker: Any, tmp_path: Path) -> Iterator[EventProducer]:
     found.close(0.1)
 
 
-def event(number: int, **fields: Any) -> RequestEvent:
+def event(number: int, **fields: Any) -> bytes:
     values = {"tenant_id": "ten_a", "schema_version": 1, **fields}
-    return RequestEvent(
+    told = RequestEvent(
         event_id=f"{number:06}",
         request_id=f"req_{number}",
         received_at_unix_ms=RECEIVED_MS + number,
         **values,
     )
+    return told.SerializeToString()
 
 
 async def flush(producer: EventProducer) -> None:
@@ -123,7 +124,7 @@ async def test_poison_is_parked_and_stops_nothing(
 ) -> None:
     raw = Producer({"bootstrap.servers": broker.address})
     raw.produce(REQUESTS_TOPIC, b"\xff\xffno event")
-    raw.produce(REQUESTS_TOPIC, event(9, schema_version=99).SerializeToString())
+    raw.produce(REQUESTS_TOPIC, event(9, schema_version=99))
     raw.produce(REQUESTS_TOPIC, None)
     assert await asyncio.to_thread(raw.flush, WAIT_S) == 0
     producer.emit(event(1))
@@ -292,7 +293,7 @@ async def test_messages_that_the_broker_dropped_are_counted(
             raw.produce(REQUESTS_TOPIC, payload, partition=0)
             assert raw.flush(WAIT_S) == 0
 
-    await asyncio.to_thread(send, event(1).SerializeToString())
+    await asyncio.to_thread(send, event(1))
     await until(telemetry.is_ready)
 
     async def written() -> bool:

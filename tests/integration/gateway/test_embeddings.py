@@ -24,6 +24,7 @@ from gateway.embedding.testing import (
 from sluice.artifacts import import_directory
 from sluice.events import EventProducer
 from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 pytestmark = pytest.mark.real
 
@@ -75,7 +76,8 @@ def embedding(world, artifacts, eventually, tmp_path: Path):
 @pytest.fixture
 def events(monkeypatch) -> list:
     found: list = []
-    monkeypatch.setattr(EventProducer, "emit", lambda _, event: found.append(event))
+    parse = RequestEvent.FromString
+    monkeypatch.setattr(EventProducer, "emit", lambda _, payload: found.append(parse(payload)))
     return found
 
 

@@ -10,6 +10,7 @@ from gateway.limits.limiter import Limiter
 from gateway.testing import Plan
 from sluice.events import EventProducer
 from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 pytestmark = pytest.mark.real
 
@@ -38,7 +39,11 @@ class Ledger:
 
         monkeypatch.setattr(Limiter, "reserve", reserving)
         monkeypatch.setattr(Limiter, "settle", settling)
-        monkeypatch.setattr(EventProducer, "emit", lambda _, event: self.events.append(event))
+        monkeypatch.setattr(
+            EventProducer,
+            "emit",
+            lambda _, payload: self.events.append(RequestEvent.FromString(payload)),
+        )
 
     @property
     def is_balanced(self) -> bool:

@@ -28,7 +28,8 @@ SORRY = "I'm sorry, but I can't help with that."
 def events(monkeypatch) -> list[telemetry.RequestEvent]:
     """What gateways tell of requests."""
     told: list[telemetry.RequestEvent] = []
-    monkeypatch.setattr(EventProducer, "emit", lambda _, event: told.append(event))
+    parse = telemetry.RequestEvent.FromString
+    monkeypatch.setattr(EventProducer, "emit", lambda _, payload: told.append(parse(payload)))
     return told
 
 

@@ -4,10 +4,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.dispatch.exchange import Exchange, Tally
+from gateway.dispatch import event_head
+from gateway.dispatch.exchange import Exchange, Lost, Tally
+from gateway.limits.limiter import Reservation
+from gateway.rollouts.decision import Decision
 from sluice.tracecontext import Upstream
 from sluice.wire.router.v1 import router_pb2 as wire
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, RequestEvent
 
 TALLY = Tally(prompt_tokens=12, cached_tokens=0, output_tokens=9, session_hash=5)
 
@@ -36,6 +39,10 @@ def model(name: str) -> Any:
     return SimpleNamespace(id=name, release="1", **digests)
 
 
+def parsed(it: Exchange, tally: Tally = TALLY) -> RequestEvent:
+    return RequestEvent.FromString(it.event(tally, "g", 2.0))
+
+
 def generations() -> list[Any]:
     spec = SimpleNamespace(session_hash=5, prompt=[1] * 12)
     return [SimpleNamespace(spec=spec, closing=b"") for _ in range(2)]
@@ -49,8 +56,8 @@ def test_the_event_at_the_end_is_the_same_with_and_without_closings() -> None:
     told.prepare_closings(parts, 2, "g")
     for it in (plain, told):
         it.outcome, it.status = "stop", 200
-    assert told.event(TALLY, "g", 2.0) == plain.event(TALLY, "g", 2.0)
-    assert len(plain.event(TALLY, "g", 2.0).tracestate) == 502
+    assert parsed(told) == parsed(plain)
+    assert len(parsed(plain).tracestate) == 502
     events = [RequestEvent.FromString(part.closing) for part in parts]
     assert not any(it.tracestate or it.parent_span_id for it in events)  # they are no spans
     assert [(it.part, it.prompt_tokens, it.total_us) for it in events] == [(0, 12, 0), (1, 0, 0)]
@@ -59,32 +66,83 @@ def test_the_event_at_the_end_is_the_same_with_and_without_closings() -> None:
 def test_the_event_is_of_the_model_that_answered() -> None:
     it = exchange()
     it.prepare_closings(generations(), 2, "g")
-    it.model = model("other")
-    assert it.event(TALLY, "g", 2.0).model == "other"
+    it.stand_in(model("other"), Decision(is_pinned=True), Lost("m", 7, 8))
+    event = parsed(it)
+    assert (event.model, event.is_pinned) == ("other", True)
+    assert (event.lost_model, event.lost_prompt_tokens, event.lost_output_tokens) == ("m", 7, 8)
 
 
 def test_the_event_says_how_long_an_adapter_was_waited_for() -> None:
     placed = wire.Placed(replica_id="r", engine_queue_us=9, load_us=8)
-    event = exchange().event(replace(TALLY, placed=placed), "g", 2.0)
+    event = parsed(exchange(), replace(TALLY, placed=placed))
     assert (event.engine_queue_us, event.load_us) == (9, 8)
-
-
-def test_events_are_not_shared() -> None:
-    it = exchange()
-    it.prepare_closings(generations(), 2, "g")
-    first = it.event(TALLY, "g", 2.0)
-    it.outcome = "stop"
-    it.event(TALLY, "g", 2.0)
-    assert first.outcome == ""
 
 
 def test_what_begins_is_described_once(monkeypatch: Any) -> None:
     made: list[int] = []
-    begin = Exchange._begun_event
-    monkeypatch.setattr(
-        Exchange, "_begun_event", lambda self, name: made.append(1) or begin(self, name)
-    )
+    begin = Exchange._begin
+    monkeypatch.setattr(Exchange, "_begin", lambda self, name: made.append(1) or begin(self, name))
     it = exchange()
     it.prepare_closings(generations(), 2, "g")
     it.event(TALLY, "g", 2.0)
     assert made == [1]
+
+
+def test_every_field_arrives() -> None:
+    it = exchange()
+    scopes: Any = [SimpleNamespace(told="account rpm=6"), SimpleNamespace(told="key rpm=3")]
+    forecast: Any = None
+    it.reservation = Reservation(scopes, 40, forecast, 1, None, True)
+    it.decision, it.lost = Decision(rollout_id="o", arm=ARM_CANARY), Lost("other", 7, 8)
+    it.is_copy = it.is_refusal = it.is_stream = True
+    it.upstream = Upstream("t", "b" * 16, is_sampled=True, state="a=b")
+    it.submitted("c", "x", 1.25)
+    it.first_sent_at_s, it.outcome, it.status = 1.5, "stop", 200
+    placed = wire.Placed(replica_id="i", queue_us=1, engine_queue_us=9, load_us=8)
+    tally = replace(TALLY, placed=placed, cached_tokens=4, prefill_us=3, itl_max_s=0.1, resumes=2)
+    parts = generations()
+    it.prepare_closings(parts, 2, "g")
+    ids = {"event_id": "evt_u", "request_id": "r", "trace_id": "t", "received_at_unix_ms": 5}
+    whose = dict.fromkeys(("tenant_id", "key_id", "tier_id"), "one")
+    models = {"model": "m", "requested_model": "m", "release": "1", "base_digest": "b"}
+    places = {"pool_id": "p", "gateway_id": "g", "endpoint": "/v1/completions", "is_stream": True}
+    rollout: Any = {"rollout_id": "o", "arm": ARM_CANARY, "is_copy": True}
+    lost = {"lost_model": "other", "lost_prompt_tokens": 7, "lost_output_tokens": 8}
+    counts = {"schema_version": 1, "session_hash": 5, "prompt_tokens": 12, "choices": 2}
+    begun = {**ids, **whose, **models, **places, **rollout, **lost, **counts}
+    assert RequestEvent.FromString(parts[0].closing) == RequestEvent(**begun)
+    trace = {"parent_span_id": "b" * 16, "is_sampled": True, "tracestate": "a=b"}
+    went = {"cell_id": "c", "router_id": "x", "replica_id": "i", "resumes": 2, "is_refusal": True}
+    times = {"gateway_us": 250_000, "ttft_us": 500_000, "total_us": 1_000_000, "prefill_us": 3}
+    waits = {"queue_us": 1, "engine_queue_us": 9, "load_us": 8, "itl_max_us": 100_000}
+    came = {"outcome": "stop", "status": 200, "output_tokens": 9, "cached_tokens": 4}
+    limits: Any = {"limits": "account rpm=6; key rpm=3", "reserved_tokens": 40}
+    ended = {**trace, **went, **times, **waits, **came, **limits, "is_limited_locally": True}
+    assert parsed(it, tally) == RequestEvent(**begun, **ended)
+
+
+def test_what_requests_share_is_made_once_while_caller_and_model_are_the_same() -> None:
+    first, again, changed = exchange(), exchange(), exchange()
+    again.principal = changed.principal = first.principal
+    again.model = first.model
+    changed.model = model("m")
+    changed.model.release = "2"  # of the same name
+    kept = len(event_head._heads)
+    for it in (first, again):
+        it.prepare_closings(generations(), 2, "g")
+        assert (parsed(it).event_id, parsed(it).release) == ("evt_u", "1")
+    assert len(event_head._heads) == kept + 1
+    assert parsed(changed).release == "2"
+    again.is_stream = True
+    assert parsed(again).is_stream
+    assert len(event_head._heads) == kept + 3
+
+
+def test_few_of_what_requests_share_are_kept(monkeypatch: Any) -> None:
+    monkeypatch.setattr(event_head, "_HEADS_MAX", 3)
+    monkeypatch.setattr(event_head, "_heads", {})
+    for number in range(10):
+        it = exchange()
+        it.requested_model = str(number)
+        assert parsed(it).requested_model == str(number)
+    assert len(event_head._heads) == 3

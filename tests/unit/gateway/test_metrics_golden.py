@@ -15,7 +15,7 @@ class Events:
 
     stats = EventStats(*[0] * 9)
 
-    def emit(self, event: object) -> None: ...
+    def emit(self, payload: bytes) -> None: ...
 
 
 async def test_names_and_types_are_as_documented(tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ def test_an_answer_that_cannot_be_read_ends_and_no_other() -> None:
     assert link.in_flight == 1
 
 
+def test_closings_of_others_go_on_as_they_came() -> None:
+    told: list[bytes] = []
+    link = RouterLink("a:1", "g", lambda: None, Pace(NeverLags()), told.append)
+    link.deliver(wire.ConnectResponse(closings=[b"one", b"two"]), 1.0)
+    assert told == [b"one", b"two"]
+
+
 def test_one_message_holds_as_much_as_a_router_takes() -> None:
     link = up()
     small, large = SPEC._replace(prompt=[1]), SPEC._replace(prompt=[2] * 300_000)

@@ -167,8 +167,8 @@ class _Producer:
         self.emitted: list[TextEvent] = []
         self.stats = SimpleNamespace(dropped=4, spool_bytes=5)
 
-    def emit(self, event: TextEvent) -> None:
-        self.emitted.append(event)
+    def emit(self, payload: bytes) -> None:
+        self.emitted.append(TextEvent.FromString(payload))
 
     def close(self, timeout_s: float) -> None:
         self.closed_s = timeout_s

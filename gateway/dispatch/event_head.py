@@ -1,0 +1,52 @@
+"""The part of an event that requests of one kind share, serialised once for all of them.
+
+Messages that lie one behind another are parsed as one: so an event is this, and behind it what only
+its request has.
+"""
+
+from gateway.directory import Principal
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+
+_SCHEMA_VERSION = 1
+_HEADS_MAX = 16_384  # above it, those made longest ago are made anew; a kilobyte each
+
+# With whom and what they are of: that keeps both alive, so that their ids belong to nobody else.
+_heads: dict[tuple[object, ...], tuple[bytes, Principal, control.Model]] = {}
+
+
+def head_of(
+    principal: Principal,
+    model: control.Model,
+    requested_model: str,
+    endpoint: str,
+    is_stream: bool,
+    gateway_id: str,
+) -> bytes:
+    """Return what events begin with of requests that have all of this in common.
+
+    Principal and model are looked at once: they are replaced, never changed.
+    """
+    place = (id(principal), id(model), requested_model, endpoint, is_stream, gateway_id)
+    found = _heads.get(place)
+    if found is not None:
+        return found[0]
+    head = RequestEvent(
+        schema_version=_SCHEMA_VERSION,
+        tenant_id=principal.tenant.id,
+        key_id=principal.key.id,
+        tier_id=principal.tier.id,
+        model=model.id,
+        requested_model=requested_model,
+        release=model.release,
+        base_digest=model.base_digest,
+        adapter_digest=model.adapter_digest,
+        pool_id=model.pool_id,
+        gateway_id=gateway_id,
+        endpoint=endpoint,
+        is_stream=is_stream,
+    ).SerializeToString()
+    _heads[place] = (head, principal, model)
+    if len(_heads) > _HEADS_MAX:
+        del _heads[next(iter(_heads))]
+    return head
