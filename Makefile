@@ -74,6 +74,7 @@ IMAGE_LOCK := $(LOCK) --constraint requirements/dev.lock --no-annotate --python-
 lock: setup ## Resolve requirements/dev.lock anew from pyproject.toml, and from it those of the images
 	@$(LOCK) pyproject.toml --extra dev --universal --upgrade -o requirements/dev.lock
 	@$(IMAGE_LOCK) pyproject.toml --extra gateway --extra router --extra control-plane --extra telemetry -o requirements/sluice.lock
+	@$(IMAGE_LOCK) pyproject.toml --extra gateway --extra router -o requirements/sluice-edge.lock
 	@$(IMAGE_LOCK) pyproject.toml --extra replica -o requirements/replica-cpu.lock
 	@echo 'hatchling>=1.27' | $(IMAGE_LOCK) - -o requirements/build.lock
 

@@ -47,6 +47,7 @@ ROLLED = (
     *("replica-cpu", "targets"),
 )
 STREAMS = 32
+EDGE_MB_MAX = 150.0  # unpacked, of the image that gateways and routers run from
 # Of one stream: an answer waits while the only replica restarts.
 STREAM_S = 180.0
 _START_S = 300.0
@@ -377,9 +378,12 @@ def sizes(project: Project) -> dict[str, dict[str, float]]:
     """Return our images' sizes in MB: unpacked, as `docker images` tells, and packed by gzip -6.
 
     Both with their base.
+
+    Raises:
+        CheckError: The one of gateways and routers is not small.
     """
     found: dict[str, dict[str, float]] = {}
-    for image in ("sluice:check", "sluice-replica-cpu:check"):
+    for image in ("sluice-edge:check", "sluice:check", "sluice-replica-cpu:check"):
         commands = {
             "unpacked_mb": f"docker image inspect --format '{{{{.Size}}}}' {image}",
             "packed_mb": f"docker save {image} | gzip -6 | wc -c",
@@ -395,6 +399,9 @@ def sizes(project: Project) -> dict[str, dict[str, float]]:
                 timeout=_CALL_S,
             )
             found[image][name] = round(int(done.stdout) / 1e6, 1)
+    say(json.dumps(found))
+    if (edge_mb := found["sluice-edge:check"]["unpacked_mb"]) > EDGE_MB_MAX:
+        raise CheckError(f"sluice-edge has {edge_mb} MB, more than {EDGE_MB_MAX:g}")
     return found
 
 

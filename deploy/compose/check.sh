@@ -47,11 +47,14 @@ if [ "$images" = standins ]; then
       -t "sluice-standin-$name:check" deploy/compose/standins > /dev/null
   done
 fi
-for name in sluice sluice-replica-cpu; do
-  say "image $name"
-  docker build --quiet "${arguments[@]}" --build-arg "BASE_IMAGE=$python_image" \
-    -f "deploy/images/${name#sluice-}.Dockerfile" -t "$name:check" . > /dev/null
-done
+image() { # name, recipe, arguments
+  say "image $1"
+  docker build --quiet "${arguments[@]}" --build-arg "BASE_IMAGE=$python_image" "${@:3}" \
+    -f "deploy/images/$2.Dockerfile" -t "$1:check" . > /dev/null
+}
+image sluice sluice
+image sluice-edge sluice --build-arg IMAGE=sluice-edge
+image sluice-replica-cpu replica-cpu
 say "images are there after $(($(date +%s) - began)) s"
 PYTHONPATH=. .venv/bin/python deploy/compose/check.py --work "$work/files" "${standins[@]}" "$@"
 say "all of it took $(($(date +%s) - began)) s"

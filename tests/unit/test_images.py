@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "deploy" / "images").glob("*.Dockerfile"))
+REQUIREMENTS = ROOT / "requirements"
 ENGINE = ROOT / "deploy" / "images" / "engine.Dockerfile"
 SLUICE = ROOT / "deploy" / "images" / "sluice.Dockerfile"
 OURS = [path for path in RECIPES if path != ENGINE]
@@ -54,7 +56,8 @@ def test_bases_are_given_by_the_builder_and_no_registry_is_named(path: Path) -> 
     for name, arguments in instructions(path):
         if name == "FROM":
             image = arguments.split()[0]
-            assert image.strip("${}") in given, f"{path.name}: FROM {image} is no ARG of its own"
+            is_known = image == "scratch" or image.strip("${}") in given
+            assert is_known, f"{path.name}: FROM {image} is no ARG of its own"
     assert not re.search(r"\b[a-z0-9-]+(\.[a-z0-9-]+)+/[a-z]", path.read_text())
 
 
@@ -109,19 +112,32 @@ def test_what_is_installed_comes_from_a_lock_file_with_hashes(path: Path) -> Non
     for install in installs:
         is_our_wheel = "--no-deps" in install and "/wheels/" in install
         assert is_our_wheel or "--require-hashes" in install, install
-    locks = re.findall(r"-r (requirements/[\w-]+\.lock)", runs)
-    assert len(locks) == 2
-    for lock in locks:
-        text = (ROOT / lock).read_text()
+    assert len(re.findall(r"-r \S+\.lock", runs)) == 2
+    for lock in (REQUIREMENTS / "build.lock", *own_locks(path)):
+        text = lock.read_text()
         assert len(re.findall(r"^[a-z0-9-]+==", text, re.MULTILINE)) <= text.count("--hash=sha256:")
 
 
 @pytest.mark.parametrize("path", LOCKED, ids=lambda path: path.name)
 def test_lock_files_of_images_agree_with_the_one_that_tests_run_with(path: Path) -> None:
-    tested = pins(ROOT / "requirements" / "dev.lock")
-    own = pins(ROOT / "requirements" / f"{path.name.removesuffix('.Dockerfile')}.lock")
-    assert own
-    assert own.items() <= tested.items()
+    tested = pins(REQUIREMENTS / "dev.lock")
+    assert own_locks(path)
+    for lock in own_locks(path):
+        own = pins(lock)
+        assert own
+        assert own.items() <= tested.items()
+
+
+def own_locks(path: Path) -> list[Path]:
+    """Return the lock files of the images that are made by a recipe."""
+    copied = [
+        source
+        for name, arguments in instructions(path)
+        if name == "COPY"
+        for source in sources(arguments)
+        if source.endswith(".lock") and not source.endswith("build.lock")
+    ]
+    return [ROOT / source for source in copied]
 
 
 def pins(lock: Path) -> dict[str, str]:
@@ -141,6 +157,33 @@ def test_services_start_without_the_packages_that_the_image_leaves_out() -> None
     command = [sys.executable, "-c", source]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_gateway_and_router_start_with_the_packages_of_their_image() -> None:
+    absent = pins(REQUIREMENTS / "sluice.lock").keys() - pins(REQUIREMENTS / "sluice-edge.lock")
+    assert {"sqlalchemy", "obstore", "clickhouse-connect"} <= absent
+    blocked = [
+        module
+        for module, owners in packages_distributions().items()
+        if {owner.lower().replace("_", "-") for owner in owners} <= absent
+    ]
+    assert "sqlalchemy" in blocked
+    source = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        "import gateway.app, gateway.__main__, router.app, router.__main__, cli.app\n"
+        "from cli.config_commands import *\n"
+    )
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_image_from_scratch_asks_for_no_shell() -> None:
+    final = stages(SLUICE)[-1]
+    assert final[0] == ("FROM", "scratch")
+    for name, arguments in final:
+        if name in ("RUN", "ENTRYPOINT", "CMD"):
+            assert isinstance(json.loads(arguments), list), arguments
 
 
 def test_nothing_but_the_wheel_reaches_a_builder() -> None:

@@ -13,6 +13,7 @@ from tests.unit.deploy.compose_file import PREFIXES, ROOT, env_file, is_job, is_
 
 SERVICES = services()
 NAMES = sorted(SERVICES)
+SLUICE = "deploy/images/sluice.Dockerfile"
 CONFIGURED = [name for name in NAMES if SERVICES[name].get("command", [""])[0] in PREFIXES]
 
 
@@ -77,6 +78,24 @@ def test_ours_have_few_rights(name: str) -> None:
     assert service["read_only"] or name == "replica-gpu"
     assert "privileged" not in service
     assert (ROOT / service["build"]["dockerfile"]).is_file()
+
+
+def test_gateways_and_routers_run_from_the_small_image() -> None:
+    small = {name for name in NAMES if SERVICES[name]["image"].startswith("sluice-edge:")}
+    assert small == {"gateway", "gateway-2", "router", "router-2"}
+    for name in small:
+        build = SERVICES[name]["build"]
+        assert build["args"]["IMAGE"] == "sluice-edge"
+        assert build | {"args": None} == SERVICES["control-plane"]["build"] | {"args": None}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if SERVICES[name].get("build", {}).get("dockerfile") == SLUICE]
+)
+def test_what_has_no_shell_and_no_tools_is_asked_with_python(name: str) -> None:
+    service = SERVICES[name]
+    assert is_job(service) or service["healthcheck"]["test"][:2] == ["CMD", "python"]
+    assert service.get("entrypoint", ["python"])[0] == "python"
 
 
 def test_dependencies_are_there_and_have_what_is_waited_for() -> None:

@@ -245,7 +245,7 @@ def test_names_that_others_give_are_there(name: str) -> None:
 def test_images_are_ours_with_a_version_and_no_secret_is_committed(folder: str) -> None:
     for workload in workloads(rendered(folder)):
         assert re.fullmatch(
-            r"sluice(-replica-(cpu|gpu))?:\d+\.\d+\.\d+", container(workload)["image"]
+            r"sluice(-edge|-replica-(cpu|gpu))?:\d+\.\d+\.\d+", container(workload)["image"]
         )
     assert not of_kind(rendered(folder), "Secret")
 
