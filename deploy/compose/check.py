@@ -440,10 +440,16 @@ async def check(project: Project) -> dict[str, Any]:
     Raises:
         CheckError: Something is not as it should be.
     """
+    load = round(os.getloadavg()[0], 1)
     key, took = await start(project)
     killed = await killed_once(project, key)
     rolling = await rolled(project, key)
-    figures = {"start": took, "killed_s": killed, "rolling_restart": rolling}
+    figures = {
+        "load_average_before": load,
+        "start": took,
+        "killed_s": killed,
+        "rolling_restart": rolling,
+    }
     say(json.dumps(figures))
     if rolling["failed"]:
         raise CheckError(f"{rolling['failed']} of {rolling['requests']} requests failed")
@@ -463,7 +469,8 @@ def main() -> int:
         figures["images"] = sizes(project)
         if arguments.results:
             figures["standins"] = arguments.standins
-            say(f"wrote {write_result('compose', ' '.join((__doc__ or '').split()), figures)}")
+            operation = " ".join((__doc__ or "").rpartition("One operation: ")[2].split())
+            say(f"wrote {write_result('compose', operation, figures)}")
     except CheckError as error:
         say(f"FAILED: {error}")
         sys.stdout.write(project.compose("logs", "--no-color", "--tail", "30", is_checked=False))
