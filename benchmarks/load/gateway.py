@@ -30,7 +30,7 @@ _STEP_S = 0.02
 _PARKED = 10_000
 _SOAK_MIN = 60
 _CHURN_PER_S = 50
-_SOAK_STEP_S = 0.5  # the router looks at all open streams at each of its steps
+_SOAK_STEP_S = 0.2  # the router looks at all open streams at each of its steps
 
 
 def _configure(stack: Stack, **options: str) -> None:
@@ -273,6 +273,7 @@ async def measure_soak(minutes: int) -> dict[str, Any]:
         "per_s": _CHURN_PER_S,
         "minutes": minutes,
         "begun": churn.begun,
+        "refused": churn.refused,
         "cut_by_the_gateway": churn.cut,
         "mib": [round(it / 2**20, 1) for it in churn.rss_bytes],
     }
