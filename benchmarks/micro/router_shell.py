@@ -2,8 +2,10 @@
 
 One operation: a Triton response with one step frame (one token per row) from bytes through
 `decode_response`, the hub and the core, one tick of the loop, and the gateway's bytes. One replica,
-one gateway. Not measured: gRPC and sockets. The figure is that of the best of 30 parts of the run,
-which a busy machine disturbs least; CPU time of one core.
+one gateway; `waiting`: so many prompts wait in the engine meanwhile, as after a burst. Frames come
+faster here than from any engine, so messages to the gateway do not wait for each other. Not
+measured: gRPC and sockets. The figure is that of the best of 30 parts of the run, which a busy
+machine disturbs least; CPU time of one core.
 Run: `python -m benchmarks.micro.router_shell`.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.results import write_result
+from router import outgoing
 from router.core.model import CoreConfig, EngineLimits, ReplicaPlan
 from router.core.router import RouterCore
 from router.hub import Hub
@@ -45,8 +48,8 @@ async def dispatched(hub: Hub, outbox: HostOutbox, rows: int) -> list[int]:
     raise AssertionError("the core does not dispatch")
 
 
-def response(sequences: list[int], step: int) -> bytes:
-    """Return what Triton sends for a step."""
+def response(sequences: list[int], waiting: int, step: int) -> bytes:
+    """Return what Triton sends for a step while so many others wait."""
     rows = len(sequences)
     frame = engine.StepFrame(
         step=step,
@@ -54,7 +57,9 @@ def response(sequences: list[int], step: int) -> bytes:
         sequence=sequences,
         count=[1] * rows,
         token=[(step * 7 + row) % 50_000 for row in range(rows)],
-        state=engine.EngineState(running=rows, step_us=10_000, kv_blocks_used=3 * rows),
+        state=engine.EngineState(
+            running=rows, waiting=waiting, step_us=10_000, kv_blocks_used=3 * rows
+        ),
     )
     message = kserve_pb2.ModelStreamInferResponse()
     message.infer_response.id = "attach"
@@ -65,8 +70,8 @@ def response(sequences: list[int], step: int) -> bytes:
     return message.SerializeToString()
 
 
-async def per_frame(rows: int) -> dict[str, Any]:
-    """Return the CPU of a frame with so many rows."""
+async def per_frame(rows: int, waiting: int) -> dict[str, Any]:
+    """Return the CPU of a frame with so many rows, while so many prompts wait."""
     hub = Hub(RouterCore(CoreConfig()), RouterMetrics())
     hub.plan([CELL], [ReplicaPlan(REPLICA, CELL)])
     link = hub.connect("gateway")
@@ -74,11 +79,11 @@ async def per_frame(rows: int) -> dict[str, Any]:
     hub.attached(REPLICA, outbox, LIMITS)
     submits = [
         wire.Submit(handle=row + 1, cell_id=CELL, prompt=[1] * 20, output_tokens_max=1 << 19)
-        for row in range(rows)
+        for row in range(rows + waiting)
     ]
     hub.request(link, wire.ConnectRequest(submits=submits))
-    sequences = await dispatched(hub, outbox, rows)
-    frames = [response(sequences, step) for step in range(FRAMES)]
+    sequences = await dispatched(hub, outbox, rows + waiting)
+    frames = [response(sequences[:rows], waiting, step) for step in range(FRAMES)]
     best_s = float("inf")
     size = FRAMES // PARTS
     for first in range(0, FRAMES, size):
@@ -93,6 +98,7 @@ async def per_frame(rows: int) -> dict[str, Any]:
     hub.close()
     return {
         "rows": rows,
+        "waiting": waiting,
         "us_per_frame": round(1e6 * best_s, 1),
         "us_per_token": round(1e6 * best_s / rows, 2),
     }
@@ -100,9 +106,11 @@ async def per_frame(rows: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print and record."""
+    outgoing.PAUSE_S = 0.0
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    figures = [uvloop.run(per_frame(rows)) for rows in (8, 64, 256)]
+    cases = ((8, 0), (64, 0), (256, 0), (64, 100))
+    figures = [uvloop.run(per_frame(*case)) for case in cases]
     operation = (
         "one step frame of one token per row, from Triton's bytes to the gateway's bytes, with its"
         " tick; best of 30 parts. CPU time of one core; no gRPC, no sockets."

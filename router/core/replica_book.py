@@ -237,18 +237,21 @@ class ReplicaBook:
         written_at = now - self.speed.lag_s
         prompts: list[Prompt] = []
         blocked: list[Prompt] = []
-        began_at = written_at - state.step_us * 1e-6
+        # What was there before the last step and was not taken into it waits for memory, which
+        # nothing takes where nothing runs: there the host has not heard of it yet.
+        began_at = written_at - state.step_us * 1e-6 if state.running else float("-inf")
+        prompt_s = self.speed.prompt_s
         for slot in self._prefills.values():
-            # What was there before the last step and was not taken into it waits for memory, which
-            # nothing takes where nothing runs: there the host has not heard of it yet.
-            is_blocked = state.running and not slot.is_admitted and slot.dispatched_at < began_at
-            sent_at = float("inf") if is_blocked else slot.dispatched_at
-            prompt = Prompt(sent_at, slot.prefill_owed, self._work_s(slot))
-            (blocked if is_blocked else prompts).append(prompt)
+            owed, sent_at = slot.prefill_owed, slot.dispatched_at
+            work_s = prompt_s(owed, slot.prompt_tokens - owed)
+            if sent_at < began_at and not slot.is_admitted:
+                blocked.append((float("inf"), owed, work_s))
+            else:
+                prompts.append((sent_at, owed, work_s))
         prompts += blocked  # the others go on
         if self.foreign:
             tokens = max(0, state.prefill_tokens_owed - self._book_owed)
-            prompts.insert(0, Prompt(written_at, tokens, tokens / self.tokens_s))
+            prompts.insert(0, (written_at, tokens, tokens / self.tokens_s))
         decoding = state.running - state.prefilling
         self.shadow.anchor(written_at, prompts, decoding, self.credit_s, pauses=self.pauses)
 

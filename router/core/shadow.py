@@ -15,15 +15,10 @@ _STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budge
 IDLE = float("-inf")  # `boundary_at` of an engine that does nothing
 
 
-class Prompt:
-    """A prompt that an engine has not begun or not completed: what is left of it."""
-
-    __slots__ = ("sent_at", "tokens", "work_s")
-
-    def __init__(self, sent_at: float, tokens: float, work_s: float) -> None:
-        self.sent_at = sent_at
-        self.tokens = tokens
-        self.work_s = work_s
+# A prompt that an engine has not begun or not completed: when it was sent, what is left of it in
+# tokens, and what that adds to steps in seconds. Every frame makes anew those of all that wait, so
+# they are tuples: in a burst they would else be most of a frame's cost.
+Prompt = tuple[float, float, float]
 
 
 class Shadow:
@@ -53,7 +48,8 @@ class Shadow:
         self.decoding = self.pauses = 0
         self._prompts: deque[Prompt] = deque()  # in the order of arrival
         self._begun: list[float] = []  # credit at the first token of each that decodes, sorted
-        self._guessed: list[float] = []  # of those that the frames do not tell of yet
+        # Of those that the frames do not tell of yet, and how many began at each.
+        self._guessed: list[tuple[float, int]] = []
 
     # --- what is known ----------------------------------------------------------------------
 
@@ -71,9 +67,9 @@ class Shadow:
         """Begin anew from what was true at the end of a step, at a time not after now."""
         self._prompts = deque(prompts)
         self.tokens = self.work_s = 0.0
-        for prompt in prompts:
-            self.tokens += prompt.tokens
-            self.work_s += prompt.work_s
+        for _, tokens, work_s in prompts:
+            self.tokens += tokens
+            self.work_s += work_s
         self.decoding = decoding
         self.credit_s = credit_s
         self.pauses = pauses
@@ -83,7 +79,7 @@ class Shadow:
     def send(self, tokens: float, work_s: float, now: float) -> None:
         """Note a dispatch; it begins with the next step, at once where nothing is done."""
         self.advance(now)
-        self._prompts.append(Prompt(now, tokens, work_s))
+        self._prompts.append((now, tokens, work_s))
         self.tokens += tokens
         self.work_s += work_s
         if self.boundary_at < now:
@@ -96,12 +92,12 @@ class Shadow:
         """Do the steps that begin until now."""
         while IDLE < self.boundary_at <= now:
             prompts = self._prompts
-            if prompts and prompts[0].sent_at <= self.boundary_at:
+            if prompts and prompts[0][0] <= self.boundary_at:
                 self._prefill_step()
             elif self.decoding:
-                self._decode_steps(prompts[0].sent_at if prompts else now, now)
+                self._decode_steps(prompts[0][0] if prompts else now, now)
             elif prompts:
-                self.boundary_at = prompts[0].sent_at
+                self.boundary_at = prompts[0][0]
             else:
                 self.boundary_at = IDLE
 
@@ -110,17 +106,17 @@ class Shadow:
         began_at, computed, completed = self.boundary_at, 0.0, 0
         step_s = self.speed.decode_step_s
         prompts = self._prompts
-        while prompts and room > 0 and prompts[0].sent_at <= began_at:
-            prompt = prompts[0]
-            chunk = min(room, prompt.tokens)
-            share_s = prompt.work_s * chunk / prompt.tokens if prompt.tokens else prompt.work_s
-            prompt.tokens -= chunk
-            prompt.work_s -= share_s
+        while prompts and room > 0 and prompts[0][0] <= began_at:
+            sent_at, tokens, work_s = prompts[0]
+            chunk = min(room, tokens)
+            share_s = work_s * chunk / tokens if tokens else work_s
             self.work_s -= share_s
             step_s += share_s
             room -= chunk
             computed += chunk
-            if prompt.tokens <= 0:
+            if chunk < tokens:
+                prompts[0] = (sent_at, tokens - chunk, work_s - share_s)
+            else:
                 prompts.popleft()
                 completed += 1
         self.tokens -= computed
@@ -128,7 +124,8 @@ class Shadow:
         self.credit_s += self.tpot_s - step_s
         self.pauses = 0
         self.decoding += completed
-        self._guessed += [self.credit_s] * completed
+        if completed:
+            self._guessed.append((self.credit_s, completed))
         if not prompts:
             self.tokens = self.work_s = 0.0  # what rounding left
 
@@ -166,7 +163,7 @@ class Shadow:
             return 0
         least_s = self.credit_s - loss_s
         at_risk = len(begun) - bisect_right(begun, least_s)
-        return at_risk + sum(credit_s > least_s for credit_s in self._guessed)
+        return at_risk + sum(count for credit_s, count in self._guessed if credit_s > least_s)
 
     def check(self, begun: Iterable[float]) -> None:
         """Assert that the credits are those of the sequences that decode."""

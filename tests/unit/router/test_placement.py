@@ -7,7 +7,6 @@ import pytest
 from router.core import placement
 from router.core.model import EngineLimits, Request
 from router.core.replica_book import ReplicaBook
-from router.core.shadow import Prompt
 from router.core.speed import Usual
 
 LIMITS = EngineLimits(
@@ -34,7 +33,7 @@ def make_book(random: Random, number: int) -> ReplicaBook:
     book.refresh(is_healthy=random.random() < 0.9)
     if random.random() < 0.7:
         sizes = [random.randint(1, 3000) for _ in range(random.randint(0, 3))]
-        prompts = [Prompt(NOW - 1, size, size * speed.token_s) for size in sizes]
+        prompts = [(NOW - 1, size, size * speed.token_s) for size in sizes]
         begun = [random.uniform(0.0, 0.1) for _ in range(random.randint(0, 4))]
         for credit_s in begun:
             shadow.began(credit_s)

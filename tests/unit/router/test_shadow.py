@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.shadow import Prompt, Shadow
+from router.core.shadow import Shadow
 from router.core.speed import Speed
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -125,7 +125,7 @@ def test_told_the_truth_of_a_while_ago_it_agrees_from_then_on(budget, gaps, whic
     shade = shadow(budget)
     shade.send(777, 1.0, 0.0)  # what it believed before does not count
     known = [
-        Prompt(at, left, left * TOKEN_S)
+        (at, left, left * TOKEN_S)
         for left, (at, _) in zip(frame.left, reference.arrivals, strict=True)
         if left and at <= now
     ]
@@ -142,11 +142,10 @@ def test_told_the_truth_of_a_while_ago_it_agrees_from_then_on(budget, gaps, whic
             assert shade.pauses == step.pauses
 
 
-PROMPTS = st.builds(
-    Prompt,
-    sent_at=st.one_of(st.floats(0.0, 100.0), st.just(float("inf"))),
-    tokens=st.one_of(st.just(0), st.integers(0, 10_000)),
-    work_s=st.floats(0.0, 10.0),
+PROMPTS = st.tuples(
+    st.one_of(st.floats(0.0, 100.0), st.just(float("inf"))),
+    st.one_of(st.just(0), st.integers(0, 10_000)),
+    st.floats(0.0, 10.0),
 )
 
 
@@ -171,10 +170,10 @@ def test_whatever_it_is_told_it_arrives_at_now(prompts, decoding, budget, step_s
 
 def test_what_waits_for_memory_waits_and_the_others_go_on():
     shade = shadow()
-    shade.anchor(1.0, [Prompt(float("inf"), 100, 1.0)], 1, 0.0, pauses=0)
+    shade.anchor(1.0, [(float("inf"), 100, 1.0)], 1, 0.0, pauses=0)
     shade.advance(2.0)
     assert (shade.tokens, shade.pauses) == (100, 65)
-    shade.anchor(2.0, [Prompt(1.5, 100, 100 * TOKEN_S)], 1, 0.0, pauses=0)
+    shade.anchor(2.0, [(1.5, 100, 100 * TOKEN_S)], 1, 0.0, pauses=0)
     shade.advance(2.0)
     assert (shade.tokens, shade.decoding, shade.pauses) == (0, 2, 0)
 
@@ -198,7 +197,7 @@ MARGINS = st.lists(st.floats(-1.0, 1.0), max_size=30)
 def test_at_risk_are_those_whom_the_steps_until_then_make_late(begun, owed, tokens, slowness):
     shade = shadow()
     token_s = TOKEN_S * slowness
-    shade.anchor(1.0, [Prompt(2.0, owed, owed * token_s)], 1, 0.5, pauses=0)
+    shade.anchor(1.0, [(2.0, owed, owed * token_s)], 1, 0.5, pauses=0)
     for credit_s in begun:
         shade.began(credit_s)
     shade.check(begun)
