@@ -270,8 +270,8 @@ async def measure_soak(minutes: int) -> dict[str, Any]:
         churn = await churned(site, _PARKED, _CHURN_PER_S, minutes)
     return {
         "streams": _PARKED,
-        "per_s": _CHURN_PER_S,
-        "minutes": minutes,
+        "per_s": round((churn.begun - _PARKED) / churn.seconds, 1),
+        "minutes": round(churn.seconds / 60, 1),
         "begun": churn.begun,
         "refused": churn.refused,
         "cut_by_the_gateway": churn.cut,
@@ -290,7 +290,7 @@ _MEASURES = {
 def main() -> None:
     """Run the measures that are named, or all but the soak; each has a result file of its own."""
     named = sys.argv[1:] or [*_MEASURES, "streams"]
-    minutes = int(named.pop()) if named[-1].isdecimal() else _SOAK_MIN
+    minutes = int(named.pop()) if named[-2:-1] == ["soak"] else _SOAK_MIN
     for name in named:
         if name == "streams":
             text, figures = measure_streams.__doc__, asyncio.run(measure_streams())

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -160,6 +161,7 @@ class _Stream(asyncio.Protocol):
         if not data.startswith(b"HTTP/1.1 200"):
             self._count.refused += 1
             self._count.why = data
+            self.leave()
         self._has_begun = True
         self._count.begun += 1
 
@@ -195,13 +197,15 @@ class Churn:
         begun: How many there were.
         refused: How many of them were refused, as they may be where the machine is busy: a router
             that is silent for 0.9 s is taken for lost.
-        cut: How many of them the gateway ended.
+        cut: How many others the gateway ended.
+        seconds: How long it took; longer than asked for where the machine could not keep up.
         rss_bytes: Its memory after every minute.
     """
 
     begun: int
     refused: int
     cut: int
+    seconds: float
     rss_bytes: list[int]
 
 
@@ -216,17 +220,20 @@ async def churned(site: Site, streams: int, per_s: int, minutes: int) -> Churn:
     count, request, sizes = _Count(), site.load.request(), list[int]()
     try:
         await _fill(site, opened, streams, count)
+        began_at = next_at = time.monotonic()
         for _ in range(minutes):
             for _ in range(int(_SAMPLE_S)):
                 for _ in range(per_s):
                     opened.popleft().leave()
                     opened.append(await _Stream.open(site, request, count))
-                await asyncio.sleep(1.0)
+                next_at += 1.0
+                await asyncio.sleep(max(0.0, next_at - time.monotonic()))
                 site.router.submits.clear()
                 site.router.cancelled.clear()
             sizes.append(site.rss_bytes)
             print(f"{len(sizes)} min: {sizes[-1] >> 20} MiB, {count.begun} streams", flush=True)
-        return Churn(count.begun, count.refused, count.cut, sizes)
+        seconds = time.monotonic() - began_at
+        return Churn(count.begun, count.refused, count.cut, seconds, sizes)
     finally:
         await _leave(site, opened)
 
