@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gateway.names import Names, PublicModel, matches
@@ -25,12 +25,20 @@ _UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Principal:
-    """An authenticated caller; compared by identity, because it is one state's answer."""
+    """An authenticated caller; compared by identity, because it is one state's answer.
+
+    Keep none for longer than a request: one message keeps alive all that came with it, and so does
+    what holds it.
+    """
 
     key: wire.ApiKey
     tenant: wire.Tenant
     tier: wire.Tier
     text_policy: wire.TextPolicy | None = None  # None: nothing of what it says is kept
+    # Of `dispatch.event_head`, with the model that each is of.
+    event_heads: dict[tuple[object, ...], tuple[bytes, wire.Model]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
 
 @dataclass(frozen=True, slots=True)

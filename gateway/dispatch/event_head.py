@@ -9,10 +9,7 @@ from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _SCHEMA_VERSION = 1
-_HEADS_MAX = 16_384  # above it, those made longest ago are made anew; a kilobyte each
-
-# With whom and what they are of: that keeps both alive, so that their ids belong to nobody else.
-_heads: dict[tuple[object, ...], tuple[bytes, Principal, control.Model]] = {}
+_HEADS_MAX = 64  # of one caller; when there are so many, they are made anew. A kilobyte each
 
 
 def head_of(
@@ -25,10 +22,12 @@ def head_of(
 ) -> bytes:
     """Return what events begin with of requests that have all of this in common.
 
-    Principal and model are looked at once: they are replaced, never changed.
+    Principal and model are looked at once: they are replaced, never changed. The principal has what
+    is kept, so that it ends when the principal is replaced.
     """
-    place = (id(principal), id(model), requested_model, endpoint, is_stream, gateway_id)
-    found = _heads.get(place)
+    heads = principal.event_heads
+    place = (id(model), requested_model, endpoint, is_stream, gateway_id)
+    found = heads.get(place)
     if found is not None:
         return found[0]
     head = RequestEvent(
@@ -46,7 +45,7 @@ def head_of(
         endpoint=endpoint,
         is_stream=is_stream,
     ).SerializeToString()
-    _heads[place] = (head, principal, model)
-    if len(_heads) > _HEADS_MAX:
-        del _heads[next(iter(_heads))]
+    if len(heads) >= _HEADS_MAX:
+        heads.clear()
+    heads[place] = (head, model)  # that keeps the model alive, so that its id is no other's
     return head

@@ -1,14 +1,22 @@
 """The single event of a request, made of what its router was given at the begin."""
 
+import hashlib
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from gateway import directory
+from gateway.directory import Directory, Principal
 from gateway.dispatch import event_head
 from gateway.dispatch.exchange import Exchange, Lost, Tally
 from gateway.limits.limiter import Reservation
 from gateway.rollouts.decision import Decision
 from sluice.tracecontext import Upstream
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, RequestEvent
 
@@ -17,7 +25,7 @@ TALLY = Tally(prompt_tokens=12, cached_tokens=0, output_tokens=9, session_hash=5
 
 def exchange() -> Exchange:
     one = SimpleNamespace(id="one")
-    principal: Any = SimpleNamespace(tenant=one, key=one, tier=one)
+    principal: Any = SimpleNamespace(tenant=one, key=one, tier=one, event_heads={})
     return Exchange(
         uid="u",
         request_id="r",
@@ -127,22 +135,61 @@ def test_what_requests_share_is_made_once_while_caller_and_model_are_the_same() 
     again.model = first.model
     changed.model = model("m")
     changed.model.release = "2"  # of the same name
-    kept = len(event_head._heads)
+    kept = first.principal.event_heads
     for it in (first, again):
         it.prepare_closings(generations(), 2, "g")
         assert (parsed(it).event_id, parsed(it).release) == ("evt_u", "1")
-    assert len(event_head._heads) == kept + 1
+    assert len(kept) == 1
     assert parsed(changed).release == "2"
     again.is_stream = True
     assert parsed(again).is_stream
-    assert len(event_head._heads) == kept + 3
+    assert len(kept) == 3
 
 
 def test_few_of_what_requests_share_are_kept(monkeypatch: Any) -> None:
     monkeypatch.setattr(event_head, "_HEADS_MAX", 3)
-    monkeypatch.setattr(event_head, "_heads", {})
+    it = exchange()
     for number in range(10):
-        it = exchange()
         it.requested_model = str(number)
         assert parsed(it).requested_model == str(number)
-    assert len(event_head._heads) == 3
+        assert 1 <= len(it.principal.event_heads) <= 3
+
+
+class Watched(Principal):
+    """A caller whose end can be noticed."""
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+def test_nothing_keeps_a_caller_whom_the_directory_has_replaced(
+    monkeypatch: Any, is_snapshot: bool
+) -> None:
+    """A message that is kept keeps all that the control plane sent with it."""
+    monkeypatch.setattr(directory, "Principal", Watched)
+    objects = control.Objects(
+        tenants=[control.Tenant(id="a")],
+        keys=[control.ApiKey(id="k", tenant_id="a", secret_sha256=hashlib.sha256(b"one").digest())],
+        models=[control.Model(id="m", release="1", owner_tenant_id="a")],
+    )
+    state = ControlState()
+    known = Directory(state)
+
+    def update(version: int, *, is_snapshot: bool) -> None:
+        told = control.WatchResponse(version=version, is_snapshot=is_snapshot, upserts=objects)
+        assert state.apply(told)
+        known.update(told)
+
+    update(1, is_snapshot=True)
+    ended, open_ = exchange(), exchange()
+    for it in (ended, open_):
+        it.principal = known.authenticate("one", 0)
+        it.model = known.model(it.principal, "m")
+        it.prepare_closings(generations(), 2, "g")
+    assert parsed(ended).key_id == "k"
+    caller = weakref.ref(ended.principal)
+    del ended, it
+    update(2, is_snapshot=is_snapshot)
+    assert known.authenticate("one", 0) is not open_.principal
+    assert caller() is open_.principal
+    assert (parsed(open_).key_id, parsed(open_).release) == ("k", "1")
+    del open_
+    assert caller() is None
