@@ -22,9 +22,10 @@ log = structlog.get_logger(__name__)
 
 RESUMES_MAX = 2
 # A begun answer waits for somebody to go on with it as long as it had until its first token: the
-# restart of a pool's only replica is a pause to all alike. At least so long, because a tier's short
-# deadline is about answers that have not begun.
-_RESUME_WAIT_MIN_S = 10.0
+# restart of a pool's only replica is a pause to all alike. Not less than this, because a short
+# deadline is about answers that have not begun; and not more, because a long one is for the queue,
+# while this holds what a client has been sent a part of, at each loss anew.
+_RESUME_WAIT_MIN_S, _RESUME_WAIT_MAX_S = 10.0, 60.0
 _CONNECT_WAIT_S = 2.0  # how long a new request waits for a router: one reconnection
 _DEADLINE_S = 30.0  # until the first token, for tiers without their own; the router's default
 _GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
@@ -222,7 +223,7 @@ class _Patience:
         self.cell_id = ""
         self.home: Home | None = None
         deadline_s = generation.spec.deadline_ms / 1000 or _DEADLINE_S
-        self._resume_wait_s = max(deadline_s, _RESUME_WAIT_MIN_S)
+        self._resume_wait_s = min(max(deadline_s, _RESUME_WAIT_MIN_S), _RESUME_WAIT_MAX_S)
         self.give_up_at_s = now_s + deadline_s
 
     @property

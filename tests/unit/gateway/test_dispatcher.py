@@ -343,7 +343,9 @@ async def test_only_the_loss_of_its_router_sends_an_answer_back_to_its_cell() ->
 
 
 @pytest.mark.parametrize(
-    ("deadline_ms", "wait_s"), [(0, 30.0), (45_000, 45.0), (2_000, 10.0)], ids=str
+    ("deadline_ms", "wait_s"),
+    [(0, 30.0), (45_000, 45.0), (2_000, 10.0), (600_000, 60.0)],
+    ids=str,
 )
 def test_a_begun_answer_waits_for_the_only_replica_as_long_as_a_new_one(
     deadline_ms: int, wait_s: float
