@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -41,17 +42,22 @@ def take_certificates() -> None:
     certificates.use()
 
 
+def refuse_clear(name: str, url: str) -> None:
+    """End with a line on stderr if the admin key would go to `url`, of setting `name`, in clear."""
+    if certificates.ours() is not None and urlsplit(url).scheme != "https":
+        raise fail(
+            f"{name} is {url}: with mutual TLS (MTLS__CERTIFICATE) our services answer HTTPS"
+            " only, and the key would be sent where everybody on the way can read it"
+        )
+
+
 def ask(
     work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL", *, status: int = 1
 ) -> Any:
     """Return what `work` gets from the API; a refusal is one line on stderr and ends with it."""
     url, key = setting(url_name), setting("SLUICE_ADMIN_KEY")
     take_certificates()
-    if certificates.ours() is not None and not url.startswith("https:"):
-        raise fail(
-            f"{url_name} is {url}: with mutual TLS (MTLS__CERTIFICATE) our services answer HTTPS"
-            " only, and the key would be sent where everybody on the way can read it"
-        )
+    refuse_clear(url_name, url)
 
     async def run() -> Any:
         async with Api(url, key) as api:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -70,7 +70,7 @@ class Api:
             base_url=base_url,
             headers={"authorization": f"Bearer {key}"},
             timeout=_TIMEOUT_S,
-            verify=base_url.startswith("https:") and trust(),
+            verify=urlsplit(base_url).scheme == "https" and trust(),
             trust_env=False,
         )
 

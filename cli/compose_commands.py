@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from cli import compose_env
+from cli.admin import refuse_clear, take_certificates
 from cli.api import Api, ApiError
 from cli.stack.base import import_base, push_base
 from cli.stack.errors import StackError
@@ -69,6 +70,8 @@ def bootstrap(
         )
     except KeyError as error:
         raise fail(f"{error.args[0]} is not set") from None
+    take_certificates()
+    refuse_clear("SLUICE_ADMIN_URL", url)
     secrets = replace(load_secrets(home), admin_key=key)
     try:
         shipped = import_base(base, home.artifacts)

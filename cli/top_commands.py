@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import typer
 
-from cli.admin import WHERE, AsJson, setting, take_certificates
+from cli.admin import WHERE, AsJson, refuse_clear, setting, take_certificates
 from cli.api import Api, ApiError, trust
 from cli.stack.home import Home
 from cli.stack.ports import read_ports
@@ -119,6 +119,7 @@ class _Stack:
         home = Home.find()
         self._admin = setting("SLUICE_ADMIN_URL")
         self._key = setting("SLUICE_ADMIN_KEY")
+        refuse_clear("SLUICE_ADMIN_URL", self._admin)
         gateway = urlsplit(setting("OPENAI_BASE_URL")).netloc
         ports = read_ports(home.ports_file)
         if "router_http" not in ports:

@@ -1,5 +1,6 @@
 """Whose certificates the command line takes."""
 
+import json
 import ssl
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from cli import admin, api, top_commands
+from cli import api
 from cli.app import app
 from cli.certificates import create, settings_of
+from cli.stack.home import Home, write_atomic
 from sluice import certificates
 from sluice.identity import Role
 
@@ -21,6 +23,19 @@ def mutual_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in settings_of(tmp_path, Role.OPERATOR).items():
         monkeypatch.setenv(name, value)
     certificates.use(Role.OPERATOR)
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the client that a command makes checks servers with; the command ends there."""
+    found: list[object] = []
+
+    def client(*, verify: object, **_: object) -> httpx.AsyncClient:
+        found.append(verify)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(httpx, "AsyncClient", client)
+    return found
 
 
 def test_without_mutual_tls_everybodys_authorities_are_trusted() -> None:
@@ -49,35 +64,52 @@ def test_with_mutual_tls_ours_are_trusted_besides_everybodys() -> None:
     [(["--prometheus", "https://p"], False), (["--metrics-url", "https://g/metrics"], True)],
 )
 def test_a_prometheus_is_checked_as_anybody_is(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], is_ours: bool
+    verified: list[object], arguments: list[str], is_ours: bool
 ) -> None:
-    told: list[object] = []
-
-    def client(*, verify: object, **_: object) -> httpx.AsyncClient:
-        told.append(verify)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(top_commands.httpx, "AsyncClient", client)
     CliRunner().invoke(app, ["top", "--once", *arguments])
 
-    assert [isinstance(it, ssl.SSLContext) for it in told] == [is_ours]
+    assert [isinstance(it, ssl.SSLContext) for it in verified] == [is_ours]
 
 
 @pytest.mark.usefixtures("mutual_tls")
-@pytest.mark.parametrize("name", ["SLUICE_ADMIN_URL", "SLUICE_TELEMETRY_URL"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["tenants", "list"], "SLUICE_ADMIN_URL"),
+        (["usage"], "SLUICE_TELEMETRY_URL"),
+        (["top", "--once"], "SLUICE_ADMIN_URL"),
+        (["compose", "bootstrap"], "SLUICE_ADMIN_URL"),
+    ],
+    ids=["tenants", "usage", "top", "bootstrap"],
+)
 def test_with_mutual_tls_no_key_is_sent_in_the_clear(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], name: str
 ) -> None:
     def api_is_not_made(*_: object) -> None:
         raise AssertionError("the key was about to be sent")
 
+    home = Home(tmp_path / "home")
+    write_atomic(home.ports_file, json.dumps({"router_http": 2}))
+    monkeypatch.setenv("SLUICE_HOME", str(home.root))
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:3/v1")
     monkeypatch.setenv("SLUICE_ADMIN_KEY", "k")
     monkeypatch.setenv("SLUICE_ADMIN_URL", "https://127.0.0.1:1")
     monkeypatch.setenv(name, "http://127.0.0.1:1")
-    monkeypatch.setattr(admin, "Api", api_is_not_made)
-    command = {"SLUICE_ADMIN_URL": ["tenants", "list"], "SLUICE_TELEMETRY_URL": ["usage"]}[name]
+    monkeypatch.setattr(api.Api, "__init__", api_is_not_made)
 
     told = CliRunner().invoke(app, command)
 
     assert told.exit_code == 1
     assert f"{name} is http://127.0.0.1:1: with mutual TLS" in told.stderr
+
+
+@pytest.mark.usefixtures("mutual_tls")
+def test_https_in_capitals_is_https(
+    verified: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", "k")
+    monkeypatch.setenv("SLUICE_ADMIN_URL", "HTTPS://127.0.0.1:1")
+
+    CliRunner().invoke(app, ["tenants", "list"])
+
+    assert [isinstance(it, ssl.SSLContext) for it in verified] == [True]
