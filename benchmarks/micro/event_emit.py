@@ -3,12 +3,13 @@
 One operation: what one streamed request of one answer pays for its event: `closing`, the part of it
 that goes to the router (`Exchange.prepare_closings`), `event` at the end (`Exchange.event`, with
 limits and a placement), and `emit` (`EventProducer.emit`); `sum` is the three. CPU time of the
-calling thread, a hundred requests of a hundred callers open at a time; callers come again, so what
-their events share is made already: `closing_first` is with that. `process` is the CPU time of the
-whole process from `emit` until every event is at the broker (or, with the broker away, on disk):
-the shipping thread and librdkafka's besides the caller's. Not measured: the broker (a process of
-its own), the sink, the bytes of the closing on their way. Events are emitted in bursts of 100 with
-pauses, as a busy gateway would; read the medians of the rounds, in microseconds.
+calling thread, a hundred requests of a hundred callers open at a time; callers come again, and the
+control plane changes nothing meanwhile, so what their events share is made already: `closing_first`
+is with that, as after each change of keys, tenants, tiers, or models. `process` is the CPU time of
+the whole process from `emit` until every event is at the broker (or, with the broker away, on
+disk): the shipping thread and librdkafka's besides the caller's. Not measured: the broker (a
+process of its own), the sink, the bytes of the closing on their way. Events are emitted in bursts
+of 100 with pauses, as a busy gateway would; read the medians of the rounds, in microseconds.
 Run: `python -m benchmarks.micro.event_emit`.
 """
 
