@@ -95,8 +95,8 @@ COPY --from=runtime /runtime/ /
 COPY --from=build /opt/sluice /opt/sluice
 ENV PATH=/opt/sluice/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 LANG=C.UTF-8 HOME=/var/lib/sluice
-# What was stripped, and what it links to, must load here.
-RUN ["python", "-c", "import ctypes, pathlib; [ctypes.CDLL(str(it)) for it in pathlib.Path('/opt/sluice/lib').rglob('*.so') if '.libs/' not in str(it)]"]
+# What was stripped, what it links to, and what Python links to must load here.
+RUN ["python", "-c", "import bz2, ctypes, hashlib, lzma, pathlib, sqlite3, ssl, zlib; [ctypes.CDLL(str(it)) for it in pathlib.Path('/opt/sluice/lib').rglob('*.so') if '.libs/' not in str(it)]"]
 WORKDIR /var/lib/sluice
 # Named volumes take its owner over; nothing else is written, except below /tmp.
 VOLUME /var/lib/sluice
