@@ -70,6 +70,14 @@ def test_every_service_that_stays_has_a_health_check(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if is_ours(SERVICES[name])])
+def test_a_health_check_that_starts_python_has_time_for_it(name: str) -> None:
+    check = SERVICES[name]["healthcheck"]
+    if not check.get("disable"):
+        assert check["test"][1].startswith("python")
+        assert check["timeout"] == "5s"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if is_ours(SERVICES[name])])
 def test_ours_have_few_rights(name: str) -> None:
     service = SERVICES[name]
     assert service["user"] not in ("", "0", "root", "0:0")
