@@ -26,11 +26,7 @@ from sluice.logs import configure_logs
 
 log = structlog.get_logger(__name__)
 
-# An open request holds some 80 objects that the collector looks at. It comes when 650 more are open
-# than when it last came, and takes 20 ms. With 10,000 it came three times while 500 began together,
-# 5 ms each, and found nothing: 15 to 25 us of each request. The second number lets the generation
-# behind have its turn about as often as before, every 250,000 objects: that takes 60 ms.
-_GC_THRESHOLDS = (50_000, 4, 100)
+_GC_THRESHOLDS = (10_000, 20, 100)
 # Threads that prepare large prompts give the interpreter back to the event loop after this long at
 # most. With Python's own 5 ms, a prompt of 220 KB held the loop up for 6 to 9 ms, now for 3.
 _SWITCH_INTERVAL_S = 0.001
