@@ -23,7 +23,7 @@ _RESOLVED_MAX = 16_384
 _UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops"})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Principal:
     """An authenticated caller; compared by identity, because it is one state's answer.
 

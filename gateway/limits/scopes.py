@@ -1,7 +1,7 @@
 """The buckets of a caller who asks for a model: one per scope of `limits.caller` with a limit."""
 
 from typing import NamedTuple
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 from gateway.directory import Principal
 from gateway.limits.buckets import Scope
@@ -16,13 +16,13 @@ class Binding(NamedTuple):
     """What a caller's reservations for one model need.
 
     Attributes:
-        principal: Whom it was made for; its messages are replaced, never changed, so that the
-            binding holds for as long as they are the same.
+        principal: Whom it was made for: its messages are replaced, never changed, so that the
+            binding holds for as long as it is the same. Weak, for the sake of what it keeps alive.
         scopes: At most three.
         forecast: Of the tenant's answers from the model.
     """
 
-    principal: Principal
+    principal: ReferenceType[Principal]
     scopes: tuple[Scope, ...]
     forecast: Forecast
 
@@ -31,22 +31,15 @@ class Scopes:
     """Finds the scopes of callers; each scope exists once, whoever shares it."""
 
     def __init__(self) -> None:
-        self._bindings: dict[tuple[int, str], Binding] = {}
+        self._bindings: dict[tuple[str, str], Binding] = {}
         self._scopes: WeakValueDictionary[str, Scope] = WeakValueDictionary()
         self._forecasts: dict[tuple[str, str], Forecast] = {}
 
     def of(self, principal: Principal, model_id: str) -> Binding:
         """Return what limits a caller who asks for a model."""
-        # The binding keeps the key alive, so that its id belongs to nobody else.
-        found = self._bindings.get((id(principal.key), model_id))
-        if found is not None:
-            known = found.principal
-            if known is principal or (
-                known.key is principal.key
-                and known.tenant is principal.tenant
-                and known.tier is principal.tier
-            ):
-                return found
+        found = self._bindings.get((principal.key.id, model_id))
+        if found is not None and found.principal() is principal:
+            return found
         return self._bind(principal, model_id)
 
     def _bind(self, principal: Principal, model_id: str) -> Binding:
@@ -62,11 +55,11 @@ class Scopes:
             ),
         )
         binding = Binding(
-            principal,
+            ref(principal),
             tuple(scope for scope in scopes if scope is not None),
             self._forecast(tenant.id, model_id),
         )
-        place = (id(key), model_id)
+        place = (key.id, model_id)
         self._bindings.pop(place, None)  # the order of insertion is the order of binding
         self._bindings[place] = binding
         if len(self._bindings) > _BINDINGS_MAX:

@@ -1,5 +1,7 @@
 """Which limits hold for whom, and that they are looked up once."""
 
+import weakref
+
 from gateway.directory import Principal
 from gateway.limits.buckets import Scope
 from gateway.limits.scopes import Scopes
@@ -40,14 +42,25 @@ def test_a_tenants_own_limits_replace_its_tiers() -> None:
 
 def test_bound_once_until_something_changes() -> None:
     scopes = Scopes()
-    first = scopes.of(Principal(KEY, TENANT, TIER), "big")
-    assert scopes.of(Principal(KEY, TENANT, TIER), "big") is first
+    caller = Principal(KEY, TENANT, TIER)
+    first = scopes.of(caller, "big")
+    assert scopes.of(caller, "big") is first
     first.scopes[0].held = 3
     tier = control.Tier(rpm=20)
     second = scopes.of(Principal(KEY, TENANT, tier), "big")
     assert shown(second.scopes)[0] == ("limit:{t}", 20, 0, 0)
     assert second.scopes[0] is first.scopes[0], "what is open stays counted"
     assert second.forecast is first.forecast
+
+
+def test_a_caller_who_was_replaced_is_not_kept() -> None:
+    scopes, caller = Scopes(), Principal(KEY, TENANT, TIER)
+    binding = scopes.of(caller, "big")
+    gone = weakref.ref(caller)
+    del caller
+    assert gone() is None, "a message keeps alive all that came with it"
+    again = scopes.of(Principal(KEY, TENANT, TIER), "big")
+    assert again.scopes == binding.scopes
 
 
 def test_keys_share_their_account() -> None:
