@@ -27,13 +27,16 @@ from benchmarks.engine_alone import SHIPPED_BASE, closed_loop
 from benchmarks.load.sse_client import Load, run_load
 from benchmarks.results import write_result
 from cli.stack.home import Home
+from cli.stack.seed import TENANT
 from cli.stack.state import read_state
 from replica.drivers.openvino import load_openvino
 from sluice.process import free_port
 
+_LIMITS = {"rpm": 1_000_000_000, "tpm": 1_000_000_000, "requests_max": 1_000_000}
+
 
 class Stack:
-    """A started stack."""
+    """A started stack, whose tenant has limits."""
 
     def __init__(self, home: Path, began_unix_s: float) -> None:
         self.home = home
@@ -53,6 +56,25 @@ class Stack:
         """Return a load against the stack's gateway."""
         host, _, port = self.env["OPENAI_BASE_URL"].split("/")[2].partition(":")
         return Load(host, int(port), self.env["OPENAI_API_KEY"], streams, requests, **options)
+
+    def limit(self) -> None:
+        """Give the tenant limits that nobody reaches, so that they are asked for each request."""
+        headers = {"authorization": f"Bearer {self.env['SLUICE_ADMIN_KEY']}"}
+        with httpx.Client(
+            base_url=self.env["SLUICE_ADMIN_URL"], headers=headers, timeout=10
+        ) as admin:
+            body = admin.get(f"/v1/tenants/{TENANT}").raise_for_status().json()
+            wanted = {name: body[name] for name in ("name", "tier_id", "weight")}
+            admin.put(f"/v1/tenants/{TENANT}", json=wanted | {"limits": _LIMITS}).raise_for_status()
+        answer = {"model": "default", "prompt": "a", "max_tokens": 1}
+        headers = {"authorization": f"Bearer {self.env['OPENAI_API_KEY']}"}
+        url = f"{self.env['OPENAI_BASE_URL']}/completions"
+        for _ in range(100):
+            told = httpx.post(url, json=answer, headers=headers, timeout=10)
+            if "x-ratelimit-limit-requests" in told.headers:
+                return
+            time.sleep(0.1)
+        raise TimeoutError("the gateway does not know of the limits within 10 s")
 
 
 def _sluice(home: Path, *arguments: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
@@ -87,7 +109,9 @@ def started(engine: str, *options: str) -> Generator[Stack]:
                 ports[1],
                 *options,
             )
-            yield Stack(home, began_unix_s)
+            stack = Stack(home, began_unix_s)
+            stack.limit()
+            yield stack
         finally:
             _sluice(home, "down")
 
@@ -111,7 +135,8 @@ def measure_proxy() -> None:
 
     The engine is the `sim` driver inside a real Triton; its CPU and the client's are not counted.
     Answers have 100 tokens, so that a hundredth of a request's own cost is in each; in
-    `500_long_streams` they have 1,000.
+    `500_long_streams` they have 1,000. In `*_short_streams` they have two: `cpu_us_per_request` is
+    what a request costs with these.
     """
     with started("sim", "--no-embeddings") as stack:
         pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
@@ -125,12 +150,20 @@ def measure_proxy() -> None:
         }
         long = stack.load(500, 500, max_tokens=1000)
         figures["500_long_streams"] = _totals(asyncio.run(run_load(long, groups)))
+        for streams in (100, 500):
+            short = stack.load(streams, 4000, max_tokens=2)
+            figures[f"{streams}_short_streams"] = _per_request(asyncio.run(run_load(short, groups)))
     print(write_result("proxy_cpu", measure_proxy.__doc__ or "", figures), figures)
 
 
 def _totals(figures: dict[str, Any]) -> dict[str, Any]:
     total = sum(figures["cpu_us_per_token"].values())
     return {**figures, "cpu_us_per_token_total": round(total, 2)}
+
+
+def _per_request(figures: dict[str, Any]) -> dict[str, Any]:
+    each = {name: cpu_s / figures["requests"] * 1e6 for name, cpu_s in figures["cpu_s"].items()}
+    return {**figures, "cpu_us_per_request": {name: round(it) for name, it in each.items()}}
 
 
 def measure_engine() -> None:
