@@ -11,7 +11,7 @@ import typer
 
 from cli import compose_env
 from cli.admin import refuse_clear, take_certificates
-from cli.api import Api, ApiError
+from cli.api import Api, ApiError, trust
 from cli.stack.base import import_base, push_base
 from cli.stack.errors import StackError
 from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
@@ -116,6 +116,6 @@ async def _wait_token(public: str, key: str, timeout_s: float) -> None:
 
     try:
         async with asyncio.timeout(timeout_s):
-            await first_token(public, key, note)
+            await first_token(public, key, note, verify=trust())
     except TimeoutError:
         raise StackError(f"no token came within {timeout_s:g} s (last: {last})") from None

@@ -6,6 +6,7 @@ follows from the command line and the shipped model (base, pool, model) is set a
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -135,14 +136,17 @@ async def retire_pools(api: Api, pool_prefix: str, *, current: str = "") -> None
             await remove_unused(api, f"/v1/pools/{old}")  # has it replicas: by the next start
 
 
-async def first_token(base_url: str, key: str, say: Callable[[str], None]) -> None:
+async def first_token(
+    base_url: str, key: str, say: Callable[[str], None], *, verify: ssl.SSLContext | bool
+) -> None:
     """Ask for one token through the public API until one comes; never returns without.
 
     Until then the gateway may not know the key or the model, and the engine may still be starting:
-    any refusal means not yet. `say` is told each new reason.
+    any refusal means not yet. `say` is told each new reason; `verify` is httpx's: whose
+    certificates are taken.
     """
     said = ""
-    async with httpx.AsyncClient(timeout=10.0, verify=False, trust_env=False) as http:  # noqa: S501 - loopback
+    async with httpx.AsyncClient(timeout=10.0, verify=verify, trust_env=False) as http:
         while True:
             reason = await _ask(http, base_url, key)
             if not reason:

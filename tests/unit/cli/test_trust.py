@@ -1,5 +1,6 @@
 """Whose certificates the command line takes."""
 
+import asyncio
 import json
 import ssl
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from cli import api
 from cli.app import app
 from cli.certificates import create, settings_of
+from cli.compose_commands import _wait_token
 from cli.stack.home import Home, write_atomic
 from sluice import certificates
 from sluice.identity import Role
@@ -36,6 +38,14 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(httpx, "AsyncClient", client)
     return found
+
+
+def test_the_key_of_a_first_token_goes_to_a_gateway_that_is_checked(
+    verified: list[object],
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(_wait_token("https://gateway/v1", "sk-key", 1.0))
+    assert verified == [True]
 
 
 def test_without_mutual_tls_everybodys_authorities_are_trusted() -> None:
