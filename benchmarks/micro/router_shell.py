@@ -111,11 +111,7 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 20)
     cases = ((8, 0), (64, 0), (256, 0), (64, 100))
     figures = [uvloop.run(per_frame(*case)) for case in cases]
-    operation = (
-        "one step frame of one token per row, from Triton's bytes to the gateway's bytes, with its"
-        " tick; best of 30 parts. CPU time of one core; no gRPC, no sockets."
-    )
-    path = write_result("router_shell", operation, {"frames": figures})
+    path = write_result("router_shell", __doc__ or "", {"frames": figures})
     for row in figures:
         print(row)
     print(path)
