@@ -32,8 +32,6 @@ if TYPE_CHECKING:  # the class takes no arguments at run time
 
 _WELCOME_TIMEOUT_S = 2.0
 _WRITE_TIMEOUT_S = 5.0
-# A message costs each end some 70 us, whatever it brings: what comes right behind one is gathered.
-_GATHER_S = 0.002
 # Routers say something every 0.25 s, if only that they live: one that does not is frozen. Silence
 # is counted in naps of our own, so that a pause of this process is not taken for one of the router.
 _NAP_S = 0.1
@@ -207,7 +205,6 @@ class RouterLink:
             while (batch := self.take_batch()) is not None:
                 async with asyncio.timeout(_WRITE_TIMEOUT_S):
                     await call.write(batch)
-            await asyncio.sleep(_GATHER_S)
 
     def take_batch(self) -> wire.ConnectRequest | None:
         """Return what is sent next, in one message that is not too large; None: nothing waits.

@@ -1,13 +1,8 @@
 """What a link makes of a router's messages, and what it sends."""
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any, cast
-
-import pytest
 
 from gateway.dialects.delta import Delta
-from gateway.dispatch import router_link
 from gateway.dispatch.generation import EndKind, Generation
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
@@ -82,34 +77,6 @@ def test_one_message_holds_as_much_as_a_router_takes() -> None:
     assert len(batches) > 1
     assert [list(batch.cancels) for batch in batches if batch.cancels] == [handles[-1:]]
     assert batches[-1].cancels, "no cancel comes before its submit"
-
-
-async def test_the_first_message_leaves_at_once_and_what_comes_right_behind_gathers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(router_link, "_GATHER_S", 3600.0)
-    link, written = up(), list[int]()
-
-    class Call:
-        async def write(self, message: wire.ConnectRequest) -> None:
-            written.append(len(message.submits))
-
-    async def submit() -> None:
-        link.submit(Generation(SPEC, TextPipe(TABLE)), "c", 0)
-        for _ in range(10):  # as many turns of the loop as a message may take
-            await asyncio.sleep(0)
-
-    async with asyncio.TaskGroup() as tasks:
-        writer = tasks.create_task(link._write(cast("Any", Call())))
-        await submit()
-        assert written == [1]
-        await submit()
-        await submit()
-        assert written == [1]
-        gathered = link.take_batch()
-        assert gathered is not None
-        assert len(gathered.submits) == 2
-        writer.cancel()
 
 
 def test_what_an_answer_keeps_of_a_message_does_not_keep_the_message() -> None:
