@@ -214,7 +214,7 @@ async def churned(site: Site, streams: int, per_s: int, minutes: int) -> Churn:
 
     Raises:
         RuntimeError: One of the first was refused; the text says why.
-        TimeoutError: They did not begin.
+        TimeoutError: They did not begin, or the gateway takes no connections any more.
     """
     opened: deque[_Stream] = deque()
     count, request, sizes = _Count(), site.load.request(), list[int]()
@@ -223,9 +223,10 @@ async def churned(site: Site, streams: int, per_s: int, minutes: int) -> Churn:
         began_at = next_at = time.monotonic()
         for _ in range(minutes):
             for _ in range(int(_SAMPLE_S)):
-                for _ in range(per_s):
-                    opened.popleft().leave()
-                    opened.append(await _Stream.open(site, request, count))
+                async with asyncio.timeout(_BEGIN_S):
+                    for _ in range(per_s):
+                        opened.popleft().leave()
+                        opened.append(await _Stream.open(site, request, count))
                 next_at += 1.0
                 await asyncio.sleep(max(0.0, next_at - time.monotonic()))
                 site.router.submits.clear()
