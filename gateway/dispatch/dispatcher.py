@@ -6,16 +6,19 @@ is left is submitted again: the client sees a pause, and not one token twice or 
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from functools import partial
+from types import TracebackType
+from typing import Self
 
 import structlog
 
+from gateway.dispatch.asker import Asker
 from gateway.dispatch.generation import Ending, EndKind, Generation
 from gateway.dispatch.retry_budget import RetryBudget
+from gateway.dispatch.router_link import RouterLink
 from gateway.dispatch.routers import Home, RouterLinks
-from gateway.dispatch.several import OnEnd, OnFirst, SeveralAnswers
+from gateway.dispatch.several import SeveralAnswers
 from sluice.errors import ErrorCode
 
 log = structlog.get_logger(__name__)
@@ -49,12 +52,18 @@ _TRANSIENT = frozenset(
 )
 _SUCCESS = (EndKind.STOP, EndKind.LENGTH)
 _STOPPING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, "The server is stopping.")
+_DRAINING = Ending(
+    EndKind.REFUSED,
+    ErrorCode.DRAINING,
+    "This server is stopping; try again, another one will answer.",
+    retry_after_s=1.0,
+)
+_NOBODY = Ending(
+    EndKind.REFUSED, ErrorCode.NO_CAPACITY, "No router serves this model at the moment.", 2.0
+)
 _NO_TOKEN = Ending(
     EndKind.REFUSED, ErrorCode.DEADLINE_EXCEEDED, "No token came before the deadline.", 2.0
 )
-
-
-OnSubmit = Callable[[str, str], None]
 
 
 class Dispatcher:
@@ -96,107 +105,146 @@ class Dispatcher:
             generation.end(_STOPPING)
         self._links.stop_waiting()
 
-    async def run_all(
-        self,
-        generations: Sequence[Generation],
-        answers_per_prompt: int,
-        on_submit: OnSubmit,
-        on_first: OnFirst,
-        on_end: OnEnd,
-    ) -> Ending | None:
+    def run_all(
+        self, generations: Sequence[Generation], answers_per_prompt: int, asker: Asker
+    ) -> Coroutine[None, None, Ending | None]:
         """Run the generations of one request; the first one that is refused ends the others.
 
         Args:
             generations: They are told everything; those of one prompt stand together.
             answers_per_prompt: How many those are.
-            on_submit: Called with cell and router at each submission.
-            on_first: Called when an answer's first tokens have come, or earlier at a nudge.
-            on_end: Called at the end of each generation that succeeds.
+            asker: Told of submissions, of the begin and of ends that are successes.
 
         Returns:
-            The refusal, or None.
+            The refusal, or None; to be awaited.
         """
         if self.is_draining:
-            text = "This server is stopping; try again, another one will answer."
-            return Ending(EndKind.REFUSED, ErrorCode.DRAINING, text, retry_after_s=1.0)
-        self._open.update(generations)
-        try:
-            if len(generations) > 1:
-                ask = partial(self._run, on_submit)
-                several = SeveralAnswers(ask, on_first, on_end)
-                return await several.run(generations, answers_per_prompt)
-            ending = await self._run(on_submit, generations[0], on_first)
-            if ending.kind is EndKind.REFUSED:
-                return ending
-            on_end(generations[0], ending)
-            return None
-        finally:
-            self._open.difference_update(generations)
-            if not self._open:
-                self._idle.set()
+            return _at_once(_DRAINING)
+        if len(generations) > 1:
+            return self._run_several(generations, answers_per_prompt, asker)
+        return self._run(generations[0], asker)
 
-    async def _run(self, on_submit: OnSubmit, generation: Generation, on_first: OnFirst) -> Ending:
-        """Run a generation to its end: STOP, LENGTH or REFUSED, never LOST."""
+    async def _run_several(
+        self, generations: Sequence[Generation], answers_per_prompt: int, asker: Asker
+    ) -> Ending | None:
+        self._open.update(generations)  # also those that are not asked for yet
+        try:
+            return await SeveralAnswers(self._run, asker).run(generations, answers_per_prompt)
+        finally:
+            self._close(generations)
+
+    async def _run(self, generation: Generation, asker: Asker) -> Ending | None:
+        """Run a generation to its end; return the refusal, or None."""
         now = asyncio.get_running_loop().time
         patience = _Patience(generation, now())
-        while True:
-            ending = generation.begin_attempt()
-            if ending is None and not self._is_stopping:
-                patience.begin_attempt(now())
-                ending = await self._attempt(generation, on_submit, on_first, patience)
-            if ending is None or (self._is_stopping and ending.kind is EndKind.LOST):
-                return _STOPPING
-            if ending.kind in _SUCCESS or self._is_stopping:
-                return ending
-            if (refusal := patience.refusal(ending, now())) is not None:
-                return refusal
-            if not self._retries.take(len(self._open), now()):
-                return _refused(ending, ErrorCode.REPLICA_LOST)
-            await asyncio.sleep(_RETRY_PAUSE_S)
+        self._open.add(generation)
+        try:
+            while True:
+                ending = generation.begin_attempt()
+                if ending is None and not self._is_stopping:
+                    patience.begin_attempt(now())
+                    ending = await self._attempt(generation, asker, patience)
+                final = self._final(ending, patience, now())
+                if final is None:
+                    await asyncio.sleep(_RETRY_PAUSE_S)
+                elif final.kind is EndKind.REFUSED:
+                    return final
+                else:
+                    asker.ended(generation, final)
+                    return None
+        finally:
+            self._close((generation,))
 
-    async def _attempt(
-        self,
-        generation: Generation,
-        on_submit: OnSubmit,
-        on_first: OnFirst,
-        patience: "_Patience",
-    ) -> Ending:
-        loop = asyncio.get_running_loop()
+    def _close(self, generations: Sequence[Generation]) -> None:
+        self._open.difference_update(generations)
+        if not self._open:
+            self._idle.set()
+
+    def _final(self, ending: Ending | None, patience: "_Patience", now_s: float) -> Ending | None:
+        """Return STOP, LENGTH or REFUSED; None: the generation is tried again."""
+        if ending is None or (self._is_stopping and ending.kind is EndKind.LOST):
+            return _STOPPING
+        if ending.kind in _SUCCESS or self._is_stopping:
+            return ending
+        if (refusal := patience.refusal(ending, now_s)) is not None:
+            return refusal
+        if not self._retries.take(len(self._open), now_s):
+            return _refused(ending, ErrorCode.REPLICA_LOST)
+        return None
+
+    async def _attempt(self, generation: Generation, asker: Asker, patience: "_Patience") -> Ending:
+        submission = await self._submit(generation, asker, patience)
+        if submission is None:
+            return generation.ending or _NOBODY  # or the process has ended it meanwhile
+        with submission:
+            while generation.is_fresh and generation.ending is None:
+                await generation.news()
+                if generation.is_nudged:
+                    generation.is_nudged = False
+                    asker.begun()
+            submission.note_begin()
+            if generation.emitted:
+                asker.begun()
+            generation.is_nudged = False  # the tokens are the sign
+            while generation.ending is None:
+                await generation.news()
+            return generation.ending
+
+    async def _submit(
+        self, generation: Generation, asker: Asker, patience: "_Patience"
+    ) -> "_Submission | None":
+        """Submit to a router; None when there is none in time."""
         spec = generation.spec
-        give_up_at_s = patience.give_up_at_s
         found = await self._links.acquire(
             spec.pool_id, spec.wish, patience.acquire_by_s, patience.home
         )
         if found is None:
-            text = "No router serves this model at the moment."
-            nobody = Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
-            return generation.ending or nobody  # or the process has ended it meanwhile
-        link, cell_id = found
-        patience.cell_id = cell_id
-        left_ms = max(1, round((give_up_at_s - loop.time()) * 1000))
+            return None
+        link, patience.cell_id = found
+        submission = _Submission(generation, link, patience)
+        asker.submitted(patience.cell_id, link.router_id)
+        return submission
+
+
+async def _at_once(refusal: Ending) -> Ending:
+    return refusal
+
+
+class _Submission:
+    """A generation that is with a router until the end of the block."""
+
+    __slots__ = ("_generation", "_handle", "_link", "_timer")
+
+    def __init__(self, generation: Generation, link: RouterLink, patience: "_Patience") -> None:
+        loop, cell_id = asyncio.get_running_loop(), patience.cell_id
+        self._generation, self._link = generation, link
+        left_ms = max(1, round((patience.give_up_at_s - loop.time()) * 1000))
         generation.begin_submission(cell_id, link.router_id, time.monotonic())
-        handle = link.submit(
-            generation, cell_id, left_ms if patience.has_tried else spec.deadline_ms
+        self._handle = link.submit(
+            generation, cell_id, left_ms if patience.has_tried else generation.spec.deadline_ms
         )
-        on_submit(cell_id, link.router_id)
-        timer = loop.call_at(give_up_at_s + _GRACE_S, _give_up, generation)
-        try:
-            while generation.is_fresh and generation.ending is None:
-                await generation.wait_news()
-                if generation.is_nudged:
-                    generation.is_nudged = False
-                    on_first()
-            timer.cancel()
-            if generation.emitted:
-                on_first()
-            generation.is_nudged = False  # the tokens are the sign
-            while generation.ending is None:
-                await generation.wait_news()
-            return generation.ending
-        finally:
-            timer.cancel()
-            link.cancel(handle)  # nothing, when the router has said the end
-            generation.end_submission(time.monotonic())
+        self._timer: asyncio.TimerHandle | None = loop.call_at(
+            patience.give_up_at_s + _GRACE_S, _give_up, generation
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.note_begin()
+        self._link.cancel(self._handle)  # nothing, when the router has said the end
+        self._generation.end_submission(time.monotonic())
+
+    def note_begin(self) -> None:
+        """From now on the answer may take as long as it takes."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def _give_up(generation: Generation) -> None:
@@ -213,6 +261,11 @@ class _Patience:
         home: The cell to which a begun answer returns: its router was lost, others hold nothing
             of it and may be full, and a cell finds another router within a fraction of a second.
     """
+
+    __slots__ = (
+        *("_attempts", "_began_at_s", "_connect_by_s", "_generation", "_is_resuming"),
+        *("_resume_wait_s", "cell_id", "give_up_at_s", "home"),
+    )
 
     def __init__(self, generation: Generation, now_s: float) -> None:
         self._generation = generation

@@ -6,6 +6,7 @@ coroutine only waits for the first tokens and for the end. Nothing here does I/O
 
 import asyncio
 import zlib
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
@@ -115,11 +116,10 @@ def ending_of(outcome: wire.Outcome) -> Ending:
     return Ending(kind, code, outcome.message, retry_after_s)
 
 
-class Generation:
-    """Collects one answer; `StreamedGeneration` sends it on at once.
+class Generation(ABC):
+    """One answer; `WholeGeneration` collects it, `StreamedGeneration` sends it on at once.
 
     Attributes:
-        answer: What is to be shown so far, when it is not sent on.
         emitted: All token ids so far, over all attempts; in an array, because a list of integers
             takes nine times the memory, and answers are many.
         first_at_s: Monotonic time of the first token; 0 before.
@@ -142,7 +142,6 @@ class Generation:
         "_entries",
         "_line",
         "_news",
-        "answer",
         "attempt_from",
         "attempts",
         "cached_tokens",
@@ -167,7 +166,6 @@ class Generation:
         """Prepare; `pipe` turns the tokens into text, `line` keeps their log probabilities."""
         self.spec = spec
         self.pipe = pipe
-        self.answer = Answer()
         self.emitted = array("I")
         self.first_at_s = self.last_at_s = self.itl_max_s = 0.0
         self.placed: wire.Placed | None = None
@@ -188,18 +186,9 @@ class Generation:
         """Take the one token of an engine step, as nearly always; see `push`."""
         self.push((token,), now_s)
 
+    @abstractmethod
     def push(self, tokens: Sequence[int], now_s: float) -> None:
         """Take the tokens of one engine step. IndexError: an id that the model does not have."""
-        if self.ending is None:
-            self.emitted.extend(tokens)
-            self.note_time(now_s)
-            self.answer.add(*self.taken(tokens))
-            if self.pipe.is_stopped:
-                self.end(Ending(EndKind.STOP))
-
-    def finish(self) -> None:
-        """The answer has ended: take what was held back."""
-        self.answer.add(*self.held_back())
 
     def learn_logprobs(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
         """Take what belongs to the next token that comes without any."""
@@ -268,6 +257,7 @@ class Generation:
             attempt = self.attempts[-1].interrupted(it, len(self.emitted), nowhere)
             begun(self.attempts, attempt)
 
+    @abstractmethod
     def expect_end(self) -> None:
         """The answer ends well with the tokens that come now: what is sent may wait for the end."""
 
@@ -292,14 +282,15 @@ class Generation:
         self.is_nudged = True
         self._wake()
 
-    async def wait_news(self) -> None:
-        """Wait for the end of the attempt, its first token if that has not come, or a nudge."""
-        if self.ending is None and not self.is_nudged:
-            self._news = asyncio.get_running_loop().create_future()
-            try:
-                await self._news
-            finally:
-                self._news = None
+    def news(self) -> asyncio.Future[None]:
+        """Return what is done at the end of the attempt, its first token, or a nudge.
+
+        One at a time waits for it.
+        """
+        news = self._news = asyncio.get_running_loop().create_future()
+        if self.ending is not None or self.is_nudged:
+            self._wake()
+        return news
 
     @property
     def output_tokens_left(self) -> int:
@@ -388,5 +379,39 @@ class Generation:
         return attempt_traceparent(spec.traceparent, spec.choice, self._number)
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
+
+
+class WholeGeneration(Generation):
+    """Collects one answer.
+
+    Attributes:
+        answer: What is to be shown so far.
+    """
+
+    __slots__ = ("answer",)
+
+    def __init__(
+        self, spec: GenerationSpec, pipe: TextPipe, line: LogprobLine | None = None
+    ) -> None:
+        """Prepare; see `Generation`."""
+        super().__init__(spec, pipe, line)
+        self.answer = Answer()
+
+    def push(self, tokens: Sequence[int], now_s: float) -> None:
+        """See `Generation`."""
+        if self.ending is None:
+            self.emitted.extend(tokens)
+            self.note_time(now_s)
+            self.answer.add(*self.taken(tokens))
+            if self.pipe.is_stopped:
+                self.end(Ending(EndKind.STOP))
+
+    def expect_end(self) -> None:
+        """See `Generation`: nothing is sent."""
+
+    def finish(self) -> None:
+        """The answer has ended: take what was held back."""
+        self.answer.add(*self.held_back())

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.asker import Asker
+from gateway.dispatch.generation import Ending, Generation
 
-OnFirst = Callable[[], None]
-OnEnd = Callable[[Generation, Ending], None]
-# Runs one generation to its end: STOP, LENGTH or REFUSED.
-Ask = Callable[[Generation, OnFirst], Awaitable[Ending]]
+# Runs one generation to its end; returns the refusal, or None.
+Ask = Callable[[Generation, Asker], Awaitable[Ending | None]]
 
 
 class SeveralAnswers:
@@ -18,11 +17,10 @@ class SeveralAnswers:
     the prompt in its prefix cache, and computes it only once.
     """
 
-    def __init__(self, ask: Ask, on_first: OnFirst, on_end: OnEnd) -> None:
-        """Prepare; see `Dispatcher.run_all` for the calls."""
+    def __init__(self, ask: Ask, asker: Asker) -> None:
+        """Prepare; `asker` is who asked for all of them."""
         self._ask = ask
-        self._on_first = on_first
-        self._on_end = on_end
+        self._asker = asker
         self._tasks = asyncio.TaskGroup()
         self._running: list[asyncio.Task[None]] = []
         self._refusal: Ending | None = None
@@ -39,28 +37,36 @@ class SeveralAnswers:
         return self._refusal
 
     async def _lead(self, first: Generation, others: list[Generation]) -> None:
-        def begin() -> None:
-            if first.emitted:  # else it is a nudge
-                self._start_all(others)
-            self._on_first()
-
-        await self._answer(first, begin)
+        await self._answer(first, _Leader(self._asker, first, lambda: self._start_all(others)))
         if self._refusal is None:
             self._start_all(others)
 
-    async def _answer(self, generation: Generation, on_first: OnFirst) -> None:
-        ending = await self._ask(generation, on_first)
-        if ending.kind is not EndKind.REFUSED:
-            self._on_end(generation, ending)
-        elif self._refusal is None:
-            self._refusal = ending
+    async def _answer(self, generation: Generation, asker: Asker) -> None:
+        refusal = await self._ask(generation, asker)
+        if refusal is not None and self._refusal is None:
+            self._refusal = refusal
             for task in self._running:
                 task.cancel()
 
     def _start_all(self, waiting: list[Generation]) -> None:
         for generation in waiting:
-            self._start(self._answer(generation, self._on_first))
+            self._start(self._answer(generation, self._asker))
         waiting.clear()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         self._running.append(self._tasks.create_task(work))
+
+
+class _Leader:
+    """Passes on what is told of the first answer to a prompt; when it begins the others start."""
+
+    def __init__(self, asker: Asker, first: Generation, start_others: Callable[[], None]) -> None:
+        self.submitted, self.ended = asker.submitted, asker.ended
+        self._asker = asker
+        self._first = first
+        self._start_others = start_others
+
+    def begun(self) -> None:
+        if self._first.emitted:  # else it is a nudge
+            self._start_others()
+        self._asker.begun()

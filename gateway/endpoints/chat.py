@@ -10,7 +10,7 @@ from gateway.bodies.chat import ChatRequest, parse_chat_request
 from gateway.bodies.guides import lark_of
 from gateway.dialects.tools import ToolSpec
 from gateway.directory import Directory, ResolvedModel
-from gateway.dispatch.generation import Generation
+from gateway.dispatch.generation import WholeGeneration
 from gateway.dispatch.streamed import LogprobFormat
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
@@ -36,8 +36,8 @@ class ChatCompletions:
         """Answer one request."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
-        chat = await read_parsed(request, parse_chat_request)
-        return await self._completer.answer(request, principal, _ChatTask(chat))
+        task = _ChatTask(await read_parsed(request, parse_chat_request))
+        return await self._completer.answer(request, principal, task)
 
 
 class _ChatTask:
@@ -48,10 +48,11 @@ class _ChatTask:
     chunk_kind = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
-    __slots__ = ("_tools", "fields")
+    __slots__ = ("_is_parallel", "_stops", "_tools", "fields")
 
     def __init__(self, fields: ChatRequest) -> None:
         self.fields = fields
+        self._stops, self._is_parallel = fields.stops, fields.is_parallel
         functions = [tool.function for tool in fields.callable_tools]
         self._tools = [ToolSpec(f.name, f.parameters, bool(f.strict)) for f in functions]
 
@@ -62,12 +63,11 @@ class _ChatTask:
         )
         return (prompt,)
 
-    def forget_text(self) -> None:
-        self.fields.messages.clear()
+    def forget_request(self) -> None:
+        del self.fields
 
     def copied(self) -> "_ChatTask":
-        messages = list(self.fields.messages)
-        return _ChatTask(self.fields.model_copy(update={"messages": messages}))
+        return _ChatTask(self.fields)
 
     def texts(self, assets: BaseAssets) -> Iterator[tuple[str, Iterable[object]]]:  # noqa: ARG002 - a chat has no tokens
         yield "messages", (it.model_dump(exclude_none=True) for it in self.fields.messages)
@@ -104,15 +104,14 @@ class _ChatTask:
         return _ebnf(text)
 
     def pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> TextPipe:
-        chat = self.fields
         parser = assets.dialect.parser(
             tools=[tool.name for tool in self._tools],
-            is_parallel=chat.is_parallel,
+            is_parallel=self._is_parallel,
             new_call_id=partial(new_id, "call"),
             is_reasoning=prompt.is_reasoning,
         )
         table = assets.table if parser is None else assets.table_for(tools=bool(self._tools))
-        return TextPipe(table, chat.stops, parser)
+        return TextPipe(table, self._stops, parser)
 
     def chunks(self, head: StreamHead, index: int) -> ChatChunks:
         return ChatChunks(head, index)
@@ -121,7 +120,7 @@ class _ChatTask:
         return partial(chat_logprobs, assets.table) if self.fields.logprobs else None
 
     def choice(
-        self, assets: BaseAssets, index: int, generation: Generation, reason: str
+        self, assets: BaseAssets, index: int, generation: WholeGeneration, reason: str
     ) -> dict[str, object]:
         answer = generation.answer
         calls = answer.calls

@@ -8,7 +8,7 @@ from aiohttp import web
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.completions import CompletionRequest, parse_completion_request
 from gateway.directory import Directory, ResolvedModel
-from gateway.dispatch.generation import Generation
+from gateway.dispatch.generation import WholeGeneration
 from gateway.dispatch.streamed import LogprobFormat
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
@@ -33,8 +33,8 @@ class Completions:
         """Answer one request."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.COMPLETIONS)
-        completion = await read_parsed(request, parse_completion_request)
-        return await self._completer.answer(request, principal, _CompletionTask(completion))
+        task = _CompletionTask(await read_parsed(request, parse_completion_request))
+        return await self._completer.answer(request, principal, task)
 
 
 class _CompletionTask:
@@ -45,10 +45,11 @@ class _CompletionTask:
     chunk_kind = "text_completion"
     id_prefix = "cmpl"
 
-    __slots__ = ("fields",)
+    __slots__ = ("_stops", "fields")
 
     def __init__(self, fields: CompletionRequest) -> None:
         self.fields = fields
+        self._stops = fields.stops
 
     async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
         has_special_tokens = self.fields.add_special_tokens is not False
@@ -61,11 +62,11 @@ class _CompletionTask:
             for prompt in self.fields.prompts
         ]
 
-    def forget_text(self) -> None:
-        """Nothing: an echo repeats it at the end."""
+    def forget_request(self) -> None:
+        del self.fields
 
     def copied(self) -> "_CompletionTask":
-        return self  # nothing of it is ever forgotten
+        return _CompletionTask(self.fields)
 
     def texts(self, assets: BaseAssets) -> Iterator[tuple[str, Iterable[object]]]:
         prompts = self.fields.prompts
@@ -75,7 +76,7 @@ class _CompletionTask:
         return None
 
     def pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> TextPipe:  # noqa: ARG002 - the same for all
-        return TextPipe(assets.table, self.fields.stops)
+        return TextPipe(assets.table, self._stops)
 
     def chunks(self, head: StreamHead, index: int) -> TextChunks:
         return TextChunks(head, index, self._echo(index))
@@ -86,7 +87,7 @@ class _CompletionTask:
         return partial(completion_logprobs, assets.table, offsets=TextOffsets())
 
     def choice(
-        self, assets: BaseAssets, index: int, generation: Generation, reason: str
+        self, assets: BaseAssets, index: int, generation: WholeGeneration, reason: str
     ) -> dict[str, object]:
         answer = generation.answer
         logprobs = None

@@ -14,7 +14,7 @@ from gateway.bases.assets import AssetCache
 from gateway.directory import ResolvedModel
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.exchange import Exchange, Tally, tally_of
-from gateway.dispatch.generation import Ending, Generation
+from gateway.dispatch.generation import Ending, Generation, WholeGeneration
 from gateway.endpoints.run import finish_reason, now_s
 from gateway.endpoints.task import Plan, Task, plan_of
 from gateway.metrics import GatewayMetrics
@@ -165,26 +165,30 @@ class _Copy:
         """Get everything answered; PlatformError when it is refused."""
         exchange = self._exchange
         generations = [
-            Generation(spec, plan.pipe(self._task, index)) for index, spec in enumerate(plan.specs)
+            WholeGeneration(spec, plan.pipe(self._task, index))
+            for index, spec in enumerate(plan.specs)
         ]
         self._plan, self._generations = plan, generations
         exchange.prepare_closings(generations, plan.answers_per_prompt, gateway_id)
-        self._task.forget_text()
-
-        def submitted(cell_id: str, router_id: str) -> None:
-            exchange.submitted(cell_id, router_id, now_s())
-
-        def ended(generation: Generation, ending: Ending) -> None:
-            if generation is generations[0]:
-                exchange.outcome, exchange.status = finish_reason(ending, generation), 200
-
-        refusal = await dispatcher.run_all(
-            generations, plan.answers_per_prompt, submitted, lambda: None, ended
-        )
+        self._task.forget_request()
+        refusal = await dispatcher.run_all(generations, plan.answers_per_prompt, self)
         if refusal is not None:
             raise PlatformError(refusal.code, refusal.message)
         first = opening(plan.pipe(self._task, 0), generations[0].emitted)
         exchange.is_refusal = is_refusal(first)
+
+    def submitted(self, cell_id: str, router_id: str) -> None:
+        """See `Asker`."""
+        self._exchange.submitted(cell_id, router_id, now_s())
+
+    def begun(self) -> None:
+        """See `Asker`: nobody is to be told."""
+
+    def ended(self, generation: Generation, ending: Ending) -> None:
+        """See `Asker`."""
+        if generation is self._generations[0]:
+            self._exchange.outcome = finish_reason(ending, generation)
+            self._exchange.status = 200
 
     @property
     def tally(self) -> Tally:

@@ -30,6 +30,8 @@ class EventStream:
         first_sent_at_s: Monotonic time when the first bytes left; 0 before.
     """
 
+    __slots__ = ("_last", "_streams", "first_sent_at_s", "response")
+
     def __init__(
         self,
         request: web.Request,

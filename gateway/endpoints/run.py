@@ -6,7 +6,7 @@ cancels the handler, which cancels the request upstream.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from aiohttp import web
 from gateway.bodies.mistakes import bad_value
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.exchange import Exchange, Tally, tally_of
-from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.generation import Ending, EndKind, Generation, WholeGeneration
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.endpoints.event_stream import EventStream
@@ -66,6 +66,11 @@ class Run:
         kept: Of its texts; None: nothing is.
     """
 
+    __slots__ = (
+        *("_attempts_before", "_close", "_events", "exchange", "generations", "has_begun"),
+        *("kept", "plan", "request", "task"),
+    )
+
     def __init__(
         self,
         close: Callable[["Run"], None],
@@ -83,7 +88,8 @@ class Run:
         self.has_begun = False
         self.generations: Sequence[Generation] = ()
         self.kept: Kept | None = None
-        self._attempts_before: list[Attempt] = []
+        self._events: EventStream | None = None
+        self._attempts_before: list[Attempt] | None = None
 
     def __enter__(self) -> None:
         """Nothing to do."""
@@ -98,18 +104,12 @@ class Run:
         self.exchange.end_by(exc)
         self._close(self)
 
-    async def answer(self, means: Means) -> web.StreamResponse:
-        """Return the answer; PlatformError when it is refused before anything was sent."""
-        if not self.task.fields.stream:
-            return await self._whole(means)
-        head = self._stream_head()
-        streams = self._streams(head, means)
-        streams[0].attempts = self._attempts_before
-        self.generations = streams
-        per_prompt = self.plan.answers_per_prompt
-        self.exchange.prepare_closings(streams, per_prompt, means.gateway_id)
-        with KeepAlive(streams, means.keep_alive_s):
-            return await self._stream(means.dispatcher, streams, head)
+    def answer(self, means: Means) -> Coroutine[None, None, web.StreamResponse]:
+        """Return the answer, to be awaited.
+
+        PlatformError: it was refused before anything was sent.
+        """
+        return self._stream(means) if self.task.fields.stream else self._whole(means)
 
     def start_over(self, plan: Plan) -> None:
         """Let another model answer, as long as the answer has not begun."""
@@ -131,32 +131,48 @@ class Run:
             return ""
         return opening(self.plan.pipe(self.task, 0), self.generations[0].emitted)
 
-    def _submitted(self, cell_id: str, router_id: str) -> None:
+    # --- as the asker of its answers --------------------------------------------------------
+
+    def submitted(self, cell_id: str, router_id: str) -> None:
+        """See `Asker`."""
         self.exchange.submitted(cell_id, router_id, now_s())
+
+    def begun(self) -> None:
+        """See `Asker`; the first time, a stream begins."""
+        events, exchange = self._events, self.exchange
+        if events is None or self.has_begun:
+            return
+        self.has_begun, exchange.status = True, 200
+        events.begin()
+        self.task.forget_request()
+        if any(stream.emitted for stream in self.generations):  # not a sign of life
+            exchange.first_sent_at_s = events.first_sent_at_s
+
+    def ended(self, generation: Generation, ending: Ending) -> None:
+        """See `Asker`; whole answers are looked at when all have ended."""
+        if self._events is None:
+            return
+        reason, index = finish_reason(ending, generation), generation.spec.choice
+        if not index:
+            self.exchange.outcome = reason
+        self._events.end_choice(index, reason)
 
     # --- whole ------------------------------------------------------------------------------
 
     async def _whole(self, means: Means) -> web.Response:
         task, plan, exchange = self.task, self.plan, self.exchange
         generations = [
-            Generation(spec, plan.pipe(task, index), self._line())
+            WholeGeneration(spec, plan.pipe(task, index), self._line())
             for index, spec in enumerate(plan.specs)
         ]
-        generations[0].attempts = self._attempts_before
-        self.generations = generations
-        exchange.prepare_closings(generations, plan.answers_per_prompt, means.gateway_id)
-        reasons: dict[Generation, str] = {}
-
-        def ended(generation: Generation, ending: Ending) -> None:
-            generation.finish()
-            reasons[generation] = finish_reason(ending, generation)
-
-        refusal = await means.dispatcher.run_all(
-            generations, plan.answers_per_prompt, self._submitted, _nothing, ended
-        )
+        self._begin(generations, means)
+        refusal = await means.dispatcher.run_all(generations, plan.answers_per_prompt, self)
         if refusal is not None:
             raise self._error_of(refusal)
-        exchange.outcome, exchange.status = reasons[generations[0]], 200
+        for generation in generations:
+            generation.finish()
+        reasons = [finish_reason(it.ending, it) for it in generations if it.ending is not None]
+        exchange.outcome, exchange.status = reasons[0], 200
         exchange.first_sent_at_s = now_s()
         answer: dict[str, object] = {
             "id": f"{task.id_prefix}-{exchange.uid}",
@@ -165,7 +181,7 @@ class Run:
             "model": exchange.model.id,
             "system_fingerprint": plan.fingerprint,
             "choices": [
-                task.choice(plan.assets, index, generation, reasons[generation])
+                task.choice(plan.assets, index, generation, reasons[index])
                 for index, generation in enumerate(generations)
             ],
             "usage": self._usage(),
@@ -177,6 +193,24 @@ class Run:
         )
 
     # --- streamed ---------------------------------------------------------------------------
+
+    async def _stream(self, means: Means) -> web.StreamResponse:
+        head = self._stream_head()
+        streams = self._streams(head, means)
+        self._begin(streams, means)
+        events = self._events = EventStream(self.request, self._headers(), streams)
+        with KeepAlive(streams, means.keep_alive_s):
+            refusal = await means.dispatcher.run_all(streams, self.plan.answers_per_prompt, self)
+        if not self.has_begun:
+            if refusal is not None:
+                raise self._error_of(refusal)
+            self.begun()
+        if refusal is not None:
+            self.exchange.outcome = refusal.code
+            await events.fail(refusal)
+        else:
+            await events.finish(head.usage_chunk(self._usage()) if head.with_usage else b"")
+        return events.response
 
     def _streams(self, head: StreamHead, means: Means) -> list[StreamedGeneration]:
         task, plan = self.task, self.plan
@@ -195,43 +229,6 @@ class Run:
             )
         return streams
 
-    async def _stream(
-        self, dispatcher: Dispatcher, streams: Sequence[StreamedGeneration], head: StreamHead
-    ) -> web.StreamResponse:
-        exchange = self.exchange
-        events = EventStream(self.request, self._headers(), streams)
-
-        def begin() -> None:
-            if self.has_begun:
-                return
-            self.has_begun, exchange.status = True, 200
-            events.begin()
-            self.task.forget_text()
-            if any(stream.emitted for stream in streams):  # not a sign of life
-                exchange.first_sent_at_s = events.first_sent_at_s
-
-        def ended(generation: Generation, ending: Ending) -> None:
-            reason, index = finish_reason(ending, generation), generation.spec.choice
-            if not index:
-                exchange.outcome = reason
-            events.end_choice(index, reason)
-
-        refusal = await dispatcher.run_all(
-            streams, self.plan.answers_per_prompt, self._submitted, begin, ended
-        )
-        if not self.has_begun:
-            if refusal is not None:
-                raise self._error_of(refusal)
-            begin()
-        if refusal is not None:
-            exchange.outcome = refusal.code
-            await events.fail(refusal)
-        elif self.task.fields.include_usage:
-            await events.finish(head.usage_chunk(self._usage()))
-        else:
-            await events.finish()
-        return events.response
-
     def _stream_head(self) -> StreamHead:
         task, exchange = self.task, self.exchange
         return StreamHead(
@@ -245,6 +242,12 @@ class Run:
         )
 
     # --- both -------------------------------------------------------------------------------
+
+    def _begin(self, generations: Sequence[Generation], means: Means) -> None:
+        if self._attempts_before is not None:
+            generations[0].attempts = self._attempts_before
+        self.generations = generations
+        self.exchange.prepare_closings(generations, self.plan.answers_per_prompt, means.gateway_id)
 
     def _line(self) -> LogprobLine | None:
         plan = self.plan
@@ -282,10 +285,6 @@ def finish_reason(ending: Ending, generation: Generation) -> str:
     if ending.kind is EndKind.LENGTH:
         return "length"
     return "tool_calls" if generation.pipe.has_calls else "stop"
-
-
-def _nothing() -> None:
-    return None
 
 
 def now_s() -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from gateway.bases.assets import AssetCache, BaseAssets, EncodedPrompt
 from gateway.bodies.generation import GenerationFields
 from gateway.directory import Principal, ResolvedModel
-from gateway.dispatch.generation import Generation, GenerationSpec
+from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.dispatch.streamed import LogprobFormat
 from gateway.endpoints.submission import generation_specs
 from gateway.server.identity import Identity
@@ -33,19 +33,22 @@ class Task(Protocol):
 
     @property
     def fields(self) -> GenerationFields:
-        """What every body that asks for text has."""
+        """What every body that asks for text has; gone once `forget_request` was called."""
         ...
 
     async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
         """Return the prompts; each is answered `fields.choices` times."""
         ...
 
-    def forget_text(self) -> None:
-        """Let go of what no answer needs once it has begun: prompts may be long, and so may it."""
+    def forget_request(self) -> None:
+        """Let go of what no answer needs once it has begun; `pipe` goes on working.
+
+        Prompts may be long, and so may the answer; a body of few words takes 3 kB as well.
+        """
         ...
 
     def copied(self) -> "Task":
-        """Return the same task with texts of its own, which are not forgotten with these."""
+        """Return the same task, which does not forget with this one."""
         ...
 
     def texts(self, assets: BaseAssets) -> Iterator[tuple[str, Iterable[object]]]:
@@ -69,7 +72,7 @@ class Task(Protocol):
         ...
 
     def choice(
-        self, assets: BaseAssets, index: int, generation: Generation, reason: str
+        self, assets: BaseAssets, index: int, generation: WholeGeneration, reason: str
     ) -> dict[str, object]:
         """Return one choice of a whole answer."""
         ...

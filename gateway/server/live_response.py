@@ -59,7 +59,7 @@ class LiveResponse(web.StreamResponse):
         head = _head(self._fields, is_chunked=self.is_chunked, keep_alive=self.keep_alive)
         transport = self._transport()
         transport.write(head + self._framed(first) if first else head)
-        self._has_begun = True
+        self._has_begun, self._fields = True, {}
         self._request.writer.output_size += len(head)
         return transport
 

@@ -22,9 +22,10 @@ class StreamHead:
     Attributes:
         opening: Up to the usage.
         usage: What stands for the usage in every chunk but the last.
+        with_usage: Whether there is such a last chunk.
     """
 
-    __slots__ = ("opening", "usage")
+    __slots__ = ("opening", "usage", "with_usage")
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class StreamHead:
             json_fragment(model),
             extra.encode(),
         )
+        self.with_usage = with_usage
         self.usage = b'"usage":null,' if with_usage else b""
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:

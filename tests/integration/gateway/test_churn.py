@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.bodies.messages import Message
+from gateway.bodies.parsing import Body
 from gateway.dispatch.exchange import Exchange
 from gateway.dispatch.generation import Generation
 from gateway.endpoints.keep_alive import KeepAlive
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.real
 
 ROUND = 300
 KINDS = (Generation, Run, Exchange, KeepAlive)
+BODIES = (Body, Message)
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "stream": True}
 
 
@@ -76,16 +78,16 @@ async def test_nothing_stays(world, eventually) -> None:
         assert w.gateway.links.in_flight == 0
 
 
-async def test_a_stream_that_runs_keeps_no_text_of_its_prompt(world, eventually) -> None:
+async def test_a_stream_that_runs_keeps_nothing_of_its_body(world, eventually) -> None:
     async with world() as w:
         w.router.plan = lambda _: Plan([[65], *[[]] * 100_000], None)
-        others = {id(it) for it in gc.get_objects() if isinstance(it, Message)}
+        others = {id(it) for it in gc.get_objects() if isinstance(it, BODIES)}
         reader, writer = await w.raw(BODY | {"max_tokens": 40})
         await reader.readuntil(b'"content":"')
 
         def kept() -> set[int]:
             gc.collect()
-            return {id(it) for it in gc.get_objects() if isinstance(it, Message)} - others
+            return {id(it) for it in gc.get_objects() if isinstance(it, BODIES)} - others
 
         await eventually(lambda: not kept())
         assert w.gateway.dispatcher.open == 1

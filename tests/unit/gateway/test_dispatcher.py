@@ -11,7 +11,7 @@ import pytest
 from gateway.directory import Directory
 from gateway.dispatch import dispatcher as dispatcher_module
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.generation import Ending, EndKind, Generation, WholeGeneration
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.routers import RouterLinks
 from gateway.server.loop_lag import LoopLag
@@ -64,7 +64,7 @@ def nothing() -> None:
 
 
 def made_by(**fields: int) -> Generation:
-    return Generation(SPEC._replace(**fields), TextPipe(TABLE))
+    return WholeGeneration(SPEC._replace(**fields), TextPipe(TABLE))
 
 
 def made(number: int) -> list[Generation]:
@@ -82,15 +82,16 @@ class Request:
         answers_per_prompt: int = 0,
     ) -> None:
         self.generations = generations
-        self.ended: list[tuple[int, EndKind]] = []
+        self.endings: list[tuple[int, EndKind]] = []
         self.result: asyncio.Future[Ending | None] = asyncio.get_running_loop().create_future()
-        self._answer = dispatcher.run_all(
-            generations,
-            answers_per_prompt or len(generations),
-            lambda *_: None,
-            on_first,
-            lambda it, ending: self.ended.append((it.spec.choice, ending.kind)),
-        )
+        self.begun = on_first
+        self._answer = dispatcher.run_all(generations, answers_per_prompt or len(generations), self)
+
+    def submitted(self, cell_id: str, router_id: str) -> None:
+        pass
+
+    def ended(self, generation: Generation, ending: Ending) -> None:
+        self.endings.append((generation.spec.choice, ending.kind))
 
     async def run(self) -> None:
         try:
@@ -163,7 +164,7 @@ async def test_the_others_are_not_asked_for_when_the_first_is_refused() -> None:
         links.submitted[0].end(REFUSED)
         assert await request.result == REFUSED
     assert len(links.submitted) == 1
-    assert request.ended == []
+    assert request.endings == []
 
 
 async def test_a_first_answer_without_tokens_is_an_answer() -> None:
@@ -174,7 +175,7 @@ async def test_a_first_answer_without_tokens_is_an_answer() -> None:
         await turns()
         links.submitted[1].end(STOP)
         assert await request.result is None
-    assert request.ended == [(0, EndKind.STOP), (1, EndKind.STOP)]
+    assert request.endings == [(0, EndKind.STOP), (1, EndKind.STOP)]
 
 
 async def test_a_router_that_says_nothing_is_waited_for_until_the_deadline(
@@ -188,7 +189,7 @@ async def test_a_router_that_says_nothing_is_waited_for_until_the_deadline(
     assert ending is not None
     assert (ending.kind, ending.code) == (EndKind.REFUSED, ErrorCode.DEADLINE_EXCEEDED)
     assert links.cancelled == [1]
-    assert request.ended == []
+    assert request.endings == []
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -234,7 +235,7 @@ async def test_what_waits_to_be_tried_again_ends_with_the_process() -> None:
     assert ending is not None
     assert (ending.kind, ending.code) == (EndKind.REFUSED, ErrorCode.DRAINING)
     assert len(links.submitted) == 1
-    assert request.ended == []
+    assert request.endings == []
 
 
 async def test_what_waits_for_a_router_ends_with_the_process_at_once() -> None:
@@ -330,9 +331,7 @@ async def test_only_the_loss_of_its_router_sends_an_answer_back_to_its_cell() ->
         Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "nobody is there"),
         STOP,
     ]
-    async with asyncio.TaskGroup() as tasks:
-        run = Dispatcher(links).run_all  # type: ignore[arg-type]
-        tasks.create_task(run([generation], 1, lambda *_: None, nothing, lambda *_: None))
+    async with running(Request(Dispatcher(links), [generation])):
         for number, ending in enumerate(endings, 1):
             while len(links.submitted) < number:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)

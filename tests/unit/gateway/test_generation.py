@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.generation import Generation, GenerationSpec
+from gateway.dispatch.generation import Generation, GenerationSpec, WholeGeneration
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
 from gateway.testing import NeverLags
@@ -18,7 +18,7 @@ _IDS = st.lists(st.integers(0, 200), max_size=150)
 
 
 def _generation(spec: GenerationSpec) -> Generation:
-    return Generation(spec, TextPipe(TABLE))
+    return WholeGeneration(spec, TextPipe(TABLE))
 
 
 @given(_IDS, st.lists(_IDS, max_size=3))
@@ -67,7 +67,7 @@ def test_log_probabilities_do_not_depend_on_the_steps(text: str, group: int, sto
     tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
     answers = []
     for size in (1, group):
-        generation = Generation(SPEC, TextPipe(TABLE, stops), LogprobLine(frozenset()))
+        generation = WholeGeneration(SPEC, TextPipe(TABLE, stops), LogprobLine(frozenset()))
         for start in range(0, len(tokens), size):
             step = tokens[start : start + size]
             for token in step:
