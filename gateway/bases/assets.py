@@ -6,7 +6,7 @@ Loaded once per base from its artifact directory, in a thread: a large tokenizer
 import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from gateway.bases.files import (
 )
 from gateway.bases.sandbox import OutOfTimeError
 from gateway.bases.templates import CPU_S, ChatTemplate
+from gateway.bases.threads import PromptThreads
 from gateway.bodies.messages import Message, Tool
 from gateway.dialects.detection import dialect_of
 from gateway.dialects.dialect import Dialect
@@ -40,8 +41,6 @@ _CHARACTERS_PER_MESSAGE = 256  # what rendering one costs beside its text, in th
 _INLINE_TOKENS_MAX = 8 << 10  # hashing takes 30 ms per million
 _INLINE_CPU_S = 0.003
 _TAIL_CHARACTERS = 64
-# Each takes the interpreter lock from the event loop now and then; encoding itself needs no lock.
-_THREADS = 2
 
 _Result = TypeVar("_Result")
 
@@ -75,7 +74,7 @@ class BaseAssets:
     Attributes:
         table: What its tokens stand for; special ones are not shown.
         dialect: How it writes calls and reasoning.
-        threads: Where large prompts are worked on; None: the loop's own.
+        threads: Where large prompts are worked on; None: in the loop's own.
     """
 
     tokenizer: Tokenizer
@@ -87,7 +86,7 @@ class BaseAssets:
     _encoder: PromptEncoder
     _reasoning_table: TokenTable
     _tools_table: TokenTable
-    threads: Executor | None = None
+    threads: PromptThreads | None = None
 
     def table_for(self, *, tools: bool) -> TokenTable:
         """Return the table for answers that are parsed: the dialect's marks are text in it.
@@ -118,12 +117,11 @@ class BaseAssets:
         has_calls = any(message.tool_calls for message in messages)
         if size <= _INLINE_CHARACTERS_MAX and not tools and not has_calls:
             try:
-                return self._encode(messages, tools, cache_root, options, _INLINE_CPU_S)
+                return self._encode(messages, tools, cache_root, options, _INLINE_CPU_S, None)
             except OutOfTimeError:
                 pass  # a slow template: a thread has more time
-        return await self._in_thread(
-            partial(self._encode, messages, tools, cache_root, options, CPU_S)
-        )
+        work = partial(self._encode, messages, tools, cache_root, options, CPU_S)
+        return await self._in_thread(partial(work, self._tokenizing))
 
     async def encode_text(
         self, text: str, cache_root: bytes, *, add_special_tokens: bool = True
@@ -136,10 +134,9 @@ class BaseAssets:
             add_special_tokens: Whether the tokenizer adds its own, e.g. one that begins a text.
         """
         if len(text) <= _INLINE_CHARACTERS_MAX:
-            return self._encode_text(text, cache_root, add_special_tokens)
-        return await self._in_thread(
-            partial(self._encode_text, text, cache_root, add_special_tokens)
-        )
+            return self._encode_text(text, cache_root, add_special_tokens, None)
+        work = partial(self._encode_text, text, cache_root, add_special_tokens)
+        return await self._in_thread(partial(work, self._tokenizing))
 
     async def hash_ids(self, ids: Sequence[int], cache_root: bytes) -> EncodedPrompt:
         """Return a prompt that came as ids, with its block hashes."""
@@ -147,8 +144,13 @@ class BaseAssets:
             return _hashed(ids, cache_root)
         return await self._in_thread(partial(_hashed, ids, cache_root))
 
+    @property
+    def _tokenizing(self) -> Executor | None:
+        return self.threads and self.threads.tokenizing
+
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        usual = self.threads and self.threads.usual
+        return await asyncio.get_running_loop().run_in_executor(usual, work)
 
     def _encode(
         self,
@@ -157,27 +159,29 @@ class BaseAssets:
         cache_root: bytes,
         options: Mapping[str, object],
         cpu_s: float,
+        tokenizing: Executor | None,
     ) -> EncodedPrompt:
         pieces = self.template.pieces(messages, tools, options, cpu_s=cpu_s)
         is_reasoning = self.dialect.opens_reasoning(pieces[-1][-_TAIL_CHARACTERS:])
-        ids = self._encoder.encode(pieces, cache_root)
+        ids = self._encoder.encode(pieces, cache_root, tokenizing)
         return _hashed(ids, cache_root, is_reasoning=is_reasoning)
 
-    def _encode_text(self, text: str, cache_root: bytes, add_special_tokens: bool) -> EncodedPrompt:
+    def _encode_text(
+        self, text: str, cache_root: bytes, add_special_tokens: bool, tokenizing: Executor | None
+    ) -> EncodedPrompt:
         if add_special_tokens:
-            # The batch call lets go of the interpreter lock; the fast one computes no offsets.
-            ids = self.tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids
+            ids = self._encoder.encode_whole(text, tokenizing)
         else:
-            ids = self._encoder.encode([text], cache_root)
+            ids = self._encoder.encode([text], cache_root, tokenizing)
         return _hashed(ids, cache_root)
 
 
 def _hashed(ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False) -> EncodedPrompt:
-    packed = array("I", ids)
+    packed = ids if isinstance(ids, array) else array("I", ids)
     return EncodedPrompt(packed, chained_hashes(packed, cache_root), is_reasoning)
 
 
-def load_base(directory: Path, threads: Executor | None = None) -> BaseAssets:
+def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAssets:
     """Read a base's files; blocks.
 
     Args:
@@ -226,9 +230,9 @@ class AssetCache(BaseCache[BaseAssets]):
     """The bases that chat completions of this process need."""
 
     def __init__(self, find: Callable[[str], Path], on_missing: Callable[[str], None]) -> None:
-        self._threads = threads = ThreadPoolExecutor(_THREADS, "prompts")
+        self._threads = threads = PromptThreads()
         super().__init__(find, lambda directory: load_base(directory, threads), on_missing)
 
     def close(self) -> None:
         """End the threads, after the prompts that they are at; blocks. Nothing is asked then."""
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.close()

@@ -10,6 +10,8 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -38,7 +40,7 @@ class PromptEncoder:
             characters_max: Of all segments that are kept.
         """
         self._tokenizer = tokenizer
-        self._cuts = {text: (token,) for text, token in cuts_of(tokenizer).items()}
+        self._cuts = {text: array("I", (token,)) for text, token in cuts_of(tokenizer).items()}
         words = "|".join(map(re.escape, sorted(self._cuts, key=len, reverse=True)))
         self._split = re.compile(f"({words})").split
         self._characters_max = characters_max
@@ -46,30 +48,39 @@ class PromptEncoder:
         self._lock = Lock()
         self.characters = 0
 
-    def encode(self, pieces: Sequence[str], owner: bytes) -> list[int]:
+    def encode(
+        self, pieces: Sequence[str], owner: bytes, tokenizing: Executor | None = None
+    ) -> "array[int]":
         """Return the ids of a prompt.
 
         Args:
             pieces: Of its text; no token spans two of them.
             owner: Whose prompt it is: segments are kept for each owner.
+            tokenizing: Where what is not kept is tokenized; None: in the caller's thread.
         """
+        joined = array("I")
         if not self._cuts:
-            return self._joined(pieces)
+            for ids in self._encoded(pieces, tokenizing):
+                joined.extend(ids)
+            return joined
         segments = [segment for piece in pieces for segment in self._split(piece) if segment]
         found = self._find(owner, segments)
         missing = [segment for segment, ids in zip(segments, found, strict=True) if ids is None]
-        new = iter(self._encoded(missing))
-        joined: list[int] = []
+        new = self._encoded(missing, tokenizing)
         for segment, ids in zip(segments, found, strict=True):
             if ids is None:
-                ids = array("I", next(new))  # noqa: PLW2901 - found now
+                ids = next(new)  # noqa: PLW2901 - found now
                 self._keep(owner, segment, ids)
             joined.extend(ids)
         return joined
 
-    def _find(self, owner: bytes, segments: Sequence[str]) -> list[Sequence[int] | None]:
+    def encode_whole(self, text: str, tokenizing: Executor | None = None) -> "array[int]":
+        """Return the ids of a text with those that the tokenizer adds to each; nothing is kept."""
+        return next(self._encoded([text], tokenizing, add_special_tokens=True))
+
+    def _find(self, owner: bytes, segments: Sequence[str]) -> "list[array[int] | None]":
         cuts, kept = self._cuts, self._kept
-        found: list[Sequence[int] | None] = []
+        found: list[array[int] | None] = []
         with self._lock:
             for segment in segments:
                 ids = cuts.get(segment)
@@ -91,15 +102,22 @@ class PromptEncoder:
                 (_, oldest), _ = self._kept.popitem(last=False)
                 self.characters -= len(oldest)
 
-    def _joined(self, pieces: Sequence[str]) -> list[int]:
-        encoded = list(self._encoded(pieces))
-        return encoded[0] if len(encoded) == 1 else [token for ids in encoded for token in ids]
-
-    def _encoded(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        if texts:
-            # The batch call lets go of the interpreter lock; the fast one computes no offsets.
-            for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-                yield encoding.ids
+    def _encoded(
+        self,
+        texts: Sequence[str],
+        tokenizing: Executor | None,
+        *,
+        add_special_tokens: bool = False,
+    ) -> "Iterator[array[int]]":
+        if not texts:
+            return
+        # The batch call lets go of the interpreter lock; the fast one computes no offsets.
+        work = partial(
+            self._tokenizer.encode_batch_fast, texts, add_special_tokens=add_special_tokens
+        )
+        encodings = work() if tokenizing is None else tokenizing.submit(work).result()
+        for encoding in encodings:
+            yield array("I", encoding.ids)
 
 
 def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.bases.assets import load_base
+from gateway.bases.threads import PromptThreads
 from gateway.bodies.messages import Message, Tool
 
 BASE = Path(__file__).resolve().parents[3] / "model_repo" / "default"
@@ -70,6 +72,14 @@ class CountingExecutor(ThreadPoolExecutor):
         return super().submit(*args, **kwargs)
 
 
+class CountingThreads(PromptThreads):
+    """Counts what is handed to each kind."""
+
+    def __init__(self) -> None:
+        self.usual = CountingExecutor()
+        self.tokenizing = CountingExecutor()
+
+
 def test_nor_by_the_schema_of_a_tool() -> None:
     def tool(text: str) -> Tool:
         function = {"name": "f", "description": text, "parameters": {text: {"d": [text]}}}
@@ -116,21 +126,21 @@ def test_half_a_surrogate_pair_in_the_arguments_of_a_call_is_text() -> None:
     ids=["one long", "many short", "a long call"],
 )
 async def test_large_prompts_are_encoded_in_a_thread(messages: list[Message]) -> None:
-    with CountingExecutor() as threads:
+    with closing(CountingThreads()) as threads:
         assets = replace(ASSETS, threads=threads)
         small = [Message(role="user", content="hi")]
         assert await assets.encode_chat(small, (), b"") == await ASSETS.encode_chat(small, (), b"")
-        assert not threads.count
+        assert not threads.usual.count
         encoded = await assets.encode_chat(messages, (), b"")
-        assert threads.count
+        assert threads.usual.count == 1
         assert encoded == await ASSETS.encode_chat(messages, (), b"")
 
 
 async def test_texts_and_ids() -> None:
-    with CountingExecutor() as threads:
+    with closing(CountingThreads()) as threads:
         assets = replace(ASSETS, threads=threads)
         for text in ("<|im_start|>hi", "a b " * 20_000):
             encoded = await assets.encode_text(text, b"")
             assert encoded.ids.tolist() == ASSETS.tokenizer.encode(text).ids
             assert encoded == await assets.hash_ids(encoded.ids, b"")
-        assert threads.count == 2
+        assert (threads.usual.count, threads.tokenizing.count) == (2, 1)
