@@ -1,7 +1,7 @@
 """One cell: its queue, its replicas, and what is known to place requests on them."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 
 from router.core import placement
@@ -43,6 +43,7 @@ class CellBook:
 
     Attributes:
         takers: Replicas that may be sent more, now or when their window opens.
+        owed_until: `Shadow.owed_until` of the takers, as of their last change.
         prefillers: Those of them that compute prompts for others, and are no takers.
         prompt_tokens_max: Of any replica; None: nothing is attached.
         has_adapters: Whether any attached replica can serve adapters.
@@ -54,7 +55,16 @@ class CellBook:
         *("adapter_waiters", "cell_id", "config", "forecast", "has_adapters", "health", "index"),
         *("is_dirty", "is_owned", "output_mean", "preemption", "prompt_tokens_max", "queue"),
         *("replicas", "residency", "sessions"),
-        *("prefillers", "takers", "told", "uncached_mean", "_output_means", "_to_price", "_seen"),
+        *(
+            "owed_until",
+            "prefillers",
+            "takers",
+            "told",
+            "uncached_mean",
+            "_output_means",
+            "_to_price",
+            "_seen",
+        ),
         *("usual", "_fastest", "_usual_until"),
     )
 
@@ -65,6 +75,7 @@ class CellBook:
         self.queue = FairQueue()
         self.replicas: dict[str, ReplicaBook] = {}
         self.takers: dict[str, ReplicaBook] = {}
+        self.owed_until: dict[str, float] = {}
         self.prefillers: dict[str, ReplicaBook] = {}
         self.index = PrefixIndex()
         self.residency = AdapterResidency()
@@ -103,6 +114,10 @@ class CellBook:
             ours[book.replica_id] = book
         else:
             ours.pop(book.replica_id, None)
+        if book.may_take and not is_prefiller:
+            self.owed_until[book.replica_id] = book.shadow.owed_until
+        else:
+            self.owed_until.pop(book.replica_id, None)
 
     def attached(self, book: ReplicaBook, now: float) -> None:
         """Begin to use a replica that holds nothing of ours."""
@@ -138,6 +153,7 @@ class CellBook:
         self.sessions.forget_replica(replica_id)
         self.health.forget(replica_id)
         self.takers.pop(replica_id, None)
+        self.owed_until.pop(replica_id, None)
         self.prefillers.pop(replica_id, None)
 
     def replicas_ready(self) -> list[ReplicaBook]:
@@ -282,20 +298,22 @@ class CellBook:
         held: ReplicaBook | None = None,
     ) -> Choice | None:
         """Return the best replica but `held` for a request; None: none can hold it now."""
-        takers = self.takers
-        books: Iterable[ReplicaBook] = takers.values()
+        without: set[str] = set()
         if held is not None:
-            books = [book for book in books if book is not held]
+            without.add(held.replica_id)
+        takers = self.takers
         if _is_far_too_late(request, now):
-            books = [book for book in books if book.gathers_until <= now]
+            without.update(key for key, book in takers.items() if book.gathers_until > now)
         return placement.choose(
-            books,
+            takers,
             request,
             matches,
+            owed_until=self.owed_until,
             usual=self.usual,
             output=self.output_expected(request),
             home=self.sessions.home(request.session, now) if request.session else None,
             adapter_s=self.adapter_s(request.adapter) if request.adapter else {},
+            without=without,
             is_only=len(takers) == 1,
             now=now,
         )

@@ -4,6 +4,7 @@ from collections.abc import KeysView
 
 from router.core.cell_book import CellBook
 from router.core.model import Role, State
+from router.core.placement import ROUNDED_S
 from router.core.router import RouterCore
 
 
@@ -38,6 +39,10 @@ def _check_cell(core: RouterCore, cell: CellBook, live: KeysView[int]) -> int:
         is_prefiller = book.role is Role.PREFILL
         assert (replica_id in cell.takers) == (book.may_take and not is_prefiller)
         assert (replica_id in cell.prefillers) == (book.may_take and is_prefiller)
+    assert list(cell.owed_until) == list(cell.takers)
+    for replica_id, owed_until in cell.owed_until.items():
+        shadow = cell.takers[replica_id].shadow
+        assert shadow.is_idle or owed_until <= shadow.owed_until + ROUNDED_S
     return len(waiting)
 
 

@@ -3,11 +3,13 @@
 The one place with the formulas; `explain` shows what is computed here.
 """
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from router.core.model import Request, Role
 from router.core.replica_book import ReplicaBook
+from router.core.shadow import IDLE
 from router.core.speed import Usual
 
 # Computing what another replica holds takes capacity from everybody else, too.
@@ -19,9 +21,12 @@ _PAUSES_MAX = 8
 # A session stays where it was between equals, as if so many tokens more were cached there. What is
 # really cached the index knows; a larger bonus sends conversations to where they do harm.
 _HOME_TOKENS = 16
+# What is owed is summed up in steps in one place and as a whole in another: that may differ by so
+# much, and where it does one replica more is priced.
+ROUNDED_S = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """A replica for a request, with what was predicted.
 
@@ -102,62 +107,102 @@ def excluded_by(
 
 def cached_tokens(book: ReplicaBook, request: Request, matches: Mapping[str, int]) -> int:
     """Return how many prompt tokens a replica is predicted to have cached; never the last one."""
-    blocks = matches.get(book.replica_id, 0)
+    blocks = matches.get(book.replica_id)
+    return cached_in(book, request, blocks) if blocks else 0
+
+
+def cached_in(book: ReplicaBook, request: Request, blocks: int) -> int:
+    """Return how many prompt tokens so many leading blocks hold; never the last one."""
     if not blocks or book.limits is None:
         return 0
     return min(blocks * book.limits.block_tokens, request.prompt_tokens - 1)
 
 
 def choose(
-    books: Iterable[ReplicaBook],
+    books: Mapping[str, ReplicaBook],
     request: Request,
     matches: Mapping[str, int],
     *,
+    owed_until: dict[str, float],
     usual: Usual,
     output: int,
     home: str | None,
     adapter_s: Mapping[str, float],
+    without: Collection[str],
     is_only: bool,
     now: float,
 ) -> Choice | None:
     """Return the cheapest replica; it may be one above its window that holds the prompt.
 
+    Most need not be priced. Those that hold more of the prompt than most do are looked at one by
+    one; the others by what is owed there, until that alone costs more than the best so far.
+
     Args:
-        books: Those that may take something.
+        books: Those that may take something, by name; the first of equals is chosen.
         request: To be placed.
         matches: Cached leading blocks by replica; holders only.
+        owed_until: `Shadow.owed_until` of all of `books`, in their order, as of any earlier time.
         usual: Speed of the cell's replicas.
         output: Output tokens that KV blocks are to be booked for.
         home: Where the session's last request ran.
         adapter_s: Seconds until its adapter is in a slot, by replica; empty for the base.
+        without: Of `books`, those that are not to be chosen.
         is_only: There is no other replica than those to be avoided.
         now: Time.
     """
-    best: ReplicaBook | None = None
-    best_s = float("inf")
-    best_cached = 0
-    # Most replicas hold the same few blocks, and most cost more than the best so far by the least
-    # that is owed there, without an adapter and a risk: the formula is for the rest.
-    bonus_s = _HOME_TOKENS * usual.token_s if home else 0.0
-    blocks_at = matches.get
-    own_by_blocks: dict[int | None, float] = {None: own_s(usual, request.prompt_tokens, 0)}
-    for book in books:
-        blocks = blocks_at(book.replica_id)
-        if blocks not in own_by_blocks:
-            cached = cached_tokens(book, request, matches)
-            own_by_blocks[blocks] = own_s(usual, request.prompt_tokens - cached, cached)
-        least_s = own_by_blocks[blocks]
-        shadow = book.shadow
-        left_s = shadow.boundary_at - now
-        if left_s > 0.0:
-            least_s += shadow.work_s + left_s
-        if least_s - bonus_s >= best_s:
-            continue
+    names = list(books)
+    best_s, best_at, best_cached = float("inf"), -1, 0
+
+    def look_at(name: str, least_own_s: float) -> bool:
+        """Price a replica, unless it can be seen that it costs more than the best."""
+        nonlocal best_s, best_at, best_cached
+        at, left_s = names.index(name), owed_until[name] - now - ROUNDED_S
+        least_s = least_own_s + left_s if left_s > 0.0 else least_own_s
+        if (least_s, at) >= (best_s, best_at):
+            return False
+        book = books[name]
         cached = cached_tokens(book, request, matches)
-        uncached = request.prompt_tokens - cached
-        wait_s = adapter_s.get(book.replica_id, 0.0) if adapter_s else 0.0
-        is_home = home == book.replica_id
-        score_s = cost_s(book, usual, uncached, cached, wait_s, now, is_home=is_home)
-        if score_s < best_s and not excluded_by(book, request, output, cached, is_only=is_only):
-            best, best_s, best_cached = book, score_s, cached
-    return None if best is None else Choice(best, best_cached, best_s)
+        uncached, wait_s = request.prompt_tokens - cached, adapter_s.get(name, 0.0)
+        score_s = cost_s(book, usual, uncached, cached, wait_s, now, is_home=name == home)
+        is_better = (score_s, at) < (best_s, best_at) and name not in without
+        if is_better and not excluded_by(book, request, output, cached, is_only=is_only):
+            best_s, best_at, best_cached = score_s, at, cached
+        return True
+
+    book = next(iter(books.values()), None)
+    if book is None:
+        return None
+    blocks_of_all = min(matches.values()) if len(matches) >= len(names) else 0
+    most_own_s = _own_s(book, request, blocks_of_all, usual)
+    if home is not None and home in books:
+        look_at(home, most_own_s)
+    own_by_blocks = {it: _own_s(book, request, it, usual) for it in set(matches.values())}
+    for name, blocks in matches.items():
+        if blocks > blocks_of_all and name in books:
+            look_at(name, own_by_blocks[blocks])
+    for name in _by_owed(books, owed_until, now):
+        if not look_at(name, most_own_s):
+            break
+    return Choice(books[names[best_at]], best_cached, best_s) if best_at >= 0 else None
+
+
+def _own_s(book: ReplicaBook, request: Request, blocks: int, usual: Usual) -> float:
+    """Return `own_s` where so many blocks are cached, on a replica like this one."""
+    cached = cached_in(book, request, blocks)
+    return own_s(usual, request.prompt_tokens - cached, cached)
+
+
+def _by_owed(
+    books: Mapping[str, ReplicaBook], owed_until: dict[str, float], now: float
+) -> list[str]:
+    """Return names by when what is owed there is done; of those that owe nothing, as in `books`."""
+    until = owed_until.__getitem__
+    order = sorted(owed_until, key=until)
+    free = bisect_right(order, now, key=until)
+    if free and until(order[free - 1]) > IDLE:  # what was owed is done, and no frame says so yet
+        for name in order[:free]:
+            shadow = books[name].shadow
+            shadow.advance(now)
+            owed_until[name] = shadow.owed_until
+        order = sorted(owed_until, key=until)
+    return order

@@ -143,6 +143,14 @@ class Shadow:
         """Whether the engine does nothing."""
         return self.boundary_at == IDLE
 
+    @property
+    def owed_until(self) -> float:
+        """When at the earliest all that is owed is done; `IDLE` where nothing is.
+
+        Time alone does not make it earlier, so unlike all else it may be read without `advance`.
+        """
+        return self.boundary_at + self.work_s
+
     def next_is_full(self) -> bool:
         """Return whether what it has fills its next step."""
         return self.tokens >= 1 and self.tokens >= self.budget - self.decoding

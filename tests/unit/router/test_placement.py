@@ -1,5 +1,6 @@
 """That the search for the cheapest replica finds the one that the formula says."""
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -19,6 +20,7 @@ LIMITS = EngineLimits(
 NOW = 100.0
 PROMPT = 3000
 OUTPUT = 100
+SIZE = 16
 
 
 def make_book(random: Random, number: int) -> ReplicaBook:
@@ -33,7 +35,7 @@ def make_book(random: Random, number: int) -> ReplicaBook:
     book.refresh(is_healthy=random.random() < 0.9)
     if random.random() < 0.7:
         sizes = [random.randint(1, 3000) for _ in range(random.randint(0, 3))]
-        prompts = [(NOW - 1, size, size * speed.token_s) for size in sizes]
+        prompts = [(NOW - 1, float(size), size * speed.token_s) for size in sizes]
         begun = [random.uniform(0.0, 0.1) for _ in range(random.randint(0, 4))]
         for credit_s in begun:
             shadow.began(credit_s)
@@ -42,44 +44,58 @@ def make_book(random: Random, number: int) -> ReplicaBook:
     return book
 
 
-@pytest.mark.parametrize("number", range(200))
+def make_matches(random: Random, names: list[str]) -> dict[str, int]:
+    """Return that nobody, some or all hold a part of the prompt, and others than may be chosen."""
+    holders = random.sample([*names, "drained"], len(names) + 1)
+    share = random.choice((0.0, 0.5, 1.0))
+    return {name: random.choice((3, 3, 31, 200)) for name in holders if random.random() < share}
+
+
+@pytest.mark.parametrize("number", range(500))
 def test_the_choice_is_the_least_of_all_costs(number: int):
     random = Random(number)
-    books = [make_book(random, index) for index in range(random.randint(1, 16))]
-    names = [book.replica_id for book in books]
-    matches = {name: random.choice((3, 31, 60, 200)) for name in names if random.random() < 0.5}
+    books = {book.replica_id: book for book in map(partial(make_book, random), range(SIZE))}
+    names = random.sample(list(books), random.randint(0, SIZE))
+    books = {name: books[name] for name in names}
+    owed_until = {name: book.shadow.owed_until for name, book in books.items()}
+    for name in names:
+        if random.random() < 0.2:  # some have been looked at since their last frame
+            books[name].shadow.advance(NOW - random.uniform(0.0, 0.1))
+    matches = make_matches(random, names)
     adapter_s = {name: random.choice((0.0, 0.02, float("inf"))) for name in names}
     if random.random() < 0.5:
         adapter_s = {}
-    home = random.choice((None, *names))
-    usual = Usual([book.speed for book in books])
+    home = random.choice((None, "drained", *names))
+    without = [name for name in names if random.random() < random.choice((0.0, 0.2))]
+    usual = Usual([book.speed for book in books.values()])
     request = Request(handle=1, cell_id="cell", prompt_tokens=PROMPT, output_max=OUTPUT)
-
-    costs: dict[str, float] = {}
-    for book in books:
-        name = book.replica_id
-        cached = placement.cached_tokens(book, request, matches)
-        uncached, wait_s = PROMPT - cached, adapter_s.get(name, 0.0)
-        cost_s = placement.cost_s(book, usual, uncached, cached, wait_s, NOW, is_home=name == home)
-        if not placement.excluded_by(book, request, OUTPUT, cached, is_only=False):
-            costs[name] = cost_s
 
     choice = placement.choose(
         books,
         request,
         matches,
+        owed_until=owed_until,
         usual=usual,
         output=OUTPUT,
         home=home,
         adapter_s=adapter_s,
+        without=without,
         is_only=False,
         now=NOW,
     )
-    least_s = min(costs.values(), default=float("inf"))
-    if least_s == float("inf"):
+
+    costs: dict[str, float] = {}
+    for name, book in books.items():
+        cached = placement.cached_tokens(book, request, matches)
+        uncached, wait_s = PROMPT - cached, adapter_s.get(name, 0.0)
+        cost_s = placement.cost_s(book, usual, uncached, cached, wait_s, NOW, is_home=name == home)
+        reason = placement.excluded_by(book, request, OUTPUT, cached, is_only=False)
+        if not reason and name not in without and cost_s < float("inf"):
+            costs[name] = cost_s
+    if not costs:
         assert choice is None
     else:
         assert choice is not None
-        assert choice.cost_s == least_s
+        assert choice.cost_s == min(costs.values())
         assert choice.book.replica_id == min(costs, key=costs.__getitem__), "the first of equals"
         assert choice.cached_tokens == placement.cached_tokens(choice.book, request, matches)
