@@ -130,9 +130,9 @@ class Limiter:
             is_bounded: Whether the caller itself set that bound.
             answers: How many are generated.
         """
+        _, tenant_id, scopes, forecast = self._scopes.of(principal, model_id)
         if prompt_tokens or output_tokens_max:
-            self._require_budget(principal.tenant.id, model_id)
-        _, scopes, forecast = self._scopes.of(principal, model_id)
+            self._require_budget(tenant_id, model_id)
         if not output_tokens_max:
             answers = 0
         if not scopes:

@@ -18,11 +18,13 @@ class Binding(NamedTuple):
     Attributes:
         principal: Whom it was made for: its messages are replaced, never changed, so that the
             binding holds for as long as it is the same. Weak, for the sake of what it keeps alive.
+        tenant_id: Whose budget pays.
         scopes: At most three.
         forecast: Of the tenant's answers from the model.
     """
 
     principal: ReferenceType[Principal]
+    tenant_id: str
     scopes: tuple[Scope, ...]
     forecast: Forecast
 
@@ -31,16 +33,18 @@ class Scopes:
     """Finds the scopes of callers; each scope exists once, whoever shares it."""
 
     def __init__(self) -> None:
-        self._bindings: dict[tuple[str, str], Binding] = {}
+        self._bindings: dict[tuple[str, str], Binding] = {}  # of key and model
+        # The same by caller and model: without a look into messages it takes half as long. Goes
+        # with its caller; what is in `_bindings` stays, for the one who replaces it.
+        self._by_caller: dict[ReferenceType[Principal], dict[str, Binding]] = {}
         self._scopes: WeakValueDictionary[str, Scope] = WeakValueDictionary()
         self._forecasts: dict[tuple[str, str], Forecast] = {}
 
     def of(self, principal: Principal, model_id: str) -> Binding:
         """Return what limits a caller who asks for a model."""
-        found = self._bindings.get((principal.key.id, model_id))
-        if found is not None and found.principal() is principal:
-            return found
-        return self._bind(principal, model_id)
+        bound = self._by_caller.get(ref(principal))
+        found = None if bound is None else bound.get(model_id)
+        return self._bind(principal, model_id) if found is None else found
 
     def _bind(self, principal: Principal, model_id: str) -> Binding:
         key, tenant = principal.key, principal.tenant
@@ -56,15 +60,24 @@ class Scopes:
         )
         binding = Binding(
             ref(principal),
+            tenant.id,
             tuple(scope for scope in scopes if scope is not None),
             self._forecast(tenant.id, model_id),
         )
         place = (key.id, model_id)
-        self._bindings.pop(place, None)  # the order of insertion is the order of binding
+        if place in self._bindings:
+            self._forget(place)  # the order of insertion is the order of binding
         self._bindings[place] = binding
+        by_model = self._by_caller.setdefault(ref(principal, self._by_caller.pop), {})
+        by_model[model_id] = binding
         if len(self._bindings) > _BINDINGS_MAX:
-            del self._bindings[next(iter(self._bindings))]
+            self._forget(next(iter(self._bindings)))
         return binding
+
+    def _forget(self, place: tuple[str, str]) -> None:
+        principal = self._bindings.pop(place).principal()
+        if principal is not None:
+            del self._by_caller[ref(principal)][place[1]]
 
     def _scope(self, name: str, label: str, kind: str, limits: CallerLimits) -> Scope | None:
         if not any(limits):

@@ -1,8 +1,13 @@
 """Which limits hold for whom, and that they are looked up once."""
 
+import random
 import weakref
+from typing import cast
+
+import pytest
 
 from gateway.directory import Principal
+from gateway.limits import scopes as scopes_module
 from gateway.limits.buckets import Scope
 from gateway.limits.scopes import Scopes
 from sluice.wire.control.v1 import control_pb2 as control
@@ -51,6 +56,58 @@ def test_bound_once_until_something_changes() -> None:
     assert shown(second.scopes)[0] == ("limit:{t}", 20, 0, 0)
     assert second.scopes[0] is first.scopes[0], "what is open stays counted"
     assert second.forecast is first.forecast
+
+
+class CountedKey:
+    """A key that counts how often its id is read."""
+
+    rpm, tpm, requests_max = 1, 0, 0
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    @property
+    def id(self) -> str:
+        self.reads += 1
+        return "k"
+
+
+def test_who_is_bound_is_known_without_its_messages() -> None:
+    """Reading a field of a message costs a quarter of the look-up."""
+    key, scopes = CountedKey(), Scopes()
+    caller = Principal(cast("control.ApiKey", key), TENANT, TIER)
+    first, reads = scopes.of(caller, "big"), key.reads
+    assert scopes.of(caller, "big") is first
+    assert key.reads == reads
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_callers_come_are_replaced_and_leave(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks gets the limits of its own messages, or of who came later for the same key."""
+    monkeypatch.setattr(scopes_module, "_BINDINGS_MAX", 4)
+    rng, scopes = random.Random(seed), Scopes()
+    callers: dict[str, Principal] = {}
+    for step in range(300):
+        key_id, model_id = rng.choice("abc"), rng.choice("mno")
+        if key_id not in callers or rng.random() < 0.2:
+            limits = control.ApiKey(id=key_id, rpm=1 + step)
+            callers[key_id] = Principal(limits, control.Tenant(id=key_id), control.Tier())
+        caller = callers[key_id]
+        binding = scopes.of(caller, model_id)
+        assert binding.principal() is caller
+        assert binding.tenant_id == key_id
+        assert shown(binding.scopes) == [(f"limit:{{{key_id}}}:key:{key_id}", caller.key.rpm, 0, 0)]
+        assert scopes.of(caller, model_id) is binding
+
+
+def test_those_bound_longest_ago_are_bound_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scopes_module, "_BINDINGS_MAX", 2)
+    scopes, caller = Scopes(), Principal(KEY, TENANT, TIER)
+    first, second = scopes.of(caller, "a"), scopes.of(caller, "b")
+    assert scopes.of(caller, "a") is first
+    scopes.of(caller, "c")
+    assert scopes.of(caller, "b") is second
+    assert scopes.of(caller, "a") is not first
 
 
 def test_a_caller_who_was_replaced_is_not_kept() -> None:
