@@ -1,6 +1,5 @@
 """From an engine's columns to the gateways' columns: the work that is done for every token."""
 
-from collections.abc import Sequence
 from math import isfinite
 from typing import cast
 
@@ -45,7 +44,7 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
         known = len(rows)
         gateway = _book_one_each(book, rows, stats, now)
         if gateway is None:
-            _file_rows(rows, counts, tokens)
+            _file_one_each(rows, tokens)
         else:
             batch = gateway.batch
             batch.handles += [slot.handle for slot in rows]
@@ -107,7 +106,19 @@ def _book_rows(
     return known
 
 
-def _file_rows(slots: Sequence[Slot | None], counts: Sequence[int], tokens: list[int]) -> None:
+def _file_one_each(slots: list[Slot], tokens: list[int]) -> None:
+    """Append one token of each slot to the batch of its own gateway, if it is wanted."""
+    for slot, token in zip(slots, tokens, strict=True):
+        if slot.is_open:
+            batch = slot.gateway.batch
+            batch.handles.append(slot.handle)
+            batch.counts.append(1)
+            batch.tokens.append(token)
+            if slot.output is not None:
+                slot.output.append(token)
+
+
+def _file_rows(slots: list[Slot | None], counts: list[int], tokens: list[int]) -> None:
     """Append each row to the batch of its own gateway, if it is wanted."""
     start = 0
     for slot, number in zip(slots, counts, strict=True):
@@ -116,10 +127,7 @@ def _file_rows(slots: Sequence[Slot | None], counts: Sequence[int], tokens: list
             batch = slot.gateway.batch
             batch.handles.append(slot.handle)
             batch.counts.append(number)
-            if number == 1:
-                batch.tokens.append(tokens[start])
-            else:
-                batch.tokens += tokens[start:stop]
+            batch.tokens += tokens[start:stop]
             if slot.output is not None:
                 slot.output += tokens[start:stop]
         start = stop
