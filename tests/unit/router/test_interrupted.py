@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.dispatch import attempts
-from gateway.dispatch.generation import Generation
+from gateway.dispatch.generation import WholeGeneration
 from gateway.text.pipe import TextPipe
 from router.core.model import Batch
 from router.wire import submit_message
@@ -25,7 +25,7 @@ class Asked:
 
     def __init__(self, bench: Any, **more: Any) -> None:
         self.world: Bench = bench(replicas=1, **more)
-        self.generation = Generation(SPEC._replace(traceparent=PARENT), TextPipe(TABLE))
+        self.generation = WholeGeneration(SPEC._replace(traceparent=PARENT), TextPipe(TABLE))
         self.epoch = 1
         self.began_at = self.world.now
         self.traceparents: list[str] = []
