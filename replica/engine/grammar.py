@@ -17,6 +17,7 @@ from llguidance.numpy import (
 )
 
 from replica.engine.grammar_source import grammar_source, named_tokens, refused, shortened
+from replica.engine.spelling import spelled
 from replica.engine.types import Grammar
 
 Words = npt.NDArray[np.int32]
@@ -210,7 +211,7 @@ def _limits() -> LLParserLimits:
 
 
 def _read_tokenizer(path: Path, vocabulary: int, eos_ids: frozenset[int]) -> LLTokenizer:
-    text = path.read_text(encoding="utf-8")
+    text = spelled(path.read_text(encoding="utf-8"), eos_ids)
     tokenizer = LLTokenizer(text, eos_token=sorted(eos_ids))
     if tokenizer.vocab_size >= vocabulary:
         return tokenizer

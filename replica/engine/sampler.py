@@ -114,7 +114,7 @@ class _Prepared:
         changes: To the logits, but for grammars.
         masked: Picks with a grammar.
         masks: One per entry of `masked`.
-        failed: Index into `plan.sampled` -> why it cannot go on.
+        refused: Index into `plan.sampled` -> why its grammar cannot go on.
     """
 
     plan: StepPlan
@@ -126,7 +126,7 @@ class _Prepared:
     changes: Changes = field(default_factory=Changes)
     masked: list[int] = field(default_factory=list[int])
     masks: Words = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    failed: dict[int, str] = field(default_factory=dict[int, str])
+    refused: dict[int, str] = field(default_factory=dict[int, str])
 
     def apply(self, logits: Floats) -> None:
         """Change the logits of the picks, in place."""
@@ -194,7 +194,7 @@ class Sampler:
             picks = zip(prepared.owners, prepared.offsets, strict=True)
             rows = [(rows[owner][0], rows[owner][1] + offset) for owner, offset in picks]
         chosen = sample(values, rows)
-        output = StepOutput(failed=prepared.failed)
+        output = StepOutput(failed=prepared.refused, refused=set(prepared.refused))
         kept = _keep(prepared, chosen, output)
         if prepared.has_logprobs:
             _add_logprobs(prepared, own, kept, chosen, output)
@@ -213,7 +213,7 @@ class Sampler:
                         sequence, None if leader is None else plan.sampled[leader].sampler
                     )
                 except RefusedError as error:
-                    prepared.failed[index] = error.message
+                    prepared.refused[index] = error.message
                     continue
             if state.is_plain:
                 continue
@@ -279,9 +279,9 @@ class Sampler:
             if is_complete[row] and not (is_early and masks[row].any()):
                 masks[row] |= state.stop_mask if sequence.stop_ids else self._grammars.eos_mask
             if error := state.matcher.error:
-                prepared.failed[index] = f"the grammar cannot go on: {error}"
+                prepared.refused[index] = f"the grammar cannot go on: {error}"
             elif not prepared.offsets[pick] and not masks[row].any():
-                prepared.failed[index] = _DEAD_END
+                prepared.refused[index] = _DEAD_END
         prepared.masks = masks
 
 

@@ -168,7 +168,10 @@ class Scheduler:
             self._publish(sequence, before)
         for index, message in output.failed.items():
             self._release(plan.sampled[index])
-            self._finish(plan.sampled[index], Finish.FAILED, ErrorCode.ENGINE_FAILED, message)
+            reason, code = Finish.FAILED, ErrorCode.ENGINE_FAILED
+            if index in output.refused:
+                reason, code = Finish.REFUSED, ErrorCode.INVALID_REQUEST
+            self._finish(plan.sampled[index], reason, code, message)
         for sequence, reason in ended:
             self._release(sequence)
             self._finish(sequence, reason)

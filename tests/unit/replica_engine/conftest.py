@@ -63,6 +63,7 @@ class MemoryBackend:
         self.memory = [[-1] * BLOCK_TOKENS for _ in range(blocks)]
         self.slots: list[NamedAdapter | None] = [None] * slots
         self.failing: dict[int, str] = {}  # key -> why it cannot go on
+        self.blames_requests = False
         self.plans: list[StepPlan] = []
         self.is_broken = False
 
@@ -137,6 +138,7 @@ class MemoryBackend:
             ]
         if sequence.request.key in self.failing:
             output.failed[index] = self.failing[sequence.request.key]
+            output.refused |= {index} if self.blames_requests else set()
 
     def _score_prompt(self, sequence: ScheduledSequence, count: int, output: StepOutput) -> None:
         end = min(sequence.computed + count, len(sequence.request.prompt) - 1)

@@ -283,6 +283,9 @@ def test_a_matcher_in_error_fails_its_sequence_alone(
     )
     unchecked = sequence(Sampling(grammar=Grammar(GrammarKind.REGEX, "(")))
     fine = sequence(Sampling(grammar=GRAMMARS["regex"]))
+    plan = StepPlan([broken, fine, unchecked], [])
+    output = sampler.sample(model(0, 3), plan)
+    assert output.refused == output.failed.keys() == {0, 2}, "no other engine can go on, either"
     failures = generate(sampler, [broken, fine, unchecked], model)
     assert "grammar cannot go on" in failures[0]
     assert failures[1] == ""

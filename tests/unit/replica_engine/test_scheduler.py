@@ -139,6 +139,24 @@ def test_a_step_for_which_there_is_no_memory_fails_alone(
     assert set(run_to_end(engine)) == {2}
 
 
+@pytest.mark.parametrize(
+    ("is_refused", "reason", "code"),
+    [(False, Finish.FAILED, "engine_failed"), (True, Finish.REFUSED, "invalid_request")],
+)
+def test_a_sequence_that_would_fail_anywhere_is_refused(
+    make_engine, run_to_end, is_refused: bool, reason: Finish, code: str
+) -> None:
+    engine = make_engine()
+    engine.add(request(1, [1, 2, 3]))
+    engine.step()
+    engine._backend.failing[1] = "its grammar is stuck"
+    engine._backend.blames_requests = is_refused
+    (event,) = engine.step().finished
+    assert (event.reason, event.code, event.message) == (reason, code, "its grammar is stuck")
+    assert event.output_tokens == 1
+    assert engine.load().kv_blocks_used == 0
+
+
 def test_stop_ids_end_a_sequence_besides_the_models_own(
     make_engine, expected_output, run_to_end
 ) -> None:
