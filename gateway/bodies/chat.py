@@ -47,7 +47,10 @@ class ChatRequest(GenerationFields):
     modalities: Annotated[Any, Only(["text"])] = None
     moderation: Annotated[Any, Only()] = None
     prediction: Annotated[Any, Only()] = None
-    prompt_cache_options: Annotated[Any, Only({"mode": "implicit"})] = None
+    prompt_cache_options: Annotated[
+        Any,
+        Only({}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"}),
+    ] = None
     prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
     store: Annotated[Any, Only(False)] = None
     verbosity: Annotated[Any, Only("medium")] = None

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gateway.bodies.fields import Integer, ModelName, ShortText
-from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body, parse
-from gateway.bodies.prompts import TextOrIds, listed
+from gateway.bodies.prompts import FilledTextOrIds, listed
 
 _DIMENSIONS_MAX = 65_536
 
@@ -16,7 +15,7 @@ class EmbeddingRequest(Body):
     """Texts to be embedded; null is the same as leaving a field out."""
 
     model: ModelName
-    input: TextOrIds
+    input: FilledTextOrIds
     dimensions: Annotated[Integer, Field(ge=1, le=_DIMENSIONS_MAX)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: ShortText | None = None
@@ -25,13 +24,6 @@ class EmbeddingRequest(Body):
     def inputs(self) -> list[str] | list[list[int]]:
         """The texts, or the lists of ids; at least one."""
         return listed(self.input)
-
-    def check(self) -> None:
-        """See `Body`."""
-        inputs = self.inputs
-        if "" in inputs:
-            index = inputs.index("")  # pyright: ignore[reportArgumentType] - it is in there
-            raise bad_value("input" if len(inputs) == 1 else f"input[{index}]", "it is empty")
 
 
 def parse_embedding_request(body: bytes) -> EmbeddingRequest:

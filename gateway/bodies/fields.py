@@ -84,6 +84,52 @@ class Only:
         raise PydanticCustomError(UNSUPPORTED, "{message}", {"message": self._message})
 
 
+class Elsewhere:
+    """Values of a field that OpenAI documents and nobody serves here: refused by that name."""
+
+    def __init__(self, *values: str, instead: str) -> None:
+        """Refuse these; `instead` says what to use."""
+        self._values = frozenset(values)
+        self._instead = instead
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """For pydantic."""
+        return core_schema.no_info_before_validator_function(self._checked, handler(source))
+
+    def _checked(self, value: Any) -> Any:
+        if isinstance(value, str) and value in self._values:
+            text = f"'{value}' is not served here; {self._instead}"
+            raise PydanticCustomError(UNSUPPORTED, "{message}", {"message": text})
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class ServedUpTo:
+    """Bounds a number that may be larger elsewhere: what is above is refused by that name."""
+
+    largest: int
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """For pydantic."""
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """For pydantic."""
+        return handler(schema) | {"maximum": self.largest}
+
+    def _checked(self, value: int) -> int:
+        if value > self.largest:
+            text = "this server takes at most {largest}"
+            raise PydanticCustomError(UNSUPPORTED, text, {"largest": self.largest})
+        return value
+
+
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], ShortText], EntriesMax(_METADATA_MAX)
 ]

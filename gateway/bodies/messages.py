@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from gateway.bodies.fields import Flag, FunctionName, Only, ShortText, Text
+from gateway.bodies.fields import Elsewhere, Flag, FunctionName, Only, ShortText, Text
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Strict
 
@@ -32,6 +32,10 @@ class RefusalPart(Strict):
 
 
 Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+_Parts = Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=PARTS_MAX)]
+_FunctionType = Annotated[
+    Literal["function"], Elsewhere("custom", instead="describe the tool as a function")
+]
 
 
 class _Answered(BaseModel):
@@ -51,7 +55,7 @@ class ToolCall(_Answered):
     """A tool call in the history."""
 
     id: ShortText = ""
-    type: Literal["function"] = "function"
+    type: _FunctionType = "function"
     function: FunctionCall
 
 
@@ -62,8 +66,11 @@ class Message(_Answered):
         reasoning_content: Of an assistant; templates that know it may show it to the model.
     """
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[Part], Field(fail_fast=True, max_length=PARTS_MAX)] | None = None
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"],
+        Elsewhere("function", instead="use 'tool', and 'tool_calls' before it"),
+    ]
+    content: Text | _Parts | None = None
     refusal: Text | None = None
     reasoning_content: Text | None = None
     name: ShortText | None = None
@@ -99,7 +106,7 @@ class FunctionTool(Strict):
 class Tool(Strict):
     """A tool; only functions exist."""
 
-    type: Literal["function"]
+    type: _FunctionType
     function: FunctionTool
 
 
@@ -116,11 +123,18 @@ class NamedChoice(Strict):
     function: FunctionReference
 
 
+class AllowedTool(Strict):
+    """A function that may be called."""
+
+    type: _FunctionType
+    function: FunctionReference
+
+
 class AllowedTools(Strict):
     """Only these may be called (auto), or one of them must be (required)."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(fail_fast=True, min_length=1, max_length=TOOLS_MAX)]
+    tools: Annotated[list[AllowedTool], Field(fail_fast=True, min_length=1, max_length=TOOLS_MAX)]
 
 
 class AllowedChoice(Strict):
@@ -130,16 +144,40 @@ class AllowedChoice(Strict):
     allowed_tools: AllowedTools
 
 
-ToolChoice = (
-    Literal["none", "auto", "required"]
-    | Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
-)
+def _choice_form(value: Any) -> str:
+    """Return which of the two this is; the tags are no names of fields."""
+    return "an object" if isinstance(value, dict) else "a word"
+
+
+_ChosenTools = Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("a word")]
+    | Annotated[_ChosenTools, Tag("an object")],
+    Discriminator(_choice_form),
+]
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise BadRequestError when a message lacks what its role needs."""
+    """Raise BadRequestError when a message lacks what its role needs, or has another role's."""
+    is_answerable = False  # whether results of calls may come next
     for index, message in enumerate(messages):
-        if message.content is None and message.role != "assistant":
-            raise bad_value(f"messages[{index}].content", "only an assistant's may be missing")
-        if message.role == "tool" and message.tool_call_id is None:
-            raise bad_value(f"messages[{index}].tool_call_id", "name the call that it answers")
+        at = f"messages[{index}]"
+        _check_message(at, message)
+        if message.role != "tool":
+            is_answerable = bool(message.tool_calls)
+        elif not is_answerable:
+            raise bad_value(
+                f"{at}.role", "a result comes behind the assistant's message that has the call"
+            )
+
+
+def _check_message(at: str, message: Message) -> None:
+    if message.role != "assistant":
+        if message.content is None:
+            raise bad_value(f"{at}.content", "only an assistant's may be missing")
+        if message.tool_calls:
+            raise bad_value(f"{at}.tool_calls", "only an assistant makes calls")
+    elif message.content is None and message.refusal is None and not message.tool_calls:
+        raise bad_value(f"{at}.content", "without calls or a refusal it is needed")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise bad_value(f"{at}.tool_call_id", "name the call that it answers")

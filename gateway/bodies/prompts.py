@@ -23,11 +23,22 @@ def _form(value: Any) -> str:
     return "token ids" if isinstance(first, int) else "texts"
 
 
+_FilledText = Annotated[Text, Field(min_length=1)]
 _Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=INPUTS_MAX)]
+_FilledTexts = Annotated[
+    list[_FilledText], Field(fail_fast=True, min_length=1, max_length=INPUTS_MAX)
+]
 _Lists = Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=INPUTS_MAX)]
 TextOrIds = Annotated[
     Annotated[Text, Tag("a text")]
     | Annotated[_Texts, Tag("texts")]
+    | Annotated[Ids, Tag("token ids")]
+    | Annotated[_Lists, Tag("lists of ids")],
+    Discriminator(_form),
+]
+FilledTextOrIds = Annotated[
+    Annotated[_FilledText, Tag("a text")]
+    | Annotated[_FilledTexts, Tag("texts")]
     | Annotated[Ids, Tag("token ids")]
     | Annotated[_Lists, Tag("lists of ids")],
     Discriminator(_form),

@@ -88,7 +88,7 @@ class ContentLogprob(TopLogprob):
 
 
 class ChatLogprobs(_Shape):
-    """Log probabilities of the tokens of `content`."""
+    """Of all tokens of the answer but special ones, of those of calls and reasoning as well."""
 
     content: list[ContentLogprob]
     refusal: None

@@ -47,7 +47,8 @@ class HttpError(BadRequestError):
 
 def error_body(code: ErrorCode, message: str, *, status: int, param: str | None = None) -> bytes:
     """Return the envelope; `type` follows from the status, but for a used-up budget."""
-    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    is_ours = status >= 500 and code is not ErrorCode.INVALID_REQUEST  # 505 is the caller's
+    kind = _TYPES.get(status, "server_error" if is_ours else "invalid_request_error")
     if code is ErrorCode.INSUFFICIENT_QUOTA:  # OpenAI's own type for it
         kind = str(code)
     error = {"message": message, "type": kind, "param": param, "code": code}

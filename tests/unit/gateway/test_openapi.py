@@ -50,6 +50,14 @@ def test_every_code_of_a_generation_is_told_with_its_status() -> None:
         assert "Retry-After" in answers[status]["headers"]
 
 
+def test_what_the_caller_got_wrong_is_its_own_error_whatever_the_status() -> None:
+    for status in (400, 431, 505):
+        body = json.loads(error_body(ErrorCode.INVALID_REQUEST, "no", status=status))
+        assert body["error"]["type"] == "invalid_request_error"
+    body = json.loads(error_body(ErrorCode.INTERNAL, "no", status=500))
+    assert body["error"]["type"] == "server_error"
+
+
 def test_the_error_envelope() -> None:
     body = error_body(ErrorCode.INVALID_REQUEST, "no", status=400, param="n")
     validator("ErrorEnvelope").validate(json.loads(body))
@@ -72,6 +80,12 @@ def test_what_is_taken_is_described(extra: dict[str, object]) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | extra
     parse_chat_request(json.dumps(body).encode())
     validator("ChatRequest").validate(body)
+
+
+@pytest.mark.parametrize("given", ["", ["a", ""]])
+def test_an_empty_text_to_embed_is_not_described(given: object) -> None:
+    assert not validator("EmbeddingRequest").is_valid({"model": "m", "input": given})
+    validator("CompletionRequest").validate({"model": "m", "prompt": given})
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,10 @@ TOOLS = [
     for name in ("f", "g")
 ]
 NAMED = {"type": "function", "function": {"name": "g"}}
+CUSTOM = {"type": "custom", "custom": {"name": "g", "input": "x"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLING = {"role": "assistant", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "42"}
 
 
 def parse(**extra: object) -> ChatRequest:
@@ -30,7 +34,7 @@ def refused(**extra: object) -> BadRequestError:
 def test_the_smallest_request() -> None:
     request = parse()
     assert request.model == "m"
-    assert request.stops == []
+    assert not request.stops
     assert request.choices == 1
     assert request.output_tokens_max is None
     assert request.alternatives is None
@@ -49,6 +53,10 @@ def test_the_smallest_request() -> None:
         {"tools": [], "tool_choice": "auto"},
         {"store": False, "modalities": ["text"], "verbosity": "medium", "functions": []},
         {"prompt_cache_options": {"mode": "implicit"}, "prompt_cache_retention": "in_memory"},
+        {"prompt_cache_options": {}},
+        {"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}},
+        {"messages": [{"role": "user", "content": "x", "tool_calls": None}, CALLING, RESULT, RESULT]},
+        {"messages": [{"role": "assistant", "content": None, "refusal": "never"}]},
         {"audio": None, "prediction": None, "web_search_options": None, "moderation": None},
         {"user": "u", "safety_identifier": "s", "metadata": {"a": "b"}, "prompt_cache_key": "k"},
         {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
@@ -90,6 +98,18 @@ def test_what_is_taken(extra: dict[str, object]) -> None:
         ({"verbosity": "low"}, "verbosity"),
         ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
         ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
+        ({"prompt_cache_options": {"ttl": "24h"}}, "prompt_cache_options"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": TOOLS, "tool_choice": CUSTOM}, "tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CUSTOM]}}},
+            "tool_choice.allowed_tools.tools[0].type",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", **CUSTOM}]}]},
+            "messages[0].tool_calls[0].type",
+        ),
+        ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools"),
@@ -102,7 +122,7 @@ def test_what_is_taken(extra: dict[str, object]) -> None:
             "messages[0].audio",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
     error = refused(**extra)
     assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, param)
@@ -120,7 +140,14 @@ def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [CALLING, RESULT | {"tool_call_id": None}]}, "messages[1].tool_call_id"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages[0].content"),
+        ({"messages": [RESULT]}, "messages[0].role"),
+        ({"messages": [{"role": "assistant", "content": "x"}, RESULT]}, "messages[1].role"),
+        ({"messages": [CALLING, {"role": "user", "content": "x"}, RESULT]}, "messages[2].role"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"max_completion_tokens": "many"}, "max_completion_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
@@ -130,7 +157,8 @@ def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
         ({"reasoning_effort": "enormous"}, "reasoning_effort"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"what": 1}}, "stream_options.what"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"n": 129}, "n"),
+        ({"tools": [{"type": "robot", "function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -148,6 +176,13 @@ def test_what_is_invalid(extra: dict[str, object], param: str) -> None:
     error = refused(**extra)
     assert (error.code, error.param) == (ErrorCode.INVALID_REQUEST, param)
     assert param in error.message
+
+
+def test_what_is_said_of_a_choice_that_is_not_served() -> None:
+    message = refused(tools=TOOLS, tool_choice=CUSTOM).message
+    assert "'custom'" in message
+    assert "'function'" in message
+    assert "'auto'" not in message
 
 
 def test_logprobs() -> None:
@@ -234,7 +269,7 @@ def test_the_text_of_a_message() -> None:
             {"role": "user", "content": parts},
             assistant,
             {"role": "assistant", "content": None, "refusal": "never"},
-            {"role": "assistant"},
+            CALLING,
         ]
     )
     assert [message.text() for message in request.messages] == ["ab", "no", "never", ""]
