@@ -1,7 +1,8 @@
 """Where the answers of one request ran: one record per submission to a router; pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from sys import intern
+from typing import TYPE_CHECKING, NamedTuple
 
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 
@@ -13,6 +14,45 @@ TOLD_MAX = 16  # of one request
 _REASON_MAX = 200
 _CANDIDATES_MAX = 16
 _U32_MAX = 0xFFFFFFFF
+
+
+class Placement(NamedTuple):
+    """Where an answer runs, as its router says; the message itself would take half a kilobyte.
+
+    Attributes:
+        replica_id: Of the replica.
+        queue_us: From the submission until it was dispatched.
+        engine_queue_us: In the engine.
+        load_us: That its adapter took.
+        cached_tokens: Of the prompt.
+        decision: What the router knew; None: nobody asked.
+    """
+
+    replica_id: str
+    queue_us: int = 0
+    engine_queue_us: int = 0
+    load_us: int = 0
+    cached_tokens: int = 0
+    decision: "wire.Explanation | None" = None
+
+
+def placement_of(placed: "wire.Placed") -> Placement:
+    """Return what a message says."""
+    return Placement(
+        intern(placed.replica_id),  # the same for many
+        placed.queue_us,
+        placed.engine_queue_us,
+        placed.load_us,
+        placed.cached_tokens,
+        detached(placed.decision) if placed.HasField("decision") else None,
+    )
+
+
+def detached(decision: "wire.Explanation") -> "wire.Explanation":
+    """Return a copy; a part of a message keeps all of it, the tokens of all other answers too."""
+    copy = type(decision)()
+    copy.CopyFrom(decision)
+    return copy
 
 
 class Attempt:
@@ -50,24 +90,22 @@ class Attempt:
         self.emitted_before = emitted_before
         self.output_tokens = 0
         self.prefill_us = 0
-        self.placed: wire.Placed | None = None
+        self.placed: Placement | None = None
         self.decision: wire.Explanation | None = None
         self.outcome, self.reason = "cancelled", ""
         self.before_us = 0
 
-    def interrupted(
-        self, by: "wire.Interruption", emitted: int, placed: "wire.Placed"
-    ) -> "Attempt":
+    def interrupted(self, by: "wire.Interruption", emitted: int) -> "Attempt":
         """End this one where its router queued the request again; return what comes then.
 
         Args:
             by: What its router says of it.
             emitted: Tokens of the answer until now.
-            placed: Where it ran, if it was not told so: its engine may not have begun.
         """
         after_us = max(0, by.ended_us - self.before_us)
         ended_at_s = max(self.first_at_s, self.submitted_at_s + after_us * 1e-6)
-        self.placed = self.placed or placed
+        if self.placed is None:  # its engine may not have begun
+            self.placed = Placement(by.replica_id, by.queue_us)
         self.ended_at_s, self.outcome, self.reason = ended_at_s, by.code or "requeued", by.reason
         self.output_tokens = emitted - self.emitted_before
         later = Attempt(self.number + 1, self.cell_id, self.router_id, ended_at_s, emitted)
@@ -77,7 +115,7 @@ class Attempt:
     @property
     def known_then(self) -> "wire.Explanation | None":
         """What its router knew when it placed it, if it has said so."""
-        if self.decision is None and self.placed is not None and self.placed.HasField("decision"):
+        if self.decision is None and self.placed is not None:
             return self.placed.decision
         return self.decision
 

@@ -8,8 +8,6 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
 import structlog
 
@@ -135,16 +133,21 @@ class Dispatcher:
 
     async def _run(self, generation: Generation, asker: Asker) -> Ending | None:
         """Run a generation to its end; return the refusal, or None."""
-        now = asyncio.get_running_loop().time
-        patience = _Patience(generation, now())
+        loop = asyncio.get_running_loop()
+        patience = _Patience(generation, loop.time())
         self._open.add(generation)
         try:
             while True:
-                ending = generation.begin_attempt()
-                if ending is None and not self._is_stopping:
-                    patience.begin_attempt(now())
-                    ending = await self._attempt(generation, asker, patience)
-                final = self._final(ending, patience, now())
+                submission = None
+                if generation.begin_attempt() is None and not self._is_stopping:
+                    submission = await self._begun(generation, asker, patience)
+                if submission is not None:
+                    try:
+                        while generation.ending is None:
+                            await generation.news()
+                    finally:
+                        submission.end()
+                final = self._final(generation.ending, patience, loop.time())
                 if final is None:
                     await asyncio.sleep(_RETRY_PAUSE_S)
                 elif final.kind is EndKind.REFUSED:
@@ -172,37 +175,40 @@ class Dispatcher:
             return _refused(ending, ErrorCode.REPLICA_LOST)
         return None
 
-    async def _attempt(self, generation: Generation, asker: Asker, patience: "_Patience") -> Ending:
-        submission = await self._submit(generation, asker, patience)
-        if submission is None:
-            return generation.ending or _NOBODY  # or the process has ended it meanwhile
-        with submission:
+    async def _begun(
+        self, generation: Generation, asker: Asker, patience: "_Patience"
+    ) -> "_Submission | None":
+        """Submit to a router, and wait for the first tokens or the end; None: there is no router.
+
+        Most of an answer is waited for without this, or without more coroutines: answers are many,
+        and take long.
+        """
+        spec, loop = generation.spec, asyncio.get_running_loop()
+        patience.begin_attempt(loop.time())
+        found = await self._links.acquire(
+            spec.pool_id, spec.wish, patience.acquire_by_s, patience.home
+        )
+        if found is None:
+            generation.end(_NOBODY)  # or the process has ended it meanwhile
+            return None
+        link, patience.cell_id = found
+        submission = _Submission(generation, link, patience, loop.time())
+        timer = loop.call_at(patience.give_up_at_s + _GRACE_S, _give_up, generation)
+        try:
+            asker.submitted(patience.cell_id, link.router_id)
             while generation.is_fresh and generation.ending is None:
                 await generation.news()
                 if generation.is_nudged:
                     generation.is_nudged = False
                     asker.begun()
-            submission.note_begin()
             if generation.emitted:
                 asker.begun()
             generation.is_nudged = False  # the tokens are the sign
-            while generation.ending is None:
-                await generation.news()
-            return generation.ending
-
-    async def _submit(
-        self, generation: Generation, asker: Asker, patience: "_Patience"
-    ) -> "_Submission | None":
-        """Submit to a router; None when there is none in time."""
-        spec = generation.spec
-        found = await self._links.acquire(
-            spec.pool_id, spec.wish, patience.acquire_by_s, patience.home
-        )
-        if found is None:
-            return None
-        link, patience.cell_id = found
-        submission = _Submission(generation, link, patience)
-        asker.submitted(patience.cell_id, link.router_id)
+        except BaseException:
+            submission.end()
+            raise
+        finally:
+            timer.cancel()
         return submission
 
 
@@ -211,40 +217,23 @@ async def _at_once(refusal: Ending) -> Ending:
 
 
 class _Submission:
-    """A generation that is with a router until the end of the block."""
+    """A generation that is with a router, until `end`."""
 
-    __slots__ = ("_generation", "_handle", "_link", "_timer")
+    __slots__ = ("_generation", "_handle", "_link")
 
-    def __init__(self, generation: Generation, link: RouterLink, patience: "_Patience") -> None:
-        loop, cell_id = asyncio.get_running_loop(), patience.cell_id
-        self._generation, self._link = generation, link
-        left_ms = max(1, round((patience.give_up_at_s - loop.time()) * 1000))
-        generation.begin_submission(cell_id, link.router_id, time.monotonic())
-        self._handle = link.submit(
-            generation, cell_id, left_ms if patience.has_tried else generation.spec.deadline_ms
-        )
-        self._timer: asyncio.TimerHandle | None = loop.call_at(
-            patience.give_up_at_s + _GRACE_S, _give_up, generation
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
+    def __init__(
+        self, generation: Generation, link: RouterLink, patience: "_Patience", now_s: float
     ) -> None:
-        self.note_begin()
+        self._generation, self._link = generation, link
+        left_ms = max(1, round((patience.give_up_at_s - now_s) * 1000))
+        generation.begin_submission(patience.cell_id, link.router_id, time.monotonic())
+        deadline_ms = left_ms if patience.has_tried else generation.spec.deadline_ms
+        self._handle = link.submit(generation, patience.cell_id, deadline_ms)
+
+    def end(self) -> None:
+        """It has ended, or nobody wants it any more."""
         self._link.cancel(self._handle)  # nothing, when the router has said the end
         self._generation.end_submission(time.monotonic())
-
-    def note_begin(self) -> None:
-        """From now on the answer may take as long as it takes."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 def _give_up(generation: Generation) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gateway.directory import Principal
 from gateway.dispatch import attempts
-from gateway.dispatch.attempts import Attempt
+from gateway.dispatch.attempts import Attempt, Placement
 from gateway.dispatch.event_head import head_of
 from gateway.dispatch.generation import Generation
 from gateway.limits.limiter import Reservation
@@ -15,7 +15,6 @@ from gateway.rollouts.decision import Decision
 from sluice.errors import ErrorCode, PlatformError
 from sluice.tracecontext import NONE, Upstream
 from sluice.wire.control.v1 import control_pb2 as control
-from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _U32_MAX = 0xFFFFFFFF
@@ -45,7 +44,7 @@ class Tally:
     first_at_s: float = 0.0
     itl_max_s: float = 0.0
     resumes: int = 0
-    placed: wire.Placed | None = None
+    placed: Placement | None = None
     attempts: Sequence[Sequence[Attempt]] = ()
 
 
@@ -133,7 +132,7 @@ class Exchange:
     router_id: str = ""
     outcome: str = ""
     status: int = 0
-    _begun: tuple[bytes, RequestEvent] | None = field(default=None, repr=False)
+    _begun: bytes = field(default=b"", repr=False)
 
     def submitted(self, cell_id: str, router_id: str, now_s: float) -> None:
         """Note where the request went; the time counts only once."""
@@ -144,7 +143,7 @@ class Exchange:
     def stand_in(self, model: control.Model, decision: Decision | None, lost: Lost | None) -> None:
         """Let another model answer; `lost` is what the first one had used, if it had begun."""
         self.model, self.decision, self.lost = model, decision, lost
-        self._begun = None
+        self._begun = b""
 
     @property
     def has_failed(self) -> bool:
@@ -161,9 +160,12 @@ class Exchange:
             self.outcome, self.status = ErrorCode.INTERNAL, 500
 
     def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> bytes:
-        """Return the event that tells everything once, serialised."""
-        head, event = self._begun or self._begin(gateway_id)
-        self._begun = None
+        """Return the event that tells everything once, serialised.
+
+        What was known from the begin on lies in front; where both name a field, the last one holds.
+        """
+        begun, self._begun = self._begun or self._known(gateway_id), b""
+        event = RequestEvent()
         event.session_hash = tally.session_hash
         # Closings need none of these: they never become spans.
         upstream = self.upstream
@@ -199,20 +201,24 @@ class Exchange:
             event.is_limited_locally = reservation.is_local
         if told := attempts.told(tally.attempts, received_at_s, ended_at_s):
             event.attempts.extend(told)
-        return head + event.SerializeToString()
+        return begun + event.SerializeToString()
 
     def prepare_closings(
         self, generations: Sequence[Generation], answers_per_prompt: int, gateway_id: str
     ) -> None:
         """Give each generation what its router tells of it if this process is killed."""
-        head, event = self._begun = self._begin(gateway_id)
+        head, event = self._begin(gateway_id)
         event.session_hash = generations[0].spec.session_hash
         for part, generation in enumerate(generations):
             is_first = part % answers_per_prompt == 0
             event.part = part
             event.prompt_tokens = len(generation.spec.prompt) if is_first else 0
             generation.closing = head + event.SerializeToString()
-        event.part = 0
+        self._begun = generations[0].closing
+
+    def _known(self, gateway_id: str) -> bytes:
+        head, event = self._begin(gateway_id)
+        return head + event.SerializeToString()
 
     def _begin(self, gateway_id: str) -> tuple[bytes, RequestEvent]:
         """Return the event as far as it is known from the begin on: its head, and the rest."""

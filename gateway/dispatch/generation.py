@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from gateway.dialects.delta import NOTHING, Delta, joined
-from gateway.dispatch.attempts import Attempt, begun
+from gateway.dispatch.attempts import Attempt, Placement, begun, detached, placement_of
 from gateway.dispatch.cell_choice import Wish, prefix_key
 from gateway.text.answer import Answer
 from gateway.text.logprobs import LogprobLine, TokenLogprob
@@ -139,7 +139,6 @@ class Generation(ABC):
     """
 
     __slots__ = (
-        "_entries",
         "_line",
         "_news",
         "attempt_from",
@@ -168,7 +167,7 @@ class Generation(ABC):
         self.pipe = pipe
         self.emitted = array("I")
         self.first_at_s = self.last_at_s = self.itl_max_s = 0.0
-        self.placed: wire.Placed | None = None
+        self.placed: Placement | None = None
         self.cached_tokens = 0
         self.closing = b""
         self.attempt_from = 0
@@ -180,7 +179,6 @@ class Generation(ABC):
         self.ending: Ending | None = None
         self._news: asyncio.Future[None] | None = None
         self._line = line
-        self._entries: list[tuple[float, Sequence[tuple[int, float]]]] = []
 
     def push_one(self, token: int, now_s: float) -> None:
         """Take the one token of an engine step, as nearly always; see `push`."""
@@ -193,23 +191,21 @@ class Generation(ABC):
     def learn_logprobs(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
         """Take what belongs to the next token that comes without any."""
         if self._line is not None:
-            self._entries.append((logprob, top))
+            self._line.learn(logprob, top)
 
     def taken(self, tokens: Sequence[int]) -> tuple[Delta, list[TokenLogprob]]:
         """Run tokens through the pipe; return what to show, and the log probabilities with it."""
         pipe, line = self.pipe, self._line
         if line is None:
             return pipe.push(tokens), []
-        known = self._entries[: len(tokens)]
-        del self._entries[: len(tokens)]
+        known = line.entries(tokens)
         delta, told = NOTHING, list[TokenLogprob]()
         for index, token in enumerate(tokens):  # each with the text that it alone has brought
             if pipe.is_stopped:
                 break
             before = pipe.characters
             delta = joined(delta, pipe.push((token,)))
-            entries = [TokenLogprob(token, *it) for it in known[index : index + 1]]
-            line.push(entries, pipe.characters - before)
+            line.push(known[index : index + 1], pipe.characters - before)
             # Where text is not only content, nobody can tell which token brought what.
             told += line.rest() if pipe.is_parsed else line.shown(pipe.shown)
         return delta, told
@@ -242,20 +238,18 @@ class Generation(ABC):
         """Learn where the current attempt runs."""
         if self.placed is None:
             self.cached_tokens = placed.cached_tokens
-        self.placed = placed
+        self.placed = placement_of(placed)
         if not self.attempts:
             return
         self._learn_interruptions(placed.before)
         if self.attempts[-1].placed is not None:  # an older router does not say why
             self._learn_interruptions([wire.Interruption(ended_us=placed.queue_us)])
-        self.attempts[-1].placed = placed
+        self.attempts[-1].placed = self.placed
 
     def _learn_interruptions(self, before: Iterable[wire.Interruption]) -> None:
         """Note dispatches that ended while the current submission goes on."""
         for it in before:
-            nowhere = wire.Placed(replica_id=it.replica_id, queue_us=it.queue_us)
-            attempt = self.attempts[-1].interrupted(it, len(self.emitted), nowhere)
-            begun(self.attempts, attempt)
+            begun(self.attempts, self.attempts[-1].interrupted(it, len(self.emitted)))
 
     @abstractmethod
     def expect_end(self) -> None:
@@ -267,8 +261,7 @@ class Generation(ABC):
         if self.attempts:
             self._learn_interruptions(outcome.before)
         if self.attempts and outcome.HasField("decision"):
-            decision = self.attempts[-1].decision = wire.Explanation()
-            decision.CopyFrom(outcome.decision)  # a part of a message keeps all of it
+            self.attempts[-1].decision = detached(outcome.decision)
         self.end(ending_of(outcome))
 
     def end(self, ending: Ending) -> None:
@@ -301,7 +294,8 @@ class Generation(ABC):
         """Start (again); return the ending right away when what was emitted was already the end."""
         self.ending = None
         self.is_fresh = True
-        self._entries.clear()
+        if self._line is not None:
+            self._line.unlearn()
         if self.emitted and not self.spec.ignore_eos and self.emitted[-1] in self.spec.end_ids:
             self.ending = Ending(EndKind.STOP)
         elif self.output_tokens_left <= 0:

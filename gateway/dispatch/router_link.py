@@ -244,7 +244,7 @@ class RouterLink:
         tokens, counts = _columns(message)
         for placed in message.placed:
             if (generation := generations.get(placed.handle)) is not None:
-                generation.place(_detached(placed))
+                generation.place(placed)
         if message.HasField("logprobs"):
             self._hand_out_logprobs(message.logprobs)
         outcomes = message.outcomes
@@ -351,13 +351,6 @@ def _columns(message: wire.ConnectResponse) -> tuple[list[int], list[int]]:
         if not agree or len(columns.top_logprob) != tops or sum(columns.top_count) != tops:
             raise EOFError("the columns of log probabilities do not agree")
     return tokens, counts
-
-
-def _detached(placed: wire.Placed) -> wire.Placed:
-    """Return a copy; a part of a message keeps all of it, the tokens of all other answers too."""
-    copy = wire.Placed()
-    copy.CopyFrom(placed)
-    return copy
 
 
 def _text(error: BaseException) -> str:

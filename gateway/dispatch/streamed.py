@@ -7,6 +7,7 @@ its first chunk is out, chunks are framed here and written to the transport itse
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from gateway.dialects.delta import NOTHING, Delta
 from gateway.dispatch.generation import Ending, EndKind, Generation, GenerationSpec
@@ -88,7 +89,7 @@ class StreamedGeneration(Generation):
         self._is_plain = line is None and pipe.is_transparent
         self._early: list[bytes] | None = []
         self._head = chunks.head
-        self._tail = chunks.tail + b"\r\n"
+        self._tail = _framed(chunks.tail)
         self._frame_bytes = len(chunks.head) + len(chunks.tail)
         self._transport: asyncio.WriteTransport | None = None
         self._until_check = _CHECK_EVERY
@@ -238,6 +239,12 @@ class StreamedGeneration(Generation):
         if delta.content or delta.reasoning or delta.calls or entries:
             held += self._chunk(delta, entries)
         return held + self.chunks.finish(reason)
+
+
+@lru_cache(maxsize=8)
+def _framed(tail: bytes) -> bytes:
+    """Return what ends a frame, the same for all streams of an endpoint."""
+    return tail + b"\r\n"
 
 
 def _without_frames(write: Callable[[bytes], None]) -> Callable[[bytes], None]:

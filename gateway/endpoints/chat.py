@@ -52,9 +52,9 @@ class _ChatTask:
 
     def __init__(self, fields: ChatRequest) -> None:
         self.fields = fields
-        self._stops, self._is_parallel = fields.stops, fields.is_parallel
+        self._stops, self._is_parallel = tuple(fields.stops), fields.is_parallel
         functions = [tool.function for tool in fields.callable_tools]
-        self._tools = [ToolSpec(f.name, f.parameters, bool(f.strict)) for f in functions]
+        self._tools = tuple([ToolSpec(f.name, f.parameters, bool(f.strict)) for f in functions])
 
     async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
         chat = self.fields

@@ -9,6 +9,7 @@ from gateway.bases.assets import AssetCache
 from gateway.directory import Directory, Principal, ResolvedModel
 from gateway.dispatch.exchange import Exchange, Lost, Tally
 from gateway.endpoints.copies import Copies
+from gateway.endpoints.keep_alive import KeepAlives
 from gateway.endpoints.run import Means, Run, now_s
 from gateway.endpoints.task import Plan, Task, plan_of
 from gateway.endpoints.texts import Texts
@@ -73,6 +74,7 @@ class Completer:
         self._assets = assets
         self._limiter = limiter
         self._means = means
+        self._keep_alives = KeepAlives(means.keep_alive_s)
         self._metrics = metrics
         self._emit = emit
         self._gateway_id = gateway_id
@@ -113,11 +115,11 @@ class Completer:
                 run.kept = self._texts.begin(principal.text_policy, task, identity.request_id)
             with run:
                 try:
-                    return await run.answer(self._means)
+                    return await run.answer(self._means, self._keep_alives)
                 except PlatformError as refusal:
                     if not await self._stands_in(run, refusal):
                         raise
-                return await run.answer(self._means)
+                return await run.answer(self._means, self._keep_alives)
         finally:
             self._open.discard(identity.uid)
 

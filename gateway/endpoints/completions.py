@@ -49,7 +49,7 @@ class _CompletionTask:
 
     def __init__(self, fields: CompletionRequest) -> None:
         self.fields = fields
-        self._stops = fields.stops
+        self._stops = tuple(fields.stops)
 
     async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
         has_special_tokens = self.fields.add_special_tokens is not False

@@ -12,7 +12,7 @@ from gateway.dispatch.generation import Ending
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.server.errors import error_body
 from gateway.server.live_response import LiveResponse
-from gateway.text.sse import DONE, error_event
+from gateway.text.sse import DONE, StreamHead, error_event
 from sluice.errors import STATUS, ErrorCode
 
 _STREAM_HEADERS = {
@@ -27,19 +27,23 @@ class EventStream:
 
     Attributes:
         response: Begun by `begin`.
+        streams: The choices.
+        usage_head: What the chunk with the usage begins with; None: nobody asked for it.
         first_sent_at_s: Monotonic time when the first bytes left; 0 before.
     """
 
-    __slots__ = ("_last", "_streams", "first_sent_at_s", "response")
+    __slots__ = ("_last", "first_sent_at_s", "response", "streams", "usage_head")
 
     def __init__(
         self,
         request: web.Request,
         headers: dict[str, str],
         streams: Sequence[StreamedGeneration],
+        usage_head: StreamHead | None = None,
     ) -> None:
         """Prepare; nothing is sent before `begin`."""
-        self._streams = streams
+        self.streams = streams
+        self.usage_head = usage_head
         self._last = b""
         self.response = LiveResponse(request, _STREAM_HEADERS | headers)
         self.first_sent_at_s = 0.0
@@ -49,7 +53,7 @@ class EventStream:
 
         ConnectionResetError: the client has gone.
         """
-        response, streams = self.response, self._streams
+        response, streams = self.response, self.streams
         first = [stream.chunks.first() for stream in streams]
         early = [stream.take_early() for stream in streams]
         transport = response.begin(b"".join(first + early))
@@ -59,9 +63,9 @@ class EventStream:
 
     def end_choice(self, index: int, reason: str) -> None:
         """Send what a choice that has ended still held back, and why it ended."""
-        stream = self._streams[index]
+        stream = self.streams[index]
         chunk = stream.last_chunks(reason)
-        if len(self._streams) == 1:
+        if len(self.streams) == 1:
             self._last = chunk  # leaves together with the end of the stream
         else:
             stream.send(chunk)
@@ -79,5 +83,5 @@ class EventStream:
         await self._send_last(error_event(body))
 
     async def _send_last(self, last: bytes) -> None:
-        unsent = [stream.stop_writing() for stream in self._streams]
+        unsent = [stream.stop_writing() for stream in self.streams]
         await self.response.end(b"".join([*unsent, last]))

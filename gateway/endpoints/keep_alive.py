@@ -4,31 +4,47 @@ import asyncio
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
 
 from gateway.dispatch.streamed import StreamedGeneration
+from gateway.server.deadlines import Deadlines
+
+# A stream is looked at so often in the time that it may be silent: its sign comes by so much late.
+_LOOKS = 4
+
+
+class KeepAlives:
+    """Those of one worker.
+
+    Attributes:
+        every_s: How long a stream may be silent.
+        looks: Who is to be looked at.
+    """
+
+    def __init__(self, every_s: float) -> None:
+        """Prepare."""
+        self.every_s = every_s
+        loop = asyncio.get_running_loop()
+        self.looks: Deadlines[KeepAlive] = Deadlines(every_s / _LOOKS, loop, KeepAlive.look)
 
 
 class KeepAlive:
-    """While the block runs: a comment into a stream that has been silent for `every_s`.
+    """While the block runs: a comment into a stream that has been silent for too long.
 
     A stream that has not begun by then begins, so that its headers are the first sign of life.
     """
 
-    __slots__ = ("_every_s", "_handle", "_is_begun", "_loop", "_streams")
+    __slots__ = ("_all", "_is_begun", "_sign_at_s", "_streams")
 
-    def __init__(self, streams: Sequence[StreamedGeneration], every_s: float) -> None:
+    def __init__(self, streams: Sequence[StreamedGeneration], all_: KeepAlives) -> None:
         """Prepare; `streams` are the choices of one answer, on one connection."""
         self._streams = streams
-        self._every_s = every_s
+        self._all = all_
         self._is_begun = False
-        self._loop = asyncio.get_running_loop()
-        self._handle: asyncio.TimerHandle | None = None
+        self._sign_at_s = time.monotonic()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         """Start the clock."""
-        self._handle = self._loop.call_later(self._every_s, self._check)
-        return self
+        self._all.looks.begin(self)
 
     def __exit__(
         self,
@@ -37,21 +53,23 @@ class KeepAlive:
         traceback: TracebackType | None,
     ) -> None:
         """Stop it."""
-        if self._handle is not None:
-            self._handle.cancel()
+        self._all.looks.end(self)
 
-    def _check(self) -> None:
+    def look(self) -> None:
+        """Give a sign of life if it is time."""
+        now_s = time.monotonic()
         last_at_s = max(stream.last_at_s for stream in self._streams)
-        silent_s = time.monotonic() - last_at_s
-        wait_s = self._every_s
-        if not last_at_s and not self._is_begun:
+        if now_s - max(last_at_s, self._sign_at_s) >= self._all.every_s:
+            self._sign_at_s = now_s
+            self._give_sign(is_first=not last_at_s and not self._is_begun)
+        self._all.looks.begin(self)
+
+    def _give_sign(self, *, is_first: bool) -> None:
+        if is_first:
             self._is_begun = True
             for stream in self._streams:
                 stream.nudge()
-        elif silent_s >= self._every_s:
-            running = (stream for stream in self._streams if stream.ending is None)
-            if (stream := next(running, None)) is not None:
-                stream.keep_alive()
-        else:
-            wait_s -= silent_s
-        self._handle = self._loop.call_later(wait_s, self._check)
+            return
+        running = (stream for stream in self._streams if stream.ending is None)
+        if (stream := next(running, None)) is not None:
+            stream.keep_alive()

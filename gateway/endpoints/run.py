@@ -21,7 +21,7 @@ from gateway.dispatch.generation import Ending, EndKind, Generation, WholeGenera
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.endpoints.event_stream import EventStream
-from gateway.endpoints.keep_alive import KeepAlive
+from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
 from gateway.endpoints.task import Plan, Task
 from gateway.metrics import FastHistogram
 from gateway.rollouts.refusals import opening
@@ -104,12 +104,16 @@ class Run:
         self.exchange.end_by(exc)
         self._close(self)
 
-    def answer(self, means: Means) -> Coroutine[None, None, web.StreamResponse]:
+    def answer(
+        self, means: Means, keep_alives: KeepAlives
+    ) -> Coroutine[None, None, web.StreamResponse]:
         """Return the answer, to be awaited.
 
         PlatformError: it was refused before anything was sent.
         """
-        return self._stream(means) if self.task.fields.stream else self._whole(means)
+        if self.task.fields.stream:
+            return self._stream(means, keep_alives)
+        return self._whole(means)
 
     def start_over(self, plan: Plan) -> None:
         """Let another model answer, as long as the answer has not begun."""
@@ -194,13 +198,13 @@ class Run:
 
     # --- streamed ---------------------------------------------------------------------------
 
-    async def _stream(self, means: Means) -> web.StreamResponse:
-        head = self._stream_head()
-        streams = self._streams(head, means)
-        self._begin(streams, means)
-        events = self._events = EventStream(self.request, self._headers(), streams)
-        with KeepAlive(streams, means.keep_alive_s):
-            refusal = await means.dispatcher.run_all(streams, self.plan.answers_per_prompt, self)
+    async def _stream(self, means: Means, keep_alives: KeepAlives) -> web.StreamResponse:
+        events = self._events = self._prepared_stream(means)
+        self._begin(events.streams, means)
+        with KeepAlive(events.streams, keep_alives):
+            refusal = await means.dispatcher.run_all(
+                events.streams, self.plan.answers_per_prompt, self
+            )
         if not self.has_begun:
             if refusal is not None:
                 raise self._error_of(refusal)
@@ -209,11 +213,12 @@ class Run:
             self.exchange.outcome = refusal.code
             await events.fail(refusal)
         else:
-            await events.finish(head.usage_chunk(self._usage()) if head.with_usage else b"")
+            head = events.usage_head
+            await events.finish(b"" if head is None else head.usage_chunk(self._usage()))
         return events.response
 
-    def _streams(self, head: StreamHead, means: Means) -> list[StreamedGeneration]:
-        task, plan = self.task, self.plan
+    def _prepared_stream(self, means: Means) -> EventStream:
+        task, plan, head = self.task, self.plan, self._stream_head()
         streams: list[StreamedGeneration] = []
         for index, spec in enumerate(plan.specs):
             line, form = self._line(), task.logprob_format(plan.assets)
@@ -227,7 +232,8 @@ class Run:
                     None if line is None or form is None else (line, form),
                 )
             )
-        return streams
+        usage_head = head if task.fields.include_usage else None
+        return EventStream(self.request, self._headers(), streams, usage_head)
 
     def _stream_head(self) -> StreamHead:
         task, exchange = self.task, self.exchange

@@ -43,7 +43,7 @@ class Task(Protocol):
     def forget_request(self) -> None:
         """Let go of what no answer needs once it has begun; `pipe` goes on working.
 
-        Prompts may be long, and so may the answer; a body of few words takes 3 kB as well.
+        Prompts may be long, and so may the answer; a body of few words takes 2.5 kB as well.
         """
         ...
 

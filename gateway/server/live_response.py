@@ -14,7 +14,10 @@ from functools import lru_cache
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
+from gateway.server.request import HttpRequest
+
 _WRITE_TIMEOUT_S = 30.0
+_FORGOTTEN: Mapping[str, str] = {}
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -59,8 +62,10 @@ class LiveResponse(web.StreamResponse):
         head = _head(self._fields, is_chunked=self.is_chunked, keep_alive=self.keep_alive)
         transport = self._transport()
         transport.write(head + self._framed(first) if first else head)
-        self._has_begun, self._fields = True, {}
+        self._has_begun, self._fields = True, _FORGOTTEN
         self._request.writer.output_size += len(head)
+        if isinstance(self._request, HttpRequest):
+            self._request.forget()
         return transport
 
     async def end(self, last: bytes) -> None:

@@ -1,11 +1,13 @@
 """HTTP/1.1 as the gateway serves it: aiohttp's protocol with bounds on who may wait for how long.
 
-The names with an underscore are aiohttp's: it has no other hook for a parser's errors or for the
-state of a connection. `tests/integration/gateway/test_hostile.py` fails when they change.
+The names with an underscore are aiohttp's: it has no other hook for a parser's errors, for the
+state of a connection or for what a connection keeps of a request. Tests fail when they change:
+`tests/integration/gateway/test_hostile.py`, `tests/unit/gateway/test_protocol.py`.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -13,14 +15,16 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawRequestMessage
+from aiohttp.http_writer import StreamWriter
 from aiohttp.streams import StreamReader
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import ERROR, RequestHandler
 
 from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.server.body import BodyBudget
-from gateway.server.deadlines import HeadDeadlines
+from gateway.server.deadlines import Deadlines
 from gateway.server.errors import HttpError, body_of
 from gateway.server.malformed import FIELD_BYTES_MAX, FIELDS_MAX, LINE_BYTES_MAX, malformed
+from gateway.server.request import HttpRequest
 from gateway.server.routes import Handler
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 from sluice.ids import new_id
@@ -30,6 +34,7 @@ log = structlog.get_logger(__name__)
 SERVER_NAME = "sluice"  # aiohttp would tell its own version and Python's
 UNKNOWN_VERSION = web.RequestKey("unknown_version", bool)
 _VERSIONS = (HttpVersion11, HttpVersion10)
+_AnyHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 # Over the bound so many more connections are read, for the probes among them.
 SURPLUS_CONNECTIONS = 64
@@ -82,8 +87,7 @@ class HttpServer(web.Server):
             handler_cancellation=True,
             access_log=None,
             auto_decompress=False,
-            keepalive_timeout=limits.idle_timeout_s,
-            lingering_time=_LINGER_S,
+            keepalive_timeout=0.0,  # no timer of its own; see `idle`
             max_line_size=LINE_BYTES_MAX,
             max_field_size=FIELD_BYTES_MAX,
             max_headers=FIELDS_MAX,
@@ -91,7 +95,8 @@ class HttpServer(web.Server):
         self._limits = limits
         self.body_budget = BodyBudget(limits.body_bytes_max)
         self.note_malformed = note_malformed
-        self.heads = HeadDeadlines(limits.head_timeout_s, self._loop)
+        self.heads = Deadlines(limits.head_timeout_s, self._loop, HttpProtocol.head_timed_out)
+        self.idle = Deadlines(limits.idle_timeout_s, self._loop, HttpProtocol.idle_timed_out)
         self.is_draining = False
 
     def __call__(self) -> RequestHandler:
@@ -126,13 +131,13 @@ class HttpServer(web.Server):
         protocol: RequestHandler,
         writer: AbstractStreamWriter,
         task: "asyncio.Task[None]",
-    ) -> web.Request:
+    ) -> HttpRequest:
         if self.is_draining:  # each answer tells its client to go elsewhere for the next one
             message = message._replace(should_close=True)
         is_unknown_version = message.version not in _VERSIONS
         if is_unknown_version:  # it is answered in the oldest that we speak
             message = message._replace(version=HttpVersion10, should_close=True)
-        request = web.Request(
+        request = HttpRequest(
             message, payload, protocol, writer, task, self._loop, client_max_size=BODY_BYTES_MAX
         )
         if is_unknown_version:
@@ -152,6 +157,8 @@ class HttpProtocol(RequestHandler):
         self._has_partial_head = False
         self._stalled: asyncio.TimerHandle | None = None
         self.is_surplus = False
+        # There are never many, and an empty deque takes 700 bytes more.
+        self._messages = []  # pyright: ignore[reportAttributeAccessIssue] - a list does the same
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection, or turn it away when there are far too many."""
@@ -168,6 +175,7 @@ class HttpProtocol(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection."""
         self._server.heads.end(self)
+        self._server.idle.end(self)
         self._stop_watching_reader()
         super().connection_lost(exc)
 
@@ -245,6 +253,86 @@ class HttpProtocol(RequestHandler):
             self._end_with(HttpError(408, "The request's head did not arrive in time."))
         else:
             self.force_close()
+
+    def idle_timed_out(self) -> None:
+        """End a connection over which no request has come for long."""
+        if not self.is_busy:
+            self.force_close()
+
+    # Nobody asks for these: a client is known by its key. Looked up for every connection, they took
+    # 300 bytes of it.
+    peername = None  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
+    sockname = None  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
+
+    async def start(self) -> None:
+        """Answer one request after the other; aiohttp runs this as the connection's task.
+
+        Its own gives every request a task besides, and holds its head and its body until the
+        answer has ended.
+        """
+        try:
+            while not self._force_close:
+                if not self._messages:
+                    await self._message_comes()
+                request, handler = self._next_request()
+                response, is_broken = await self._handle_request(request, None, handler)
+                if is_broken or not await self._goes_on(request, response):
+                    break
+        except ConnectionError:
+            pass
+        except asyncio.CancelledError:
+            self.force_close()
+            raise
+        except Exception as error:  # noqa: BLE001 - the outermost place
+            self.log_exception("Unhandled exception", exc_info=error)
+            self.force_close()
+        if not self._force_close:
+            self._task_handler = None
+            if self.transport is not None:
+                self.transport.close()
+
+    async def _message_comes(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _next_request(self) -> tuple[web.BaseRequest, _AnyHandler]:
+        """Take the next message; what is no request is answered by what says so."""
+        self._server.idle.end(self)
+        message, payload = self._messages[0]
+        del self._messages[0]
+        if self._parser is not None:
+            self._parser.message_consumed()
+        if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+            self._resume_reading_if_drained()
+        server, task, writer = self._server, self._task_handler, StreamWriter(self, self._loop)
+        assert task is not None
+        if isinstance(message, RawRequestMessage):
+            handler = server.request_handler
+        else:
+            message, handler = ERROR, self._make_error_handler(message)
+        return server.request_factory(message, payload, self, writer, task), handler
+
+    async def _goes_on(self, request: web.BaseRequest, response: web.StreamResponse) -> bool:
+        """Clean up behind an answer; return whether another request may follow."""
+        may_follow = bool(response.keep_alive)
+        if not request.content.is_eof():
+            await self._drop_rest(request.content)
+        if not may_follow or self._close or self._force_close:
+            return False
+        self._server.idle.begin(self)
+        return True
+
+    async def _drop_rest(self, body: StreamReader) -> None:
+        """Read what the client still sends, or it would not read the answer; not for ever."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while not body.is_eof():
+                    await body.readany()
+        if not body.is_eof():
+            self.close()
 
     def _note_parser_error(self) -> None:
         """Tell the request whose body is being read, rather than answer as if there was another.

@@ -75,6 +75,7 @@ class HttpRunner:
         self.stop_accepting()
         await self._runner.cleanup()
         self.server.heads.close()
+        self.server.idle.close()
 
 
 def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

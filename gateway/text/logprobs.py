@@ -39,13 +39,28 @@ class LogprobLine:
     it, and one whose text is never shown is never told.
     """
 
-    __slots__ = ("_held", "_hidden", "_length")
+    __slots__ = ("_held", "_hidden", "_known", "_length")
 
     def __init__(self, hidden: frozenset[int]) -> None:
         """Prepare; tokens in `hidden` (end of sequence, special ones) are not part of the text."""
         self._hidden = hidden
         self._held: deque[_Held] = deque()
+        self._known: list[tuple[float, Sequence[tuple[int, float]]]] = []
         self._length = 0  # characters that all tokens so far have brought
+
+    def learn(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
+        """Take what belongs to the next token that comes without any; see `TokenLogprob`."""
+        self._known.append((logprob, top))
+
+    def unlearn(self) -> None:
+        """Forget what belongs to tokens that do not come any more."""
+        self._known.clear()
+
+    def entries(self, tokens: Sequence[int]) -> list[TokenLogprob]:
+        """Return the entries of the next tokens, as far as they are known."""
+        known = self._known[: len(tokens)]
+        del self._known[: len(tokens)]
+        return [TokenLogprob(token, *it) for token, it in zip(tokens, known, strict=False)]
 
     def push(self, entries: Sequence[TokenLogprob], characters: int) -> None:
         """Take the entries of tokens that together brought so many characters."""

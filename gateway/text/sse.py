@@ -12,6 +12,7 @@ from gateway.dialects.delta import CallDelta, Delta
 from gateway.text.detokenizer import json_fragment
 
 DONE = b"data: [DONE]\n\n"
+_CHAT_TEXT, _TEXT = b'"delta":{"content":"', b'"text":"'
 # A comment: clients skip it, proxies between see that the stream lives.
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -22,10 +23,9 @@ class StreamHead:
     Attributes:
         opening: Up to the usage.
         usage: What stands for the usage in every chunk but the last.
-        with_usage: Whether there is such a last chunk.
     """
 
-    __slots__ = ("opening", "usage", "with_usage")
+    __slots__ = ("opening", "usage")
 
     def __init__(
         self,
@@ -58,7 +58,6 @@ class StreamHead:
             json_fragment(model),
             extra.encode(),
         )
-        self.with_usage = with_usage
         self.usage = b'"usage":null,' if with_usage else b""
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:
@@ -95,13 +94,18 @@ class ChunkWriter(Protocol):
 class ChatChunks:
     """Chunks of one choice of a chat completion."""
 
-    __slots__ = ("_opening", "head", "tail")
+    __slots__ = ("head",)
+
+    tail = b'"},"finish_reason":null}]}\n\n'
 
     def __init__(self, head: StreamHead, index: int = 0) -> None:
         """Prepare."""
-        self._opening = head.opening + head.usage + b'"choices":[{"index":%d,' % index
-        self.head = self._opening + b'"delta":{"content":"'
-        self.tail = b'"},"finish_reason":null}]}\n\n'
+        self.head = b'%b%b"choices":[{"index":%d,%b' % (
+            head.opening,
+            head.usage,
+            index,
+            _CHAT_TEXT,
+        )
 
     def first(self) -> bytes:
         """Return the chunk that names the role."""
@@ -124,20 +128,21 @@ class ChatChunks:
         return self._chunk(b"{}", b"", b'"%b"' % reason.encode())
 
     def _chunk(self, delta: bytes, extra: bytes = b"", reason: bytes = b"null") -> bytes:
-        return self._opening + b'"delta":%b,%b"finish_reason":%b}]}\n\n' % (delta, extra, reason)
+        opening = self.head.removesuffix(_CHAT_TEXT)  # not kept: streams are many
+        return opening + b'"delta":%b,%b"finish_reason":%b}]}\n\n' % (delta, extra, reason)
 
 
 class TextChunks:
     """Chunks of one choice of a text completion."""
 
-    __slots__ = ("_opening", "_prefix", "head", "tail")
+    __slots__ = ("_prefix", "head")
+
+    tail = b'","logprobs":null,"finish_reason":null}]}\n\n'
 
     def __init__(self, head: StreamHead, index: int = 0, prefix: str = "") -> None:
         """Prepare; `prefix` is text before the model's own: the prompt, when it is echoed."""
-        self._opening = head.opening + head.usage + b'"choices":[{"index":%d,' % index
         self._prefix = prefix
-        self.head = self._opening + b'"text":"'
-        self.tail = b'","logprobs":null,"finish_reason":null}]}\n\n'
+        self.head = b'%b%b"choices":[{"index":%d,%b' % (head.opening, head.usage, index, _TEXT)
 
     def first(self) -> bytes:
         """Return the chunk with the echoed prompt, if it is wanted."""
@@ -154,7 +159,8 @@ class TextChunks:
     def _chunk(
         self, text: str, logprobs: dict[str, object] | None = None, reason: bytes = b"null"
     ) -> bytes:
-        return self._opening + b'"text":"%b","logprobs":%b,"finish_reason":%b}]}\n\n' % (
+        opening = self.head.removesuffix(_TEXT)
+        return opening + b'"text":"%b","logprobs":%b,"finish_reason":%b}]}\n\n' % (
             json_fragment(text),
             orjson.dumps(logprobs),
             reason,

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from gateway.metrics import GatewayMetrics
 from gateway.server.body import BodyBudget, unpack
-from gateway.server.deadlines import HeadDeadlines
+from gateway.server.deadlines import Deadlines
 from gateway.server.errors import HttpError
 from gateway.server.exposition import merged
 from gateway.server.identity import new_identity
@@ -162,12 +162,12 @@ class Waiting:
     def __init__(self) -> None:
         self.is_over = asyncio.Event()
 
-    def head_timed_out(self) -> None:
+    def expire(self) -> None:
         self.is_over.set()
 
 
-async def test_heads_that_do_not_come_end_in_their_order() -> None:
-    deadlines = HeadDeadlines(0.05, asyncio.get_running_loop())
+async def test_those_that_wait_too_long_are_told_in_their_order() -> None:
+    deadlines = Deadlines(0.05, asyncio.get_running_loop(), Waiting.expire)
     many = [Waiting() for _ in range(200)]
     for one in many:
         deadlines.begin(one)
