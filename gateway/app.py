@@ -175,7 +175,7 @@ class Gateway:
         )
         pools = PoolBoard(self.watcher.state, self.links, self.embedders)
         models = Models(directory=self.directory, pools=pools)
-        probes = self.probes()
+        probes = self.probes(is_public=True)
         routes = Routes()
         routes.add("POST", "/v1/chat/completions", chat.handle)
         routes.add("POST", "/v1/completions", completions.handle)
@@ -191,11 +191,11 @@ class Gateway:
             routes.add("GET", "/metrics", probes.metrics, is_open_when_full=True)
         return routes
 
-    def probes(self) -> Probes:
-        """Return what answers those who run this worker."""
+    def probes(self, *, is_public: bool = False) -> Probes:
+        """Return what answers those who run this worker, or whoever asks at the public port."""
 
         async def read_metrics() -> bytes:
-            return self.metrics.page()
+            return self.metrics.public_page() if is_public else self.metrics.page()
 
         return Probes(read_metrics=read_metrics, not_ready_because=self.not_ready_because)
 

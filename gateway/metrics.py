@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 
 from gateway.objectives import OBJECTIVES, Objectives, Result, mean_tpot_s
-from gateway.tenant_series import TenantSeries
+from gateway.tenant_series import TenantSeries, Without
 from sluice.certificate_metric import CertificateExpiry
 from sluice.errors import STATUS, ErrorCode
 
@@ -263,6 +263,10 @@ class GatewayMetrics:
     def page(self) -> bytes:
         """Return the exposition text."""
         return generate_latest(self.registry)
+
+    def public_page(self) -> bytes:
+        """Return it without what names tenants: for those who need no key to read it."""
+        return generate_latest(Without(self.tenants, self.registry))
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> FastCounter:
         counter = FastCounter(name, text, labels)

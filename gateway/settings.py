@@ -26,7 +26,8 @@ class GatewaySettings(ServiceSettings):
         instance_id: Unique among all gateway processes.
         http_address: `host:port` for clients and probes.
         ops_address: `host:port` for metrics and probes of all workers together. Without it,
-            /metrics is at `http_address`, and tells of the one worker that answers.
+            /metrics is at `http_address`, and tells of the one worker that answers and of no
+            tenant.
         tls_cert: PEM file of the certificate chain; with `tls_key`, `http_address` speaks TLS.
         tls_key: PEM file of its key. Both are read again when they change.
         control_address: `host:port` of the control plane's Watch.

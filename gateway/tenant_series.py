@@ -135,6 +135,19 @@ class TenantSeries(Collector):
         )
 
 
+class Without(Collector):
+    """All of a registry but the tenants."""
+
+    def __init__(self, tenants: TenantSeries, registry: Collector) -> None:
+        """Prepare; `registry` has `tenants`."""
+        self._named = {family.name for family in tenants.describe()}
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield what names nobody."""
+        return (it for it in self._registry.collect() if it.name not in self._named)
+
+
 def _label(tenant_id: str) -> str:
     """Return what a tenant is called: `other` is taken, so `_other`; and `_other` is `__other`."""
     return f"_{tenant_id}" if tenant_id.lstrip("_") == OTHER else tenant_id

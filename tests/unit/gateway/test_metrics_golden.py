@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from aiohttp.test_utils import make_mocked_request
+
 from gateway.app import Gateway
 from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
@@ -18,19 +20,34 @@ class Events:
     def emit(self, payload: bytes) -> None: ...
 
 
-async def test_names_and_types_are_as_documented(tmp_path: Path) -> None:
+def gateway(state_dir: Path) -> Gateway:
     settings = GatewaySettings(
         instance_id="g",
         http_address="127.0.0.1:1",
         control_address="127.0.0.1:1",
-        state_dir=tmp_path,
-        artifacts_dir=tmp_path,
+        state_dir=state_dir,
+        artifacts_dir=state_dir,
         valkey_url="redis://127.0.0.1:1",
         kafka_bootstrap="127.0.0.1:1",
     )
-    lines = Gateway(settings, Events()).metrics.page().decode().splitlines()
+    return Gateway(settings, Events())
+
+
+async def test_names_and_types_are_as_documented(tmp_path: Path) -> None:
+    lines = gateway(tmp_path).metrics.page().decode().splitlines()
     types = sorted(line for line in lines if line.startswith("# TYPE") and "_created" not in line)
     assert types == GOLDEN.read_text().splitlines()
+
+
+async def test_who_needs_no_key_reads_all_but_tenants(tmp_path: Path) -> None:
+    made = gateway(tmp_path)
+    request = make_mocked_request("GET", "/metrics")
+    inside = (await made.probes().metrics(request)).body.decode()
+    public = (await made.routes().find("/metrics").handler("GET")(request)).body.decode()
+    assert "gateway_tenant_tokens_total" in inside
+    assert "gateway_tenant" not in public
+    kinds = [line for line in inside.splitlines() if line.startswith("# TYPE")]
+    assert set(kinds) - set(public.splitlines()) == {line for line in kinds if "_tenant_" in line}
 
 
 def test_histograms_are_cumulative_with_edges_at_the_objectives() -> None:
