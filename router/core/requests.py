@@ -72,7 +72,9 @@ class Requests:
             request.attempts += 1
             request.avoid = slot.replica_id
             if request.attempts > self._config.retries_max:
-                text = f"gave up after {request.attempts} attempts; last: {message}"
+                # For the client, too: which replica it was is told with the dispatch.
+                last = message.replace(f"replica {slot.replica_id}", "the replica")
+                text = f"gave up after {request.attempts} attempts; last: {last}"
                 self.end(request, Ending(wire.OUTCOME_KIND_FAILED, code, text))
                 return
         if code is not None or slot.is_placed:

@@ -63,6 +63,17 @@ def test_a_failed_sequence_is_tried_elsewhere(bench):
     assert world.outcome(handle).kind == wire.OUTCOME_KIND_LOST
 
 
+def test_a_caller_is_told_what_failed_at_last_and_not_where(bench):
+    world = bench(retries_max=1)
+    handle = world.submit()
+    for _ in range(2):
+        slot = world.slot(handle)
+        world.frame(slot.replica_id, finished={slot: FAILED}, message="out of luck")
+    outcome = world.outcome(handle)
+    assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_FAILED, "engine_failed")
+    assert outcome.message == "gave up after 2 attempts; last: the replica: out of luck"
+
+
 def test_busy_is_nobodys_failure_and_pauses_the_replica(bench):
     world = bench(replicas=1, retries_max=0)
     handle = world.submit()
