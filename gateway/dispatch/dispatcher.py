@@ -136,6 +136,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         patience = _Patience(generation, loop.time())
         self._open.add(generation)
+        self._retries.opened(generation.spec.tenant_id)
         try:
             while True:
                 submission = None
@@ -156,6 +157,7 @@ class Dispatcher:
                     asker.ended(generation, final)
                     return None
         finally:
+            self._retries.closed(generation.spec.tenant_id)
             self._close((generation,))
 
     def _close(self, generations: Sequence[Generation]) -> None:
@@ -171,7 +173,7 @@ class Dispatcher:
             return ending
         if (refusal := patience.refusal(ending, now_s)) is not None:
             return refusal
-        if not self._retries.take(len(self._open), now_s):
+        if not self._retries.take(patience.tenant_id, now_s):
             return _refused(ending, ErrorCode.REPLICA_LOST)
         return None
 
@@ -269,6 +271,11 @@ class _Patience:
         self.give_up_at_s = now_s + deadline_s
 
     @property
+    def tenant_id(self) -> str:
+        """Whose request it is."""
+        return self._generation.spec.tenant_id
+
+    @property
     def has_tried(self) -> bool:
         """Whether this attempt is not the first."""
         return self._attempts > 1
@@ -323,5 +330,7 @@ class _Patience:
 
 
 def _refused(ending: Ending, code: ErrorCode) -> Ending:
-    text = ending.message or "The engine was lost."
+    # What was lost, and its name, is for events and logs.
+    is_told = ending.message and ending.kind is not EndKind.LOST
+    text = ending.message if is_told else "The engine was lost."
     return Ending(EndKind.REFUSED, code, text, ending.retry_after_s or 1.0)

@@ -1,32 +1,74 @@
 """How much a worker may try again: enough for a lost fleet, not for a storm. Pure."""
 
-# What may be tried again at once, even by a worker with nothing else to do.
+# What may be tried again in each period besides, even by a worker with little else to do.
 ALWAYS = 64
-# On the average, every open request may be tried again once in this time.
+# Every open request may be tried again once in this time.
 PERIOD_S = 10.0
 
 
 class RetryBudget:
-    """A bucket whose size follows the number of open requests.
+    """Counts what was tried again in this period, for each tenant on its own.
 
-    Losing every replica costs one retry per open request: that fits. Requests that are lost again
-    and again (a poisonous prompt, engines that crash at once) use it up and are then refused, so
-    that retries never multiply the load of a fleet in trouble.
+    Losing every replica costs one retry per open request: that fits, whatever others have lost.
+    What a tenant needs beyond that comes from what all share, of which nobody takes more than it
+    leaves to the others. Requests that are lost again and again (a poisonous prompt, engines that
+    crash at once) use it up and are then refused, so that retries never multiply the load of a
+    fleet in trouble.
     """
 
     def __init__(self) -> None:
-        """Begin with a full bucket."""
-        self._used = 0.0
-        self._at_s = 0.0
+        """Begin a period without retries."""
+        self._shares: dict[str, _Share] = {}
+        self._shared = 0
+        self._began_at_s = 0.0
         self.refused = 0
 
-    def take(self, open_requests: int, now_s: float) -> bool:
-        """Take one retry; False when there is none left."""
-        size = ALWAYS + open_requests
-        self._used = max(0.0, self._used - (now_s - self._at_s) * size / PERIOD_S)
-        self._at_s = now_s
-        if self._used + 1 > size:
+    @property
+    def tenants(self) -> int:
+        """Of how many something is kept: those with open requests, or retries in this period."""
+        return len(self._shares)
+
+    def opened(self, tenant_id: str) -> None:
+        """Count one more open request."""
+        share = self._shares.get(tenant_id)
+        if share is None:
+            self._shares[tenant_id] = share = _Share()
+        share.open += 1
+
+    def closed(self, tenant_id: str) -> None:
+        """Count one open request less."""
+        share = self._shares[tenant_id]
+        share.open -= 1
+        if not share.open and not share.own:
+            del self._shares[tenant_id]
+
+    def take(self, tenant_id: str, now_s: float) -> bool:
+        """Take one retry of an open request; False when there is none left."""
+        if now_s - self._began_at_s >= PERIOD_S:
+            self._begin_period(now_s)
+        share = self._shares[tenant_id]
+        if share.own < share.open:
+            share.own += 1
+        elif share.shared < ALWAYS - self._shared:
+            share.shared += 1
+            self._shared += 1
+        else:
             self.refused += 1
             return False
-        self._used += 1
         return True
+
+    def _begin_period(self, now_s: float) -> None:
+        self._began_at_s = now_s
+        self._shared = 0
+        self._shares = {tenant: share for tenant, share in self._shares.items() if share.open}
+        for share in self._shares.values():
+            share.own = share.shared = 0
+
+
+class _Share:
+    """One tenant's: open requests, and its retries out of its own part and out of all's."""
+
+    __slots__ = ("open", "own", "shared")
+
+    def __init__(self) -> None:
+        self.open = self.own = self.shared = 0

@@ -5,11 +5,13 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from gateway.directory import Directory
 from gateway.dispatch import dispatcher as dispatcher_module
+from gateway.dispatch import retry_budget
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Ending, EndKind, Generation, WholeGeneration
 from gateway.dispatch.pace import Pace
@@ -63,7 +65,7 @@ def nothing() -> None:
     return None
 
 
-def made_by(**fields: int) -> Generation:
+def made_by(**fields: Any) -> Generation:
     return WholeGeneration(SPEC._replace(**fields), TextPipe(TABLE))
 
 
@@ -361,3 +363,46 @@ def test_a_begun_answer_waits_for_the_only_replica_as_long_as_a_new_one(
     refused = patience.refusal(restarting, 100.0 + wait_s)
     assert refused is not None
     assert refused.code is ErrorCode.REPLICA_LOST
+
+
+async def lose(links: Links, generation: Generation, times: int) -> None:
+    first = len(links.submitted)
+    for number in range(first, first + times):
+        while len(links.submitted) < number:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await turns()
+        generation.push([65], 1.0)
+        generation.end(Ending(EndKind.LOST, ErrorCode.REPLICA_LOST, "replica r1 was lost"))
+
+
+async def test_a_caller_is_not_told_which_replica_was_lost() -> None:
+    links, [generation] = Links(), made(1)
+    request = Request(Dispatcher(links), [generation])
+    async with running(request):
+        await lose(links, generation, dispatcher_module.RESUMES_MAX + 1)
+        ending = await request.result
+    assert ending is not None
+    assert (ending.code, ending.message) == (ErrorCode.REPLICA_LOST, "The engine was lost.")
+
+
+async def test_a_tenants_storm_leaves_the_retries_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retry_budget, "ALWAYS", 0)
+    links = Links()
+    dispatcher = Dispatcher(links)
+    stormy, calm = (made_by(tenant_id=name) for name in ("stormy", "calm"))
+    request = Request(dispatcher, [stormy])
+    async with running(request):
+        await lose(links, stormy, 2)
+        assert await request.result is not None
+    assert dispatcher.retries_refused == 1
+    request = Request(dispatcher, [calm])
+    async with running(request):
+        await lose(links, calm, 1)
+        while len(links.submitted) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await turns()
+        calm.end(STOP)
+        assert await request.result is None
+    assert dispatcher.retries_refused == 1
