@@ -49,6 +49,7 @@ class Dialect:
         is_parallel: bool,
         new_call_id: Callable[[], str],
         is_reasoning: bool = False,
+        is_forced: bool = False,
     ) -> OutputParser | None:
         """Return a parser for one answer; None when there is nothing to look for.
 
@@ -57,12 +58,17 @@ class Dialect:
             is_parallel: Whether there may be more than one call.
             new_call_id: Names each call.
             is_reasoning: The answer begins inside the reasoning; see `opens_reasoning`.
+            is_forced: A grammar lets nothing but calls pass, behind reasoning; see `call_grammar`.
         """
-        calls = self._call_parser(tools, new_call_id, is_parallel=is_parallel) if tools else None
+        calls = None
+        if tools:
+            calls = self._call_parser(
+                tools, new_call_id, is_parallel=is_parallel, is_forced=is_forced
+            )
         marks = REASONING_MARKS.get(self.reasoning)
         if marks is None:
             return calls
-        return ReasoningParser(marks, calls, is_open=is_reasoning)
+        return ReasoningParser(marks, calls, is_open=is_reasoning, is_forced=is_forced)
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Return whether a prompt ends in an open block of reasoning, as some templates do."""
@@ -105,14 +111,24 @@ class Dialect:
         return CallGrammar(self.calls, self.mark_ids, REASONING_MARKS.get(self.reasoning))
 
     def _call_parser(
-        self, tools: Collection[str], new_call_id: Callable[[], str], *, is_parallel: bool
+        self,
+        tools: Collection[str],
+        new_call_id: Callable[[], str],
+        *,
+        is_parallel: bool,
+        is_forced: bool,
     ) -> OutputParser | None:
         match self.calls:
             case CallForm.HERMES:
-                return HermesParser(new_call_id, is_parallel=is_parallel)
+                return HermesParser(new_call_id, is_parallel=is_parallel, is_forced=is_forced)
             case CallForm.LLAMA_JSON | CallForm.LLAMA_PYTHONIC:
-                return LlamaParser(new_call_id, is_parallel=is_parallel, names=frozenset(tools))
+                return LlamaParser(
+                    new_call_id,
+                    is_parallel=is_parallel,
+                    names=frozenset(tools),
+                    is_forced=is_forced,
+                )
             case CallForm.MISTRAL | CallForm.MISTRAL_NAMED:
-                return MistralParser(new_call_id, is_parallel=is_parallel)
+                return MistralParser(new_call_id, is_parallel=is_parallel, is_forced=is_forced)
             case CallForm.NONE:
                 return None

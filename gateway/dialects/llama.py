@@ -25,10 +25,15 @@ class LlamaParser(CallScanner):
     openings = Marks(PYTHON_TAG, PYTHON_START)
 
     def __init__(
-        self, new_call_id: Callable[[], str], *, is_parallel: bool, names: Collection[str]
+        self,
+        new_call_id: Callable[[], str],
+        *,
+        is_parallel: bool,
+        names: Collection[str],
+        is_forced: bool = False,
     ) -> None:
-        """Prepare; `names` are those of the request's tools."""
-        super().__init__(new_call_id, is_parallel=is_parallel)
+        """Prepare; `names` are those of the request's tools. For the rest see the base."""
+        super().__init__(new_call_id, is_parallel=is_parallel, is_forced=is_forced)
         self._names: Collection[str] | None = names  # None behind a mark
         self._call = PythonCall(names)
 

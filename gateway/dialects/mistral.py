@@ -26,9 +26,11 @@ class MistralParser(CallScanner):
 
     openings = Marks(TOOL_CALLS)
 
-    def __init__(self, new_call_id: Callable[[], str], *, is_parallel: bool) -> None:
-        """Prepare; without `is_parallel` one whole call ends the answer."""
-        super().__init__(new_call_id, is_parallel=is_parallel)
+    def __init__(
+        self, new_call_id: Callable[[], str], *, is_parallel: bool, is_forced: bool = False
+    ) -> None:
+        """Prepare; see the base."""
+        super().__init__(new_call_id, is_parallel=is_parallel, is_forced=is_forced)
         self._is_list = False
         self._name = ""
         self._seen = 0  # characters of an identifier

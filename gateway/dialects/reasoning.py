@@ -13,16 +13,25 @@ class ReasoningParser:
     Marks anywhere but at the beginning are text: an answer may talk about them.
     """
 
-    __slots__ = ("_after", "_closing", "_opening", "_rest", "_step")
+    __slots__ = ("_after", "_closing", "_is_forced", "_opening", "_rest", "_step")
 
-    def __init__(self, marks: ReasoningMarks, after: OutputParser | None, *, is_open: bool) -> None:
+    def __init__(
+        self,
+        marks: ReasoningMarks,
+        after: OutputParser | None,
+        *,
+        is_open: bool,
+        is_forced: bool = False,
+    ) -> None:
         """Prepare.
 
         Args:
             marks: Of the family.
             after: Of what follows; None: it is content.
             is_open: The prompt ends in the opening mark, so that the answer begins as reasoning.
+            is_forced: Behind it are calls alone: an opening mark that is cut is no text.
         """
+        self._is_forced = is_forced
         self._opening, self._closing = Marks(marks.opening), Marks(marks.closing)
         self._after = after
         self._step = self._before_text if is_open else self._before_mark
@@ -53,6 +62,8 @@ class ReasoningParser:
         rest, self._rest = self._rest, ""
         if self._step == self._in_text:
             return Delta("", rest)
+        if self._is_forced and self._step == self._before_mark:
+            return Delta()
         self._step = self._behind
         delta = self._behind(rest)
         return delta if self._after is None else joined(delta, self._after.flush())

@@ -31,6 +31,7 @@ class CallScanner(ABC):
 
     __slots__ = (
         "_content",
+        "_is_forced",
         "_is_parallel",
         "_object",
         "_rest",
@@ -41,9 +42,18 @@ class CallScanner(ABC):
         "step",
     )
 
-    def __init__(self, new_call_id: Callable[[], str], *, is_parallel: bool) -> None:
-        """Prepare; without `is_parallel` one whole call ends the answer."""
+    def __init__(
+        self, new_call_id: Callable[[], str], *, is_parallel: bool, is_forced: bool = False
+    ) -> None:
+        """Prepare.
+
+        Args:
+            new_call_id: Names each call.
+            is_parallel: Whether there may be several; else one whole call ends the answer.
+            is_forced: The engine lets nothing but calls pass: one that is cut is no text.
+        """
         self.calls = CallWriter(new_call_id)
+        self._is_forced = is_forced
         self._is_parallel = is_parallel
         self._content: list[str] = []
         self._spaces = 0  # in a row, in front of a call
@@ -80,7 +90,7 @@ class CallScanner(ABC):
 
     def flush(self) -> Delta:
         """Return what was held back: the text has ended."""
-        if not self.is_complete:
+        if not self.is_complete and not self._is_forced:
             self._release()
             # Behind a call it is the beginning of its closing mark.
             self.show("" if self.step == self.after_object else self._rest)

@@ -39,6 +39,7 @@ def parse(
     tools: Sequence[str] = TOOLS,
     is_parallel: bool = True,
     is_reasoning: bool = False,
+    is_forced: bool = False,
 ) -> Answer:
     """Feed `text`, cut at these indices, and put the deltas together as a client does."""
     ids = map("call_{}".format, itertools.count())
@@ -47,6 +48,7 @@ def parse(
         is_parallel=is_parallel,
         new_call_id=lambda: next(ids),
         is_reasoning=is_reasoning,
+        is_forced=is_forced,
     )
     assert parser is not None
     ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
@@ -415,3 +417,27 @@ def test_what_is_too_long_or_too_deep_to_be_a_call_is_text() -> None:
     answer = parse(HERMES, deep)
     assert answer.calls[0][1].count("{") == 64
     assert answer.calls[0][1] + answer.content == '{"a": ' * 100
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        (HERMES, f"<tool_call>\n{WEATHER_JSON}\n</tool_call>\n<tool_call>\n{WEATHER_JSON}"),
+        (LLAMA, f"{LLAMA_WEATHER}; {LLAMA_WEATHER}"),
+        (LLAMA, '[get_weather(city="Zürich"), geo.find()]'),
+        (MISTRAL, f"[TOOL_CALLS] [{WEATHER_JSON}, {WEATHER_JSON}]"),
+        (QWEN3, f"<think>\nwhy\n</think>\n\n<tool_call>\n{WEATHER_JSON}\n</tool_call>"),
+        (MAGISTRAL, f"[THINK]why[/THINK][TOOL_CALLS]get_weather[ARGS]{WEATHER[1]}"),
+    ],
+)
+def test_of_a_forced_call_that_is_cut_nothing_is_content(dialect: Dialect, text: str) -> None:
+    whole = parse(dialect, text, is_forced=True)
+    assert whole.calls
+    for length in range(len(text)):
+        cut = parse(dialect, text[:length], is_forced=True)
+        assert cut.content == ""
+        assert len(cut.calls) <= len(whole.calls)
+        assert all(
+            name == its_name and arguments.startswith(piece)
+            for (name, piece), (its_name, arguments) in zip(cut.calls, whole.calls, strict=False)
+        )
