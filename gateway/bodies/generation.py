@@ -1,7 +1,7 @@
 """What chat completions and completions have in common: how an answer is generated. Pure."""
 
 from functools import cached_property
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -12,6 +12,8 @@ from gateway.bodies.fields import (
     Metadata,
     ModelName,
     Number,
+    Only,
+    ServedUpTo,
     ShortText,
 )
 from gateway.bodies.guides import Choices, Regex, ResponseFormat, guide_of
@@ -23,6 +25,7 @@ from sluice.priority import CLASSES, queue_priority
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 N_MAX = 8
+_N_ELSEWHERE_MAX = 128  # OpenAI's
 STOPS_MAX = 4
 _STOP_CHARACTERS_MAX = 1024
 _BIASES_MAX = 300
@@ -66,7 +69,7 @@ class StreamOptions(Strict):
     """What a stream brings besides text."""
 
     include_usage: Flag | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[Any, Only(False)] = None
 
 
 class GenerationFields(Body):
@@ -75,12 +78,23 @@ class GenerationFields(Body):
     model: ModelName
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[Integer, Field(ge=1, le=N_MAX)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=_N_ELSEWHERE_MAX), ServedUpTo(N_MAX)] | None = None
     stop: (
         StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=STOPS_MAX)] | None
     ) = None
     max_tokens: OutputTokens | None = None
-    min_tokens: Annotated[Integer, Field(ge=0, le=1 << 30)] | None = None
+    min_tokens: (
+        Annotated[
+            Integer,
+            Field(
+                ge=0,
+                le=1 << 30,
+                description="No end token before so many tokens; a stop string, and a regex, choice"
+                " or schema that is complete, end the answer earlier.",
+            ),
+        ]
+        | None
+    ) = None
     ignore_eos: Flag | None = None
     seed: Annotated[Integer, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None

@@ -99,6 +99,12 @@ def test_what_is_taken(extra: dict[str, object]) -> None:
         ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
         ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
         ({"prompt_cache_options": {"ttl": "24h"}}, "prompt_cache_options"),
+        ({"n": 9}, "n"),
+        ({"n": 128}, "n"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": TOOLS, "tool_choice": CUSTOM}, "tool_choice"),
         (

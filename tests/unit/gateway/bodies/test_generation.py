@@ -32,7 +32,7 @@ def sampling(**extra: object) -> engine.Sampling:
     ("extra", "param"),
     [
         ({"n": 0}, "n"),
-        ({"n": 9}, "n"),
+        ({"n": 129}, "n"),
         ({"n": True}, "n"),
         ({"n": "2"}, "n"),
         ({"stop": ["a"] * 5}, "stop"),
