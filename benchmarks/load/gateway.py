@@ -11,22 +11,29 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import httpx
 import psutil
 
 from benchmarks.load.jitter import added
+from benchmarks.load.long_prompts import KINDS, sent
 from benchmarks.load.parked import churned, parked, running_site
 from benchmarks.load.replica import Attached, prompt
-from benchmarks.load.sse_client import cpu_seconds, run_load, tallied_load
+from benchmarks.load.sse_client import Load, cpu_seconds, percentile_ms, run_load, tallied_load
 from benchmarks.load.stack import Stack, started
+from benchmarks.load.straight import replica_of, straight_arrivals
 from benchmarks.results import write_result
 from sluice.kserve import HostStream
 
 _STEP_S = 0.02
+_ROUNDS = 3
+_JITTER_STREAMS = (50, 200, 500)  # of which the last take about 60 % of two cores
+_JITTER_FIGURES = ("requests", "errors", "problems", "tokens", "ttft_ms", "cpu_us_per_token")
 _PARKED = 10_000
 _SOAK_MIN = 60
 _CHURN_PER_S = 50
@@ -101,10 +108,8 @@ def measure_ttft(stack: Stack) -> dict[str, Any]:
 
 async def _engine_ttft(stack: Stack, requests: int) -> dict[str, float]:
     """Return milliseconds to the first token straight from Triton, one sequence after the other."""
-    headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
-    async with httpx.AsyncClient(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers) as admin:
-        replicas = (await admin.get("/v1/replicas")).json()["data"]
-    address, model = replicas[0]["grpc_address"], replicas[0]["triton_model"]
+    replica = await replica_of(stack)
+    address, model = replica["grpc_address"], replica["triton_model"]
     async with HostStream(address, model, silence_s=10.0) as stream:
         await stream.open(timeout_s=10.0)
         attached = Attached(stream)
@@ -115,11 +120,14 @@ async def _engine_ttft(stack: Stack, requests: int) -> dict[str, float]:
 
 
 def measure_jitter(stack: Stack) -> dict[str, Any]:
-    """What comes on top of the engine's steps of 20 ms, by number of streams.
+    """By how much gaps between tokens are longer than those of the engine, whose steps take 20 ms.
 
-    Streams begin spread over the length of an answer, as they do in life. Read `added_gap_ms`: by
-    how much gaps at the client are longer than those of the engine. Triton's own way from the step
-    to the wire is in it, and so is the client's time, which shares the cores.
+    `through`: through gateway and router, by the time at which the client's kernel had a token.
+    `straight`: the same number of sequences for who is attached to the same Triton, in turns with
+    the others: what the engine host, Triton and the machine do themselves. Gateway and router add
+    `added_p99_ms`, the median of the rounds' differences. Streams begin spread over the length of
+    an answer, as they do in life. The client shares the cores; `machine_busy` is their share in
+    use, by whomever.
     """
     steps_file = stack.home / "steps"
     _configure(
@@ -130,71 +138,97 @@ def measure_jitter(stack: Stack) -> dict[str, Any]:
         cost_context_token_s="0",
         steps_file=str(steps_file),
     )
-    figures: dict[str, Any] = {"step_ms": _STEP_S * 1e3}
-    for streams in (50, 200, 500):
-        load = replace(stack.load(streams, 4 * streams), ramp_s=100 * _STEP_S)
+
+    def through(load: Load) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
+        figures, tally = asyncio.run(tallied_load(load, _groups(stack)))
+        return {name: figures[name] for name in _JITTER_FIGURES}, tally.arrivals_s
+
+    def straight(load: Load) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
+        return {}, asyncio.run(straight_arrivals(stack, load))
+
+    def one(load: Load, run: Callable[[Load], Any]) -> dict[str, Any]:
         steps_file.write_text("")
         before = psutil.cpu_times()
-        one, tally = asyncio.run(tallied_load(load, _groups(stack)))
+        figures, arrivals_s = run(load)
         after = psutil.cpu_times()
-        one |= added(tally.arrivals_s, [float(it) for it in steps_file.read_text().split()])
-        busy = (
-            sum(after) - sum(before) - (after.idle - before.idle) - (after.iowait - before.iowait)
-        )
-        one["machine_busy"] = round(busy / (sum(after) - sum(before)), 2)
-        figures[f"{streams}_streams"] = one
+        steps_s = [float(it) for it in steps_file.read_text().split()]
+        return {"machine_busy": _busy(before, after), **added(arrivals_s, steps_s), **figures}
+
+    figures: dict[str, Any] = {"step_ms": _STEP_S * 1e3}
+    for streams in _JITTER_STREAMS:
+        ramp_s = 100 * _STEP_S
+        load = replace(stack.load(streams, 2 * streams), ramp_s=ramp_s, is_stamped=True)
+        rounds = [
+            {run.__name__: one(load, run) for run in (through, straight)} for _ in range(_ROUNDS)
+        ]
+        p99s = [
+            (it["through"]["added_gap_ms"]["p99"], it["straight"]["added_gap_ms"]["p99"])
+            for it in rounds
+        ]
+        figures[f"{streams}_streams"] = {
+            "added_p99_ms": round(median(own - engine for own, engine in p99s), 2),
+            "through_p99_ms": median(own for own, _ in p99s),
+            "straight_p99_ms": median(engine for _, engine in p99s),
+            "machine_busy": median(it["through"]["machine_busy"] for it in rounds),
+            "rounds": rounds,
+        }
     return figures
+
+
+def _busy(before: Any, after: Any) -> float:
+    """Return the share of the machine's cores in use between two looks at its times."""
+    total = sum(after) - sum(before)
+    idle = after.idle - before.idle + after.iowait - before.iowait
+    return round(1 - idle / total, 2)
 
 
 def measure_prompts(stack: Stack) -> dict[str, Any]:
     """TTFT of short requests alone, and beside two prompts of 220 KB per second.
 
-    The engine computes prompts in no time: what others wait for is gateway and router.
+    Eight streams as fast as they can: they leave little of the machine. The engine computes
+    prompts in no time and in one step. The long ones come from a process of their own, in turns:
+    `beside_gateway` is what is asked for; beside the others, work of that size comes in elsewhere
+    on the machine: see `benchmarks.load.long_prompts`. Rounds alternate; percentiles are of all
+    rounds together, `p99_of_rounds_ms` of each.
     """
     _lengthen_context(stack, 200_000)
     _configure(
         stack,
         context_tokens_max="200000",
+        step_tokens_max="200000",
         blocks="20000",
         cost_prefill_token_s="0",
         cost_context_token_s="0",
     )
+    replica = asyncio.run(replica_of(stack))
+    engine = replica["grpc_address"], replica["triton_model"]
     short = replace(stack.load(8, 400), max_tokens=20)
     asyncio.run(run_load(replace(short, requests=50)))
-    alone = asyncio.run(run_load(short))
-    text = "The river ran past the mill and the gate was shut. " * (220_000 // 51)
-
-    async def beside() -> tuple[dict[str, Any], list[int]]:
-        statuses: list[int] = []
-        async with (
-            httpx.AsyncClient(
-                base_url=stack.env["OPENAI_BASE_URL"],
-                headers={"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"},
-                timeout=60,
-            ) as http,
-            asyncio.TaskGroup() as tasks,
-        ):
-
-            async def long(number: int) -> None:
-                content = f"{number} {text}"
-                body = {"model": short.model, "messages": [{"role": "user", "content": content}]}
-                answer = await http.post("/chat/completions", json=body | {"max_tokens": 1})
-                statuses.append(answer.status_code)
-
-            async def send_long() -> None:
-                for number in range(1000):
-                    tasks.create_task(long(number))
-                    await asyncio.sleep(0.5)
-
-            sending = tasks.create_task(send_long())
-            figures = await run_load(short)
-            sending.cancel()
-        return figures, statuses
-
-    with_long, statuses = asyncio.run(beside())
+    ttft_s: dict[str, list[list[float]]] = {}
+    long_ms: dict[str, list[float]] = {}
+    errors = 0
+    for _ in range(_ROUNDS):
+        for kind in ("", *KINDS):
+            with sent(kind, short, engine) if kind else nullcontext([]) as took_ms:
+                figures, tally = asyncio.run(tallied_load(short))
+            errors += figures["errors"]
+            name = f"beside_{kind}" if kind else "alone"
+            ttft_s.setdefault(name, []).append(tally.ttft_s)
+            long_ms.setdefault(name, []).extend(took_ms)
     page = httpx.get(stack.env["OPENAI_BASE_URL"].removesuffix("/v1") + "/metrics").text
     lag = [line for line in page.splitlines() if line.startswith("gateway_loop_lag_seconds_bucket")]
-    return {"alone": alone, "beside": with_long, "long_statuses": statuses, "loop_lag": lag}
+    figures = {name: _ttft(rounds, long_ms[name]) for name, rounds in ttft_s.items()}
+    return {**figures, "errors": errors, "loop_lag": lag}
+
+
+def _ttft(rounds: list[list[float]], long_ms: list[float]) -> dict[str, Any]:
+    every = [seconds for one in rounds for seconds in one]
+    return {
+        "requests": len(every),
+        "ttft_ms": {f"p{int(q * 100)}": percentile_ms(every, q) for q in (0.5, 0.9, 0.99)},
+        "p99_of_rounds_ms": [percentile_ms(one, 0.99) for one in rounds],
+        "long_ms": sorted(long_ms),
+    }
 
 
 def measure_unary(stack: Stack) -> dict[str, Any]:

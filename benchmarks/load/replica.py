@@ -72,6 +72,23 @@ class Attached:
         self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[str] = ("",)
     ) -> tuple[float, float]:
         """Run one sequence per prompt; return seconds until the first token and until the end."""
+        began_s = time.perf_counter()
+        await self.submit(prompts, new_tokens, adapters)
+        left, tokens, first_s = len(prompts), 0, 0.0
+        while left:
+            step = await self.next_step()
+            tokens += len(step.token)
+            first_s = first_s or (time.perf_counter() - began_s if tokens else 0.0)
+            for finished in step.finished:
+                assert finished.reason == wire.FINISH_REASON_LENGTH, finished
+                left -= 1
+        assert tokens == len(prompts) * new_tokens, tokens
+        return first_s, time.perf_counter() - began_s
+
+    async def submit(
+        self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[str] = ("",)
+    ) -> None:
+        """Send one sequence per prompt; their ids count up from 0."""
         first_id = self._sequences
         self._sequences += len(prompts)
         sequences = [
@@ -84,24 +101,18 @@ class Attached:
             )
             for index, ids in enumerate(prompts)
         ]
-        began_s = time.perf_counter()
         submit = wire.Submit(epoch=self._epoch, sequences=sequences)
         await self._stream.send(wire.HostRequest(submit=submit))
-        left, tokens, first_s = len(prompts), 0, 0.0
-        while left:
-            frame = await self._stream.receive(_DEADLINE_S)
-            assert frame is not None
-            tokens += len(frame.step.token)
-            first_s = first_s or (time.perf_counter() - began_s if tokens else 0.0)
-            for finished in frame.step.finished:
-                assert finished.reason == wire.FINISH_REASON_LENGTH, finished
-                left -= 1
-            self._frames += 1
-            if self._frames % _CREDIT_FRAMES == 0:
-                credit = wire.Credit(epoch=self._epoch, frames=_CREDIT_FRAMES)
-                await self._stream.send(wire.HostRequest(credit=credit))
-        assert tokens == len(prompts) * new_tokens, tokens
-        return first_s, time.perf_counter() - began_s
+
+    async def next_step(self) -> wire.StepFrame:
+        """Return the next step frame, and allow further ones now and then."""
+        frame = await self._stream.receive(_DEADLINE_S)
+        assert frame is not None
+        self._frames += 1
+        if self._frames % _CREDIT_FRAMES == 0:
+            credit = wire.Credit(epoch=self._epoch, frames=_CREDIT_FRAMES)
+            await self._stream.send(wire.HostRequest(credit=credit))
+        return frame.step
 
 
 @asynccontextmanager

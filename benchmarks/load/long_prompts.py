@@ -1,0 +1,143 @@
+"""Two prompts of 220 KB per second, from a process of their own, and what else costs as much.
+
+`gateway`: through everything. `engine`: as many ids, straight to the same Triton; there is no
+gateway or router on their way. `tokenizer`: tokenized in that process, and sent nowhere: what any
+work of this size does to others that share the cores.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer
+
+from benchmarks.engine_alone import SHIPPED_BASE, prompt
+from benchmarks.load.replica import Attached
+from benchmarks.load.sse_client import Load
+from sluice.kserve import HostStream
+
+_BYTES = 220_000
+_SENTENCE = "The river ran past the mill and the gate was shut. "
+_EVERY_S = 0.5
+_PROMPTS_MAX = 40
+_TIMEOUT_S = 30.0
+KINDS = ("gateway", "engine", "tokenizer")
+
+
+@contextmanager
+def sent(kind: str, load: Load, engine: tuple[str, str]) -> Generator[list[float]]:
+    """Send while the block runs; the list has milliseconds of each prompt when it has ended.
+
+    Args:
+        kind: One of `KINDS`.
+        load: Of the others; says where the gateway is.
+        engine: Address and model of the Triton.
+
+    Raises:
+        RuntimeError: An answer was refused, or the process failed.
+    """
+    spawning = multiprocessing.get_context("spawn")
+    begun, ended, found = spawning.Event(), spawning.Event(), spawning.SimpleQueue()
+    process = spawning.Process(target=_run, args=(kind, load, engine, begun, ended, found))
+    took_ms: list[float] = []
+    process.start()
+    try:
+        if not begun.wait(_TIMEOUT_S):
+            raise RuntimeError(f"{kind}: no prompt was sent within {_TIMEOUT_S:g} s")
+        yield took_ms
+    finally:
+        ended.set()
+        process.join(_TIMEOUT_S)
+        process.kill()
+    if process.exitcode or found.empty():
+        raise RuntimeError(f"{kind}: the process that sends prompts ended with {process.exitcode}")
+    took_ms += found.get()
+
+
+def _run(
+    kind: str, load: Load, engine: tuple[str, str], begun: Event, ended: Event, found: Any
+) -> None:
+    if kind == "engine":
+        took_s = asyncio.run(_to_engine(engine, begun, ended))
+    else:
+        prepare = {"gateway": _through_gateway, "tokenizer": _tokenized}[kind]
+        took_s = _in_threads(prepare(load), begun, ended)
+    found.put([round(each * 1e3, 1) for each in took_s])
+
+
+def _texts() -> list[str]:
+    """Return texts that differ from their first word on, also from those of earlier processes."""
+    first = time.time_ns() // 1_000_000
+    return [
+        f"{first + index} {_SENTENCE * (_BYTES // len(_SENTENCE))}" for index in range(_PROMPTS_MAX)
+    ]
+
+
+def _through_gateway(load: Load) -> Callable[[int], object]:
+    # Made before the first is sent: it takes a millisecond each.
+    bodies = [
+        json.dumps(
+            {
+                "model": load.model,
+                "messages": [{"role": "user", "content": text}],
+                "max_tokens": 1,
+            }
+        ).encode()
+        for text in _texts()
+    ]
+    url = f"http://{load.host}:{load.port}/v1/chat/completions"
+    headers = {"authorization": f"Bearer {load.key}", "content-type": "application/json"}
+    http = httpx.Client(timeout=_TIMEOUT_S, headers=headers)
+    return lambda index: http.post(url, content=bodies[index]).raise_for_status()
+
+
+def _tokenized(_load: Load) -> Callable[[int], object]:
+    tokenizer = Tokenizer.from_file(str(SHIPPED_BASE / "tokenizer.json"))
+    texts = _texts()
+    return lambda index: tokenizer.encode_batch_fast([texts[index]])
+
+
+def _in_threads(work: Callable[[int], object], begun: Event, ended: Event) -> list[float]:
+    """Do the work again and again, however long each takes; return the seconds of each."""
+    took_s: list[float] = []
+
+    def one(index: int) -> None:
+        began_s = time.monotonic()
+        work(index)
+        took_s.append(time.monotonic() - began_s)
+
+    threads: list[threading.Thread] = []
+    for index in range(_PROMPTS_MAX):
+        threads.append(threading.Thread(target=one, args=(index,)))
+        threads[-1].start()
+        begun.set()
+        if ended.wait(_EVERY_S):
+            break
+    for thread in threads:
+        thread.join()
+    if len(took_s) < len(threads):
+        raise RuntimeError(f"{len(threads) - len(took_s)} of {len(threads)} prompts failed")
+    return took_s
+
+
+async def _to_engine(engine: tuple[str, str], begun: Event, ended: Event) -> list[float]:
+    tokenizer = Tokenizer.from_file(str(SHIPPED_BASE / "tokenizer.json"))
+    tokens = len(tokenizer.encode_batch_fast(_texts()[:1])[0].ids)
+    took_s: list[float] = []
+    async with HostStream(*engine, silence_s=_TIMEOUT_S) as stream:
+        await stream.open(timeout_s=_TIMEOUT_S)
+        attached = Attached(stream)
+        await attached.attach()
+        begun.set()
+        while not ended.is_set():
+            ids = prompt(tokens)
+            took_s.append((await attached.generate([ids], 1))[0])
+            await asyncio.sleep(max(0.0, _EVERY_S - took_s[-1]))
+    return took_s

@@ -1,0 +1,65 @@
+"""A closed loop attached straight to a Triton: what an engine's tokens do without us.
+
+One operation: one sequence. The same number of sequences as a load of `sse_client` has streams,
+begun over the same time; a new one is submitted when one ends. Tokens come when this process has
+read their frame.
+"""
+
+import asyncio
+import time
+from array import array
+from typing import Any
+
+import httpx
+
+from benchmarks.load.replica import Attached, prompt
+from benchmarks.load.sse_client import Load
+from benchmarks.load.stack import Stack
+from sluice.kserve import HostStream
+
+_PROMPT_TOKENS = 30  # about what the prompt of a `Load` has
+_SILENCE_S = 10.0
+
+
+async def replica_of(stack: Stack) -> dict[str, Any]:
+    """Return what the control plane says of the stack's first replica."""
+    headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
+    async with httpx.AsyncClient(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers) as admin:
+        return (await admin.get("/v1/replicas")).json()["data"][0]
+
+
+async def straight_arrivals(stack: Stack, load: Load) -> "list[array[float]]":
+    """Return, of each sequence, when its tokens came, in seconds of the monotonic clock."""
+    replica = await replica_of(stack)
+    arrivals: list[array[float]] = []
+    address, model = replica["grpc_address"], replica["triton_model"]
+    async with (
+        asyncio.timeout(load.limit_s),
+        HostStream(address, model, silence_s=_SILENCE_S) as stream,
+    ):
+        await stream.open(timeout_s=_SILENCE_S)
+        attached = Attached(stream)
+        await attached.attach()
+
+        async def begin() -> None:
+            arrivals.append(array("d"))
+            await attached.submit([prompt(_PROMPT_TOKENS)], load.max_tokens)
+
+        async def read() -> None:
+            finished = 0
+            while finished < load.requests:
+                step = await attached.next_step()
+                now_s = time.monotonic()
+                for sequence, count in zip(step.sequence, step.count, strict=True):
+                    arrivals[sequence].extend([now_s] * count)
+                for _ in step.finished:
+                    finished += 1
+                    if len(arrivals) < load.requests:
+                        await begin()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(read())
+            for _ in range(load.streams):
+                await begin()
+                await asyncio.sleep(load.ramp_s / load.streams)
+    return arrivals
