@@ -1,6 +1,7 @@
 """From a validated body to what a router is told: budget, sampling, session. Pure."""
 
 from functools import lru_cache
+from sys import intern
 
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.budget import output_budget
@@ -37,10 +38,10 @@ def generation_specs(
     tier = principal.tier
     leader = GenerationSpec(
         request_id=identity.request_id,
-        tenant_id=principal.tenant.id,
+        tenant_id=intern(principal.tenant.id),  # a message makes a new string at each look
         tier_priority=fields.queue_priority(tier.priority),
         tenant_weight=principal.tenant.weight,
-        pool_id=resolved.model.pool_id,
+        pool_id=intern(resolved.model.pool_id),
         adapter_digest=resolved.model.adapter_digest,
         cache_root=resolved.cache_root,
         prompt=prompt.ids,
