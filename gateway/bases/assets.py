@@ -32,6 +32,7 @@ from gateway.bases.threads import PromptThreads
 from gateway.bodies.messages import Message, Tool
 from gateway.dialects.detection import dialect_of
 from gateway.dialects.dialect import Dialect
+from gateway.dialects.forms import ReasoningForm
 from gateway.text.detokenizer import TokenTable, token_table
 from sluice.hashing import chained_hashes
 
@@ -87,6 +88,14 @@ class BaseAssets:
     _reasoning_table: TokenTable
     _tools_table: TokenTable
     threads: PromptThreads | None = None
+
+    def heeds_effort(self, effort: str) -> bool:
+        """Return whether reasoning with such an effort is what comes, and not just what was asked.
+
+        Where nobody reasons, `none` is true.
+        """
+        never = self.dialect.reasoning is ReasoningForm.NONE
+        return self.template.heeds_effort or (never and effort == "none")
 
     def table_for(self, *, tools: bool) -> TokenTable:
         """Return the table for answers that are parsed: the dialect's marks are text in it.

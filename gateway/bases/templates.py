@@ -39,6 +39,10 @@ _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 _BETWEEN = " " * 8  # about what JSON spends on a value beside its text
 
 
+# By these names templates are told whether, and how much, to reason.
+_EFFORT = re.compile(r"\b(reasoning_effort|enable_thinking)\b")
+
+
 class TemplateError(Exception):
     """The template itself called `raise_exception`; the message is the template's."""
 
@@ -74,7 +78,11 @@ def _strftime_now(pattern: str) -> str:
 
 
 class ChatTemplate:
-    """A compiled template with the special tokens it may refer to."""
+    """A compiled template with the special tokens it may refer to.
+
+    Attributes:
+        heeds_effort: Whether it looks at how much reasoning is asked for.
+    """
 
     def __init__(
         self, source: str, special_tokens: dict[str, str], reserved: Collection[str] = ()
@@ -92,6 +100,7 @@ class ChatTemplate:
         )
         self._template = self._environment.compiled(source)
         self._special_tokens = special_tokens
+        self.heeds_effort = _EFFORT.search(source) is not None
         self._knows_developer = "developer" in source
         self._wants_short_ids = _SHORT_CALL_IDS in source
         words = "|".join(map(re.escape, sorted(reserved, key=len, reverse=True)))

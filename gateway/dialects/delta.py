@@ -56,6 +56,11 @@ class OutputParser(Protocol):
         ...
 
     @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes now belongs to the model's reasoning."""
+        ...
+
+    @property
     def is_plain(self) -> bool:
         """Whether all that follows is content as it comes: the parser may be left out from now."""
         ...

@@ -48,6 +48,11 @@ class ReasoningParser:
         return self._after is not None and self._after.is_complete
 
     @property
+    def is_reasoning(self) -> bool:
+        """Whether the opening mark has come, or stood in the prompt, and the closing one not."""
+        return self._step in (self._before_text, self._in_text)
+
+    @property
     def is_plain(self) -> bool:
         """Whether all that follows is content as it comes."""
         return self._step == self._behind and (self._after is None or self._after.is_plain)

@@ -69,6 +69,11 @@ class CallScanner(ABC):
         return self.calls.count > 0
 
     @property
+    def is_reasoning(self) -> bool:
+        """Never: another parser takes it out before."""
+        return False
+
+    @property
     def is_plain(self) -> bool:
         """Never: a call may follow."""
         return False

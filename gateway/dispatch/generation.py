@@ -194,17 +194,27 @@ class Generation(ABC):
             self._line.learn(logprob, top)
 
     def taken(self, tokens: Sequence[int]) -> tuple[Delta, list[TokenLogprob]]:
-        """Run tokens through the pipe; return what to show, and the log probabilities with it."""
+        """Run the tokens emitted last through the pipe.
+
+        What comes behind the end of the answer in the same message is no part of it: how much came
+        along is chance. So it is not counted either.
+
+        Returns:
+            What to show, and the log probabilities with it.
+        """
         pipe, line = self.pipe, self._line
-        if line is None:
+        if line is None and (len(tokens) == 1 or not pipe.may_stop):
             return pipe.push(tokens), []
-        known = line.entries(tokens)
+        known = [] if line is None else line.entries(tokens)
         delta, told = NOTHING, list[TokenLogprob]()
         for index, token in enumerate(tokens):  # each with the text that it alone has brought
             if pipe.is_stopped:
+                del self.emitted[index - len(tokens) :]
                 break
             before = pipe.characters
             delta = joined(delta, pipe.push((token,)))
+            if line is None:
+                continue
             line.push(known[index : index + 1], pipe.characters - before)
             # Where text is not only content, nobody can tell which token brought what.
             told += line.rest() if pipe.is_parsed else line.shown(pipe.shown)

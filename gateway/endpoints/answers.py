@@ -39,6 +39,12 @@ class PromptTokensDetails(_Shape):
     cached_tokens: Count
 
 
+class CompletionTokensDetails(_Shape):
+    """What the answer was."""
+
+    reasoning_tokens: Count
+
+
 class CompletionUsage(_Shape):
     """Token ids, counted."""
 
@@ -46,6 +52,7 @@ class CompletionUsage(_Shape):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class CalledFunction(_Shape):

@@ -8,6 +8,7 @@ from aiohttp import web
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.chat import ChatRequest, parse_chat_request
 from gateway.bodies.guides import lark_of
+from gateway.bodies.mistakes import unsupported
 from gateway.dialects.tools import ToolSpec
 from gateway.directory import Directory, ResolvedModel
 from gateway.dispatch.generation import WholeGeneration
@@ -48,16 +49,22 @@ class _ChatTask:
     chunk_kind = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
-    __slots__ = ("_is_parallel", "_stops", "_tools", "fields")
+    __slots__ = ("_is_forced", "_is_parallel", "_stops", "_tools", "fields")
 
     def __init__(self, fields: ChatRequest) -> None:
         self.fields = fields
         self._stops, self._is_parallel = tuple(fields.stops), fields.is_parallel
+        self._is_forced = fields.must_call
         functions = [tool.function for tool in fields.callable_tools]
         self._tools = tuple([ToolSpec(f.name, f.parameters, bool(f.strict)) for f in functions])
 
     async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
         chat = self.fields
+        effort = chat.reasoning_effort
+        if effort is not None and not assets.heeds_effort(effort):
+            raise unsupported(
+                "reasoning_effort", "this model's chat template takes none; leave it out"
+            )
         prompt = await assets.encode_chat(
             chat.messages, chat.shown_tools, resolved.cache_root, options=chat.template_options
         )
@@ -109,6 +116,7 @@ class _ChatTask:
             is_parallel=self._is_parallel,
             new_call_id=partial(new_id, "call"),
             is_reasoning=prompt.is_reasoning,
+            is_forced=self._is_forced,
         )
         table = assets.table if parser is None else assets.table_for(tools=bool(self._tools))
         return TextPipe(table, self._stops, parser)
@@ -126,7 +134,7 @@ class _ChatTask:
         calls = answer.calls
         message: dict[str, object] = {
             "role": "assistant",
-            "content": (answer.content or None) if calls else answer.content,
+            "content": (answer.content or None) if calls or self._is_forced else answer.content,
             "refusal": None,
         }
         if answer.reasoning:

@@ -37,6 +37,10 @@ _STAND_IN = frozenset(
 )
 
 
+# What an engine says of the request itself. Compiling a grammar is work, too.
+_JUDGED = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.ENGINE_REFUSED})
+
+
 class Completer:
     """Answers tasks."""
 
@@ -195,7 +199,7 @@ class Completer:
             reservation,
             prompt_tokens=prompt_tokens,
             output_tokens=tally.output_tokens,
-            was_served=was_served,
+            was_served=was_served or exchange.outcome in _JUDGED,
         )
         self._metrics.prompt_tokens.inc(prompt_tokens)
         self._metrics.cached_tokens.inc(tally.cached_tokens)

@@ -25,6 +25,7 @@ from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
 from gateway.endpoints.task import Plan, Task
 from gateway.metrics import FastHistogram
 from gateway.rollouts.refusals import opening
+from gateway.server.errors import AnsweredError
 from gateway.server.identity import identity_of
 from gateway.text.logprobs import LogprobLine
 from gateway.text.sse import StreamHead
@@ -275,9 +276,26 @@ class Run:
             "completion_tokens": tally.output_tokens,
             "total_tokens": tally.prompt_tokens + tally.output_tokens,
             "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum([it.pipe.reasoning_tokens for it in self.generations])
+            },
         }
 
     def _error_of(self, refusal: Ending) -> PlatformError:
+        """Return what the client is told, with the headers of the limits that were looked at."""
+        reservation, fields = self.exchange.reservation, self.task.fields
+        headers = {} if reservation is None else dict(reservation.headers)
+        error = self._failure_of(refusal)
+        tier_ms = self.exchange.principal.tier.ttft_deadline_ms
+        is_own = fields.deadline_ms is not None and (
+            fields.ttft_deadline_ms(tier_ms) == fields.deadline_ms
+        )
+        if is_own and refusal.code is ErrorCode.DEADLINE_EXCEEDED:
+            error.message = f"No first token within 'deadline_ms', {fields.deadline_ms} ms."
+            headers["x-should-retry"] = "false"  # to official SDKs: it would have to be as fast
+        return AnsweredError(error, headers)
+
+    def _failure_of(self, refusal: Ending) -> PlatformError:
         has_grammar = self.plan.specs[0].sampling.HasField("grammar")
         if has_grammar and refusal.code is ErrorCode.INVALID_REQUEST:
             # All else was checked here; what a grammar comes to is known where it is compiled.

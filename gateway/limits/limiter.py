@@ -159,12 +159,13 @@ class Limiter:
     ) -> None:
         """Replace the estimate by what was used; one that was not served costs no request.
 
-        Only the first settlement of a reservation counts.
+        Without a token of an answer nothing is learned about answers. Only the first settlement
+        of a reservation counts.
         """
         if reservation.is_settled:
             return
         reservation.is_settled = True
-        if was_served and reservation.answers:
+        if was_served and output_tokens and reservation.answers:
             reservation.forecast.learn(output_tokens, reservation.answers)
         reserved, used = reservation.tokens, prompt_tokens + output_tokens
         for scope in reservation.scopes:

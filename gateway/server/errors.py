@@ -24,6 +24,21 @@ class BringsHeaders(Protocol):
         ...
 
 
+class AnsweredError(PlatformError):
+    """A failure with headers of its own.
+
+    Attributes:
+        headers: Sent with the answer.
+    """
+
+    def __init__(self, error: PlatformError, headers: Mapping[str, str]) -> None:
+        """Say what `error` says."""
+        super().__init__(
+            error.code, error.message, retry_after_s=error.retry_after_s, param=error.param
+        )
+        self.headers = headers
+
+
 class HttpError(BadRequestError):
     """The request is no HTTP that this server takes; HTTP has a status of its own for it.
 

@@ -115,6 +115,8 @@ def completion_logprobs(
 ) -> dict[str, object]:
     """Return `logprobs` of a text completion's choice.
 
+    `top_logprobs` has the token that came even where others were more probable.
+
     Args:
         table: Of the base.
         entries: In the order of the text.
@@ -122,17 +124,25 @@ def completion_logprobs(
     """
     data = [table.bytes_of(entry.token) for entry in entries]
     return {
-        "tokens": [it.decode(errors="replace") for it in data],
+        "tokens": [_name(it) for it in data],
         "token_logprobs": [_finite(entry.logprob) for entry in entries],
         "top_logprobs": [
             {
-                table.bytes_of(token).decode(errors="replace"): _finite(value)
-                for token, value in entry.top
+                _name(table.bytes_of(token)): _finite(value)
+                for token, value in (*entry.top, (entry.token, entry.logprob))
             }
             for entry in entries
         ],
         "text_offset": [offsets.add(it) for it in data],
     }
+
+
+def _name(data: bytes) -> str:
+    """Return what stands for a token: its text, or OpenAI's form of bytes that are none."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join([f"\\x{byte:02x}" for byte in data])
 
 
 def _chat_token(table: TokenTable, token: int, logprob: float) -> dict[str, object]:

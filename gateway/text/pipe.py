@@ -17,9 +17,13 @@ class TextPipe:
         table: Of the tokens.
         characters: That the tokens have brought so far.
         shown: Characters of content given out so far.
+        reasoning_tokens: That have come before the reasoning ended, its marks included.
     """
 
-    __slots__ = ("_matcher", "_parser", "_stream", "characters", "shown", "table")
+    __slots__ = (
+        *("_matcher", "_parsed_tokens", "_parser", "_stream"),
+        *("characters", "reasoning_tokens", "shown", "table"),
+    )
 
     def __init__(
         self, table: TokenTable, stops: Sequence[str] = (), parser: OutputParser | None = None
@@ -29,7 +33,7 @@ class TextPipe:
         self._stream = table.stream()
         self._matcher = StopMatcher(stops) if stops else None
         self._parser = parser
-        self.characters = self.shown = 0
+        self.characters = self.shown = self.reasoning_tokens = self._parsed_tokens = 0
 
     @property
     def is_stopped(self) -> bool:
@@ -37,6 +41,11 @@ class TextPipe:
         if self._matcher is not None and self._matcher.is_matched:
             return True
         return self._parser is not None and self._parser.is_complete
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether it may come to `is_stopped`, and somebody has to look after each token."""
+        return self._matcher is not None or self._parser is not None
 
     @property
     def is_transparent(self) -> bool:
@@ -57,13 +66,20 @@ class TextPipe:
 
     def push(self, tokens: Sequence[int]) -> Delta:
         """Take the next tokens; return what they add to the answer."""
-        if self._matcher is None or self._parser is None or len(tokens) == 1:
+        parser = self._parser
+        if parser is None:
             return self._pushed(self._stream.push(tokens))
-        # One by one: a piece must not hold both the end of a stop string and a call behind it.
+        # One by one: a piece must not hold both the end of a stop string and a call behind it, nor
+        # reasoning and what follows it.
         delta = NOTHING
         for token in tokens:
             if not self.is_stopped:
-                delta = joined(delta, self._pushed(self._stream.push((token,))))
+                was_reasoning = parser.is_reasoning
+                brought = self._pushed(self._stream.push((token,)))
+                delta = brought if delta is NOTHING else joined(delta, brought)
+                self._parsed_tokens += 1
+                if was_reasoning or parser.is_reasoning:
+                    self.reasoning_tokens = self._parsed_tokens
         return delta
 
     def flush(self) -> Delta:

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.dialects.hermes import HermesParser
 from gateway.dispatch.generation import Generation, GenerationSpec, WholeGeneration
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
@@ -56,6 +57,22 @@ def test_what_was_sent_counts_until_the_router_says_more() -> None:
     link.deliver(wire.ConnectResponse(cells=[told]), 1.0)
     assert (link.cells["c"].tokens_owed, link.cells["c"].is_refusing) == (50, True)
     assert len(changes) == 2
+
+
+@given(st.integers(1, 60), st.booleans(), st.booleans())
+def test_what_comes_behind_the_end_is_not_counted(
+    group: int, has_stop: bool, has_logprobs: bool
+) -> None:
+    text = 'so <tool_call>{"name": "f", "arguments": {}}STOP and on </tool_call>'
+    tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
+    parser = None if has_stop else HermesParser(lambda: "1", is_parallel=False)
+    pipe = TextPipe(TABLE, ("STOP",) if has_stop else (), parser)
+    generation = WholeGeneration(SPEC, pipe, LogprobLine(frozenset()) if has_logprobs else None)
+    for start in range(0, len(tokens), group):
+        generation.push(tokens[start : start + group], 1.0)
+    assert generation.ending is not None
+    end = text.index("STOP") + 4 * has_stop
+    assert list(generation.emitted) == tokens[:end]
 
 
 @given(

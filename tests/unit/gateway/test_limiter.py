@@ -337,8 +337,8 @@ async def test_what_generates_nothing_teaches_nothing() -> None:
     found = await answered(valkey, limiter, 1000, 1)
     await settled(valkey, limiter, found, 20)
     before = await answered(valkey, limiter, 1000, 1)
-    for _ in range(30):  # tokenizing, say
-        found = await answered(valkey, limiter, 0, 1)
+    for tokens_max in (0, 1000) * 15:  # tokenizing, say, and what an engine refused
+        found = await answered(valkey, limiter, tokens_max, 1)
         await settled(valkey, limiter, found, 0)
     after = await answered(valkey, limiter, 1000, 1)
     assert after.tokens == before.tokens

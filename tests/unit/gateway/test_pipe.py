@@ -1,9 +1,12 @@
 """The pipe from tokens to deltas: whatever is held back comes later, or never, but not twice."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.delta import NOTHING, CallDelta, Delta, joined
+from gateway.dialects.marks import ReasoningMarks
+from gateway.dialects.reasoning import ReasoningParser
 from gateway.text.logprobs import (
     LOGPROB_MIN,
     LogprobLine,
@@ -19,7 +22,7 @@ from tests.unit.gateway.test_streamed import TABLE, TOKENIZER
 class OneCall:
     """A parser for `[...]`: a call whose arguments are what stands between the brackets."""
 
-    is_plain = False
+    is_plain = is_reasoning = False
 
     def __init__(self, *, is_complete_after_call: bool = False) -> None:
         self.has_calls = False
@@ -141,6 +144,39 @@ def test_both_forms_of_log_probabilities() -> None:
         "top_logprobs": [{"a": -0.25, "b": LOGPROB_MIN}] * 2,
         "text_offset": [3, 4],
     }
+
+
+def test_who_came_is_among_the_most_probable_and_parts_of_characters_have_their_bytes() -> None:
+    [a], (first, second, *_) = ids("a"), ids("😀")
+    entries = [
+        TokenLogprob(a, -3.0, [(first, -0.5), (second, -1.0)]),
+        TokenLogprob(first, -0.1, ()),
+    ]
+    told = completion_logprobs(TABLE, entries, TextOffsets())
+    assert told["tokens"] == ["a", r"bytes:\xf0"]
+    assert told["top_logprobs"] == [
+        {r"bytes:\xf0": -0.5, r"bytes:\x9f": -1.0, "a": -3.0},
+        {r"bytes:\xf0": -0.1},
+    ]
+
+
+@pytest.mark.parametrize("group", [1, 4, 1000])
+@pytest.mark.parametrize(
+    ("text", "is_open", "reasoning"),
+    [
+        ("<think>\nwhy\n</think>\n\nso", False, "<think>\nwhy\n</think>"),
+        ("why</think>so", True, "why</think>"),
+        ("why", True, "why"),
+        ("so <think>", False, ""),
+    ],
+)
+def test_tokens_of_reasoning_are_counted(
+    text: str, is_open: bool, reasoning: str, group: int
+) -> None:
+    parser = ReasoningParser(ReasoningMarks("<think>", "</think>"), None, is_open=is_open)
+    pipe = TextPipe(TABLE, (), parser)
+    run(pipe, ids(text), group)
+    assert pipe.reasoning_tokens == len(ids(reasoning))
 
 
 @given(st.text(alphabet="a é😀", max_size=20))
