@@ -141,7 +141,7 @@ def choose(
         books: Those that may take something, by name; the first of equals is chosen.
         request: To be placed.
         matches: Cached leading blocks by replica; holders only.
-        owed_until: `Shadow.owed_until` of all of `books`, in their order, as of any earlier time.
+        owed_until: `Shadow.owed_until` of `books`, in their order; renewed where it has passed.
         usual: Speed of the cell's replicas.
         output: Output tokens that KV blocks are to be booked for.
         home: Where the session's last request ran.
@@ -150,8 +150,7 @@ def choose(
         is_only: There is no other replica than those to be avoided.
         now: Time.
     """
-    names = list(books)
-    best_s, best_at, best_cached = float("inf"), -1, 0
+    names, best_s, best_at, best_cached = list(books), float("inf"), -1, 0
 
     def look_at(name: str, least_own_s: float) -> bool:
         """Price a replica, unless it can be seen that it costs more than the best."""
@@ -169,27 +168,41 @@ def choose(
             best_s, best_at, best_cached = score_s, at, cached
         return True
 
-    book = next(iter(books.values()), None)
-    if book is None:
+    if not books:
         return None
-    blocks_of_all = min(matches.values()) if len(matches) >= len(names) else 0
-    most_own_s = _own_s(book, request, blocks_of_all, usual)
-    if home is not None and home in books:
-        look_at(home, most_own_s)
-    own_by_blocks = {it: _own_s(book, request, it, usual) for it in set(matches.values())}
-    for name, blocks in matches.items():
-        if blocks > blocks_of_all and name in books:
-            look_at(name, own_by_blocks[blocks])
+    own_of_most_s, first = _looked_at_first(books, request, matches, usual, home)
+    for name, least_own_s in first.items():
+        look_at(name, least_own_s)
     for name in _by_owed(books, owed_until, now):
-        if not look_at(name, most_own_s):
+        if not look_at(name, own_of_most_s):
             break
     return Choice(books[names[best_at]], best_cached, best_s) if best_at >= 0 else None
 
 
-def _own_s(book: ReplicaBook, request: Request, blocks: int, usual: Usual) -> float:
-    """Return `own_s` where so many blocks are cached, on a replica like this one."""
-    cached = cached_in(book, request, blocks)
-    return own_s(usual, request.prompt_tokens - cached, cached)
+def _looked_at_first(
+    books: Mapping[str, ReplicaBook],
+    request: Request,
+    matches: Mapping[str, int],
+    usual: Usual,
+    home: str | None,
+) -> tuple[float, dict[str, float]]:
+    """Return `own_s` of most, and of each that is looked at first: home, and who holds more.
+
+    Home stands first, since no bound knows of its bonus.
+    """
+    book = next(iter(books.values()))
+    blocks_of_all = min(matches.values()) if len(matches) >= len(books) else 0
+    own_by_blocks: dict[int, float] = {}
+    for blocks in {blocks_of_all, *matches.values()}:
+        cached = cached_in(book, request, blocks)
+        own_by_blocks[blocks] = own_s(usual, request.prompt_tokens - cached, cached)
+    first: dict[str, float] = {}
+    if home is not None and home in books:
+        first[home] = own_by_blocks[blocks_of_all]
+    for name, blocks in matches.items():
+        if blocks > blocks_of_all and name in books:
+            first[name] = own_by_blocks[blocks]
+    return own_by_blocks[blocks_of_all], first
 
 
 def _by_owed(
