@@ -160,6 +160,11 @@ def _cheapest_to_lose(request: Request, cell: CellBook, now: float) -> Request |
     return cell.adapter_waiters.cheapest_cold(request.priority, cell.residency) or victim
 
 
+def told(seconds: float) -> str:
+    """Return a time as callers are told it: what is short, in the unit that they set it in."""
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
 def drain_s(cell: CellBook, now: float) -> float:
     """Return the predicted time until half of what waits is served, as it may be told."""
     queue = cell.queue
@@ -194,7 +199,7 @@ def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) 
     if over_s <= 0.0 or _is_kept(request, cell, now):
         request.prediction = prediction
         return None
-    message = f"the first token would take {wait_s:.1f} s, the deadline is {deadline_s:.1f} s"
+    message = f"the first token would take {told(wait_s)}, the deadline is {told(deadline_s)}"
     message += f", and {_COLD_ADAPTER}" if is_cold else "; try again later"
     service_s = capacity.service_s(supply, request.uncached_tokens)
     retry_s = forecast.promises.retry_after_s(request.priority, over_s, service_s, now)

@@ -155,10 +155,10 @@ class Requests:
                 request.prediction.expired(waited_s)
             if cell.replicas_ready():
                 code = ErrorCode.DEADLINE_EXCEEDED
-                message = f"no first token after {waited_s:.1f} s; try again later"
+                message = f"no first token after {admission.told(waited_s)}; try again later"
             else:
                 code = ErrorCode.NO_CAPACITY
-                message = f"no replica was ready for {waited_s:.1f} s; try again later"
+                message = f"no replica was ready for {admission.told(waited_s)}; try again later"
             wait_s = admission.drain_s(cell, now)
             ending = Ending(wire.OUTCOME_KIND_EVICTED, code, message, retry_after_s=wait_s)
             self.withdraw(request, ending)

@@ -187,8 +187,16 @@ def test_a_deadline_evicts_what_has_no_token(bench):
     world.tick(2.0)
     outcome = world.outcome(stuck)
     assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_EVICTED, "deadline_exceeded")
+    assert outcome.message.startswith("no first token after 2.0 s;")
     assert outcome.retry_after_ms > 0
     assert world.core.live_requests == 1  # the one with a token goes on
+
+
+def test_a_short_deadline_is_told_in_the_unit_in_which_it_was_set(bench):
+    world = bench(replicas=1, sequences=1)
+    stuck = world.submit(deadline_s=0.003)
+    world.tick(0.004)
+    assert world.outcome(stuck).message.startswith("no first token after 4 ms;")
 
 
 def test_a_deadline_also_ends_a_dispatch_without_a_token(bench):
