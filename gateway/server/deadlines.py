@@ -51,15 +51,17 @@ class Deadlines(Generic[_Waiting]):
             self._timer = None
 
     def _look(self) -> None:
-        self._timer = None
         now_s = self._loop.time()
-        for _ in range(_BATCH):
-            if not self._due_s:
-                return
-            waiting, due_s = next(iter(self._due_s.items()))
-            if due_s > now_s:
-                self._timer = self._loop.call_at(due_s, self._look)
-                return
-            del self._due_s[waiting]
-            self._expire(waiting)
-        self._timer = self._loop.call_later(0, self._look)
+        try:
+            for _ in range(_BATCH):
+                if not self._due_s:
+                    break
+                waiting, due_s = next(iter(self._due_s.items()))
+                if due_s > now_s:
+                    break
+                del self._due_s[waiting]
+                self._expire(waiting)  # which may let it wait again
+        finally:
+            self._timer = None
+            if self._due_s:
+                self._timer = self._loop.call_at(next(iter(self._due_s.values())), self._look)

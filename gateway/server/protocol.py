@@ -82,8 +82,8 @@ class HttpServer(web.Server):
         # `handler_cancellation` is off by default: a handler that waits for the next token would
         # not notice that its client has gone.
         super().__init__(
-            handler,  # pyright: ignore[reportArgumentType] - `_make` gives it what it takes
-            request_factory=self._make,
+            handler,  # pyright: ignore[reportArgumentType] - it is given what it takes
+            request_factory=self.make_request,
             handler_cancellation=True,
             access_log=None,
             auto_decompress=False,
@@ -124,7 +124,7 @@ class HttpServer(web.Server):
         """By how many connections the bound is exceeded."""
         return len(self._connections) - self._limits.connections_max
 
-    def _make(
+    def make_request(
         self,
         message: RawRequestMessage,
         payload: StreamReader,
@@ -132,6 +132,7 @@ class HttpServer(web.Server):
         writer: AbstractStreamWriter,
         task: "asyncio.Task[None]",
     ) -> HttpRequest:
+        """Return the request that a message makes."""
         if self.is_draining:  # each answer tells its client to go elsewhere for the next one
             message = message._replace(should_close=True)
         is_unknown_version = message.version not in _VERSIONS
@@ -275,9 +276,13 @@ class HttpProtocol(RequestHandler):
                 if not self._messages:
                     await self._message_comes()
                 request, handler = self._next_request()
-                response, is_broken = await self._handle_request(request, None, handler)
+                try:
+                    response, is_broken = await self._handle_request(request, None, handler)
+                finally:
+                    request.end()
                 if is_broken or not await self._goes_on(request, response):
                     break
+                del request, handler, response  # the connection may be silent for long
         except ConnectionError:
             pass
         except asyncio.CancelledError:
@@ -298,7 +303,7 @@ class HttpProtocol(RequestHandler):
         finally:
             self._waiter = None
 
-    def _next_request(self) -> tuple[web.BaseRequest, _AnyHandler]:
+    def _next_request(self) -> tuple[HttpRequest, _AnyHandler]:
         """Take the next message; what is no request is answered by what says so."""
         self._server.idle.end(self)
         message, payload = self._messages[0]
@@ -313,12 +318,12 @@ class HttpProtocol(RequestHandler):
             handler = server.request_handler
         else:
             message, handler = ERROR, self._make_error_handler(message)
-        return server.request_factory(message, payload, self, writer, task), handler
+        return server.make_request(message, payload, self, writer, task), handler
 
     async def _goes_on(self, request: web.BaseRequest, response: web.StreamResponse) -> bool:
         """Clean up behind an answer; return whether another request may follow."""
         may_follow = bool(response.keep_alive)
-        if not request.content.is_eof():
+        if not request.content.is_eof() and not self._force_close:
             await self._drop_rest(request.content)
         if not may_follow or self._close or self._force_close:
             return False

@@ -26,3 +26,11 @@ class HttpRequest(web.Request):
         self._cache.clear()  # of all that was looked up
         if self._payload.is_eof():
             self._payload = EMPTY_PAYLOAD
+
+    def end(self) -> None:
+        """Let go of the connection's task, which has answered.
+
+        One that a hang-up has cancelled keeps its frames, this request and so itself: all of the
+        answer would stay until the collector comes.
+        """
+        self._task = None  # pyright: ignore[reportAttributeAccessIssue] - aiohttp does the same

@@ -1,7 +1,6 @@
 """Whoever tokenizes a large prompt steps back for others; whoever holds the lock does not."""
 
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -20,10 +19,8 @@ SHIPPED = Tokenizer.from_file(str(Path(__file__).parents[3] / "model_repo/defaul
 
 @pytest.fixture
 def threads() -> Iterator[PromptThreads]:
-    before_s = sys.getswitchinterval()
     with closing(PromptThreads()) as threads:
         yield threads
-    sys.setswitchinterval(before_s)
 
 
 def niceness() -> int:
@@ -40,9 +37,14 @@ def test_only_threads_without_the_lock_step_back(threads: PromptThreads) -> None
     assert niceness_in(threads.usual) == niceness() == own
 
 
-def test_the_loop_gets_the_lock_back_soon(threads: PromptThreads) -> None:
-    threads.usual.submit(niceness).result(10)
-    assert sys.getswitchinterval() == pytest.approx(0.001)
+def test_where_nobody_may_step_back_prompts_are_tokenized(
+    threads: PromptThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    assert niceness_in(threads.tokenizing) == niceness()
 
 
 @pytest.mark.parametrize(("processors", "wanted"), [(1, 1), (2, 1), (3, 2), (64, 2)])

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 from aiohttp import web
@@ -127,6 +128,37 @@ async def test_requests_that_wait_for_their_turn_have_it_in_their_order() -> Non
     protocol.connection_lost(None)
     server.idle.close()
     server.heads.close()
+
+
+class Noted:
+    """Somewhere in what answers a request."""
+
+
+async def test_what_a_hang_up_has_cancelled_is_gone_without_the_collector() -> None:
+    noted: list[weakref.ref[Noted]] = []
+
+    async def handler(request: web.BaseRequest) -> web.Response:
+        held = Noted()
+        noted.append(weakref.ref(held))
+        await asyncio.sleep(60)
+        raise AssertionError(held)
+
+    server = HttpServer(handler, ServerLimits(), lambda *_: None)
+    protocol = server()
+    protocol.connection_made(Transport())
+    gc.disable()
+    try:
+        async with asyncio.timeout(10):
+            protocol.data_received(SIMPLE)
+            while not noted:  # noqa: ASYNC110 - see above
+                await asyncio.sleep(0.001)
+            protocol.connection_lost(None)
+            del protocol
+            while noted[0]() is not None:  # noqa: ASYNC110 - see above
+                await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
+        server.heads.close()
 
 
 async def test_a_request_forgets_its_head_and_body_and_keeps_what_was_noted_in_it() -> None:

@@ -6,6 +6,8 @@ import gzip
 import threading
 import weakref
 import zlib
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 from aiohttp import http_exceptions as raw
@@ -179,6 +181,46 @@ async def test_those_that_wait_too_long_are_told_in_their_order() -> None:
     assert not any(one.is_over.is_set() for one in many[::2])
     assert not len(deadlines)
     deadlines.close()
+
+
+class Timers:
+    """What `Deadlines` asks of a loop, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.pending: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_at(self, due_s: float, callback: Callable[[], None]) -> object:
+        self.pending.append((due_s, callback))
+        return object()
+
+    def fire(self) -> None:
+        due_s, callback = min(self.pending, key=lambda it: it[0])
+        self.pending.remove((due_s, callback))
+        self.now_s = max(self.now_s, due_s)
+        callback()
+
+
+@pytest.mark.parametrize("count", [1, 10, 200])
+def test_whoever_waits_again_at_once_needs_no_second_timer(count: int) -> None:
+    loop, told = Timers(), [0]
+
+    def again(waiting: int) -> None:
+        told.append(waiting)
+        deadlines.begin(waiting)
+
+    deadlines = Deadlines[int](1.0, cast("asyncio.AbstractEventLoop", loop), again)
+    for number in range(count):
+        deadlines.begin(number)
+        loop.now_s += 0.5 / count
+    for _ in range(5 * count):
+        loop.fire()
+        assert len(loop.pending) == 1
+        assert loop.pending[0][0] <= loop.now_s + 1.0
+    assert len(told) > 4 * count
 
 
 def test_pages_of_workers_become_one() -> None:
