@@ -120,11 +120,10 @@ class _Stack:
         self._admin = setting("SLUICE_ADMIN_URL")
         self._key = setting("SLUICE_ADMIN_KEY")
         refuse_clear("SLUICE_ADMIN_URL", self._admin)
-        gateway = urlsplit(setting("OPENAI_BASE_URL")).netloc
         ports = read_ports(home.ports_file)
-        if "router_http" not in ports:
+        if not ports.keys() >= {"gateway_ops", "router_http"}:
             raise fail(f"no stack in {home.root}: name pages with --metrics-url, or --prometheus")
-        router = f"{_HOST}:{ports['router_http']}"
+        gateway, router = (f"{_HOST}:{ports[name]}" for name in ("gateway_ops", "router_http"))
         addresses = [gateway, urlsplit(self._admin).netloc, router]
         scheme = "http" if ours() is None else "https"
         self._services = [Target(f"{scheme}://{address}/metrics") for address in addresses]

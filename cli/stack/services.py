@@ -44,6 +44,7 @@ INTERNAL_PORTS = (
     "control_grpc",
     "router_grpc",
     "router_http",
+    "gateway_ops",
     "agent_http",
     "telemetry_http",
 )
@@ -303,6 +304,7 @@ class ServicePlan:
             {
                 "GATEWAY__INSTANCE_ID": "gateway-1",
                 "GATEWAY__HTTP_ADDRESS": f"{HOST}:{self._options.port}",
+                "GATEWAY__OPS_ADDRESS": self._address("gateway_ops"),
                 "GATEWAY__CONTROL_ADDRESS": control,
                 "GATEWAY__STATE_DIR": str(home.service_state(GATEWAY)),
                 "GATEWAY__ARTIFACTS_DIR": str(home.artifacts),

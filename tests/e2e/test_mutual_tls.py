@@ -119,6 +119,7 @@ def known_ports(stack: Stack) -> dict[int, Port]:
                 ("control-plane", httpx.URL(stack.admin_url).port or 0),
                 ("telemetry", ports["telemetry_http"]),
                 ("router", ports["router_http"]),
+                ("gateway", ports["gateway_ops"]),
                 ("agent", ports["agent_http"]),
             )
         ),

@@ -1,6 +1,7 @@
 """One test per promise that the platform makes when something goes wrong."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -46,8 +47,10 @@ async def shared_truth(stack, name: str, tier: dict[str, int], count: int, ask) 
     On a busy machine it may answer late, and the gateway decides alone: then others try again.
     """
 
+    port = json.loads((stack.home / "ports.json").read_text())["gateway_ops"]
+
     def alone() -> float:
-        page = httpx.get(stack.base_url.removesuffix("/v1") + "/metrics", timeout=60).text
+        page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=60).text
         return float(re.search(r"^gateway_limit_local_decisions\S* (\S+)$", page, re.MULTILINE)[1])
 
     for attempt in range(10):

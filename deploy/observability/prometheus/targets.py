@@ -35,7 +35,7 @@ def targets(home: Path) -> dict[str, list[dict[str, Any]]]:
     env = dict(line.split("=", 1) for line in lines if "=" in line)
     ports = json.loads((home / "ports.json").read_text())
     return {
-        "gateway": [_group(urlsplit(env["OPENAI_BASE_URL"]).netloc)],
+        "gateway": [_group(f"{_HOST}:{ports['gateway_ops']}")],
         "router": [_group(f"{_HOST}:{ports['router_http']}")],
         "agent": [_group(f"{_HOST}:{ports['agent_http']}")],
         "control-plane": [_group(urlsplit(env["SLUICE_ADMIN_URL"]).netloc)],

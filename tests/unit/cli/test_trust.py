@@ -99,7 +99,7 @@ def test_with_mutual_tls_no_key_is_sent_in_the_clear(
         raise AssertionError("the key was about to be sent")
 
     home = Home(tmp_path / "home")
-    write_atomic(home.ports_file, json.dumps({"router_http": 2}))
+    write_atomic(home.ports_file, json.dumps({"gateway_ops": 4, "router_http": 2}))
     monkeypatch.setenv("SLUICE_HOME", str(home.root))
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:3/v1")
     monkeypatch.setenv("SLUICE_ADMIN_KEY", "k")

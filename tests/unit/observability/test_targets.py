@@ -21,7 +21,7 @@ SLUICE_ADMIN_KEY=k
 
 def asked_with(home: Path, monkeypatch: pytest.MonkeyPatch, env: str) -> list[Any]:
     (home / "env").write_text(env)
-    ports = {"router_http": 3, "agent_http": 4, "telemetry_http": 5}
+    ports = {"gateway_ops": 6, "router_http": 3, "agent_http": 4, "telemetry_http": 5}
     (home / "ports.json").write_text(json.dumps(ports))
     contexts: list[Any] = []
 
