@@ -28,6 +28,8 @@ from benchmarks.load.sse_client import Load, cpu_seconds, percentile_ms, run_loa
 from benchmarks.load.stack import Stack, started
 from benchmarks.load.straight import replica_of, straight_arrivals
 from benchmarks.results import write_result
+from cli.stack.home import Home
+from cli.stack.ports import read_ports
 from sluice.kserve import HostStream
 
 _STEP_S = 0.02
@@ -215,7 +217,8 @@ def measure_prompts(stack: Stack) -> dict[str, Any]:
             name = f"beside_{kind}" if kind else "alone"
             ttft_s.setdefault(name, []).append(tally.ttft_s)
             long_ms.setdefault(name, []).extend(took_ms)
-    page = httpx.get(stack.env["OPENAI_BASE_URL"].removesuffix("/v1") + "/metrics").text
+    port = read_ports(Home(stack.home).ports_file)["gateway_ops"]
+    page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
     lag = [line for line in page.splitlines() if line.startswith("gateway_loop_lag_seconds_bucket")]
     figures = {name: _ttft(rounds, long_ms[name]) for name, rounds in ttft_s.items()}
     return {**figures, "errors": errors, "loop_lag": lag}

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.results import write_result
 from cli.stack.broker import broker_spec
 from gateway.directory import Principal
-from gateway.dispatch.attempts import Attempt
+from gateway.dispatch.attempts import Attempt, Placement
 from gateway.dispatch.exchange import Exchange, Tally
 from gateway.limits.buckets import Scope
 from gateway.limits.forecast import Forecast
@@ -34,7 +34,6 @@ from gateway.limits.limiter import Reservation
 from sluice.events import REQUESTS_TOPIC, EventProducer
 from sluice.process import ChildProcess, free_port
 from sluice.wire.control.v1 import control_pb2 as control
-from sluice.wire.router.v1 import router_pb2 as router
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _ROUNDS = 7
@@ -135,7 +134,7 @@ def generation() -> Any:
 def tally() -> Tally:
     """Return what a request has come to that one replica has answered."""
     attempt = Attempt(0, "pool-a/0", "router-3", 1.001, 0)
-    attempt.placed = router.Placed(replica_id="replica-00017", queue_us=15, engine_queue_us=9)
+    attempt.placed = Placement("replica-00017", queue_us=15, engine_queue_us=9)
     return Tally(
         prompt_tokens=1234,
         cached_tokens=1024,
