@@ -3,6 +3,10 @@
 The compiler of grammars asks the tokenizer how text that must come is written, and the tokenizer
 takes an added token wherever it finds its text: `<|im_end|>` in a schema's `const` would be the end
 of the answer, and `<tool_call>` the mark. Under names that nobody can write, no text is theirs.
+As special tokens they are not taken for their names either, which free text would have room for.
+
+What it costs: where a base has added mere text, such as a run of spaces, a grammar comes by it only
+in tokens of the model, or in its bytes.
 """
 
 import json
@@ -14,7 +18,7 @@ _Document = dict[str, Any]
 
 
 def spelled(tokenizer_json: str, special_ids: Iterable[int]) -> str:
-    """Return a tokenizer with the same ids that writes any text in tokens of its model alone.
+    """Return a tokenizer with the same ids that writes and reads text in its model's tokens alone.
 
     Args:
         tokenizer_json: A tokenizer of Hugging Face.
@@ -30,6 +34,7 @@ def spelled(tokenizer_json: str, special_ids: Iterable[int]) -> str:
     names: dict[str, str] = {token["content"]: f"{prefix}-{token['id']}" for token in added}
     for token in added:
         token["content"] = names[token["content"]]
+        token["special"] = True
     _rename(model, names)
     return json.dumps(document, ensure_ascii=False)
 

@@ -123,6 +123,21 @@ def test_a_strict_call_has_its_marks_and_spells_its_arguments(shipped: Subject, 
     assert call == {"name": "f", "arguments": {"t": mark}}
 
 
+FREE: dict[str, dict[str, Any]] = {
+    "string": {"type": "string", "maxLength": 40},
+    # Long enough for the names that added tokens get here.
+    "pattern": {"type": "string", "pattern": "^[0-9a-f-]{34}$"},
+    "any pattern": {"type": "string", "pattern": "^.{0,40}$"},
+}
+
+
+@pytest.mark.parametrize("kind", FREE)
+@given(seed=st.integers(0, 2**32))
+def test_free_text_has_no_special_tokens(shipped: Subject, kind: str, seed: int) -> None:
+    text = value_of(shipped.text(schema_of("t", FREE[kind]), seed))
+    assert re.fullmatch(FREE[kind].get("pattern", ".*"), text, re.DOTALL)
+
+
 PIECES = sorted({mark[:cut] for mark in SHIPPED for cut in range(1, len(mark) + 1)} | {">", "a "})
 
 
@@ -133,9 +148,13 @@ def test_any_literal_is_written_as_it_is(shipped: Subject, literal: str, seed: i
         assert read(shipped.text(grammar_of(literal), abs(seed))) == literal
 
 
+# The first three are special, the others are only added, as a base may add any text.
+MARKS = ["<unk>", "<s>", "</s>", "[INST]", "\n\n", '"}']
+
+
 def sentence_pieces(path: Path) -> None:
     """Write a vocabulary with bytes to fall back to and merges that lead to special tokens."""
-    texts = ["<unk>", "<s>", "</s>", "[INST]", *(f"<0x{byte:02X}>" for byte in range(256))]
+    texts = [*MARKS, *(f"<0x{byte:02X}>" for byte in range(256))]
     texts += sorted(set('</s>[INST]{}":,t1\u2581'))
     merges = [("<", "/"), ("</", "s"), ("</s", ">"), ("[", "I"), ("N", "S"), ('"', "t")]
     texts += [left + right for left, right in merges if left + right not in texts]
@@ -146,13 +165,14 @@ def sentence_pieces(path: Path) -> None:
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    special = [AddedToken(text, special=text != "[INST]") for text in texts[:4]]
-    tokenizer.add_tokens(special)
+    tokenizer.add_tokens(
+        [AddedToken(text, special=index < 3, normalized=False) for index, text in enumerate(MARKS)]
+    )
     tokenizer.save(str(path))
 
 
 @pytest.mark.parametrize("kind", LITERALS)
-@pytest.mark.parametrize("mark", ["</s>", "<s>", "[INST]", "<unk>"])
+@pytest.mark.parametrize("mark", [mark for mark in MARKS if mark.isprintable()])  # as choices are
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_another_bases_marks_are_spelled(
     tmp_path: Path, kind: str, mark: str, is_listed: bool
@@ -164,4 +184,13 @@ def test_another_bases_marks_are_spelled(
         document["added_tokens"] = [t for t in document["added_tokens"] if t["content"] != "</s>"]
         path.write_text(json.dumps(document))
     grammar_of, read = LITERALS[kind]
-    assert read(Subject(path, frozenset({2}), range(4)).text(grammar_of(mark))) == mark
+    assert read(Subject(path, frozenset({2}), range(len(MARKS))).text(grammar_of(mark))) == mark
+
+
+@pytest.mark.parametrize("kind", FREE)
+def test_another_bases_free_text_has_no_added_tokens(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    sentence_pieces(path)
+    subject = Subject(path, frozenset({2}), range(len(MARKS)))
+    for seed in range(5):
+        value_of(subject.text(schema_of("t", FREE[kind]), seed))
