@@ -32,7 +32,7 @@ class RefusalPart(Strict):
 
 
 Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
-_Parts = Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=PARTS_MAX)]
+_Parts = Annotated[list[Part], Field(fail_fast=True, max_length=PARTS_MAX)]
 _FunctionType = Annotated[
     Literal["function"], Elsewhere("custom", instead="describe the tool as a function")
 ]
@@ -81,7 +81,7 @@ class Message(_Answered):
 
     def text(self) -> str:
         """Return the content as one string."""
-        if self.content is None:
+        if not self.content:
             return self.refusal or ""
         if isinstance(self.content, str):
             return self.content
@@ -173,11 +173,24 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 def _check_message(at: str, message: Message) -> None:
     if message.role != "assistant":
-        if message.content is None:
-            raise bad_value(f"{at}.content", "only an assistant's may be missing")
+        if message.content is None or message.content == []:
+            raise bad_value(f"{at}.content", "only an assistant's may be missing or have no parts")
         if message.tool_calls:
             raise bad_value(f"{at}.tool_calls", "only an assistant makes calls")
-    elif message.content is None and message.refusal is None and not message.tool_calls:
-        raise bad_value(f"{at}.content", "without calls or a refusal it is needed")
+    elif not _says_something(message):
+        raise bad_value(f"{at}.content", "without calls, reasoning or a refusal it is needed")
     if message.role == "tool" and message.tool_call_id is None:
         raise bad_value(f"{at}.tool_call_id", "name the call that it answers")
+
+
+def _says_something(message: Message) -> bool:
+    """Return whether an assistant's message may stand in the history.
+
+    A content of null is enough: our own answer has it where a forced call was cut short.
+    """
+    return (
+        "content" in message.model_fields_set
+        or message.refusal is not None
+        or message.reasoning_content is not None
+        or bool(message.tool_calls)
+    )

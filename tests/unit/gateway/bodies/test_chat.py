@@ -57,6 +57,12 @@ def test_the_smallest_request() -> None:
         {"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}},
         {"messages": [{"role": "user", "content": "x", "tool_calls": None}, CALLING, RESULT, RESULT]},
         {"messages": [{"role": "assistant", "content": None, "refusal": "never"}]},
+        {"messages": [{"role": "assistant", "content": None, "refusal": None}]},  # a call cut short
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": []}]},
+        {"messages": [{"role": "assistant", "content": None, "reasoning_content": "r"}]},
+        {"messages": [{"role": "assistant", "reasoning_content": "r"}]},
+        {"messages": [{"role": "assistant", "content": []}]},
+        {"messages": [CALLING | {"content": []}, RESULT]},
         {"audio": None, "prediction": None, "web_search_options": None, "moderation": None},
         {"user": "u", "safety_identifier": "s", "metadata": {"a": "b"}, "prompt_cache_key": "k"},
         {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
@@ -150,7 +156,9 @@ def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
         ({"messages": [CALLING, RESULT | {"tool_call_id": None}]}, "messages[1].tool_call_id"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "refusal": None, "tool_calls": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [CALLING, RESULT | {"content": []}]}, "messages[1].content"),
         ({"messages": [RESULT]}, "messages[0].role"),
         ({"messages": [{"role": "assistant", "content": "x"}, RESULT]}, "messages[1].role"),
         ({"messages": [CALLING, {"role": "user", "content": "x"}, RESULT]}, "messages[2].role"),
@@ -275,7 +283,11 @@ def test_the_text_of_a_message() -> None:
             {"role": "user", "content": parts},
             assistant,
             {"role": "assistant", "content": None, "refusal": "never"},
+            {"role": "assistant", "content": [], "refusal": "never"},
+            {"role": "assistant", "content": None},
+            {"role": "assistant", "content": []},
             CALLING,
         ]
     )
-    assert [message.text() for message in request.messages] == ["ab", "no", "never", ""]
+    texts = [message.text() for message in request.messages]
+    assert texts == ["ab", "no", "never", "never", "", "", ""]
