@@ -53,13 +53,14 @@ class Requests:
 
     # --- back into the queue ----------------------------------------------------------------
 
-    def retry(self, slot: Slot, code: ErrorCode | None, message: str, now: float) -> None:
+    def retry(self, slot: Slot, code: ErrorCode | None, what: str, now: float) -> None:
         """Queue an open slot's request again if nothing was emitted; end it otherwise.
 
         Without a code it is backpressure: that is nobody's failure and has no limit but the
-        deadline.
+        deadline. `what` happened is told in words that go on behind the replica's name.
         """
         request = slot.request
+        message = f"replica {slot.replica_id}{what}"
         if slot.emitted:
             kind = wire.OUTCOME_KIND_LOST
             emitted = slot.emitted
@@ -73,8 +74,7 @@ class Requests:
             request.avoid = slot.replica_id
             if request.attempts > self._config.retries_max:
                 # For the client, too: which replica it was is told with the dispatch.
-                last = message.replace(f"replica {slot.replica_id}", "the replica")
-                text = f"gave up after {request.attempts} attempts; last: {last}"
+                text = f"gave up after {request.attempts} attempts; last: the replica{what}"
                 self.end(request, Ending(wire.OUTCOME_KIND_FAILED, code, text))
                 return
         if code is not None or slot.is_placed:

@@ -210,15 +210,15 @@ class RouterCore:
         if book is None or book.epoch != epoch or book.limits is None:
             return
         self.requests.cancels.pop(replica_id, None)
-        self._give_up(book, f"replica {replica_id} was lost", now)
+        self._give_up(book, " was lost", now)
 
-    def _give_up(self, book: ReplicaBook, message: str, now: float) -> None:
+    def _give_up(self, book: ReplicaBook, what: str, now: float) -> None:
         cell = self.cells[book.cell_id]
         slots = book.detach()
         cell.detached(book, slots, now)
         for slot in slots:
             if slot.is_open:
-                self.requests.retry(slot, ErrorCode.REPLICA_LOST, message, now)
+                self.requests.retry(slot, ErrorCode.REPLICA_LOST, what, now)
 
     # --- canary probes ----------------------------------------------------------------------
 
@@ -278,8 +278,7 @@ class RouterCore:
             book.finish(slot)
             cell.released(slot)
             if slot.is_open:
-                message = f"replica {replica_id} did not get it"
-                self.requests.retry(slot, ErrorCode.REPLICA_LOST, message, now)
+                self.requests.retry(slot, ErrorCode.REPLICA_LOST, " did not get it", now)
         cell.update(book)
 
     def _admitted(
@@ -331,7 +330,7 @@ class RouterCore:
         self, book: ReplicaBook, cell: CellBook, slot: Slot, entry: engine.Finished, now: float
     ) -> None:
         message = entry.message or entry.code
-        where = f"replica {book.replica_id}: {message}"
+        what = f": {message}"
         if entry.reason == engine.FINISH_REASON_REFUSED:  # the request's fault, wherever it ran
             code = _REFUSALS.get(entry.code, ErrorCode.ENGINE_REFUSED)
             kind = wire.OUTCOME_KIND_FAILED
@@ -341,10 +340,10 @@ class RouterCore:
             pause_s = self.config.draining_pause_s if drains else self.config.busy_pause_s
             book.busy_until = now + pause_s
             self._busy[book.replica_id] = book
-            self.requests.retry(slot, None, where, now)
+            self.requests.retry(slot, None, what, now)
         else:
             cell.health.failed(book.replica_id, now)
-            self.requests.retry(slot, ErrorCode.ENGINE_FAILED, where, now)
+            self.requests.retry(slot, ErrorCode.ENGINE_FAILED, what, now)
 
     # --- time -------------------------------------------------------------------------------
 
@@ -432,11 +431,11 @@ class RouterCore:
 
     def _abandon(self, book: ReplicaBook, now: float) -> None:
         """Take away what runs on a replica whose tokens are wrong."""
-        message = f"replica {book.replica_id} gives wrong answers"
+        what = " gives wrong answers"
         for slot in list(book.slots.values()):
             if slot.is_open:
                 self.requests.cancels.setdefault(book.replica_id, []).append(slot.sequence)
-                self.requests.retry(slot, ErrorCode.REPLICA_LOST, message, now)
+                self.requests.retry(slot, ErrorCode.REPLICA_LOST, what, now)
 
     def _tell_cells(self, now: float, *, everything: bool) -> None:
         """Broadcast what changed, not too often."""

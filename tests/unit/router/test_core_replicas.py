@@ -74,6 +74,15 @@ def test_a_caller_is_told_what_failed_at_last_and_not_where(bench):
     assert outcome.message == "gave up after 2 attempts; last: the replica: out of luck"
 
 
+def test_what_an_engine_said_reaches_the_caller_as_it_is(bench):
+    world = bench(replicas=1, retries_max=0)
+    handle = world.submit()
+    message = "no adapter replica-0: replica replica-0"
+    world.frame("replica-0", finished={world.slot(handle): FAILED}, message=message)
+    said = world.outcome(handle).message
+    assert said == f"gave up after 1 attempts; last: the replica: {message}"
+
+
 def test_busy_is_nobodys_failure_and_pauses_the_replica(bench):
     world = bench(replicas=1, retries_max=0)
     handle = world.submit()
