@@ -2,14 +2,17 @@
 
 # What may be tried again in each period besides, even by a worker with little else to do.
 ALWAYS = 64
-# Every open request may be tried again once in this time.
+# Every open request may be tried again so often in this time: it is lost, and the router that takes
+# over sends it away once more before it owns the cell.
+AGAIN = 2
 PERIOD_S = 10.0
 
 
 class RetryBudget:
     """Counts what was tried again in this period, for each tenant on its own.
 
-    Losing every replica costs one retry per open request: that fits, whatever others have lost.
+    Losing every replica or router costs a retry or two per open request: that fits, whatever others
+    have lost.
     What a tenant needs beyond that comes from what all share, of which nobody takes more than it
     leaves to the others. Requests that are lost again and again (a poisonous prompt, engines that
     crash at once) use it up and are then refused, so that retries never multiply the load of a
@@ -47,7 +50,7 @@ class RetryBudget:
         if now_s - self._began_at_s >= PERIOD_S:
             self._begin_period(now_s)
         share = self._shares[tenant_id]
-        if share.own < share.open:
+        if share.own < AGAIN * share.open:
             share.own += 1
         elif share.shared < ALWAYS - self._shared:
             share.shared += 1

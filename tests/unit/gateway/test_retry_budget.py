@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.retry_budget import ALWAYS, PERIOD_S, RetryBudget
+from gateway.dispatch.retry_budget import AGAIN, ALWAYS, PERIOD_S, RetryBudget
 
 
 def budget_of(open_requests: dict[str, int]) -> RetryBudget:
@@ -31,7 +31,7 @@ def test_every_open_request_may_be_tried_again_whatever_others_have_lost(
             taken(budget, tenant, 5.0)
             budget.closed(tenant)
             budget.opened(tenant)
-    wanted = open_requests[victim]
+    wanted = AGAIN * open_requests[victim]
     assert taken(budget, victim, 5.0, wanted) == wanted
 
 
@@ -41,7 +41,7 @@ def test_a_storm_is_bounded(gaps: list[float], open_requests: int) -> None:
     for gap in gaps:
         now_s += gap
         count += taken(budget, "a", now_s, 20) + taken(budget, "b", now_s, 20)
-    size = ALWAYS + open_requests + 1
+    size = ALWAYS + AGAIN * (open_requests + 1)
     assert count <= size * (1 + now_s / PERIOD_S)
     assert budget.refused == 40 * len(gaps) - count
 
@@ -49,9 +49,9 @@ def test_a_storm_is_bounded(gaps: list[float], open_requests: int) -> None:
 def test_nobody_takes_more_of_what_all_share_than_it_leaves() -> None:
     budget = budget_of({"a": 1, "b": 1, "c": 1})
     assert [taken(budget, tenant, 0.0) for tenant in "abc"] == [
-        1 + ALWAYS // 2,
-        1 + ALWAYS // 4,
-        1 + ALWAYS // 8,
+        AGAIN + ALWAYS // 2,
+        AGAIN + ALWAYS // 4,
+        AGAIN + ALWAYS // 8,
     ]
 
 
@@ -59,17 +59,17 @@ def test_time_gives_it_back() -> None:
     budget = budget_of({"a": 3})
     for period in range(3):
         for now_s in (period * PERIOD_S, (period + 0.9) * PERIOD_S):
-            left = 3 + ALWAYS // 2 if now_s == period * PERIOD_S else 0
+            left = 3 * AGAIN + ALWAYS // 2 if now_s == period * PERIOD_S else 0
             assert taken(budget, "a", now_s) == left
 
 
 def test_a_tenant_without_open_requests_gets_no_new_share_before_its_time() -> None:
     budget = budget_of({"a": 1, "b": 1})
-    assert taken(budget, "a", 0.0) == 1 + ALWAYS // 2
+    assert taken(budget, "a", 0.0) == AGAIN + ALWAYS // 2
     budget.closed("a")
     budget.opened("a")
     assert taken(budget, "a", PERIOD_S / 2) == 0
-    assert taken(budget, "a", PERIOD_S) == 1 + ALWAYS // 2
+    assert taken(budget, "a", PERIOD_S) == AGAIN + ALWAYS // 2
 
 
 def test_nothing_is_kept_of_tenants_that_are_gone() -> None:
