@@ -37,7 +37,7 @@ _STAND_IN = frozenset(
 )
 
 
-# What an engine says of the request itself. Compiling a grammar is work, too.
+# What an engine says of the request itself: it is charged, for compiling a grammar is work, too.
 _JUDGED = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.ENGINE_REFUSED})
 
 

@@ -1,4 +1,4 @@
-"""Makes a tokenizer spell what its added tokens are written as. Pure.
+"""Makes a tokenizer spell what its added tokens are written as.
 
 The compiler of grammars asks the tokenizer how text that must come is written, and the tokenizer
 takes an added token wherever it finds its text: `<|im_end|>` in a schema's `const` would be the end
