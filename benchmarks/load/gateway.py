@@ -32,7 +32,13 @@ from cli.stack.home import Home
 from cli.stack.ports import read_ports
 from sluice.kserve import HostStream
 
-_STEP_S = 0.02
+STEP_S = 0.02
+# Options of the `sim` engine with which a step takes as long with many tokens as with one.
+FREE_TOKENS = {
+    "cost_decode_row_s": "0",
+    "cost_prefill_token_s": "0",
+    "cost_context_token_s": "0",
+}
 _ROUNDS = 3
 _JITTER_STREAMS = (50, 200, 500)  # of which the last take about 60 % of two cores
 _JITTER_FIGURES = ("requests", "errors", "problems", "tokens", "ttft_ms", "cpu_us_per_token")
@@ -42,7 +48,7 @@ _CHURN_PER_S = 50
 _SOAK_STEP_S = 0.2  # the router looks at all open streams at each of its steps
 
 
-def _configure(stack: Stack, **options: str) -> None:
+def configure(stack: Stack, **options: str) -> None:
     """Give the engine other options, and wait until it serves with them."""
     headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
     with httpx.Client(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers, timeout=10) as admin:
@@ -79,7 +85,7 @@ def _wait(is_so: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def _groups(stack: Stack) -> dict[str, list[int]]:
+def groups_of(stack: Stack) -> dict[str, list[int]]:
     pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
     return {name: pids[name] for name in ("gateway", "router")}
 
@@ -90,18 +96,16 @@ def measure_ttft(stack: Stack) -> dict[str, Any]:
     `engine_ms` is the way to the first token for who is attached to the same Triton, without
     gateway and router, in turns with the requests; read what these two add as the difference.
     """
-    _configure(
+    configure(
         stack,
         cost_step_s="0",
-        cost_decode_row_s="0",
-        cost_prefill_token_s="0",
-        cost_context_token_s="0",
+        **FREE_TOKENS,
     )
     load = replace(stack.load(1, 250), max_tokens=4)
     asyncio.run(run_load(replace(load, requests=100)))
     rounds: list[dict[str, Any]] = []
     for _ in range(3):
-        one = asyncio.run(run_load(load, _groups(stack)))
+        one = asyncio.run(run_load(load, groups_of(stack)))
         rounds.append(one | {"engine_ms": asyncio.run(_engine_ttft(stack, load.requests))})
     best = min(rounds, key=lambda one: one["ttft_ms"]["p50"])
     added = {p: round(best["ttft_ms"][p] - best["engine_ms"][p], 2) for p in ("p50", "p99")}
@@ -132,17 +136,15 @@ def measure_jitter(stack: Stack) -> dict[str, Any]:
     use, by whomever.
     """
     steps_file = stack.home / "steps"
-    _configure(
+    configure(
         stack,
-        cost_step_s=str(_STEP_S),
-        cost_decode_row_s="0",
-        cost_prefill_token_s="0",
-        cost_context_token_s="0",
+        cost_step_s=str(STEP_S),
+        **FREE_TOKENS,
         steps_file=str(steps_file),
     )
 
     def through(load: Load) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
-        figures, tally = asyncio.run(tallied_load(load, _groups(stack)))
+        figures, tally = asyncio.run(tallied_load(load, groups_of(stack)))
         return {name: figures[name] for name in _JITTER_FIGURES}, tally.arrivals_s
 
     def straight(load: Load) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
@@ -156,9 +158,9 @@ def measure_jitter(stack: Stack) -> dict[str, Any]:
         steps_s = [float(it) for it in steps_file.read_text().split()]
         return {"machine_busy": _busy(before, after), **added(arrivals_s, steps_s), **figures}
 
-    figures: dict[str, Any] = {"step_ms": _STEP_S * 1e3}
+    figures: dict[str, Any] = {"step_ms": STEP_S * 1e3}
     for streams in _JITTER_STREAMS:
-        ramp_s = 100 * _STEP_S
+        ramp_s = 100 * STEP_S
         load = replace(stack.load(streams, 2 * streams), ramp_s=ramp_s, is_stamped=True)
         rounds = [
             {run.__name__: one(load, run) for run in (through, straight)} for _ in range(_ROUNDS)
@@ -194,7 +196,7 @@ def measure_prompts(stack: Stack) -> dict[str, Any]:
     rounds together, `p99_of_rounds_ms` of each.
     """
     _lengthen_context(stack, 200_000)
-    _configure(
+    configure(
         stack,
         context_tokens_max="200000",
         step_tokens_max="200000",
@@ -236,8 +238,8 @@ def _ttft(rounds: list[list[float]], long_ms: list[float]) -> dict[str, Any]:
 
 def measure_unary(stack: Stack) -> dict[str, Any]:
     """Whole answers of one token; CPU per request of gateway and router."""
-    _configure(stack, cost_step_s="0.001", cost_decode_row_s="0", sequences_max="4000")
-    groups = _groups(stack)
+    configure(stack, cost_step_s="0.001", cost_decode_row_s="0", sequences_max="4000")
+    groups = groups_of(stack)
     body = json.dumps(
         {
             "model": "sluice-tiny",

@@ -1,0 +1,139 @@
+"""CPU of Sluice beside that of other proxies, in turns: the ratio holds on a noisy machine, too.
+
+One operation: one streamed token, or one request with two of them, from engines whose steps take
+20 ms. Sluice's gateway and router have keys, limits, tokenizing and events on, and the `sim` driver
+in a real Triton behind them; the others pass on what `benchmarks.load.http_engine` streams, with
+nothing on. The CPU of engines and client is not counted. Run, with one or more programs of peers,
+each in an environment of its own (`pip install smg`, `sglang-router`, `vllm-router`):
+`python -m benchmarks.load.peers PATH/smg PATH/sglang-router PATH/vllm-router`.
+"""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.load.gateway import FREE_TOKENS, STEP_S, configure, groups_of
+from benchmarks.load.sse_client import Load, run_load
+from benchmarks.load.stack import started
+from benchmarks.results import write_result
+from sluice.process import free_port
+
+# What each peer's program is told first.
+_PEERS: dict[str, tuple[str, ...]] = {
+    "smg": ("launch",),
+    "sglang-router": ("launch",),
+    "vllm-router": (),
+}
+_ROUNDS = 3
+_START_S = 60.0
+
+
+def _rounds(loads: dict[str, Load], groups: dict[str, list[int]]) -> dict[str, Any]:
+    return {name: asyncio.run(run_load(load, groups)) for name, load in loads.items()}
+
+
+def _loads(load: Load) -> dict[str, Load]:
+    """Return what is asked of each proxy; answers have 100 tokens, or two."""
+    return {
+        "100_streams": replace(load, streams=100, requests=500),
+        "500_streams": replace(load, streams=500, requests=2500),
+        "100_short_streams": replace(load, streams=100, requests=4000, max_tokens=2),
+    }
+
+
+@contextmanager
+def _running(*command: str) -> Generator[int]:
+    """Run a process in the background; its pid."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _peer(command: Sequence[str], engine_port: int) -> Generator[tuple[Load, int]]:
+    """Run a peer before the engine; where it listens, and its pid."""
+    port, metrics_port = free_port(), free_port()
+    options = {
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--worker-urls": f"http://127.0.0.1:{engine_port}",
+        "--policy": "round_robin",
+        "--prometheus-port": str(metrics_port),
+    }
+    with _running(*command, *[it for option in options.items() for it in option]) as pid:
+        load = Load("127.0.0.1", port, "none", 1, 1, model="mock", max_tokens=2, limit_s=5.0)
+        end_s = time.monotonic() + _START_S
+        while not _serves(load):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"{command[0]} does not serve within {_START_S:.0f} s")
+            time.sleep(0.5)
+        yield replace(load, limit_s=120.0, max_tokens=100), pid
+
+
+def _serves(load: Load) -> bool:
+    try:
+        figures = asyncio.run(run_load(load))
+    except OSError:
+        return False
+    return figures["tokens"] == load.max_tokens and not figures["errors"]
+
+
+def _summed_up(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the medians of a proxy's rounds, and the rounds."""
+
+    def us(load: str, count: str) -> float:
+        each = [sum(one[load]["cpu_s"].values()) / one[load][count] * 1e6 for one in rounds]
+        return round(median(each), 1)
+
+    return {
+        "us_per_token_100_streams": us("100_streams", "tokens"),
+        "us_per_token_500_streams": us("500_streams", "tokens"),
+        "us_per_request_of_two_tokens": us("100_short_streams", "requests"),
+        "errors": sum(load["errors"] for one in rounds for load in one.values()),
+        "rounds": rounds,
+    }
+
+
+def measure(programs: Sequence[Path]) -> dict[str, Any]:
+    """Return the figures by proxy."""
+    engine_port = free_port()
+    engine = (sys.executable, "-m", "benchmarks.load.http_engine", str(engine_port), str(STEP_S))
+    with started("sim", "--no-embeddings") as stack, _running(*engine), ExitStack() as running:
+        configure(stack, **FREE_TOKENS, cost_step_s=str(STEP_S))
+        proxies = {"sluice": (stack.load(1, 1), groups_of(stack))}
+        for program in programs:
+            command = (str(program), *_PEERS[program.name])
+            load, pid = running.enter_context(_peer(command, engine_port))
+            proxies[program.name] = load, {program.name: [pid]}
+        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in proxies}
+        for _ in range(_ROUNDS):
+            for name, (load, groups) in proxies.items():
+                rounds[name].append(_rounds(_loads(load), groups))
+                print(name, _summed_up(rounds[name][-1:]) | {"rounds": 1}, flush=True)
+    return {"step_ms": STEP_S * 1e3} | {name: _summed_up(of) for name, of in rounds.items()}
+
+
+def main() -> None:
+    """Measure beside the peers whose programs are named on the command line."""
+    programs = [Path(it) for it in sys.argv[1:]]
+    if not programs or not all(it.name in _PEERS and it.exists() for it in programs):
+        raise SystemExit(__doc__)
+    print(write_result("peers", __doc__ or "", measure(programs)))
+
+
+if __name__ == "__main__":
+    main()
