@@ -1,5 +1,7 @@
 """A request that does not outlive its use: an answer may take an hour, and needs nothing of it."""
 
+from typing import Protocol, cast
+
 from aiohttp import web
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
@@ -10,6 +12,12 @@ _FORGOTTEN: dict[bool, RawRequestMessage] = {
     True: ERROR,
     False: ERROR._replace(should_close=False),
 }
+
+
+class _DropsParser(Protocol):
+    """What is asked of the connection that a request came over."""
+
+    def drop_parser(self) -> None: ...
 
 
 class HttpRequest(web.Request):
@@ -26,6 +34,7 @@ class HttpRequest(web.Request):
         self._cache.clear()  # of all that was looked up
         if self._payload.is_eof():
             self._payload = EMPTY_PAYLOAD
+            cast("_DropsParser", self._protocol).drop_parser()
 
     def end(self) -> None:
         """Let go of the connection's task, which has answered.

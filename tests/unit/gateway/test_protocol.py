@@ -6,7 +6,10 @@ import weakref
 
 import pytest
 from aiohttp import web
+from aiohttp.http_parser import HttpRequestParser
 from aiohttp.streams import StreamReader
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.server.body import read_body
 from gateway.server.protocol import HttpServer, ServerLimits
@@ -184,7 +187,12 @@ async def test_a_request_forgets_its_head_and_body_and_keeps_what_was_noted_in_i
             await asyncio.sleep(0.001)
         [request] = kept
         gc.collect()
-        alive = [it for it in gc.get_objects() if isinstance(it, StreamReader) and it.total_bytes]
+        alive = [
+            it
+            for it in gc.get_objects()
+            if isinstance(it, HttpRequestParser)
+            or (isinstance(it, StreamReader) and it.total_bytes)
+        ]
         assert not alive
         assert not request.headers
         assert request[NOTE] == "noted"
@@ -197,4 +205,81 @@ async def test_a_request_forgets_its_head_and_body_and_keeps_what_was_noted_in_i
             await asyncio.sleep(0.001)
     protocol.connection_lost(None)
     server.idle.close()
+    server.heads.close()
+
+
+BODIES = (b"", b"hello", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"0\r\n\r\n" * 9)
+HEADS = (
+    b"POST /%d HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b",
+    b"\r\nPOST /%d HTTP/1.1\r\nContent-Length: %d\r\nHost: x\r\n\r\n%b",
+    b"POST /%d HTTP/1.1\r\nHost: x\r\nX: %%d\r\nTransfer-Encoding: chunked\r\n\r\n",
+)
+
+
+def spelled(number: int, form: int, body: bytes) -> bytes:
+    """Return one request; the last of the forms is chunked."""
+    if form < 2:
+        return HEADS[form] % (number, len(body), body)
+    chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+    return HEADS[form] % number + chunk + b"0\r\n\r\n"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(BODIES)), min_size=1, max_size=5
+    ),
+    cuts=st.lists(st.integers(0, 600), max_size=12),
+    turns=st.lists(st.integers(0, 4), min_size=13, max_size=13),
+)
+def test_a_parser_that_is_dropped_takes_nothing_along(
+    requests: list[tuple[int, bytes]], cuts: list[int], turns: list[int]
+) -> None:
+    answered: list[tuple[str, bytes]] = []
+
+    async def handler(request: web.BaseRequest) -> web.Response:
+        assert isinstance(request, HttpRequest)
+        path, body = request.path, await read_body(request)
+        request.forget()
+        await asyncio.sleep(0)  # more may come meanwhile
+        request.forget()
+        answered.append((path, body))
+        return web.Response(text="ok")
+
+    async def run() -> None:
+        server = HttpServer(handler, ServerLimits(), lambda *_: None)
+        protocol = server()
+        protocol.connection_made(Transport())
+        sent = b"".join(spelled(number, *it) for number, it in enumerate(requests))
+        places = sorted({0, len(sent), *(cut for cut in cuts if cut < len(sent))})
+        for start, end, loops in zip(places, places[1:], turns, strict=False):
+            protocol.data_received(sent[start:end])
+            for _ in range(loops):
+                await asyncio.sleep(0)
+        for _ in range(60):
+            await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        server.idle.close()
+        server.heads.close()
+
+    asyncio.run(run())
+    assert answered == [(f"/{number}", body) for number, (_, body) in enumerate(requests)]
+
+
+async def test_a_head_whose_lines_end_otherwise_is_refused() -> None:
+    """Where heads end is looked for by the one ending that the parser takes."""
+    transport = Transport()
+
+    async def handler(_: web.BaseRequest) -> web.Response:
+        raise AssertionError("no request came")
+
+    server = HttpServer(handler, ServerLimits(), lambda *_: None)
+    protocol = server()
+    protocol.connection_made(transport)
+    protocol.data_received(SIMPLE.replace(b"\r\n", b"\n"))
+    async with asyncio.timeout(10):
+        while not transport.written:  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.001)
+    assert transport.written.startswith(b"HTTP/1.0 400"), transport.written
+    protocol.connection_lost(None)
     server.heads.close()

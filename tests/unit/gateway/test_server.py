@@ -263,6 +263,15 @@ def test_a_loop_lags_when_it_is_late_and_at_work() -> None:
     assert told == [False, False, False, True, True, False, *[False] * 5, True]
 
 
+def test_a_calm_loop_is_looked_at_less_often() -> None:
+    lag = LoopLag(lambda _: None)
+    intervals: list[float] = []
+    for lag_s, busy_share in ((0.0, 0.1), (0.0, 0.3), (0.0, 0.0), (0.01, 0.1), (0.001, 0.2)):
+        lag.note(lag_s, busy_share)
+        intervals.append(lag.interval_s)
+    assert intervals == [0.1, 0.02, 0.1, 0.02, 0.1]
+
+
 async def test_a_blocked_loop_is_measured_and_told_with_its_place() -> None:
     seen: list[float] = []
     lag = LoopLag(seen.append)
