@@ -30,6 +30,7 @@ class GenerationSpec(NamedTuple):
 
     Attributes:
         block_hashes: Of the prompt's full blocks, concatenated; see `sluice.hashing`.
+        packed_prompt: Of a long prompt: a serialized `Submit` that has only that; else empty.
         tier_reserved_permille: Of the tier: its share of a cell while it has work.
         is_preemptible: Batch work.
         choice: Index of the answer among those of its request.
@@ -54,6 +55,7 @@ class GenerationSpec(NamedTuple):
     ignore_eos: bool
     traceparent: str
     block_hashes: bytes = b""
+    packed_prompt: bytes = b""
     tier_reserved_permille: int = 0
     is_preemptible: bool = False
     is_begun: bool = False
@@ -340,11 +342,11 @@ class Generation(ABC):
         """
         spec = self.spec
         self.attempt_from = len(self.emitted)
-        prompt, hashes = spec.prompt, spec.block_hashes
+        prompt, hashes, packed = spec.prompt, spec.block_hashes, spec.packed_prompt
         if self.emitted:
-            prompt = [*spec.prompt, *self.emitted]
+            prompt, packed = [*spec.prompt, *self.emitted], b""
             hashes = chained_hashes(prompt, spec.cache_root, known=hashes)
-        return make(
+        message = make(
             handle=handle,
             request_id=spec.request_id,
             cell_id=cell_id,
@@ -353,7 +355,7 @@ class Generation(ABC):
             tenant_weight=spec.tenant_weight,
             tier_reserved_permille=spec.tier_reserved_permille,
             is_preemptible=spec.is_preemptible,
-            prompt=prompt,
+            prompt=() if packed else prompt,
             block_hashes=hashes,
             output_tokens_max=self.output_tokens_left,
             sampling=spec.sampling,
@@ -370,6 +372,9 @@ class Generation(ABC):
             was_placed=self.placed is not None,
             attempt=self._number,
         )
+        if packed:
+            message.MergeFromString(packed)
+        return message
 
     @property
     def _number(self) -> int:

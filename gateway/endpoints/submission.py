@@ -54,6 +54,7 @@ def generation_specs(
         traceparent=identity.traceparent,
         tracestate=identity.upstream.state,
         block_hashes=prompt.block_hashes,
+        packed_prompt=prompt.packed,
         tier_reserved_permille=0 if fields.is_lowered else tier.reserved_permille,
         is_preemptible=tier.is_preemptible or fields.is_lowered,
     )

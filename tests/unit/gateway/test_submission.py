@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.bases.assets import load_base
+from gateway.bases.assets import EncodedPrompt, load_base
 from gateway.bodies.completions import parse_completion_request
 from gateway.directory import Principal, ResolvedModel
-from gateway.dispatch.generation import GenerationSpec
+from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.endpoints.submission import generation_specs
+from gateway.endpoints.task import Plan
 from gateway.server.identity import Identity
+from gateway.text.pipe import TextPipe
 from sluice.wire.control.v1 import control_pb2 as control
 
 ASSETS = load_base(Path(__file__).resolve().parents[3] / "model_repo" / "default")
@@ -20,14 +22,16 @@ PRINCIPAL = Principal(
 RESOLVED = ResolvedModel(
     name="m",
     model=control.Model(id="m", pool_id="p"),
-    context_tokens_max=4096,
+    context_tokens_max=40_960,
     cache_root=b"r",
     generates_text=True,
 )
 
 
-def specs_of(body: bytes, first_index: int = 0) -> list[GenerationSpec]:
-    prompt = asyncio.run(ASSETS.encode_text("a prompt of some words", b"r"))
+def specs_of(
+    body: bytes, first_index: int = 0, prompt: EncodedPrompt | None = None
+) -> list[GenerationSpec]:
+    prompt = prompt or asyncio.run(ASSETS.encode_text("a prompt of some words", b"r"))
     return generation_specs(
         parse_completion_request(body),
         identity=Identity("u", "req", "t", "00-t-u-01"),
@@ -65,3 +69,33 @@ def test_without_a_seed_the_engine_chooses() -> None:
     assert not any(
         it.sampling.HasField("seed") for it in specs_of(b'{"model":"m","prompt":"x","n":3}')
     )
+
+
+@pytest.mark.parametrize("emitted", [0, 3])
+@pytest.mark.parametrize("tokens", [8 << 10, (8 << 10) + 1, 20_000])
+def test_a_long_prompt_is_packed_once_and_is_the_same(tokens: int, emitted: int) -> None:
+    ids = [number * 7919 % 150_000 for number in range(tokens)]
+    prompt = asyncio.run(ASSETS.hash_ids(ids, b"r"))
+    assert bool(prompt.packed) == (tokens > 8 << 10)
+    [spec] = specs_of(b'{"model":"m","prompt":"x"}', prompt=prompt)
+    spec = spec._replace(traceparent="")
+    generation, plain = (
+        WholeGeneration(it, TextPipe(ASSETS.table, ()))
+        for it in (spec, spec._replace(packed_prompt=b""))
+    )
+    assert spec.packed_prompt == prompt.packed
+    for one in (generation, plain):
+        one.emitted.extend(range(emitted))
+    message = generation.submit_message(1, "cell", 10)
+    assert message == plain.submit_message(1, "cell", 10)
+    assert list(message.prompt) == [*ids, *range(emitted)]
+
+
+def test_what_has_begun_keeps_its_prompt_once() -> None:
+    prompt = asyncio.run(ASSETS.hash_ids([5] * 20_000, b"r"))
+    specs = specs_of(b'{"model":"m","prompt":"x","n":2}', prompt=prompt)
+    plan = Plan(RESOLVED, ASSETS, (prompt,), specs).as_begun
+    assert not plan.prompts[0].packed
+    assert [bool(it.packed_prompt) for it in plan.specs] == [False, False]
+    assert plan.specs[1].prompt is plan.prompts[0].ids is prompt.ids
+    assert plan.as_begun is plan
