@@ -228,7 +228,9 @@ class HttpProtocol(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse; a head that has begun has a deadline, and a broken body ends its request."""
-        if self._parser is None and data and self.transport is not None:
+        if self._parser is None:
+            if not data or self.transport is None:
+                return  # nothing is left to parse
             self._parser = self._new_parser()
         messages, queued = self._messages, len(self._messages)
         super().data_received(data)
