@@ -31,6 +31,7 @@ MODULES = {
     "agent": "benchmarks.load.agent_faults",
     "stack": "benchmarks.load.stack",
     "edge": "benchmarks.load.gateway",
+    "peers": "benchmarks.load.peers",
     "routing": "benchmarks.load.routing_study",
     "rollouts": "benchmarks.load.rollouts",
     "distribution": "benchmarks.load.distribution",

@@ -1,13 +1,14 @@
 """An engine that speaks OpenAI's streams itself, for proxies that front such engines.
 
 All open streams get a token together at each step, as from a batch; no token is computed. Bytes are
-framed once and written raw, so that the engine costs less than any proxy before it. Run:
-`python -m benchmarks.load.http_engine PORT STEP_S`.
+framed once and written raw, so that the engine costs less than any proxy before it.
 """
 
 import asyncio
 import json
-import sys
+import multiprocessing
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import cast
 
 import uvloop
@@ -77,5 +78,17 @@ async def _serve(port: int, step_s: float) -> None:
         _step()
 
 
-if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1]), float(sys.argv[2])))
+def _run(port: int, step_s: float) -> None:
+    uvloop.run(_serve(port, step_s))
+
+
+@contextmanager
+def engine_running(port: int, step_s: float) -> Generator[None]:
+    """Serve on a port of this machine, in a process of its own."""
+    process = multiprocessing.get_context("spawn").Process(target=_run, args=(port, step_s))
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()

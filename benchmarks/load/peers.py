@@ -1,14 +1,15 @@
 """CPU of Sluice beside that of other proxies, in turns: the ratio holds on a noisy machine, too.
 
-One operation: one streamed token, or one request with two of them, from engines whose steps take
+Two operations: one streamed token, and one request with two of them, from engines whose steps take
 20 ms. Sluice's gateway and router have keys, limits, tokenizing and events on, and the `sim` driver
 in a real Triton behind them; the others pass on what `benchmarks.load.http_engine` streams, with
-nothing on. The CPU of engines and client is not counted. Run, with one or more programs of peers,
-each in an environment of its own (`pip install smg`, `sglang-router`, `vllm-router`):
-`python -m benchmarks.load.peers PATH/smg PATH/sglang-router PATH/vllm-router`.
+nothing on. Not counted: the CPU of engines and client. Each peer needs an environment of its own
+(`pip install smg`, `sglang-router`, `vllm-router`); those are measured whose programs are named, or
+found on PATH. Run: `python -m benchmarks.load.peers [PATH/smg] [PATH/sglang-router] ...`.
 """
 
 import asyncio
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.load.gateway import FREE_TOKENS, STEP_S, configure, groups_of
+from benchmarks.load.http_engine import engine_running
 from benchmarks.load.sse_client import Load, run_load
 from benchmarks.load.stack import started
 from benchmarks.results import write_result
@@ -111,8 +113,11 @@ def _summed_up(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 def measure(programs: Sequence[Path]) -> dict[str, Any]:
     """Return the figures by proxy."""
     engine_port = free_port()
-    engine = (sys.executable, "-m", "benchmarks.load.http_engine", str(engine_port), str(STEP_S))
-    with started("sim", "--no-embeddings") as stack, _running(*engine), ExitStack() as running:
+    with (
+        started("sim", "--no-embeddings") as stack,
+        engine_running(engine_port, STEP_S),
+        ExitStack() as running,
+    ):
         configure(stack, **FREE_TOKENS, cost_step_s=str(STEP_S))
         proxies = {"sluice": (stack.load(1, 1), groups_of(stack))}
         for program in programs:
@@ -128,10 +133,14 @@ def measure(programs: Sequence[Path]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure beside the peers whose programs are named on the command line."""
-    programs = [Path(it) for it in sys.argv[1:]]
-    if not programs or not all(it.name in _PEERS and it.exists() for it in programs):
-        raise SystemExit(__doc__)
+    """Measure beside the peers that are named on the command line, or found on PATH."""
+    found = [path for name in _PEERS if (path := shutil.which(name)) is not None]
+    programs = [Path(it) for it in sys.argv[1:] or found]
+    if unknown := [str(it) for it in programs if it.name not in _PEERS or not it.exists()]:
+        raise SystemExit(f"no such peer: {', '.join(unknown)}; known: {', '.join(_PEERS)}")
+    if not programs:
+        print(f"nothing to measure: none of {', '.join(_PEERS)} is on PATH")
+        return
     print(write_result("peers", __doc__ or "", measure(programs)))
 
 

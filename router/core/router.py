@@ -32,9 +32,7 @@ from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
-# Gateways take a router that says nothing for 0.9 s for frozen: between two signs of life it may be
-# busy for half a second.
-SIGN_OF_LIFE_S = 0.25
+SIGN_OF_LIFE_S = 0.25  # gateways take a router that says nothing for 0.9 s for frozen
 _ALONE_FACTOR = 1.5  # what cells have become waits so much longer for other news
 _RECITAL_S = 1.0  # everything about the cells is told again so often
 
@@ -378,8 +376,7 @@ class RouterCore:
         due = [self._alive_at + SIGN_OF_LIFE_S, self.requests.next_deadline()]
         for cell in self.cells.values():
             if cell.is_dirty:
-                # A tick that a frame brings comes before, while there are any: what is told then
-                # shares the message of its tokens.
+                # While there are frames, one brings a tick before: it tells this with its tokens.
                 due.append(self._cells_told_at + _ALONE_FACTOR * self.config.cell_state_interval_s)
             if cell.queue.requests:
                 due.append(cell.retry_at(now))
