@@ -38,7 +38,11 @@ _START_S = 60.0
 
 
 def _rounds(loads: dict[str, Load], groups: dict[str, list[int]]) -> dict[str, Any]:
-    return {name: asyncio.run(run_load(load, groups)) for name, load in loads.items()}
+    figures = {name: asyncio.run(run_load(load, groups)) for name, load in loads.items()}
+    for one in figures.values():  # what was not finished has used the processor as well
+        if one["problems"] or one["errors"]:
+            raise RuntimeError(f"not all was answered: {one}")
+    return figures
 
 
 def _loads(load: Load) -> dict[str, Load]:
@@ -105,7 +109,6 @@ def _summed_up(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "us_per_token_100_streams": us("100_streams", "tokens"),
         "us_per_token_500_streams": us("500_streams", "tokens"),
         "us_per_request_of_two_tokens": us("100_short_streams", "requests"),
-        "errors": sum(load["errors"] for one in rounds for load in one.values()),
         "rounds": rounds,
     }
 

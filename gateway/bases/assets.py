@@ -34,15 +34,14 @@ from gateway.dialects.detection import dialect_of
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.forms import ReasoningForm
 from gateway.text.detokenizer import TokenTable, token_table
+from gateway.text.packed_prompt import PackedPrompt
 from sluice.hashing import chained_hashes
-from sluice.wire.router.v1 import router_pb2 as wire
 
 # Rendering and encoding take about 1 ms per 10 KB; above this they would be felt by other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_MESSAGE = 256  # what rendering one costs beside its text, in these terms
 _INLINE_TOKENS_MAX = 8 << 10  # hashing takes 30 ms per million
 _INLINE_CPU_S = 0.003
-_PACKED_AT_ONCE = 4096  # 0.2 ms
 _TAIL_CHARACTERS = 64
 
 _Result = TypeVar("_Result")
@@ -63,13 +62,13 @@ class EncodedPrompt(NamedTuple):
     Attributes:
         ids: In an array: a list takes nine times the memory, for as long as the answer runs.
         is_reasoning: It ends in an open block of reasoning, which the answer goes on with.
-        packed: Of a long one: a serialized `Submit` that has only the ids; else empty.
+        packed: Of a long one that was made in a thread.
     """
 
     ids: "array[int]"
     block_hashes: bytes
     is_reasoning: bool = False
-    packed: bytes = b""
+    packed: PackedPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,20 +198,8 @@ def _hashed(
 ) -> EncodedPrompt:
     kept = ids if isinstance(ids, array) else array("I", ids)
     is_long = is_in_thread and len(kept) > _INLINE_TOKENS_MAX
-    packed = _packed(kept) if is_long else b""
+    packed = PackedPrompt(kept) if is_long else None
     return EncodedPrompt(kept, chained_hashes(kept, cache_root), is_reasoning, packed)
-
-
-def _packed(ids: "array[int]") -> bytes:
-    """Return a serialized `Submit` that has only these ids, to be merged into a whole one.
-
-    To give a message 69,000 ids takes the loop 3 ms, to merge them 0.6. Whole parts of a packed
-    field add up when they are parsed; between two of them others get the interpreter.
-    """
-    parts = range(0, len(ids), _PACKED_AT_ONCE)
-    return b"".join(
-        [wire.Submit(prompt=ids[at : at + _PACKED_AT_ONCE]).SerializeToString() for at in parts]
-    )
 
 
 def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAssets:

@@ -17,6 +17,7 @@ from gateway.dispatch.attempts import Attempt, Placement, begun, detached, place
 from gateway.dispatch.cell_choice import Wish, prefix_key
 from gateway.text.answer import Answer
 from gateway.text.logprobs import LogprobLine, TokenLogprob
+from gateway.text.packed_prompt import PackedPrompt
 from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
 from sluice.hashing import chained_hashes
@@ -30,7 +31,7 @@ class GenerationSpec(NamedTuple):
 
     Attributes:
         block_hashes: Of the prompt's full blocks, concatenated; see `sluice.hashing`.
-        packed_prompt: Of a long prompt: a serialized `Submit` that has only that; else empty.
+        packed_prompt: Of a long one; shared by its answers.
         tier_reserved_permille: Of the tier: its share of a cell while it has work.
         is_preemptible: Batch work.
         choice: Index of the answer among those of its request.
@@ -55,7 +56,7 @@ class GenerationSpec(NamedTuple):
     ignore_eos: bool
     traceparent: str
     block_hashes: bytes = b""
-    packed_prompt: bytes = b""
+    packed_prompt: PackedPrompt | None = None
     tier_reserved_permille: int = 0
     is_preemptible: bool = False
     is_begun: bool = False
@@ -240,6 +241,8 @@ class Generation(ABC):
             self._wake()
             if self.first_at_s == 0.0:
                 self.first_at_s = self.last_at_s = now_s
+                if self.spec.packed_prompt is not None:
+                    self.spec.packed_prompt.begun()
                 return 0.0
         gap_s = now_s - self.last_at_s
         self.last_at_s = now_s
@@ -342,7 +345,8 @@ class Generation(ABC):
         """
         spec = self.spec
         self.attempt_from = len(self.emitted)
-        prompt, hashes, packed = spec.prompt, spec.block_hashes, spec.packed_prompt
+        prompt, hashes = spec.prompt, spec.block_hashes
+        packed = b"" if spec.packed_prompt is None else spec.packed_prompt.data
         if self.emitted:
             prompt, packed = [*spec.prompt, *self.emitted], b""
             hashes = chained_hashes(prompt, spec.cache_root, known=hashes)

@@ -150,11 +150,6 @@ class Run:
         self.has_begun, exchange.status = True, 200
         events.begin()
         self.task.forget_request()
-        plan = self.plan.as_begun
-        if plan is not self.plan:
-            self.plan = plan
-            for generation, spec in zip(self.generations, plan.specs, strict=True):
-                generation.spec = spec
         if any(stream.emitted for stream in self.generations):  # not a sign of life
             exchange.first_sent_at_s = events.first_sent_at_s
 

@@ -58,6 +58,8 @@ def generation_specs(
         tier_reserved_permille=0 if fields.is_lowered else tier.reserved_permille,
         is_preemptible=tier.is_preemptible or fields.is_lowered,
     )
+    if prompt.packed is not None:
+        prompt.packed.expect(fields.choices)
     siblings = [_sibling(leader, first_index + number) for number in range(1, fields.choices)]
     return [leader if not first_index else _sibling(leader, first_index, is_begun=False), *siblings]
 

@@ -101,16 +101,6 @@ class Plan(NamedTuple):
         """Of all answers."""
         return sum([spec.output_tokens_max for spec in self.specs])
 
-    @property
-    def as_begun(self) -> "Plan":
-        """The same without what only submitting takes: as long as the prompts, of long ones."""
-        if not self.specs[0].packed_prompt:
-            return self
-        prompts = [prompt._replace(packed=b"") for prompt in self.prompts]
-        return self._replace(
-            prompts=prompts, specs=[spec._replace(packed_prompt=b"") for spec in self.specs]
-        )
-
     def pipe(self, task: Task, index: int) -> TextPipe:
         """Return what turns the tokens of an answer into text."""
         return task.pipe(self.assets, self.prompts[index // self.answers_per_prompt])

@@ -5,6 +5,7 @@ aiohttp's own unpacking is off: it would hold megabytes of a bomb before anybody
 
 import asyncio
 import zlib
+from collections.abc import Mapping
 from typing import Protocol, cast
 
 from aiohttp import HttpVersion11, hdrs, web
@@ -23,6 +24,7 @@ _WINDOW_BITS = {
     "x-gzip": 16 + zlib.MAX_WBITS,
     "deflate": zlib.MAX_WBITS,
 }
+_LENGTH_DIGITS_MAX = 32
 _UNPACK_INLINE_BYTES = 512  # unpacks to half a megabyte at most: a millisecond
 
 
@@ -57,13 +59,16 @@ async def read_body(request: web.Request) -> bytes:
     """Return the whole body, unpacked.
 
     Raises:
-        BadRequestError: Larger than 4 MiB (413), too slow (408), broken (400), or packed in a way
-            that is not supported (415).
+        BadRequestError: Larger than 4 MiB (413), too slow (408), broken or of a length that is not
+            readable (400), or packed in a way that is not supported (415).
         RejectedError: The worker holds too many unfinished bodies (503).
     """
-    if (request.content_length or 0) > BODY_BYTES_MAX:
-        raise _too_large()
     headers = request.headers
+    length = content_length(headers)
+    if length is None:
+        raise HttpError(400, "The header 'Content-Length' has too many digits.")
+    if length > BODY_BYTES_MAX:
+        raise _too_large()
     if hdrs.EXPECT in headers:
         await _answer_expectation(request)
     content = request.content
@@ -75,6 +80,15 @@ async def read_body(request: web.Request) -> bytes:
     if encoding is None or encoding.lower() == "identity":
         return body
     return await _unpacked(body, encoding.strip().lower())
+
+
+def content_length(headers: Mapping[str, str]) -> int | None:
+    """Return how long the body is said to be, 0 if nothing is said; None: in too many digits.
+
+    The parser takes any number of leading zeros, Python's `int` some thousand digits.
+    """
+    text = headers.get(hdrs.CONTENT_LENGTH, "0")
+    return int(text) if len(text) <= _LENGTH_DIGITS_MAX else None
 
 
 async def _read_rest(request: web.Request) -> bytes:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
-from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
+from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
@@ -20,7 +20,7 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import ERROR, MAX_MSG_QUEUE_SIZE, RequestHandler
 
 from gateway.bodies.parsing import BODY_BYTES_MAX
-from gateway.server.body import BodyBudget
+from gateway.server.body import BodyBudget, content_length
 from gateway.server.deadlines import Deadlines
 from gateway.server.errors import HttpError, body_of
 from gateway.server.malformed import FIELD_BYTES_MAX, FIELDS_MAX, LINE_BYTES_MAX, malformed
@@ -439,7 +439,9 @@ def _rest_of(message: object, data: bytes) -> int:
     """
     if not isinstance(message, RawRequestMessage) or message.chunked or message.upgrade:
         return _UNKNOWN
-    length = int(message.headers.get(hdrs.CONTENT_LENGTH, 0))
+    length = content_length(message.headers)
+    if length is None:
+        return _UNKNOWN
     return max(data.find(_HEAD_END) + len(_HEAD_END) + length - len(data), _UNKNOWN)
 
 

@@ -176,6 +176,10 @@ MALFORMED = {
     "two lengths": (post(b"abc", more="Content-Length: 4\r\n"), 400),
     "negative length": (post(b"", length=-1), 400),
     "huge length": (post(b"", length=10**30), 400),
+    "long length": (
+        post(b"{}").replace(b"Content-Length: ", b"Content-Length: " + b"0" * 5_000),
+        400,
+    ),
     "length no number": (get("/healthz", "Content-Length: 0x3\r\n"), 400),
     "unknown coding": (get("/healthz", "Transfer-Encoding: cow\r\n"), 400),
     "chunked, not last": (get("/healthz", "Transfer-Encoding: chunked, gzip\r\n"), 400),

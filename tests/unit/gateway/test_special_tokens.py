@@ -133,7 +133,7 @@ async def test_large_prompts_are_encoded_in_a_thread(messages: list[Message]) ->
         assert not threads.usual.count
         encoded = await assets.encode_chat(messages, (), b"")
         assert threads.usual.count == 1
-        assert encoded == await ASSETS.encode_chat(messages, (), b"")
+        assert encoded[:3] == (await ASSETS.encode_chat(messages, (), b""))[:3]
 
 
 async def test_texts_and_ids() -> None:
@@ -142,5 +142,9 @@ async def test_texts_and_ids() -> None:
         for text in ("<|im_start|>hi", "a b " * 20_000):
             encoded = await assets.encode_text(text, b"")
             assert encoded.ids.tolist() == ASSETS.tokenizer.encode(text).ids
-            assert encoded == await assets.hash_ids(encoded.ids, b"")
+            again = await assets.hash_ids(encoded.ids, b"")
+            assert encoded[:3] == again[:3]
+            packed = [bytes(it.packed.data) if it.packed else b"" for it in (encoded, again)]
+            assert packed[0] == packed[1]
+            assert bool(packed[0]) == (len(encoded.ids) > 8 << 10)
         assert (threads.usual.count, threads.tokenizing.count) == (2, 1)

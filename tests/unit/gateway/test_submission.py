@@ -10,7 +10,6 @@ from gateway.bodies.completions import parse_completion_request
 from gateway.directory import Principal, ResolvedModel
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.endpoints.submission import generation_specs
-from gateway.endpoints.task import Plan
 from gateway.server.identity import Identity
 from gateway.text.pipe import TextPipe
 from sluice.wire.control.v1 import control_pb2 as control
@@ -76,14 +75,11 @@ def test_without_a_seed_the_engine_chooses() -> None:
 def test_a_long_prompt_is_packed_once_and_is_the_same(tokens: int, emitted: int) -> None:
     ids = [number * 7919 % 150_000 for number in range(tokens)]
     prompt = asyncio.run(ASSETS.hash_ids(ids, b"r"))
-    assert bool(prompt.packed) == (tokens > 8 << 10)
+    assert (prompt.packed is not None) == (tokens > 8 << 10)
     [spec] = specs_of(b'{"model":"m","prompt":"x"}', prompt=prompt)
     spec = spec._replace(traceparent="")
-    generation, plain = (
-        WholeGeneration(it, TextPipe(ASSETS.table, ()))
-        for it in (spec, spec._replace(packed_prompt=b""))
-    )
-    assert spec.packed_prompt == prompt.packed
+    assert spec.packed_prompt is prompt.packed
+    generation, plain = generation_of(spec), generation_of(spec._replace(packed_prompt=None))
     for one in (generation, plain):
         one.emitted.extend(range(emitted))
     message = generation.submit_message(1, "cell", 10)
@@ -91,11 +87,21 @@ def test_a_long_prompt_is_packed_once_and_is_the_same(tokens: int, emitted: int)
     assert list(message.prompt) == [*ids, *range(emitted)]
 
 
-def test_what_has_begun_keeps_its_prompt_once() -> None:
+def generation_of(spec: GenerationSpec) -> WholeGeneration:
+    return WholeGeneration(spec, TextPipe(ASSETS.table, ()))
+
+
+def test_a_packed_prompt_goes_when_all_its_answers_have_begun() -> None:
     prompt = asyncio.run(ASSETS.hash_ids([5] * 20_000, b"r"))
     specs = specs_of(b'{"model":"m","prompt":"x","n":2}', prompt=prompt)
-    plan = Plan(RESOLVED, ASSETS, (prompt,), specs).as_begun
-    assert not plan.prompts[0].packed
-    assert [bool(it.packed_prompt) for it in plan.specs] == [False, False]
-    assert plan.specs[1].prompt is plan.prompts[0].ids is prompt.ids
-    assert plan.as_begun is plan
+    first, second = (generation_of(spec._replace(traceparent="")) for spec in specs)
+    packed = prompt.packed
+    assert packed is not None
+    for _ in range(3):
+        first.push([7], 1.0)
+        assert packed.data, "the other one has not been submitted yet"
+    assert len(second.submit_message(1, "cell", 10).prompt) == 20_000
+    second.push([7], 1.0)
+    assert not packed.data
+    del second.emitted[:]
+    assert len(second.submit_message(1, "cell", 10).prompt) == 20_000, "the slow way"
