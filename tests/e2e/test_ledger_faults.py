@@ -130,8 +130,12 @@ class Ledger:
             self.rows = answer.raise_for_status().json()["data"]
             for name in names - {row["request_id"] for row in self.rows} - self._lost.keys():
                 found = self._http.get(f"/v1/requests/{name}", params={"tenant": TENANT})
-                if found.status_code == 200:
-                    self._lost[name] = found.json()
+                if found.status_code == 404:
+                    continue
+                told = found.raise_for_status().json()
+                # Else its row came just after the list was read, which has it the next time.
+                if told["request"]["outcome"] == "gateway_lost":
+                    self._lost[name] = told
         except httpx.HTTPError:  # it was killed, or its store was
             return False
         return names <= {row["request_id"] for row in self.rows} | self._lost.keys()
