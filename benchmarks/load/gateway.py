@@ -86,6 +86,7 @@ def _wait(is_so: Callable[[], bool]) -> None:
 
 
 def groups_of(stack: Stack) -> dict[str, list[int]]:
+    """Return the processes whose CPU is counted, by name."""
     pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
     return {name: pids[name] for name in ("gateway", "router")}
 
@@ -96,11 +97,7 @@ def measure_ttft(stack: Stack) -> dict[str, Any]:
     `engine_ms` is the way to the first token for who is attached to the same Triton, without
     gateway and router, in turns with the requests; read what these two add as the difference.
     """
-    configure(
-        stack,
-        cost_step_s="0",
-        **FREE_TOKENS,
-    )
+    configure(stack, cost_step_s="0", **FREE_TOKENS)
     load = replace(stack.load(1, 250), max_tokens=4)
     asyncio.run(run_load(replace(load, requests=100)))
     rounds: list[dict[str, Any]] = []
@@ -136,12 +133,7 @@ def measure_jitter(stack: Stack) -> dict[str, Any]:
     use, by whomever.
     """
     steps_file = stack.home / "steps"
-    configure(
-        stack,
-        cost_step_s=str(STEP_S),
-        **FREE_TOKENS,
-        steps_file=str(steps_file),
-    )
+    configure(stack, cost_step_s=str(STEP_S), **FREE_TOKENS, steps_file=str(steps_file))
 
     def through(load: Load) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
         figures, tally = asyncio.run(tallied_load(load, groups_of(stack)))

@@ -91,4 +91,5 @@ def engine_running(port: int, step_s: float) -> Generator[None]:
         yield
     finally:
         process.terminate()
-        process.join()
+        process.join(10)
+        process.kill()

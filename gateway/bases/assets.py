@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -43,8 +43,6 @@ _CHARACTERS_PER_MESSAGE = 256  # what rendering one costs beside its text, in th
 _INLINE_TOKENS_MAX = 8 << 10  # hashing takes 30 ms per million
 _INLINE_CPU_S = 0.003
 _TAIL_CHARACTERS = 64
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +152,15 @@ class BaseAssets:
         """Return a prompt that came as ids, with its block hashes."""
         if len(ids) <= _INLINE_TOKENS_MAX:
             return _hashed(ids, cache_root)
-        return await self._in_thread(partial(_hashed, ids, cache_root, is_in_thread=True))
+        return await self._in_thread(partial(_hashed, ids, cache_root))
 
     @property
     def _tokenizing(self) -> Executor | None:
         return self.threads and self.threads.tokenizing
 
-    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+    async def _in_thread(self, make: Callable[[], EncodedPrompt]) -> EncodedPrompt:
         usual = self.threads and self.threads.usual
-        return await asyncio.get_running_loop().run_in_executor(usual, work)
+        return await asyncio.get_running_loop().run_in_executor(usual, _packed, make)
 
     def _encode(
         self,
@@ -176,8 +174,7 @@ class BaseAssets:
         pieces = self.template.pieces(messages, tools, options, cpu_s=cpu_s)
         is_reasoning = self.dialect.opens_reasoning(pieces[-1][-_TAIL_CHARACTERS:])
         ids = self._encoder.encode(pieces, cache_root, tokenizing)
-        is_in_thread = tokenizing is not None
-        return _hashed(ids, cache_root, is_reasoning=is_reasoning, is_in_thread=is_in_thread)
+        return _hashed(ids, cache_root, is_reasoning=is_reasoning)
 
     def _encode_text(
         self, text: str, cache_root: bytes, add_special_tokens: bool, tokenizing: Executor | None
@@ -186,20 +183,20 @@ class BaseAssets:
             ids = self._encoder.encode_whole(text, tokenizing)
         else:
             ids = self._encoder.encode([text], cache_root, tokenizing)
-        return _hashed(ids, cache_root, is_in_thread=tokenizing is not None)
+        return _hashed(ids, cache_root)
 
 
-def _hashed(
-    ids: Sequence[int],
-    cache_root: bytes,
-    *,
-    is_reasoning: bool = False,
-    is_in_thread: bool = False,
-) -> EncodedPrompt:
+def _hashed(ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False) -> EncodedPrompt:
     kept = ids if isinstance(ids, array) else array("I", ids)
-    is_long = is_in_thread and len(kept) > _INLINE_TOKENS_MAX
-    packed = PackedPrompt(kept) if is_long else None
-    return EncodedPrompt(kept, chained_hashes(kept, cache_root), is_reasoning, packed)
+    return EncodedPrompt(kept, chained_hashes(kept, cache_root), is_reasoning)
+
+
+def _packed(make: Callable[[], EncodedPrompt]) -> EncodedPrompt:
+    """Return a prompt that is made here, packed if it is long: to be run in a thread."""
+    prompt = make()
+    if len(prompt.ids) <= _INLINE_TOKENS_MAX:
+        return prompt
+    return prompt._replace(packed=PackedPrompt(prompt.ids))
 
 
 def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAssets:

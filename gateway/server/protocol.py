@@ -17,7 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
 from aiohttp.http_writer import StreamWriter
 from aiohttp.streams import StreamReader
-from aiohttp.web_protocol import ERROR, MAX_MSG_QUEUE_SIZE, RequestHandler
+from aiohttp.web_protocol import ERROR, RequestHandler
 
 from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.server.body import BodyBudget, content_length
@@ -265,12 +265,12 @@ class HttpProtocol(RequestHandler):
             self,
             self._loop,
             self._read_bufsize,
-            max_line_size=LINE_BYTES_MAX,
-            max_field_size=FIELD_BYTES_MAX,
-            max_headers=FIELDS_MAX,
+            max_line_size=self.max_line_size,
+            max_field_size=self.max_field_size,
+            max_headers=self.max_headers,
             payload_exception=web.RequestPayloadError,
             auto_decompress=False,
-            max_msg_queue_size=MAX_MSG_QUEUE_SIZE,
+            max_msg_queue_size=self._max_msg_queue_size,
         )
 
     @property

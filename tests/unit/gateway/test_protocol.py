@@ -217,7 +217,7 @@ BODIES = (b"", b"hello", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"0\r\n\r\n" * 
 HEADS = (
     b"POST /%d HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b",
     b"\r\nPOST /%d HTTP/1.1\r\nContent-Length: %d\r\nHost: x\r\n\r\n%b",
-    b"POST /%d HTTP/1.1\r\nHost: x\r\nX: %%d\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"POST /%d HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
 )
 
 

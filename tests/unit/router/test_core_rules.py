@@ -299,6 +299,20 @@ def test_cell_states_are_told_when_they_change_and_as_a_sign_of_life(bench):
     assert (state.running, state.replicas_ready, state.queued) == (1, 2, 0)
 
 
+def test_what_a_cell_has_become_waits_a_little_for_tokens_to_ride_with(bench):
+    world = bench()
+    world.tick(1.0)  # told, and a sign of life
+    world.submit()
+    world.tick(0.11)
+    told, told_at = len(world.batch().cells), world.now
+    world.submit()
+    world.tick(0.01)
+    assert len(world.batch().cells) == told, "not more often than every 100 ms"
+    assert told_at + 0.1 < world.core.next_tick_at(world.now) < told_at + 0.16
+    world.tick(0.1)  # as a frame brings it
+    assert len(world.batch().cells) == told + 1
+
+
 @pytest.mark.parametrize("cells", [(), ("cell",)], ids=["without cells", "with idle replicas"])
 def test_every_gateway_hears_a_sign_of_life_all_the_time(bench, cells):
     world = bench()
