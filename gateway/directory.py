@@ -4,6 +4,7 @@ import hashlib
 import hmac
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import NamedTuple
 
 from gateway.names import Names, PublicModel, matches
@@ -21,6 +22,7 @@ from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 _RESOLVED_MAX = 16_384
 # Kinds of which none is behind an answer that is kept.
 _UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops"})
+_NUMBERS = count(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -29,12 +31,17 @@ class Principal:
 
     Keep none for longer than a request: one message keeps alive all that came with it, and so does
     what holds it.
+
+    Attributes:
+        text_policy: None: nothing of what it says is kept.
+        number: Of two, the larger one's is the answer of the later state.
     """
 
     key: wire.ApiKey
     tenant: wire.Tenant
     tier: wire.Tier
-    text_policy: wire.TextPolicy | None = None  # None: nothing of what it says is kept
+    text_policy: wire.TextPolicy | None = None
+    number: int = field(default_factory=_NUMBERS.__next__, init=False, repr=False)
     # Of `dispatch.event_head`, with the model that each is of.
     event_heads: dict[tuple[object, ...], tuple[bytes, wire.Model]] = field(
         default_factory=dict, init=False, repr=False

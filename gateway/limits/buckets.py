@@ -71,6 +71,7 @@ class Scope:
         rpm: Requests per minute; 0 is no limit, as in the next two.
         tpm: Tokens per minute.
         requests_max: Requests at once.
+        limited_by: Number of the principal whose limits they are.
         told: All that, for events.
         rest: Its row in a batch for as long as it says the limits only; empty when there is more
             to say, or may be.
@@ -94,6 +95,7 @@ class Scope:
         "is_waiting",
         "kind",
         "label",
+        "limited_by",
         "name",
         "requests_max",
         "rest",
@@ -120,6 +122,7 @@ class Scope:
         self.kind = kind
         self.frame = b"$%d\r\n%b\r\n" % (len(encoded := name.encode()), encoded)
         self.limit(rpm, tpm, requests_max)
+        self.limited_by = 0
         self.held = 0
         self.back_requests = self.back_tokens = 0
         self.untold_requests = self.untold_tokens = 0

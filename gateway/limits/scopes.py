@@ -51,11 +51,16 @@ class Scopes:
         # The braces keep a tenant's scopes together where Valkey is sharded.
         prefix = f"limit:{{{tenant.id}}}"
         of_model = f"your account for the model '{model_id}'"
+        number = principal.number
         scopes = (
-            self._scope(prefix, "your account", "account", account_limits(principal)),
-            self._scope(f"{prefix}:key:{key.id}", "your key", "key", key_limits(principal)),
+            self._scope(prefix, "your account", "account", account_limits(principal), number),
+            self._scope(f"{prefix}:key:{key.id}", "your key", "key", key_limits(principal), number),
             self._scope(
-                f"{prefix}:model:{model_id}", of_model, "model", model_limits(principal, model_id)
+                f"{prefix}:model:{model_id}",
+                of_model,
+                "model",
+                model_limits(principal, model_id),
+                number,
             ),
         )
         binding = Binding(
@@ -79,14 +84,19 @@ class Scopes:
         if principal is not None:
             del self._by_caller[ref(principal)][place[1]]
 
-    def _scope(self, name: str, label: str, kind: str, limits: CallerLimits) -> Scope | None:
+    def _scope(
+        self, name: str, label: str, kind: str, limits: CallerLimits, number: int
+    ) -> Scope | None:
+        """Return a scope with the limits of the latest principal that had some."""
         if not any(limits):
             return None
         scope = self._scopes.get(name)
         if scope is None:
             scope = self._scopes[name] = Scope(name, label, kind)
-        if limits != (scope.rpm, scope.tpm, scope.requests_max):
-            scope.limit(*limits)
+        if number >= scope.limited_by:
+            scope.limited_by = number
+            if limits != (scope.rpm, scope.tpm, scope.requests_max):
+                scope.limit(*limits)
         return scope
 
     def _forecast(self, tenant_id: str, model_id: str) -> Forecast:

@@ -58,6 +58,20 @@ def test_bound_once_until_something_changes() -> None:
     assert second.forecast is first.forecast
 
 
+def test_who_was_let_in_before_a_change_does_not_undo_it() -> None:
+    """Such a caller may ask late: after a slow body, or when another model stands in."""
+    scopes = Scopes()
+    before = Principal(KEY, TENANT, control.Tier(rpm=1000))
+    after = Principal(control.ApiKey(id="other"), TENANT, control.Tier(rpm=10))
+    account = scopes.of(after, "big").scopes[0]
+    late = scopes.of(before, "small")
+    assert late.scopes[0] is account
+    assert account.rpm == 10
+    account_again = scopes.of(Principal(KEY, TENANT, control.Tier(rpm=20)), "small").scopes[0]
+    assert account_again is account
+    assert account.rpm == 20
+
+
 class CountedKey:
     """A key that counts how often its id is read."""
 
