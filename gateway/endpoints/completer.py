@@ -123,7 +123,11 @@ class Completer:
                 except PlatformError as refusal:
                     if not await self._stands_in(run, refusal):
                         raise
-                return await run.answer(self._means, self._keep_alives)
+                    wanted = refusal
+                try:
+                    return await run.answer(self._means, self._keep_alives)
+                except PlatformError as other:  # of a model that nobody asked for
+                    raise wanted from other
         finally:
             self._open.discard(identity.uid)
 

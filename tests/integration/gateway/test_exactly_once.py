@@ -195,6 +195,27 @@ async def test_a_model_that_stands_in(world, ledger, eventually, is_stream: bool
         assert ledger.events[0].requested_model == "one/own"
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_model_that_stands_in_and_refuses_leaves_the_first_refusal(
+    world, ledger, eventually, is_stream: bool
+) -> None:
+    own = wire.Outcome(kind=wire.OUTCOME_KIND_REJECTED, code="context_length_exceeded", message="x")
+    first = wire.Outcome(
+        kind=wire.OUTCOME_KIND_REJECTED, code="queue_full", message="full", retry_after_ms=7000
+    )
+    async with world() as w, w.http() as http:
+        await stand_in(w, eventually, "one/own", "tiny")
+        w.router.plan = lambda _: Plan([], first if len(w.router.submits) == 1 else own)
+        body = {"model": "one/own", "messages": HELLO, "stream": is_stream}
+        response = await http.post(CHAT, json=body)
+        assert len(w.router.submits) == 2
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_full")
+        assert response.headers["retry-after"] == "7"
+        ledger.check("one/own", "tiny")
+        assert not any(used["was_served"] for _, used in ledger.settled)
+        assert (ledger.events[0].outcome, ledger.events[0].status) == ("queue_full", 503)
+
+
 async def test_what_was_generated_before_another_model_stood_in_is_charged(
     world, ledger, eventually
 ) -> None:
