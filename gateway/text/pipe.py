@@ -84,13 +84,13 @@ class TextPipe:
 
     def flush(self) -> Delta:
         """The answer has ended: return the rest of it, nothing after a stop string."""
-        if self.is_stopped:
-            return NOTHING
-        delta = self._pushed(self._stream.flush())
-        if self._parser is not None and not self.is_stopped:
-            delta = joined(delta, self._filtered(self._parser.flush()))
-        if self._matcher is not None and not self._matcher.is_matched:
-            held = self._matcher.flush()
+        delta, matcher, parser = NOTHING, self._matcher, self._parser
+        if not self.is_stopped:
+            delta = self._pushed(self._stream.flush())
+            if parser is not None and not self.is_stopped:
+                delta = joined(delta, self._filtered(parser.flush()))
+        if matcher is not None and not matcher.is_matched:
+            held = matcher.flush()
             self.shown += len(held)
             delta = delta._replace(content=delta.content + held)
         return delta

@@ -85,6 +85,12 @@ def test_the_answer_ends_with_the_one_call_that_is_allowed() -> None:
     assert (delta.content, "".join(c.arguments for c in delta.calls)) == ("a", "1")
 
 
+def test_what_may_begin_a_stop_string_is_told_when_the_one_call_ends_the_answer() -> None:
+    pipe = TextPipe(TABLE, ("ab", "b"), OneCall(is_complete_after_call=True))
+    assert run(pipe, ids("xa[1]b"), 1).content == "xa"
+    assert pipe.shown == 2
+
+
 @given(
     st.text(alphabet="abc é😀", max_size=30),
     st.integers(1, 5),
