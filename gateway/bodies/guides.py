@@ -14,6 +14,7 @@ from pydantic import Field
 from gateway.bodies.fields import Flag, Text
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Strict
+from gateway.dialects.call_grammar import JSON_OPTIONS
 from sluice.errors import BadRequestError
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -57,7 +58,19 @@ ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 Regex = Annotated[str, Field(min_length=1, max_length=_REGEX_BYTES_MAX)]
-_SLASH = re.compile(r"(?<!\\)/")
+# Of an expression, what Lark would read otherwise than the engine does where it stands alone.
+_UNLIKE = re.compile(r"\\(?:.|\n)|[/%\n]")
+_LIKE = {
+    **dict.fromkeys(("/", r"\/"), r"\/"),  # it would end the expression
+    **dict.fromkeys(("%", r"\%"), r"\x25"),  # it may look like a directive
+    **dict.fromkeys(("\n", "\\\n"), r"\n"),  # line breaks are no part of a line
+    r"\d": "[0-9]",
+    r"\D": "[^0-9]",
+    r"\s": r"[ \t\n\r\f\v]",
+    r"\S": r"[^ \t\n\r\f\v]",
+    r"\w": "[0-9a-zA-Z_]",
+    r"\W": "[^0-9a-zA-Z_]",
+}
 
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=_CHOICE_CHARACTERS_MAX)]],
@@ -97,16 +110,15 @@ def lark_of(guide: engine.Grammar) -> str:
     """Return what a guide stands for as an expression in the engine's Lark."""
     match guide.kind:
         case engine.Grammar.KIND_REGEX:
-            # A slash would end it; line breaks are no part of a line.
-            regex = _SLASH.sub(r"\\/", guide.text).replace("\n", r"\n")
+            regex = _UNLIKE.sub(lambda it: _LIKE.get(it.group(), it.group()), guide.text)
             return f"/{regex}/"
         case engine.Grammar.KIND_CHOICE:
             choices: list[str] = orjson.loads(guide.text)
-            return "(" + " | ".join(orjson.dumps(choice).decode() for choice in choices) + ")"
-        case engine.Grammar.KIND_JSON_SCHEMA:
-            return f"%json {guide.text}"
+            texts = " | ".join([orjson.dumps(choice).decode() for choice in choices])
+            return f"({texts})".replace("%", r"\u0025")  # it may look like a directive
         case _:
-            return '%json {"type":"object"}'
+            schema = orjson.loads(guide.text or '{"type":"object"}')
+            return f"%json {orjson.dumps(schema | {'x-guidance': JSON_OPTIONS}).decode()}"
 
 
 def schema_text(schema: dict[str, Any], param: str) -> str:

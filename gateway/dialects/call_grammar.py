@@ -26,7 +26,7 @@ _GRAMMAR_BYTES_MAX = 16_384 + 65_536
 CALLS_MAX = 16  # of one forced answer: without a bound a weak model would never end it
 
 # As models were trained to write JSON; with free white space a weak model writes nothing else.
-_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
 # What a schema may say for its properties to be written one by one.
 _PLAIN_KEYS = {
@@ -177,7 +177,7 @@ def _schema(tool: ToolSpec) -> str:
     out.
     """
     parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
-    options = {**_JSON_OPTIONS, "lenient": not tool.is_strict}
+    options = {**JSON_OPTIONS, "lenient": not tool.is_strict}
     return json.dumps({**parameters, "type": "object", "x-guidance": options})
 
 
@@ -241,5 +241,5 @@ def _property_schema(tool: ToolSpec, schema: Any) -> str:
     parameters = tool.parameters or {}
     shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
     own: dict[str, Any] = schema if isinstance(schema, dict) else {}
-    options = {**_JSON_OPTIONS, "lenient": not tool.is_strict}
+    options = {**JSON_OPTIONS, "lenient": not tool.is_strict}
     return json.dumps({**shared, **own, "x-guidance": options})

@@ -287,21 +287,26 @@ GUIDES: dict[str, tuple[engine.Grammar, list[str], list[str]]] = {
     "json": (
         engine.Grammar(kind=engine.Grammar.KIND_JSON),
         ['{"a": 1}', "{}"],
-        ["[1]", "hello", '{"a": 1} and'],
+        ["[1]", "hello", '{"a": 1} and', '{\n "a": 1}'],
     ),
     "schema": (
         engine.Grammar(kind=engine.Grammar.KIND_JSON_SCHEMA, text=json.dumps(OPTIONAL)),
-        ['{"a": 3}', '{"b": "x"}'],
-        ['{"a": 10}', '{"b": "y"}'],
+        ['{"a": 3}', '{"b": "x"}', '{"b":"x"}'],
+        ['{"a": 10}', '{"b": "y"}', '{"a":  3}'],
     ),
     "regex": (
         engine.Grammar(kind=engine.Grammar.KIND_REGEX, text=r"a/b|c\/d|[0-9]{2}\n"),
         ["a/b", "c/d", "42\n"],
         ["a", "4", "a/b "],
     ),
+    "regex of escapes": (
+        engine.Grammar(kind=engine.Grammar.KIND_REGEX, text=r"\\/\d%\%[/%\d]{2}|%json"),
+        [r"\/7%%/%", r"\/0%%09", "%json"],
+        ["\\/\u0663%%//", r"\/7%%ab"],
+    ),
     "choice": (
-        engine.Grammar(kind=engine.Grammar.KIND_CHOICE, text='["yes", "no \\"no\\""]'),
-        ["yes", 'no "no"'],
+        engine.Grammar(kind=engine.Grammar.KIND_CHOICE, text='["yes", "no \\"no\\"", "100% json"]'),
+        ["yes", 'no "no"', "100% json"],
         ["maybe", "yesno"],
     ),
 }
