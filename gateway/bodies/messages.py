@@ -177,6 +177,10 @@ def _check_message(at: str, message: Message) -> None:
             raise bad_value(f"{at}.content", "only an assistant's may be missing or have no parts")
         if message.tool_calls:
             raise bad_value(f"{at}.tool_calls", "only an assistant makes calls")
+        parts = () if isinstance(message.content, str) else message.content
+        for index, part in enumerate(parts):
+            if isinstance(part, RefusalPart):
+                raise bad_value(f"{at}.content[{index}]", "only an assistant refuses")
     elif not _says_something(message):
         raise bad_value(f"{at}.content", "without calls, reasoning or a refusal it is needed")
     if message.role == "tool" and message.tool_call_id is None:

@@ -19,6 +19,8 @@ CUSTOM = {"type": "custom", "custom": {"name": "g", "input": "x"}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLING = {"role": "assistant", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "1", "content": "42"}
+PART = {"type": "text", "text": "x"}
+REFUSED = {"type": "refusal", "refusal": "no"}
 
 
 def parse(**extra: object) -> ChatRequest:
@@ -163,6 +165,8 @@ def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
         ({"messages": [{"role": "assistant", "content": "x"}, RESULT]}, "messages[1].role"),
         ({"messages": [CALLING, {"role": "user", "content": "x"}, RESULT]}, "messages[2].role"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [PART, REFUSED]}]}, "messages[0].content[1]"),
+        ({"messages": [CALLING, RESULT | {"content": [REFUSED]}]}, "messages[1].content[0]"),
         ({"max_completion_tokens": "many"}, "max_completion_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
@@ -277,7 +281,7 @@ def test_reasoning_effort_is_given_to_the_template(effort: str, is_thinking: boo
 
 def test_the_text_of_a_message() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assistant = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assistant = {"role": "assistant", "content": [REFUSED]}
     request = parse(
         messages=[
             {"role": "user", "content": parts},
