@@ -49,7 +49,10 @@ async def _serve_slot(
     """Be a worker of a parent: it gave us the socket to listen on, and one to talk to it."""
     from gateway.app import running_gateway
 
-    async with stop_signals() as stop, asyncio.TaskGroup() as tasks:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # both we and our parent may be told
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with asyncio.TaskGroup() as tasks:
         parent = WorkerEnd(socket.socket(fileno=link), stop)
         talk = tasks.create_task(parent.run())
         async with running_gateway(
@@ -90,6 +93,7 @@ def _settle() -> None:
 
 def main() -> None:
     """Run until SIGTERM or SIGINT; status 2 when the settings cannot work."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until somebody can roll or read a certificate
     settings = GatewaySettings.from_environment()
     configure_logs("gateway")
     poll_in_place()

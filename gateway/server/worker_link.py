@@ -67,7 +67,8 @@ class WorkerEnd:
         while True:
             ask = self._not_ready_because
             reason = "it is starting" if ask is None else ask()
-            state = {"is_serving": ask is not None, "not_ready_because": reason}
+            is_serving = ask is not None and not self._stop.is_set()
+            state = {"is_serving": is_serving, "not_ready_because": reason}
             writer.write(orjson.dumps(state) + b"\n")
             await writer.drain()
             await asyncio.sleep(HEARTBEAT_S)
@@ -77,7 +78,7 @@ class ParentEnd:
     """The parent's end.
 
     Attributes:
-        is_serving: The worker accepts connections.
+        is_serving: The worker accepts connections, and has not been told to stop.
         not_ready_because: Empty: it can serve requests.
     """
 

@@ -39,8 +39,19 @@ class Worker:
         ended_because: Empty while it lives: `ended` by itself, `frozen`, or `retired`.
     """
 
-    def __init__(self, spec: ProcessSpec, link: tuple[socket.socket, socket.socket]) -> None:
-        """Prepare; `link` is a pair of sockets, and `spec` passes the second one."""
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        link: tuple[socket.socket, socket.socket],
+        note_left: Callable[["Worker"], object],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            spec: Passes the second socket of `link`.
+            link: A pair of sockets.
+            note_left: Told when it accepts no more, and again when it has ended.
+        """
         self.name = spec.name
         self.ready = asyncio.Event()
         self.link: ParentEnd | None = None
@@ -48,6 +59,7 @@ class Worker:
         self.is_retired = False
         self._spec = spec
         self._sockets = link
+        self._note_left = note_left
         self._child: ChildProcess | None = None
 
     @property
@@ -67,6 +79,7 @@ class Worker:
             self.ended_because = "ended"
             ours.close()
             self.ready.set()
+            self._note_left(self)
             return
         finally:
             theirs.close()
@@ -86,15 +99,20 @@ class Worker:
                 status=child.status,
                 because=self.ended_because,
             )
+            self._note_left(self)
 
     async def _follow(self, link: ParentEnd, child: ChildProcess, freeze_s: float) -> str:
         patience_s = _START_S
+        was_serving = False
         try:
             while True:
                 async with asyncio.timeout(patience_s):
                     if not await link.next_word():
                         break
                 patience_s = freeze_s
+                if was_serving and not link.is_serving:
+                    self._note_left(self)
+                was_serving = link.is_serving
                 if not self.not_ready_because:
                     self.ready.set()
         except TimeoutError:
@@ -150,13 +168,14 @@ class Slot:
         attempt = 0
         while True:
             self._empty.clear()
-            self.current = self._start(ready_wait_s=0.0)
+            if self.current is None:  # else a roll has filled it while we waited
+                self.current = self._start(ready_wait_s=0.0)
             started_at_s = time.monotonic()
             await self._empty.wait()
             attempt = 0 if time.monotonic() - started_at_s > HEALTHY_S else attempt + 1
             await asyncio.sleep(backoff_s(attempt, first_s=0.1, max_s=30.0))
 
-    def note_end(self, worker: Worker) -> None:
+    def note_left(self, worker: Worker) -> None:
         """Replace the worker, if it is still the one of this slot."""
         if self.current is worker:
             self.current = None
@@ -209,7 +228,7 @@ class Slot:
             stop_grace_s=stop_s + _STOP_MARGIN_S,
             pass_fds=fds,
         )
-        worker = Worker(spec, (ours, theirs))
+        worker = Worker(spec, (ours, theirs), self.note_left)
         self._begin(worker)
         return worker
 
@@ -252,9 +271,11 @@ class Workers:
 
     async def roll(self) -> None:
         """Replace all workers, one after the other; stops at the first that does not get ready."""
+        if self.is_stopping:
+            return
         log.info("rolling_restart_started")
         for slot in self._slots:
-            if not await slot.replace():
+            if not await slot.replace() or self.is_stopping:
                 log.error("rolling_restart_failed")
                 return
         log.info("rolling_restart_ended")
@@ -280,8 +301,6 @@ class Workers:
     def _note_end(self, task: asyncio.Task[None]) -> None:
         worker = self._running.pop(task)
         self.ends[worker.ended_because or "ended"] += 1
-        for slot in self._slots:
-            slot.note_end(worker)
 
 
 @asynccontextmanager
@@ -305,6 +324,6 @@ async def running_workers(
         try:
             yield workers
         finally:
-            loop.remove_signal_handler(signal.SIGHUP)
             roller.cancel()
             await workers.stop()
+            loop.remove_signal_handler(signal.SIGHUP)

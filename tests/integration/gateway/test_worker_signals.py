@@ -1,0 +1,119 @@
+"""Signals to a parent and its workers in odd orders: no stream is cut, no worker is left over."""
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from gateway.server.workers import Slot, Worker
+from gateway.settings import GatewaySettings
+from gateway.testing import Plan
+from sluice.wire.router.v1 import router_pb2 as wire
+from tests.integration.gateway.test_workers import exchange, long_plan, plain_settings, request
+
+pytestmark = pytest.mark.real
+
+WAIT_S = 60.0
+STREAM = {"max_tokens": 150, "stream": True, "ignore_eos": True}
+SUCCESS = b"data: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+async def test_a_roll_while_a_slot_waits_to_start_again_leaves_one_worker_in_it(
+    tmp_path: Path,
+) -> None:
+    begun: list[Worker] = []
+    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
+    with socket.socket() as sock:
+        slot = Slot(settings, 0, sock, begun.append)
+        async with asyncio.TaskGroup() as tasks:
+            keeper = tasks.create_task(slot.run())
+            await asyncio.sleep(0)
+            slot.note_left(begun[0])  # the next start is 0.2 s away
+            replaced = tasks.create_task(slot.replace())
+            await asyncio.sleep(0)
+            begun[1].ready.set()
+            assert await replaced
+            await asyncio.sleep(0.5)
+            assert slot.current is begun[1]
+            assert len(begun) == 2
+            slot.note_left(begun[1])  # it is looked after like any other
+            await asyncio.sleep(1.0)
+            assert slot.current is begun[2]
+            keeper.cancel()
+    for end in (end for worker in begun for end in worker._sockets):
+        end.close()
+
+
+async def test_workers_that_are_told_to_stop_with_their_parent_drain(world, fleets) -> None:
+    """Service managers signal each process of a service."""
+    async with world() as w, fleets(w.settings) as fleet:
+        w.router.plan, w.router.step_s = long_plan, 0.02
+        async with asyncio.TaskGroup() as tasks:
+            streams = [tasks.create_task(exchange(fleet.port, request(STREAM))) for _ in range(6)]
+            while len(w.router.submits) < 6:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            for pid in (*fleet.workers, fleet.parent.pid):
+                os.kill(pid, signal.SIGTERM)
+        for stream in streams:
+            assert stream.result().endswith(SUCCESS), stream.result()[-300:]
+
+
+async def test_a_worker_that_is_told_to_hang_up_goes_on(world, fleets) -> None:
+    async with world() as w, fleets(w.settings) as fleet:
+        before = set(fleet.workers)
+        for pid in before:
+            os.kill(pid, signal.SIGHUP)
+        await asyncio.sleep(1.0)
+        assert set(fleet.workers) == before
+
+
+async def test_no_worker_is_started_by_a_roll_once_the_parent_stops(world, fleets) -> None:
+    async with world() as w, fleets(w.settings, drain_s=8.0) as fleet:
+        w.router.plan, w.router.step_s = endless, 0.02
+        before = set(fleet.workers)
+        async with asyncio.TaskGroup() as tasks:
+            cut = [tasks.create_task(exchange(fleet.port, request(STREAM))) for _ in range(6)]
+            while len(w.router.submits) < 6:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            os.kill(fleet.parent.pid, signal.SIGTERM)
+            await asyncio.sleep(0.5)
+            os.kill(fleet.parent.pid, signal.SIGHUP)
+            await asyncio.sleep(1.0)
+            assert set(fleet.workers) <= before
+        assert b'"code":"draining"' in cut[0].result()
+        await asyncio.wait_for(fleet.parent.wait(), WAIT_S)
+        assert "rolling_restart_started" not in fleet.log_file.read_text()
+
+
+def endless(submit: wire.Submit) -> Plan:
+    return Plan(long_plan(submit).steps, None)
+
+
+def endless_when_streamed(submit: wire.Submit) -> Plan:
+    return (endless if submit.output_tokens_max == STREAM["max_tokens"] else long_plan)(submit)
+
+
+async def test_a_worker_that_stops_alone_leaves_its_place_at_once(world, fleets) -> None:
+    async with world() as w, fleets(w.settings, drain_s=60.0) as fleet:
+        w.router.plan, w.router.step_s = endless_when_streamed, 0.02
+        streams = [await asyncio.open_connection("127.0.0.1", fleet.port) for _ in range(16)]
+        for reader, writer in streams:  # so many that each worker has some
+            writer.write(request(STREAM))
+            await reader.readuntil(b'"content":')
+        os.kill(min(fleet.workers), signal.SIGTERM)
+        await fleet.until(lambda: _has(fleet, 3))
+        async with asyncio.timeout(20.0):
+            await fleet.until_ready()
+            for _ in range(16):
+                assert b"HTTP/1.1 200 " in await exchange(fleet.port, request({"max_tokens": 2}))
+        assert len(fleet.workers) == 3
+        for _, writer in streams:
+            writer.close()
+        await fleet.until(lambda: _has(fleet, 2))
+
+
+async def _has(fleet, count: int) -> bool:
+    return len(fleet.workers) == count
