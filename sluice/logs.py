@@ -1,8 +1,11 @@
 """Structured logs: one JSON object per line on stderr, events in past tense."""
 
+import io
 import json
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
 
@@ -28,9 +31,31 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
+class _Unfailing(io.TextIOBase):
+    """Drops what cannot be written: the disk is full, or whoever reads the log has gone.
+
+    A log is no reason to fail a request, or the process with all its streams.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str, /) -> int:
+        """Write what can be."""
+        with suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand it on, if that can be."""
+        with suppress(OSError):
+            self._file.flush()
+
+
 def configure_logs(service: str, *, level: str = "INFO") -> None:
     """Configure structlog and the standard library's logging; call once, in `__main__`."""
-    handler = logging.StreamHandler(sys.stderr)
+    file = cast("TextIO", _Unfailing(sys.stderr))
+    handler = logging.StreamHandler(file)
     handler.setFormatter(_JsonFormatter(service))
     logging.basicConfig(level=level, handlers=[handler])
     structlog.configure(
@@ -42,7 +67,7 @@ def configure_logs(service: str, *, level: str = "INFO") -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)

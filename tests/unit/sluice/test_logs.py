@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import logging
@@ -27,3 +28,29 @@ def test_messages_of_libraries_cannot_forge_lines() -> None:
     assert lines[0]["level"] == "warning"
     assert lines[1]["message"] == "it failed"
     assert "ValueError: x" in lines[1]["exception"]
+
+
+SPEAKER = """
+import logging
+import structlog
+from sluice.logs import configure_logs
+configure_logs("test")
+for _ in range(3):
+    structlog.get_logger().warning("said")
+    logging.getLogger("library").warning("said, too")
+print("went on")
+"""
+
+
+def test_a_log_that_cannot_be_written_stops_nobody() -> None:
+    """Its disk is full, or whoever reads it has gone."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", SPEAKER],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert done.stdout == "went on\n"
