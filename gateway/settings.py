@@ -1,5 +1,6 @@
 """Settings of the gateway; each field `x` is the environment variable `GATEWAY__X`."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -8,15 +9,18 @@ from pydantic_settings import SettingsConfigDict
 
 from sluice.settings import ServiceSettings
 
+_ADDRESS = re.compile(r"[^:/\s]+:([0-9]{1,5})")
 
-def _with_real_port(address: str) -> str:
-    """Return the address; ValueError when its port is none."""
-    if not 0 < int(address.rpartition(":")[2]) < 65536:
-        raise ValueError("ports are numbers from 1 to 65535")
+
+def _checked(address: str) -> str:
+    """Return the address; ValueError when it is none."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found[1]) < 65536:
+        raise ValueError("want host:port, with a port from 1 to 65535, as in 127.0.0.1:8000")
     return address
 
 
-Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$"), AfterValidator(_with_real_port)]
+Address = Annotated[str, AfterValidator(_checked)]
 
 
 class GatewaySettings(ServiceSettings):

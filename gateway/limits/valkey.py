@@ -9,7 +9,7 @@ import random
 import ssl
 from collections import deque
 from typing import Protocol, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import hiredis
 import structlog
@@ -20,6 +20,11 @@ log = structlog.get_logger(__name__)
 
 _CONNECT_TIMEOUT_S = 1.0
 _BACKOFF_MAX_S = 1.0
+_PORT = 6379
+_NO_URL = (
+    "not a Valkey URL; want redis://[[user]:password@]host:port, with what is special in a password"
+    " as its code, such as %2F for a slash"
+)
 _PLAIN, _TLS = ("redis", "valkey"), ("rediss", "valkeys")
 _NOTHING = object()
 
@@ -106,6 +111,18 @@ class _Connection(asyncio.Protocol):
                 future.set_exception(ValkeyError(reason))
 
 
+def _split(url: str) -> tuple[SplitResult, int]:
+    """Return the parts of a URL, and its port; ValueError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORT
+    except ValueError:  # which may quote the password
+        raise ValueError(_NO_URL) from None
+    if parts.scheme not in (*_PLAIN, *_TLS) or not parts.hostname:
+        raise ValueError(_NO_URL)
+    return parts, port
+
+
 class ValkeyClient:
     """Keeps one connection up; `run` belongs into the service's TaskGroup."""
 
@@ -116,13 +133,14 @@ class ValkeyClient:
             url: `redis://[[user]:password@]host:port`, or `rediss://` for TLS, with a server whose
                 certificate the system's CAs (or SSL_CERT_FILE) vouch for.
             deadline_s: What a call may take; the listener keeps to it.
+
+        Raises:
+            ValueError: It is no such URL; the text quotes nothing of it.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in (*_PLAIN, *_TLS) or not parts.hostname:
-            raise ValueError(f"not a Valkey URL: {parts.scheme}://...; want redis://host:port")
+        parts, port = _split(url)
         self._tls = ssl.create_default_context() if parts.scheme in _TLS else None
         self.deadline_s = deadline_s
-        self._host, self._port = parts.hostname, parts.port or 6379
+        self._host, self._port = parts.hostname or "", port
         self._user = unquote(parts.username or "")
         self._password = unquote(parts.password or "")
         self._connection: _Connection | None = None

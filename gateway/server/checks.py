@@ -5,8 +5,10 @@ import resource
 import ssl
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+from gateway.limits.valkey import ValkeyClient
 from gateway.server.runner import bound_socket
 from gateway.server.tls import TlsFiles
 from gateway.settings import GatewaySettings
@@ -21,9 +23,11 @@ def problems(settings: GatewaySettings) -> Iterator[str]:
     yield from _workers(settings)
     yield from _files(settings)
     yield from _tls(settings)
-    yield from _address("GATEWAY__HTTP_ADDRESS", settings.http_address)
-    if settings.ops_address is not None:
-        yield from _address("GATEWAY__OPS_ADDRESS", settings.ops_address)
+    yield from _valkey(settings)
+    with ExitStack() as listening:  # together, or one address would do for both
+        yield from _address("GATEWAY__HTTP_ADDRESS", settings.http_address, listening)
+        if settings.ops_address is not None:
+            yield from _address("GATEWAY__OPS_ADDRESS", settings.ops_address, listening)
 
 
 def _workers(settings: GatewaySettings) -> Iterator[str]:
@@ -80,10 +84,16 @@ def _tls(settings: GatewaySettings) -> Iterator[str]:
             )
 
 
-def _address(variable: str, address: str) -> Iterator[str]:
+def _valkey(settings: GatewaySettings) -> Iterator[str]:
+    try:
+        ValkeyClient(settings.valkey_url.get_secret_value())
+    except ValueError as error:
+        yield f"GATEWAY__VALKEY_URL: {error}"
+
+
+def _address(variable: str, address: str, listening: ExitStack) -> Iterator[str]:
     host, _, port = address.rpartition(":")
     try:
-        with bound_socket(host, int(port)) as sock:
-            sock.listen(1)
+        listening.enter_context(bound_socket(host, int(port))).listen(1)
     except OSError as error:
         yield f"{variable}: cannot listen on {address}: {error}; end what does, or choose another"

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from pydantic import ValidationError
 
 from gateway.server.checks import problems
 from gateway.server.runner import bound_socket
@@ -206,6 +207,12 @@ BAD_SETTINGS = {
     ),
     "many": ({"workers": 256}, "GATEWAY__WORKERS: "),
     "files": ({"connections_max": 100_000_000}, "GATEWAY__CONNECTIONS_MAX: "),
+    "valkey": ({"valkey_url": "nonsense"}, "GATEWAY__VALKEY_URL: "),
+    "valkey, a password cut in two": ({"valkey_url": "redis://:a/b@h:1"}, "GATEWAY__VALKEY_URL: "),
+    "valkey, a port that is none": (
+        {"valkey_url": "redis://u:1@h:secret"},
+        "GATEWAY__VALKEY_URL: ",
+    ),
 }
 
 
@@ -228,6 +235,19 @@ def test_each_setting_that_cannot_work_is_named(changes, expected, tmp_path) -> 
     found = list(problems(GatewaySettings(**good | changes)))
     assert len(found) == 1
     assert found[0].startswith(expected)
+    assert "secret" not in found[0]
+
+
+def test_one_address_for_both_is_found_at_the_start(tmp_path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    settings = GatewaySettings(**plain_settings(tmp_path, address), ops_address=address)
+    assert [text.partition(":")[0] for text in problems(settings)] == ["GATEWAY__OPS_ADDRESS"]
+
+
+@pytest.mark.parametrize("address", ["localhost", "h:x", "h:0", "h:65536", "http://h:80", ":80"])
+def test_an_address_that_is_none_is_told_what_one_looks_like(address, tmp_path) -> None:
+    with pytest.raises(ValidationError, match="want host:port"):
+        GatewaySettings(**plain_settings(tmp_path, address))
 
 
 async def test_a_start_that_cannot_work_ends_with_one_line_and_status_2(tmp_path) -> None:
