@@ -6,6 +6,7 @@ is left is submitted again: the client sees a pause, and not one token twice or 
 
 import asyncio
 import time
+from asyncio import FIRST_COMPLETED
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 
@@ -15,7 +16,7 @@ from gateway.dispatch.asker import Asker
 from gateway.dispatch.generation import Ending, EndKind, Generation
 from gateway.dispatch.retry_budget import RetryBudget
 from gateway.dispatch.router_link import RouterLink
-from gateway.dispatch.routers import Home, RouterLinks
+from gateway.dispatch.routers import Found, Home, RouterLinks
 from gateway.dispatch.several import SeveralAnswers
 from sluice.errors import ErrorCode
 
@@ -185,11 +186,13 @@ class Dispatcher:
         Most of an answer is waited for without this, or without more coroutines: answers are many,
         and take long.
         """
-        spec, loop = generation.spec, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         patience.begin_attempt(loop.time())
-        found = await self._links.acquire(
-            spec.pool_id, spec.wish, patience.acquire_by_s, patience.home
-        )
+        found = None
+        if patience.home is None:
+            found = self._links.find(generation.spec.pool_id, generation.spec.wish)
+        if found is None:
+            found = await self._awaited_router(generation, asker, patience)
         if found is None:
             generation.end(_NOBODY)  # or the process has ended it meanwhile
             return None
@@ -200,9 +203,7 @@ class Dispatcher:
             asker.submitted(patience.cell_id, link.router_id)
             while generation.is_fresh and generation.ending is None:
                 await generation.news()
-                if generation.is_nudged:
-                    generation.is_nudged = False
-                    asker.begun()
+                _pass_on_nudge(generation, asker)
             if generation.emitted:
                 asker.begun()
             generation.is_nudged = False  # the tokens are the sign
@@ -212,6 +213,29 @@ class Dispatcher:
         finally:
             timer.cancel()
         return submission
+
+    async def _awaited_router(
+        self, generation: Generation, asker: Asker, patience: "_Patience"
+    ) -> Found | None:
+        """Wait for a router as long as the request has patience; None: none has come."""
+        spec = generation.spec
+        search = self._links.acquire(spec.pool_id, spec.wish, patience.acquire_by_s, patience.home)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                found = tasks.create_task(search)
+                while not found.done() and generation.ending is None:
+                    await asyncio.wait((found, generation.news()), return_when=FIRST_COMPLETED)
+                    _pass_on_nudge(generation, asker)
+                found.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the client has gone, or a bug
+        return None if found.cancelled() else found.result()
+
+
+def _pass_on_nudge(generation: Generation, asker: Asker) -> None:
+    if generation.is_nudged:
+        generation.is_nudged = False
+        asker.begun()
 
 
 async def _at_once(refusal: Ending) -> Ending:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 
 import openai
 import pytest
@@ -157,6 +158,26 @@ async def test_a_request_without_tokens_is_submitted_again_when_its_router_dies(
             w.router.break_streams()
         assert call.result()[0] == w.text
         assert w.router.submits[1].resumed_tokens == 0
+
+
+async def test_a_stream_that_waits_for_a_router_shows_that_it_lives(world, eventually) -> None:
+    async with world(keep_alive_s=0.5) as w:
+        first = [Plan([[]] * 1_000_000, None)]
+        w.router.plan = lambda submit: first.pop() if first else w.default_plan(submit)
+        reader, writer = await w.raw({"model": "tiny", "messages": HELLO, "stream": True})
+        await eventually(lambda: w.router.submits)
+        cells, w.router.cells = w.router.cells, []
+        w.router.break_streams()
+        for _ in range(2):
+            seen = await asyncio.wait_for(reader.readuntil(b": keep-alive\n\n"), 10)
+        assert len(w.router.submits) == 1
+        w.router.cells = cells
+        w.router.break_streams()
+        seen = await asyncio.wait_for(reader.readuntil(b"[DONE]"), 30)
+        writer.close()
+        lines = [line.removeprefix(b"data: ") for line in seen.splitlines() if b'"delta"' in line]
+        deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
+        assert "".join(delta.get("content", "") for delta in deltas) == w.text
 
 
 async def test_an_unknown_token_fails_one_request_not_the_link(world) -> None:
