@@ -120,7 +120,9 @@ class Callers:
             principal=self._principals[number % _BURST],
             model=self._model,
             requested_model=like.requested_model,
-            reservation=Reservation(self._scopes, 1500, Forecast(), 1, None, False),
+            reservation=Reservation(
+                self._scopes, (0,) * len(self._scopes), 1500, Forecast(), 1, None, False
+            ),
             is_stream=True,
             choices=1,
         )

@@ -179,21 +179,21 @@ class Scope:
         self.untold_requests += 1
         self.untold_tokens += tokens
 
-    def settle(self, reserved: int, used: int, *, was_served: bool) -> None:
-        """Correct what Valkey granted, with the next batch."""
+    def settle(self, taken: int, used: int, *, was_served: bool) -> None:
+        """Correct what Valkey granted, with the next batch; `taken` tokens of this scope."""
         self.held -= 1
         if not was_served:
             self.back_requests += 1
             self.rest = b""
         if self.tpm:
-            self.back_tokens += min(reserved, self.tpm) - used
+            self.back_tokens += taken - used
             self.rest = b""
 
-    def settle_local(self, reserved: int, used: int, share: float, *, was_served: bool) -> None:
-        """Correct what was granted without Valkey."""
+    def settle_local(self, taken: int, used: int, *, was_served: bool) -> None:
+        """Correct what was granted without Valkey; `taken` tokens of this scope."""
         self.held -= 1
         self.rest = b""
-        extra = used - min(reserved, part(self.tpm, share))
+        extra = used - taken
         if not was_served:
             self._requests += 1
             self.untold_requests -= 1

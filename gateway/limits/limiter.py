@@ -8,10 +8,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.directory import Principal
-from gateway.limits.buckets import UNSIGNED_MAX, Limit, Scope, Verdict, decide_locally
+from gateway.limits.buckets import (
+    UNSIGNED_MAX,
+    Limit,
+    Scope,
+    Verdict,
+    decide_locally,
+    part,
+)
 from gateway.limits.forecast import Forecast
 from gateway.limits.headers import headers
-from gateway.limits.scopes import Scopes
+from gateway.limits.scopes import Binding, Scopes
 from gateway.limits.script import RawVerdict
 from gateway.limits.shared import SharedBuckets
 from gateway.limits.valkey import ValkeyClient
@@ -23,17 +30,28 @@ class Reservation:
 
     Attributes:
         scopes: Where; empty for callers without limits.
+        tpms: Their tokens per minute when it was taken.
         tokens: How many tokens.
         forecast: Learns from the answers.
         answers: How many are to come.
         is_local: Granted without Valkey.
     """
 
-    __slots__ = ("_verdict", "answers", "forecast", "is_local", "is_settled", "scopes", "tokens")
+    __slots__ = (
+        "_verdict",
+        "answers",
+        "forecast",
+        "is_local",
+        "is_settled",
+        "scopes",
+        "tokens",
+        "tpms",
+    )
 
     def __init__(  # by place: it is made for every request
         self,
         scopes: Sequence[Scope],
+        tpms: Sequence[int],
         tokens: int,
         forecast: Forecast,
         answers: int,
@@ -41,6 +59,7 @@ class Reservation:
         is_local: bool,
     ) -> None:
         self.scopes = scopes
+        self.tpms = tpms
         self.tokens = tokens
         self.forecast = forecast
         self.answers = answers
@@ -130,13 +149,14 @@ class Limiter:
             is_bounded: Whether the caller itself set that bound.
             answers: How many are generated.
         """
-        _, tenant_id, scopes, forecast = self._scopes.of(principal, model_id)
+        binding = self._scopes.of(principal, model_id)
+        _, tenant_id, scopes, tpms, forecast = binding
         if prompt_tokens or output_tokens_max:
             self._require_budget(tenant_id, model_id)
         if not output_tokens_max:
             answers = 0
         if not scopes:
-            return Reservation(scopes, 0, forecast, answers, None, True)
+            return Reservation(scopes, tpms, 0, forecast, answers, None, True)
         tokens = prompt_tokens
         if answers:
             tokens += forecast.tokens(output_tokens_max, answers, is_bounded=is_bounded)
@@ -150,9 +170,9 @@ class Limiter:
                 raise
             if verdict is not None:
                 if not verdict[0]:
-                    return Reservation(scopes, tokens, forecast, answers, verdict, False)
+                    return Reservation(scopes, tpms, tokens, forecast, answers, verdict, False)
                 raise _exceeded(scopes, tokens, Verdict(*verdict))
-        return self._reserve_locally(scopes, tokens, forecast, answers)
+        return self._reserve_locally(binding, tokens, answers)
 
     def settle(
         self, reservation: Reservation, *, prompt_tokens: int, output_tokens: int, was_served: bool
@@ -168,26 +188,26 @@ class Limiter:
         if was_served and output_tokens and reservation.answers:
             reservation.forecast.learn(output_tokens, reservation.answers)
         reserved, used = reservation.tokens, prompt_tokens + output_tokens
-        for scope in reservation.scopes:
+        for scope, tpm in zip(reservation.scopes, reservation.tpms, strict=True):
             if reservation.is_local:
-                scope.settle_local(reserved, used, self._local_share, was_served=was_served)
+                taken = min(reserved, part(tpm, self._local_share))
+                scope.settle_local(taken, used, was_served=was_served)
             else:
-                scope.settle(reserved, used, was_served=was_served)
+                scope.settle(min(reserved, tpm), used, was_served=was_served)
         self._shared.tell(reservation.scopes)
 
     async def flush(self) -> None:
         """Let Valkey hear the last settlements before this process ends, if it answers in time."""
         await self._shared.flush()
 
-    def _reserve_locally(
-        self, scopes: Sequence[Scope], tokens: int, forecast: Forecast, answers: int
-    ) -> Reservation:
+    def _reserve_locally(self, binding: Binding, tokens: int, answers: int) -> Reservation:
+        _, _, scopes, tpms, forecast = binding
         self.local_decisions += 1
         verdict = decide_locally(scopes, tokens, self._local_share, self._clock() * 1000)
         if verdict.limit != Limit.NONE:
             raise _exceeded(scopes, tokens, verdict)
         self._shared.hold(scopes)
-        return Reservation(scopes, tokens, forecast, answers, verdict, True)
+        return Reservation(scopes, tpms, tokens, forecast, answers, verdict, True)
 
 
 def _exceeded(scopes: Sequence[Scope], tokens: int, verdict: Verdict) -> LimitExceededError:

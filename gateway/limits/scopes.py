@@ -20,12 +20,14 @@ class Binding(NamedTuple):
             binding holds for as long as it is the same. Weak, for the sake of what it keeps alive.
         tenant_id: Whose budget pays.
         scopes: At most three.
+        tpms: Their tokens per minute then: what reservations took at most, if it changes later.
         forecast: Of the tenant's answers from the model.
     """
 
     principal: ReferenceType[Principal]
     tenant_id: str
     scopes: tuple[Scope, ...]
+    tpms: tuple[int, ...]
     forecast: Forecast
 
 
@@ -52,7 +54,7 @@ class Scopes:
         prefix = f"limit:{{{tenant.id}}}"
         of_model = f"your account for the model '{model_id}'"
         number = principal.number
-        scopes = (
+        found = (
             self._scope(prefix, "your account", "account", account_limits(principal), number),
             self._scope(f"{prefix}:key:{key.id}", "your key", "key", key_limits(principal), number),
             self._scope(
@@ -63,10 +65,12 @@ class Scopes:
                 number,
             ),
         )
+        scopes = tuple(scope for scope in found if scope is not None)
         binding = Binding(
             ref(principal),
             tenant.id,
-            tuple(scope for scope in scopes if scope is not None),
+            scopes,
+            tuple(scope.tpm for scope in scopes),
             self._forecast(tenant.id, model_id),
         )
         place = (key.id, model_id)

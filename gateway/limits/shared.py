@@ -110,11 +110,15 @@ class SharedBuckets:
                     await asyncio.sleep(_FLUSH_POLL_S)
 
     def hold(self, scopes: Sequence[Scope]) -> None:
-        """Count a granted request as open; until it is settled its lease is renewed."""
+        """Count a request as open that was granted without Valkey, and tell that when it is back.
+
+        Until it is settled its lease is renewed.
+        """
         for scope in scopes:
             scope.held += 1
             if scope.requests_max:
                 self._leased.add(scope)
+        self.tell(scopes)
 
     def abandon(
         self,

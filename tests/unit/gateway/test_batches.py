@@ -28,7 +28,7 @@ class Waiter:
 CHANGES: tuple[Callable[[Scope], None], ...] = (
     lambda scope: scope.settle(30, 20, was_served=True),
     lambda scope: scope.settle(30, 30, was_served=False),
-    lambda scope: scope.settle_local(30, 40, 0.5, was_served=True),
+    lambda scope: scope.settle_local(30, 40, was_served=True),
     lambda scope: scope.give_back(5),
     lambda scope: scope.take(7, 0.5),
     lambda scope: scope.restore_news((1, 2, 3, 4)),

@@ -56,7 +56,7 @@ def test_settled_use_is_paid_for_in_the_end(
     for pause_ms, need, used in steps:
         now_ms += pause_ms
         if decide_locally([scope], need, 1.0, now_ms).limit == Limit.NONE:
-            scope.settle_local(need, used, 1.0, was_served=True)
+            scope.settle_local(min(need, limits.tpm), used, was_served=True)
             used_total += used
             slack = max(slack, used)
         refill = (now_ms - 1e6) / MINUTE_MS
@@ -93,7 +93,7 @@ def test_requests_at_once_end_before_others_begin() -> None:
         granted += 1
     assert granted == 2, "half of 4"
     assert decide_locally([scope], 10, 0.5, 1e6).limit == Limit.CONCURRENCY
-    scope.settle_local(10, 10, 0.5, was_served=True)
+    scope.settle_local(0, 10, was_served=True)
     assert decide_locally([scope], 10, 0.5, 1e6).limit == Limit.NONE
 
 
@@ -108,7 +108,7 @@ def test_what_is_told_is_what_was_used(used: list[tuple[int, int, bool]]) -> Non
             continue
         if is_told_between:
             told += scope.take_news()[3]
-        scope.settle_local(reserved, spent, 1.0, was_served=True)
+        scope.settle_local(reserved, spent, was_served=True)
         told -= spent
     assert told + scope.take_news()[3] == 0
     assert scope.take_news() == (0, 0, 0, 0)

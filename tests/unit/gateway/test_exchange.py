@@ -100,7 +100,7 @@ def test_every_field_arrives() -> None:
     it = exchange()
     scopes: Any = [SimpleNamespace(told="account rpm=6"), SimpleNamespace(told="key rpm=3")]
     forecast: Any = None
-    it.reservation = Reservation(scopes, 40, forecast, 1, None, True)
+    it.reservation = Reservation(scopes, [0], 40, forecast, 1, None, True)
     it.decision, it.lost = Decision(rollout_id="o", arm=ARM_CANARY), Lost("other", 7, 8)
     it.is_copy = it.is_refusal = it.is_stream = True
     it.upstream = Upstream("t", "b" * 16, is_sampled=True, state="a=b")

@@ -255,6 +255,62 @@ async def test_what_was_granted_locally_is_told_later_and_counts_as_open() -> No
     assert (told(valkey.sent[1]).held, told(valkey.sent[1]).untold_tokens) == (0, 100)
 
 
+@pytest.mark.parametrize("failure", ["refused", "disconnected"])
+@pytest.mark.parametrize("principal", [PRINCIPAL, BY_THE_MINUTE])
+async def test_what_is_still_open_is_told_by_the_first_batch_too(
+    principal: Principal, failure: str
+) -> None:
+    """Otherwise others are granted from full buckets until the last of these answers ends."""
+    valkey, limiter = await ready()
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(reserve(limiter, principal=principal))
+        await sent(valkey, 1)
+        if failure == "refused":
+            valkey.listener.refused("OOM command not allowed")
+        else:
+            valkey.listener.disconnected()
+    assert task.result().is_local
+    valkey.sent.clear()
+    if failure == "disconnected":
+        valkey.listener.connected()
+    await sent(valkey, 1)
+    row = told(valkey.sent[0], principal.tenant.id)
+    assert (row.held, row.untold_requests, row.untold_tokens) == (1, 1, 300)
+
+
+@pytest.mark.parametrize(("tpm", "taken"), [(0, 0), (100, 100), (1000, 300)])
+@pytest.mark.parametrize("is_local", [False, True])
+async def test_what_goes_back_is_what_was_taken_whatever_the_limit_is_by_then(
+    tpm: int, taken: int, is_local: bool
+) -> None:
+    valkey, limiter = await ready()
+    before, after = (
+        Principal(PRINCIPAL.key, PRINCIPAL.tenant, control.Tier(rpm=10, tpm=limit))
+        for limit in (tpm, 2000)
+    )
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(reserve(limiter, principal=before))
+        await sent(valkey, 1)
+        if is_local:
+            valkey.listener.disconnected()
+        else:
+            valkey.listener.replied(GRANTED)
+    valkey.sent.clear()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(reserve(limiter, 0, after))
+        await asyncio.sleep(0)
+        limiter.settle(task.result(), prompt_tokens=20, output_tokens=0, was_served=True)
+        if is_local:
+            valkey.listener.connected()
+        await sent(valkey, 1)
+        valkey.listener.replied(b"" if is_local else GRANTED)
+    row = told(valkey.sent[0])
+    if is_local:
+        assert (row.untold_tokens, row.back_tokens) == (20, 0)
+    else:
+        assert row.back_tokens == taken - 20
+
+
 @pytest.mark.parametrize(
     ("limit", "code", "words"),
     [
