@@ -159,7 +159,7 @@ class GenerationFields(Body):
         """`service_tier` of the answer: what was done, not what was asked; None: not asked."""
         if self.service_tier is None:
             return None
-        return "flex" if self.service_tier == "flex" else "default"
+        return "flex" if self.is_lowered else "default"
 
     @property
     def is_lowered(self) -> bool:

@@ -82,7 +82,8 @@ def _followed(loc: Sequence[str | int], value: object) -> list[str | int]:
             within = [part, *_followed(rest, cast("dict[object, object]", value)[part])]
             if rest and within[-1] != rest[-1]:
                 beside = _followed(rest, cast("object", value))
-                return beside if beside and beside[-1] == rest[-1] else within
+                is_right = len(beside) >= len(within) and beside[-1] == rest[-1]
+                return beside if is_right else within
             return within
         if isinstance(value, list) and isinstance(part, int):
             return [part, *_followed(rest, cast("list[object]", value)[part])]

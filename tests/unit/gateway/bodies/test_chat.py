@@ -165,6 +165,7 @@ def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
         ({"messages": [{"role": "assistant", "content": "x"}, RESULT]}, "messages[1].role"),
         ({"messages": [CALLING, {"role": "user", "content": "x"}, RESULT]}, "messages[2].role"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "text": "x", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": [PART, REFUSED]}]}, "messages[0].content[1]"),
         ({"messages": [CALLING, RESULT | {"content": [REFUSED]}]}, "messages[1].content[0]"),
         ({"max_completion_tokens": "many"}, "max_completion_tokens"),

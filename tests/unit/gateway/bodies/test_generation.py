@@ -162,6 +162,12 @@ def test_the_tier_that_served(asked: str, served: str) -> None:
     assert request.is_lowered == (served == "flex")
 
 
+def test_a_lowered_request_was_served_as_flex_whatever_was_asked() -> None:
+    assert parse(service_tier="default", priority=-1).served_tier == "flex"
+    assert parse(service_tier="default", priority=0).served_tier == "default"
+    assert parse(priority=-1).served_tier is None
+
+
 def test_lowered_requests_go_behind_their_own_tier_and_before_the_next() -> None:
     below = [parse(priority=-level).queue_priority(5) for level in range(4)]
     assert below == sorted(below, reverse=True)
