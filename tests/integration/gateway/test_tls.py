@@ -10,7 +10,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives import serialization
 
+from gateway.server.tls import TlsFiles
 from gateway.testing import Plan
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -191,3 +193,19 @@ async def test_workers_speak_tls(world, fleets, tmp_path) -> None:
         async with asyncio.timeout(60):
             assert b"HTTP" not in await reader.read()
         writer.close()
+
+
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path) -> None:
+    cert, key = write_certificate(tmp_path)
+    sealed = tmp_path / "sealed.pem"
+    private = serialization.load_pem_private_key(key.read_bytes(), None)
+    secret = serialization.BestAvailableEncryption(b"secret")
+    sealed.write_bytes(
+        private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret)
+    )
+    with pytest.raises(ssl.SSLError, match="passphrase"):
+        TlsFiles(cert, sealed)
+    files = TlsFiles(cert, key)
+    key.write_bytes(sealed.read_bytes())
+    files.reload_changed()
+    assert files.is_stale
