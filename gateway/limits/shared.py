@@ -62,7 +62,7 @@ class SharedBuckets:
         self._called_at_s = 0.0  # the first of them
         self._news: deque[Scope] = deque()
         self._leased: set[Scope] = set()
-        self._probe_scope = Scope("limit:{probe}", "", requests_max=1)  # its row is always written
+        self._probe_scope = Scope("limit:probe", "", requests_max=1)  # its row is always written
         self._batch: Batch | None = None  # under way
         self._sent_at_s = 0.0
         self._batch_called_at_s = 0.0

@@ -278,6 +278,17 @@ async def test_what_is_still_open_is_told_by_the_first_batch_too(
     assert (row.held, row.untold_requests, row.untold_tokens) == (1, 1, 300)
 
 
+async def test_a_probe_touches_no_tenant_whatever_it_is_called() -> None:
+    valkey, limiter = await ready()
+    valkey.listener.disconnected()
+    of_the_name = Principal(control.ApiKey(id="k"), control.Tenant(id="probe"), PRINCIPAL.tier)
+    await reserve(limiter, principal=of_the_name)
+    valkey.sent.clear()
+    valkey.listener.connected()
+    assert valkey.sent[0].count(b"limit:{probe}\r\n") == 1
+    assert told(valkey.sent[0], "probe").tpm == 1000
+
+
 @pytest.mark.parametrize(("tpm", "taken"), [(0, 0), (100, 100), (1000, 300)])
 @pytest.mark.parametrize("is_local", [False, True])
 async def test_what_goes_back_is_what_was_taken_whatever_the_limit_is_by_then(
