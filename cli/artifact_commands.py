@@ -141,7 +141,7 @@ def publish(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make an adapter, or a base, a version of a model; the first one of a model is promoted."""
+    """Make an adapter, or a base, a version of a model; the first one needs --promote."""
     if promote and staged:
         raise typer.BadParameter("is one or the other", param_hint="--promote, --staged")
     if bool(adapter) != bool(base_model) or bool(adapter) == bool(pool):
