@@ -32,6 +32,7 @@ _CONNECT_WAIT_S = 2.0  # how long a new request waits for a router: one reconnec
 _DEADLINE_S = 30.0  # until the first token, for tiers without their own; the router's default
 _GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
 _RETRY_PAUSE_S = 0.1
+_RETRY_PAUSE_MAX_S = 1.0  # between refusals of an answer that has begun: it asks again for long
 _HOME_WAIT_S = 0.5  # for the next owner of a cell whose router is lost
 
 # The router gives the cell away: whoever owns it next is asked, whatever was emitted. The wait of a
@@ -149,9 +150,9 @@ class Dispatcher:
                             await generation.news()
                     finally:
                         submission.end()
-                final = self._final(generation.ending, patience, loop.time())
+                final = self._final(generation, patience, loop.time())
                 if final is None:
-                    await asyncio.sleep(_RETRY_PAUSE_S)
+                    await asyncio.sleep(patience.pause_s)
                 elif final.kind is EndKind.REFUSED:
                     return final
                 else:
@@ -166,15 +167,18 @@ class Dispatcher:
         if not self._open:
             self._idle.set()
 
-    def _final(self, ending: Ending | None, patience: "_Patience", now_s: float) -> Ending | None:
+    def _final(self, generation: Generation, patience: "_Patience", now_s: float) -> Ending | None:
         """Return STOP, LENGTH or REFUSED; None: the generation is tried again."""
+        ending = generation.ending
         if ending is None or (self._is_stopping and ending.kind is EndKind.LOST):
             return _STOPPING
         if ending.kind in _SUCCESS or self._is_stopping:
             return ending
         if (refusal := patience.refusal(ending, now_s)) is not None:
             return refusal
-        if not self._retries.take(patience.tenant_id, now_s):
+        # Who refuses to go on with an answer has done nothing for it: that multiplies no load.
+        is_free = ending.kind is EndKind.REFUSED and generation.emitted
+        if not is_free and not self._retries.take(patience.tenant_id, now_s):
             return _refused(ending, ErrorCode.REPLICA_LOST)
         return None
 
@@ -275,11 +279,12 @@ class _Patience:
         cell_id: Where the last attempt went; empty before.
         home: The cell to which a begun answer returns: its router was lost, others hold nothing
             of it and may be full, and a cell finds another router within a fraction of a second.
+        pause_s: Before the next attempt.
     """
 
     __slots__ = (
         *("_attempts", "_began_at_s", "_connect_by_s", "_generation", "_is_resuming"),
-        *("_resume_wait_s", "cell_id", "give_up_at_s", "home"),
+        *("_next_pause_s", "_resume_wait_s", "cell_id", "give_up_at_s", "home", "pause_s"),
     )
 
     def __init__(self, generation: Generation, now_s: float) -> None:
@@ -290,6 +295,7 @@ class _Patience:
         self._is_resuming = False
         self.cell_id = ""
         self.home: Home | None = None
+        self.pause_s = self._next_pause_s = _RETRY_PAUSE_S
         deadline_s = generation.spec.deadline_ms / 1000 or _DEADLINE_S
         self._resume_wait_s = min(max(deadline_s, _RESUME_WAIT_MIN_S), _RESUME_WAIT_MAX_S)
         self.give_up_at_s = now_s + deadline_s
@@ -320,7 +326,9 @@ class _Patience:
         """Return what the client is told after an attempt that failed; None: it is tried again."""
         generation = self._generation
         self.home = None
+        self.pause_s = _RETRY_PAUSE_S
         if ending.kind is EndKind.LOST:
+            self._next_pause_s = _RETRY_PAUSE_S
             if generation.emitted and generation.resumes >= RESUMES_MAX:
                 return _refused(ending, ErrorCode.REPLICA_LOST)
             if generation.emitted:
@@ -338,9 +346,11 @@ class _Patience:
         elif generation.emitted:
             if ending.code not in _TRANSIENT:
                 return ending
+            self.pause_s = self._next_pause_s
+            self._next_pause_s = min(2 * self.pause_s, _RETRY_PAUSE_MAX_S)
         elif not self._is_sent_on(ending, now_s):
             return ending
-        if now_s + _RETRY_PAUSE_S >= self.give_up_at_s:
+        if now_s + self.pause_s >= self.give_up_at_s:
             return _refused(ending, ErrorCode.REPLICA_LOST)
         return None
 

@@ -373,6 +373,36 @@ def test_a_begun_answer_waits_for_the_only_replica_as_long_as_a_new_one(
     assert refused.code is ErrorCode.REPLICA_LOST
 
 
+async def test_a_full_queue_is_no_loss_that_a_begun_answer_has_to_pay_for(monkeypatch) -> None:
+    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_MAX_S", 0.001, raising=False)
+    links, [generation] = Links(), made(1)
+    full = Ending(EndKind.REFUSED, ErrorCode.QUEUE_FULL, "4096 requests wait")
+    request = Request(Dispatcher(links), [generation])
+    async with running(request):
+        generation.push([65], 1.0)
+        for number, ending in enumerate([LOST, *[full] * 100], 2):
+            generation.end(ending)
+            while len(links.submitted) < number and not request.result.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        generation.push([66], 2.0)
+        generation.end(STOP)
+        assert await request.result is None
+
+
+def test_a_begun_answer_that_is_refused_asks_less_and_less_often() -> None:
+    [generation] = made(1)
+    patience = dispatcher_module._Patience(generation, 0.0)
+    generation.begin_attempt()
+    generation.push([40], 1.0)
+    full = Ending(EndKind.REFUSED, ErrorCode.QUEUE_FULL, "4096 requests wait")
+    pauses = []
+    for ending in (LOST, full, full, full, full, full, LOST, full):
+        assert patience.refusal(ending, 1.0) is None
+        pauses.append(patience.pause_s)
+    assert pauses == [0.1, 0.1, 0.2, 0.4, 0.8, 1.0, 0.1, 0.1]
+
+
 async def lose(links: Links, generation: Generation, times: int) -> None:
     first = len(links.submitted)
     for number in range(first, first + times):
