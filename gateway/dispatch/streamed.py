@@ -185,8 +185,8 @@ class StreamedGeneration(Generation):
         return held
 
     def keep_alive(self) -> None:
-        """Show client and proxies that the stream lives."""
-        if self._early is None and self.ending is None:
+        """Show client and proxies that the stream lives, also between two attempts."""
+        if self._early is None:
             self.send(KEEP_ALIVE)
 
     def _write_frame(self, frame: bytes) -> None:

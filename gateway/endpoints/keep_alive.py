@@ -70,6 +70,4 @@ class KeepAlive:
             for stream in self._streams:
                 stream.nudge()
             return
-        running = (stream for stream in self._streams if stream.ending is None)
-        if (stream := next(running, None)) is not None:
-            stream.keep_alive()
+        self._streams[0].keep_alive()  # they share the connection, and one may have ended
