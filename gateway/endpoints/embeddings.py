@@ -99,7 +99,7 @@ class Embeddings:
             await run.embed(
                 self._embedders, dimensions=dimensions, is_base64=wanted.encoding_format == "base64"
             )
-            return await run.answer(resolved.name)
+            return await run.answer()
 
     def _resolved(self, principal: Principal, name: str) -> ResolvedModel:
         resolved = self._directory.resolve_any(principal, name)
@@ -179,7 +179,7 @@ class _Run:
         pool_id = self.exchange.model.pool_id
         await embedders.embed(pool_id, texts, take, give_up_at_s=give_up_at_s)
 
-    async def answer(self, model: str) -> web.StreamResponse:
+    async def answer(self) -> web.StreamResponse:
         """Return the answer; a large one has been written by then."""
         exchange = self.exchange
         exchange.outcome, exchange.status = "stop", 200
@@ -189,7 +189,7 @@ class _Run:
         if (decision := exchange.decision) is not None and decision.has_decided:
             headers["x-sluice-release"] = exchange.model.release
         count = self.computed_tokens
-        end = {"model": model, "usage": {"prompt_tokens": count, "total_tokens": count}}
+        end = {"model": exchange.model.id, "usage": {"prompt_tokens": count, "total_tokens": count}}
         head, tail = b'{"object":"list","data":[', b"]," + orjson.dumps(end)[1:]
         if len(self._pieces) <= _SLICE_VECTORS:
             body = head + b",".join(self._pieces) + tail

@@ -104,6 +104,20 @@ async def test_texts_become_vectors_in_their_order(embedding, events) -> None:
         assert events[0].outcome == "stop"
 
 
+async def test_an_answer_says_which_model_an_alias_stands_for(
+    embedding, events, eventually
+) -> None:
+    async with embedding() as e, e.world.sdk() as sdk:
+        objects, state = control.Objects(), e.world.gateway.watcher.state
+        objects.CopyFrom(e.world.feed.objects)
+        objects.aliases.add(id="best", target=MODEL)
+        e.world.feed.replace(objects)
+        await eventually(lambda: "best" in state.aliases)
+        response = await sdk.embeddings.with_raw_response.create(model="best", input="a")
+        assert response.parse().model == response.headers["x-sluice-model"] == MODEL
+        assert (events[0].requested_model, events[0].model) == ("best", MODEL)
+
+
 async def test_the_sdk_alone_asks_for_base64_and_gives_numbers(embedding) -> None:
     async with embedding() as e, e.world.sdk() as sdk:
         answer = await sdk.embeddings.create(model=MODEL, input="one text")
