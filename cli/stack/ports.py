@@ -1,8 +1,7 @@
 """The internal ports of a stack: free when first chosen, kept from start to start."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from cli.stack.home import write_atomic
@@ -46,10 +45,16 @@ def assign(
     return {name: ports[name] for name in wanted}
 
 
-def load_ports(file: Path, names: Iterable[str], start: int) -> dict[str, int]:
-    """Return the ports of the stack and remember them in `file`."""
+def load_ports(
+    file: Path, names: Iterable[str], start: int, *, public: Collection[int]
+) -> dict[str, int]:
+    """Return the ports of the stack, none of them `public`, and remember them in `file`."""
     known = read_ports(file)
-    ports = assign(names, known, partial(port_is_free, "127.0.0.1"), start)
+
+    def is_free(port: int) -> bool:
+        return port not in public and port_is_free("127.0.0.1", port)
+
+    ports = assign(names, known, is_free, start)
     if ports != known:
         write_atomic(file, json.dumps(ports, indent=1) + "\n")
     return ports

@@ -81,7 +81,17 @@ def check_home(home: Home) -> None:
         )
 
 
-def check_public_port(port: int, option: str) -> None:
+def check_public_ports(port: int, admin_port: int) -> None:
+    """Refuse ports that cannot be listened on, or not by both."""
+    _check_free(port, "--port")
+    _check_free(admin_port, "--admin-port")
+    if port == admin_port:
+        raise StackError(
+            f"port {port} is asked for twice: choose another one with --port N or --admin-port N"
+        )
+
+
+def _check_free(port: int, option: str) -> None:
     """Refuse a port on which somebody listens."""
     if not port_is_free("127.0.0.1", port):
         holder = who_listens(port)

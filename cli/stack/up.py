@@ -228,7 +228,9 @@ async def run_stack(
     if options.has_tls:
         prepare_certificates(home)
     secrets = load_secrets(home)
-    ports = load_ports(home.ports_file, INTERNAL_PORTS, start=int(home.marker[:8], 16))
+    public = (options.port, options.admin_port)
+    start = int(home.marker[:8], 16)
+    ports = load_ports(home.ports_file, INTERNAL_PORTS, start, public=public)
     stack = Stack(home, options, secrets, ports, progress)
     failure = ""
     try:
@@ -260,8 +262,7 @@ def _prepare(home: Home, options: StackOptions, progress: Progress) -> ShippedBa
     ended = end_leftovers(home)
     if ended:
         progress.say(f"an earlier run was not ended properly; ended {', '.join(ended)}")
-    preflight.check_public_port(options.port, "--port")
-    preflight.check_public_port(options.admin_port, "--admin-port")
+    preflight.check_public_ports(options.port, options.admin_port)
     preflight.check_triton(options.engine)
     progress.update(_BASE_STEP, STARTING)
     base = import_base(options.base, home.artifacts)

@@ -6,6 +6,7 @@ import pytest
 from cli.stack import preflight
 from cli.stack.errors import StackError
 from cli.stack.home import Home
+from sluice.process import free_port
 
 
 def test_a_good_home_is_made(tmp_path) -> None:
@@ -36,6 +37,13 @@ def test_a_home_that_a_shell_would_misread_is_refused(tmp_path, name) -> None:
 @pytest.mark.parametrize("name", ["sluice.1", "a-b_c", "größe", "x@y"])
 def test_ordinary_names_are_taken(tmp_path, name) -> None:
     preflight.check_home(Home(tmp_path / name))
+
+
+def test_one_port_for_both_is_refused() -> None:
+    port = free_port()
+    preflight.check_public_ports(port, port + 1)
+    with pytest.raises(StackError, match=rf"^port {port} is asked for twice: .* --admin-port N$"):
+        preflight.check_public_ports(port, port)
 
 
 def test_a_foreign_platform_is_refused(monkeypatch) -> None:

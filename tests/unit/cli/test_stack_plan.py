@@ -83,8 +83,10 @@ def test_no_free_port_is_said() -> None:
 def test_ports_are_remembered(tmp_path) -> None:
     file = tmp_path / "ports.json"
     assert read_ports(file) == {}
-    first = load_ports(file, ["a", "b"], start=7)
-    assert read_ports(file) == first == load_ports(file, ["a", "b"], start=99)
+    first = load_ports(file, ["a", "b"], start=7, public=())
+    assert read_ports(file) == first == load_ports(file, ["a", "b"], start=99, public=())
+    now_public = set(first.values())
+    assert now_public.isdisjoint(load_ports(file, "ab", start=7, public=now_public).values())
     file.write_text("no json")
     assert read_ports(file) == {}
 
