@@ -176,8 +176,8 @@ class Dispatcher:
             return ending
         if (refusal := patience.refusal(ending, now_s)) is not None:
             return refusal
-        # Who refuses to go on with an answer has done nothing for it: that multiplies no load.
-        is_free = ending.kind is EndKind.REFUSED and generation.emitted
+        # Who refuses an answer has done nothing for it: that multiplies no load.
+        is_free = ending.kind is EndKind.REFUSED
         if not is_free and not self._retries.take(patience.tenant_id, now_s):
             return _refused(ending, ErrorCode.REPLICA_LOST)
         return None
@@ -292,7 +292,7 @@ class _Patience:
         self._connect_by_s = now_s + _CONNECT_WAIT_S
         self._attempts = 0
         self._began_at_s = now_s
-        self._is_resuming = False
+        self._is_resuming = generation.spec.is_begun
         self.cell_id = ""
         self.home: Home | None = None
         self.pause_s = self._next_pause_s = _RETRY_PAUSE_S

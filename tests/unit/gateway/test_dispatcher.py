@@ -390,6 +390,24 @@ async def test_a_full_queue_is_no_loss_that_a_begun_answer_has_to_pay_for(monkey
         assert await request.result is None
 
 
+async def test_further_answers_wait_for_the_router_that_comes_after_one_that_stops(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(dispatcher_module, "_CONNECT_WAIT_S", 0.01)  # it takes longer to restart
+    links, [generation] = Links(), [made_by(is_begun=True)]
+    draining = Ending(EndKind.REFUSED, ErrorCode.DRAINING, "this router is shutting down")
+    request = Request(Dispatcher(links), [generation])
+    async with running(request):
+        for number in range(2, 102):
+            generation.end(draining)
+            while len(links.submitted) < number and not request.result.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        generation.push([66], 2.0)
+        generation.end(STOP)
+        assert await request.result is None
+
+
 def test_a_begun_answer_that_is_refused_asks_less_and_less_often() -> None:
     [generation] = made(1)
     patience = dispatcher_module._Patience(generation, 0.0)
