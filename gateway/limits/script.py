@@ -24,11 +24,14 @@ from gateway.limits.buckets import (
 LEASE_MS = 10_000  # a process that is silent for so long holds nothing any more
 TAG_BYTES = 8
 
-# Of a scope, stored: requests and tokens left, time in ms; then for each process that holds open
-# requests its tag, their number, and until when that counts. Time is the server's, so that the
-# clocks of gateways do not matter. A value that is none of this counts as absent.
+# Of a scope, stored: requests and tokens left, time in ms; its limits: both per minute, a zero, and
+# at once; then for each process that holds open requests its tag, their number, and until when that
+# counts. Time is the server's: the clocks of gateways do not matter. A value that is none of this
+# counts as absent; one of the last release has no limits. They are those of the last caller: a
+# process that only has something to tell of open requests may not know of a change.
 _TEXT = f"""
 local me, leases, rows, calls = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local asked = tonumber(ARGV[5])
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local count, FULL = #KEYS, {UNLIMITED:.0f}
@@ -42,17 +45,24 @@ for i = 1, count do
   rpm[i], tpm[i], most[i], held[i], back_r, owed_r, owed_k, back_k, pos =
     unpack_('<I4I4I4I4I4I4I4d', rows, pos)
   local r, k, at, sum, kept = FULL, FULL, now, 0, ''
-  local value = stored[i]
+  local value, from = stored[i], 25
   if value and #value > 0 and #value % 24 == 0 then
     r, k, at = unpack_('<ddd', value)
     if not (r >= -FULL and r <= FULL and k >= -FULL and k <= FULL and at >= 0) then
       r, k, at = FULL, FULL, now
-    elseif most[i] > 0 then
-      for from = 25, #value, 24 do
-        local tag, n, ends = unpack_('<c{TAG_BYTES}dd', value, from)
+    else
+      if #value > 24 then
+        local r_limit, k_limit, zero, limit = unpack_('<I4I4dd', value, from)
+        if zero == 0 and limit >= 0 and limit < FULL then
+          from = from + 24
+          if i > asked then rpm[i], tpm[i], most[i] = r_limit, k_limit, limit end
+        end
+      end
+      for holder = from, most[i] > 0 and #value or 0, 24 do
+        local tag, n, ends = unpack_('<c{TAG_BYTES}dd', value, holder)
         if tag ~= me and n > 0 and n < FULL and ends > now and ends <= now + leases then
           sum = sum + n
-          kept = kept .. string.sub(value, from, from + 23)
+          kept = kept .. string.sub(value, holder, holder + 23)
         end
       end
     end
@@ -105,7 +115,8 @@ while pos <= #calls do
 end
 for i = 1, count do
   if changed[i] then
-    local value, debt = pack('<ddd', requests[i], tokens[i], now), 0
+    local limits = pack('<I4I4dd', rpm[i], tpm[i], 0, most[i])
+    local value, debt = pack('<ddd', requests[i], tokens[i], now) .. limits, 0
     if tpm[i] > 0 and tokens[i] < 0 then debt = -tokens[i] * 60000 / tpm[i] end
     if most[i] > 0 then
       value = value .. others[i]
@@ -121,7 +132,7 @@ SCRIPT = _TEXT.encode()
 _SHA = hashlib.sha1(SCRIPT).hexdigest().encode()  # noqa: S324 - Valkey's name for it
 _BY_NAME = b"$7\r\nEVALSHA\r\n$40\r\n" + _SHA + b"\r\n"
 _IN_FULL = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(SCRIPT), SCRIPT)
-_WORDS = 7  # of the command, apart from the keys
+_WORDS = 8  # of the command, apart from the keys
 
 # After the rows of a call, by their number: a row of 0 is none.
 _PADDING = ((0, 0, 0), (0, 0), (0,), ())
@@ -174,6 +185,7 @@ class Batch:
                     row = scope.row = len(rows)
                 numbers.append(row)
             numbers += _PADDING[len(scopes)]
+        asked = len(rows)
         for scope in others:
             if not scope.row:
                 rows.append(scope)
@@ -182,7 +194,7 @@ class Batch:
         packed_rows = b"".join([scope.rest or self._pack_row(scope) for scope in rows])
         for scope in rows:
             scope.row = 0
-        self._body = b"%b%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+        self._body = b"%b%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
             _number(len(rows)),
             b"".join([scope.frame for scope in rows]),
             len(tag),
@@ -192,6 +204,7 @@ class Batch:
             packed_rows,
             len(packed_calls),
             packed_calls,
+            _number(asked),
         )
 
     def command(self, *, in_full: bool = False) -> bytes:

@@ -201,6 +201,31 @@ async def test_a_gateway_that_dies_holds_its_requests_for_its_lease(valkey, monk
         assert await reserve(survivor, who) is None
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "at_once", "later"),
+    [
+        ({"requests_max": 90}, {"requests_max": 90, "rpm": 10}, 10, 0),
+        ({"requests_max": 90, "rpm": 3}, {"requests_max": 90, "rpm": 1200}, 2, 10),
+        ({"requests_max": 5}, {"requests_max": 2}, 1, 0),
+        ({"requests_max": 1}, {"requests_max": 5}, 4, 0),
+    ],
+    ids=["rpm is new", "rpm is raised", "fewer at once", "more at once"],
+)
+async def test_who_has_open_requests_only_does_not_undo_a_change_of_limits(
+    valkey, monkeypatch, before, after, at_once, later
+) -> None:
+    monkeypatch.setattr(shared, "_REFRESH_S", 0.005)
+    async with gateway(valkey[1]) as one, gateway(valkey[1]) as other:
+        assert await reserve(other, caller(**before))
+        who = caller(**after)
+        found = [await reserve(one, who) for _ in range(at_once + 5)]
+        assert len([it for it in found if it]) >= at_once
+        await asyncio.sleep(1)  # the lease is renewed
+        found += [await reserve(one, who) for _ in range(10)]
+        refilled = 5 if "rpm" in after else 0
+        assert 0 <= len([it for it in found if it]) - at_once - later <= refilled
+
+
 async def test_a_settled_request_makes_room_everywhere(valkey) -> None:
     who = caller(requests_max=1)
     async with gateway(valkey[1]) as one, gateway(valkey[1]) as other:

@@ -71,7 +71,7 @@ def told(scope: Scope) -> tuple[float, ...]:
     """Return the row of a scope in a batch that calls for it."""
     reader = hiredis.Reader()
     reader.feed(Batch(b"12345678", [(Waiter(), (scope,), 1)], []).command())
-    return without_idle_held(ROW.unpack(reader.gets()[-2]))
+    return without_idle_held(ROW.unpack(reader.gets()[-3]))
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -110,8 +110,11 @@ def test_rows_say_what_their_scopes_say(
         reader = hiredis.Reader()
         reader.feed(Batch(b"12345678", calls, others).command())
         words = reader.gets()
-        names, rows, packed = words[3 : 3 + int(words[2])], words[-2], words[-1]
+        names = words[3 : 3 + int(words[2])]
+        rows, packed, asked = words[-3:]
         assert len(set(names)) == len(names)
+        called = {f"s{index}".encode() for places, _ in step for index in places}
+        assert set(names[: int(asked)]) == called
         found = [without_idle_held(row) for row in ROW.iter_unpack(rows)]
         assert found == [expected[name.decode()] for name in names]
         assert [
