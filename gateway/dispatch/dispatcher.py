@@ -32,7 +32,7 @@ _CONNECT_WAIT_S = 2.0  # how long a new request waits for a router: one reconnec
 _DEADLINE_S = 30.0  # until the first token, for tiers without their own; the router's default
 _GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
 _RETRY_PAUSE_S = 0.1
-_RETRY_PAUSE_MAX_S = 1.0  # between refusals of an answer that has begun: it asks again for long
+_RETRY_PAUSE_MAX_S = 1.0  # after refusals, twice as long each time: it may be asked for long
 _HOME_WAIT_S = 0.5  # for the next owner of a cell whose router is lost
 
 # The router gives the cell away: whoever owns it next is asked, whatever was emitted. The wait of a
@@ -176,8 +176,8 @@ class Dispatcher:
             return ending
         if (refusal := patience.refusal(ending, now_s)) is not None:
             return refusal
-        # Who refuses an answer has done nothing for it: that multiplies no load.
-        is_free = ending.kind is EndKind.REFUSED
+        # A router that refuses has done nothing for it. One that says that replicas were lost has.
+        is_free = ending.kind is EndKind.REFUSED and ending.code is not ErrorCode.REPLICA_LOST
         if not is_free and not self._retries.take(patience.tenant_id, now_s):
             return _refused(ending, ErrorCode.REPLICA_LOST)
         return None
@@ -257,7 +257,8 @@ class _Submission:
         self._generation, self._link = generation, link
         left_ms = max(1, round((patience.give_up_at_s - now_s) * 1000))
         generation.begin_submission(patience.cell_id, link.router_id, time.monotonic())
-        deadline_ms = left_ms if patience.has_tried else generation.spec.deadline_ms
+        is_first = not patience.has_tried and not generation.spec.is_begun
+        deadline_ms = generation.spec.deadline_ms if is_first else left_ms
         self._handle = link.submit(generation, patience.cell_id, deadline_ms)
 
     def end(self) -> None:
@@ -298,12 +299,17 @@ class _Patience:
         self.pause_s = self._next_pause_s = _RETRY_PAUSE_S
         deadline_s = generation.spec.deadline_ms / 1000 or _DEADLINE_S
         self._resume_wait_s = min(max(deadline_s, _RESUME_WAIT_MIN_S), _RESUME_WAIT_MAX_S)
-        self.give_up_at_s = now_s + deadline_s
+        self.give_up_at_s = now_s + (self._resume_wait_s if self._is_begun else deadline_s)
 
     @property
     def tenant_id(self) -> str:
         """Whose request it is."""
         return self._generation.spec.tenant_id
+
+    @property
+    def _is_begun(self) -> bool:
+        """Whether the client has been given a part of the answer, or of one that it belongs to."""
+        return bool(self._generation.emitted) or self._generation.spec.is_begun
 
     @property
     def has_tried(self) -> bool:
@@ -324,43 +330,53 @@ class _Patience:
 
     def refusal(self, ending: Ending, now_s: float) -> Ending | None:
         """Return what the client is told after an attempt that failed; None: it is tried again."""
-        generation = self._generation
         self.home = None
-        self.pause_s = _RETRY_PAUSE_S
+        until_s = self.give_up_at_s
         if ending.kind is EndKind.LOST:
-            self._next_pause_s = _RETRY_PAUSE_S
-            if generation.emitted and generation.resumes >= RESUMES_MAX:
+            if self._is_lost_for_good(ending, now_s):
                 return _refused(ending, ErrorCode.REPLICA_LOST)
-            if generation.emitted:
-                generation.resumes += 1
-                if ending.code is ErrorCode.UNAVAILABLE:
-                    self.home = Home(self.cell_id, now_s + _HOME_WAIT_S)
-                self.give_up_at_s = now_s + self._resume_wait_s
-            self._is_resuming = True
-            log.warning(
-                "attempt_lost",
-                request_id=generation.spec.request_id,
-                emitted=len(generation.emitted),
-                reason=ending.message,
-            )
-        elif generation.emitted:
-            if ending.code not in _TRANSIENT:
-                return ending
-            self.pause_s = self._next_pause_s
-            self._next_pause_s = min(2 * self.pause_s, _RETRY_PAUSE_MAX_S)
-        elif not self._is_sent_on(ending, now_s):
+            until_s = self.give_up_at_s
+        elif ending.code not in (_TRANSIENT if self._is_begun else _MOVED):
             return ending
-        if now_s + self.pause_s >= self.give_up_at_s:
-            return _refused(ending, ErrorCode.REPLICA_LOST)
+        elif not self._is_begun:
+            until_s = self._sent_on_until_s(now_s)
+        left_s = until_s - _RETRY_PAUSE_S - now_s
+        if left_s <= 0:
+            is_new = ending.kind is EndKind.REFUSED and not self._is_begun
+            return ending if is_new else _refused(ending, ErrorCode.REPLICA_LOST)
+        # What was lost together does not ask again together.
+        spread = 1 - self._generation.spec.wish.salt % 1024 / 2048
+        self.pause_s = min(self._next_pause_s * spread, left_s)
+        if ending.kind is EndKind.REFUSED:
+            self._next_pause_s = min(2 * self._next_pause_s, _RETRY_PAUSE_MAX_S)
         return None
 
-    def _is_sent_on(self, ending: Ending, now_s: float) -> bool:
-        """Return whether a request without any token goes to the next owner of its cell."""
-        if ending.code not in _MOVED:
-            return False
+    def _is_lost_for_good(self, ending: Ending, now_s: float) -> bool:
+        """Note a loss; return whether there were too many."""
+        generation = self._generation
+        if generation.emitted:
+            if generation.resumes >= RESUMES_MAX:
+                return True
+            generation.resumes += 1
+            if ending.code is ErrorCode.UNAVAILABLE:
+                self.home = Home(self.cell_id, now_s + _HOME_WAIT_S)
+            self.give_up_at_s = now_s + self._resume_wait_s
+        self._is_resuming = True
+        self._next_pause_s = _RETRY_PAUSE_S
+        log.warning(
+            "attempt_lost",
+            request_id=generation.spec.request_id,
+            emitted=len(generation.emitted),
+            reason=ending.message,
+        )
+        return False
+
+    def _sent_on_until_s(self, now_s: float) -> float:
+        """Return until when a request without any token waits for the next owner of its cell."""
         if now_s - self._began_at_s > 2 * _RETRY_PAUSE_S:  # it was taken, and waited
             self._connect_by_s = now_s + _CONNECT_WAIT_S
-        return now_s + _RETRY_PAUSE_S < self.acquire_by_s
+            self._next_pause_s = _RETRY_PAUSE_S
+        return self.acquire_by_s
 
 
 def _refused(ending: Ending, code: ErrorCode) -> Ending:

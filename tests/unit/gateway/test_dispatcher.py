@@ -351,31 +351,9 @@ async def test_only_the_loss_of_its_router_sends_an_answer_back_to_its_cell() ->
     assert [home is not None for home in links.homes] == [False, True, False]
 
 
-@pytest.mark.parametrize(
-    ("deadline_ms", "wait_s"),
-    [(0, 30.0), (45_000, 45.0), (2_000, 10.0), (600_000, 60.0)],
-    ids=str,
-)
-def test_a_begun_answer_waits_for_the_only_replica_as_long_as_a_new_one(
-    deadline_ms: int, wait_s: float
-) -> None:
-    generation = made_by(deadline_ms=deadline_ms)
-    patience = dispatcher_module._Patience(generation, 0.0)
-    generation.begin_attempt()
-    generation.push([40], 1.0)
-    restarting = Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "no replica was ready")
-
-    assert patience.refusal(LOST, 100.0) is None
-    assert patience.acquire_by_s == patience.give_up_at_s == 100.0 + wait_s
-    assert patience.refusal(restarting, 100.0 + wait_s - 1.0) is None
-    refused = patience.refusal(restarting, 100.0 + wait_s)
-    assert refused is not None
-    assert refused.code is ErrorCode.REPLICA_LOST
-
-
 async def test_a_full_queue_is_no_loss_that_a_begun_answer_has_to_pay_for(monkeypatch) -> None:
     monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_S", 0.001)
-    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_MAX_S", 0.001, raising=False)
+    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_MAX_S", 0.001)
     links, [generation] = Links(), made(1)
     full = Ending(EndKind.REFUSED, ErrorCode.QUEUE_FULL, "4096 requests wait")
     request = Request(Dispatcher(links), [generation])
@@ -390,17 +368,16 @@ async def test_a_full_queue_is_no_loss_that_a_begun_answer_has_to_pay_for(monkey
         assert await request.result is None
 
 
-async def test_further_answers_wait_for_the_router_that_comes_after_one_that_stops(
-    monkeypatch,
-) -> None:
+@pytest.mark.parametrize("code", [ErrorCode.DRAINING, ErrorCode.QUEUE_FULL])
+async def test_further_answers_wait_as_begun_ones_do(monkeypatch, code: ErrorCode) -> None:
     monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_S", 0.001)
-    monkeypatch.setattr(dispatcher_module, "_CONNECT_WAIT_S", 0.01)  # it takes longer to restart
+    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(dispatcher_module, "_CONNECT_WAIT_S", 0.01)
     links, [generation] = Links(), [made_by(is_begun=True)]
-    draining = Ending(EndKind.REFUSED, ErrorCode.DRAINING, "this router is shutting down")
     request = Request(Dispatcher(links), [generation])
     async with running(request):
         for number in range(2, 102):
-            generation.end(draining)
+            generation.end(Ending(EndKind.REFUSED, code, "not here, not now"))
             while len(links.submitted) < number and not request.result.done():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         generation.push([66], 2.0)
@@ -408,17 +385,20 @@ async def test_further_answers_wait_for_the_router_that_comes_after_one_that_sto
         assert await request.result is None
 
 
-def test_a_begun_answer_that_is_refused_asks_less_and_less_often() -> None:
-    [generation] = made(1)
-    patience = dispatcher_module._Patience(generation, 0.0)
-    generation.begin_attempt()
-    generation.push([40], 1.0)
-    full = Ending(EndKind.REFUSED, ErrorCode.QUEUE_FULL, "4096 requests wait")
-    pauses = []
-    for ending in (LOST, full, full, full, full, full, LOST, full):
-        assert patience.refusal(ending, 1.0) is None
-        pauses.append(patience.pause_s)
-    assert pauses == [0.1, 0.1, 0.2, 0.4, 0.8, 1.0, 0.1, 0.1]
+async def test_what_has_cost_replicas_is_not_asked_for_without_end(monkeypatch) -> None:
+    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_S", 0.0001)
+    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_MAX_S", 0.0001)
+    links, [generation] = Links(), made(1)
+    request = Request(Dispatcher(links), [generation])
+    async with running(request):
+        generation.push([65], 1.0)
+        while not request.result.done():
+            generation.end(Ending(EndKind.REFUSED, ErrorCode.REPLICA_LOST, "three were lost"))
+            await asyncio.sleep(0.0005)
+        refused = await request.result
+    assert refused is not None
+    assert refused.code is ErrorCode.REPLICA_LOST
+    assert len(links.submitted) <= retry_budget.AGAIN + retry_budget.ALWAYS + 1
 
 
 async def lose(links: Links, generation: Generation, times: int) -> None:
