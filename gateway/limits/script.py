@@ -27,8 +27,8 @@ TAG_BYTES = 8
 # Of a scope, stored: requests and tokens left, time in ms; its limits: both per minute, a zero, and
 # at once; then for each process that holds open requests its tag, their number, and until when that
 # counts. Time is the server's: the clocks of gateways do not matter. A value that is none of this
-# counts as absent; one of the last release has no limits. They are those of the last caller: a
-# process that only has something to tell of open requests may not know of a change.
+# counts as absent; one of the last release has no limits. They are those of the last caller,
+# also of a refused one: a process that only tells of open requests may not know of a change.
 _TEXT = f"""
 local me, leases, rows, calls = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local asked = tonumber(ARGV[5])
@@ -45,7 +45,7 @@ for i = 1, count do
   rpm[i], tpm[i], most[i], held[i], back_r, owed_r, owed_k, back_k, pos =
     unpack_('<I4I4I4I4I4I4I4d', rows, pos)
   local r, k, at, sum, kept = FULL, FULL, now, 0, ''
-  local value, from = stored[i], 25
+  local value, from, is_new = stored[i], 25, i <= asked
   if value and #value > 0 and #value % 24 == 0 then
     r, k, at = unpack_('<ddd', value)
     if not (r >= -FULL and r <= FULL and k >= -FULL and k <= FULL and at >= 0) then
@@ -56,6 +56,7 @@ for i = 1, count do
         if zero == 0 and limit >= 0 and limit < FULL then
           from = from + 24
           if i > asked then rpm[i], tpm[i], most[i] = r_limit, k_limit, limit end
+          is_new = r_limit ~= rpm[i] or k_limit ~= tpm[i] or limit ~= most[i]
         end
       end
       for holder = from, most[i] > 0 and #value or 0, 24 do
@@ -73,7 +74,7 @@ for i = 1, count do
   requests[i] = r - min(owed_r, max(0, r))
   tokens[i] = k - min(owed_k, max(0, k))
   open[i], others[i] = sum + held[i], kept
-  changed[i] = most[i] > 0 or back_r > 0 or owed_r > 0 or owed_k > 0 or back_k ~= 0
+  changed[i] = is_new or most[i] > 0 or back_r > 0 or owed_r > 0 or owed_k > 0 or back_k ~= 0
 end
 local reply, of = {{}}, {{}}
 pos = 1

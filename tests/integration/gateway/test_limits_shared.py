@@ -226,6 +226,27 @@ async def test_who_has_open_requests_only_does_not_undo_a_change_of_limits(
         assert 0 <= len([it for it in found if it]) - at_once - later <= refilled
 
 
+async def test_a_raised_limit_pays_debts_though_others_settle_meanwhile(valkey) -> None:
+    """Nobody is granted, so that refused calls alone bring the new limit: it holds at once."""
+    before, after = caller(tpm=1000), caller(tpm=60_000)
+    async with gateway(valkey[1]) as one, gateway(valkey[1]) as other:
+        last = await reserve(one, before, 100)
+        still_open = [await reserve(gate, before, 1) for _ in range(40) for gate in (one, other)]
+        assert last
+        settle(
+            one, last, 3000
+        )  # more than 2000 are owed: 2 s, and by the old limit as many minutes
+        for index, reservation in enumerate(still_open):
+            assert reservation
+            settle((one, other)[index % 2], reservation, 2)
+            await asyncio.sleep(0.1)  # no call takes it along
+            if await reserve(one, after, 1):
+                break
+        else:
+            pytest.fail("the debt was not paid")
+        assert one.local_decisions == other.local_decisions == 0
+
+
 async def test_a_settled_request_makes_room_everywhere(valkey) -> None:
     who = caller(requests_max=1)
     async with gateway(valkey[1]) as one, gateway(valkey[1]) as other:
