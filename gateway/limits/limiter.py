@@ -30,7 +30,7 @@ class Reservation:
 
     Attributes:
         scopes: Where; empty for callers without limits.
-        tpms: Their tokens per minute when it was taken.
+        tpms: Their tokens per minute when it was taken: what each gave at most.
         tokens: How many tokens.
         forecast: Learns from the answers.
         answers: How many are to come.
@@ -150,19 +150,20 @@ class Limiter:
             answers: How many are generated.
         """
         binding = self._scopes.of(principal, model_id)
-        _, tenant_id, scopes, tpms, forecast = binding
+        _, tenant_id, scopes, forecast = binding
         if prompt_tokens or output_tokens_max:
             self._require_budget(tenant_id, model_id)
         if not output_tokens_max:
             answers = 0
         if not scopes:
-            return Reservation(scopes, tpms, 0, forecast, answers, None, True)
+            return Reservation(scopes, (), 0, forecast, answers, None, True)
         tokens = prompt_tokens
         if answers:
             tokens += forecast.tokens(output_tokens_max, answers, is_bounded=is_bounded)
         tokens = min(tokens, UNSIGNED_MAX)
         answer = self._shared.ask(scopes, tokens)
         if answer is not None:
+            tpms = [scope.tpm for scope in scopes]  # they may change before it is answered
             try:
                 verdict = await answer
             except asyncio.CancelledError:
@@ -201,12 +202,13 @@ class Limiter:
         await self._shared.flush()
 
     def _reserve_locally(self, binding: Binding, tokens: int, answers: int) -> Reservation:
-        _, _, scopes, tpms, forecast = binding
+        _, _, scopes, forecast = binding
         self.local_decisions += 1
         verdict = decide_locally(scopes, tokens, self._local_share, self._clock() * 1000)
         if verdict.limit != Limit.NONE:
             raise _exceeded(scopes, tokens, verdict)
         self._shared.hold(scopes)
+        tpms = [scope.tpm for scope in scopes]
         return Reservation(scopes, tpms, tokens, forecast, answers, verdict, True)
 
 

@@ -20,14 +20,12 @@ class Binding(NamedTuple):
             binding holds for as long as it is the same. Weak, for the sake of what it keeps alive.
         tenant_id: Whose budget pays.
         scopes: At most three.
-        tpms: Their tokens per minute then: what reservations took at most, if it changes later.
         forecast: Of the tenant's answers from the model.
     """
 
     principal: ReferenceType[Principal]
     tenant_id: str
     scopes: tuple[Scope, ...]
-    tpms: tuple[int, ...]
     forecast: Forecast
 
 
@@ -66,13 +64,7 @@ class Scopes:
             ),
         )
         scopes = tuple(scope for scope in found if scope is not None)
-        binding = Binding(
-            ref(principal),
-            tenant.id,
-            scopes,
-            tuple(scope.tpm for scope in scopes),
-            self._forecast(tenant.id, model_id),
-        )
+        binding = Binding(ref(principal), tenant.id, scopes, self._forecast(tenant.id, model_id))
         place = (key.id, model_id)
         if place in self._bindings:
             self._forget(place)  # the order of insertion is the order of binding

@@ -322,6 +322,36 @@ async def test_what_goes_back_is_what_was_taken_whatever_the_limit_is_by_then(
         assert row.back_tokens == taken - 20
 
 
+@pytest.mark.parametrize("is_local", [False, True])
+async def test_what_goes_back_is_what_was_taken_by_the_limit_when_it_was_asked(
+    is_local: bool,
+) -> None:
+    """A caller that was bound before a change asks again after it."""
+    valkey, limiter = await ready()
+    early, later = (  # by their own keys: the first stays bound
+        Principal(control.ApiKey(id=key), PRINCIPAL.tenant, control.Tier(rpm=10, tpm=tpm))
+        for key, tpm in (("k", 1000), ("l", 100))
+    )
+    found: list[Reservation] = []
+    for principal in (early, later, early):
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(reserve(limiter, 300, principal))
+            await sent(valkey, 1)
+            valkey.listener.replied(GRANTED)
+        valkey.sent.clear()
+        found.append(task.result())
+    if is_local:
+        valkey.listener.disconnected()
+        found.append(await reserve(limiter, 300, early))
+        valkey.sent.clear()
+    limiter.settle(found[-1], prompt_tokens=20, output_tokens=0, was_served=True)
+    if is_local:
+        valkey.listener.connected()
+    await sent(valkey, 1)
+    row = told(valkey.sent[0])
+    assert (row.untold_tokens, row.back_tokens) == ((20, 0) if is_local else (0, 80))
+
+
 @pytest.mark.parametrize(
     ("limit", "code", "words"),
     [
