@@ -120,6 +120,8 @@ def _split(url: str) -> tuple[SplitResult, int]:
         raise ValueError(_NO_URL) from None
     if parts.scheme not in (*_PLAIN, *_TLS) or not parts.hostname:
         raise ValueError(_NO_URL)
+    if parts.path not in {"", "/", "/0"} or parts.query or parts.fragment:
+        raise ValueError(_NO_URL)  # most likely a password that is cut in two
     return parts, port
 
 

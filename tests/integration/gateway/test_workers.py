@@ -209,6 +209,19 @@ BAD_SETTINGS = {
     "files": ({"connections_max": 100_000_000}, "GATEWAY__CONNECTIONS_MAX: "),
     "valkey": ({"valkey_url": "nonsense"}, "GATEWAY__VALKEY_URL: "),
     "valkey, a password cut in two": ({"valkey_url": "redis://:a/b@h:1"}, "GATEWAY__VALKEY_URL: "),
+    "valkey, a password that begins like a port": (
+        {"valkey_url": "redis://u:12/secret@h:1"},
+        "GATEWAY__VALKEY_URL: ",
+    ),
+    "valkey, such a one with a #": (
+        {"valkey_url": "redis://u:12#secret@h:1"},
+        "GATEWAY__VALKEY_URL: ",
+    ),
+    "valkey, such a one with a ?": (
+        {"valkey_url": "rediss://u:12?secret@h:1"},
+        "GATEWAY__VALKEY_URL: ",
+    ),
+    "valkey, another database": ({"valkey_url": "redis://h:1/1"}, "GATEWAY__VALKEY_URL: "),
     "valkey, a port that is none": (
         {"valkey_url": "redis://u:1@h:secret"},
         "GATEWAY__VALKEY_URL: ",
@@ -236,6 +249,12 @@ def test_each_setting_that_cannot_work_is_named(changes, expected, tmp_path) -> 
     assert len(found) == 1
     assert found[0].startswith(expected)
     assert "secret" not in found[0]
+
+
+@pytest.mark.parametrize("end", ["", "/", "/0"])
+def test_the_database_that_is_used_may_be_named(end, tmp_path) -> None:
+    given = plain_settings(tmp_path, f"127.0.0.1:{free_port()}")
+    assert not list(problems(GatewaySettings(**given | {"valkey_url": f"redis://:p@h:1{end}"})))
 
 
 def test_one_address_for_both_is_found_at_the_start(tmp_path) -> None:
