@@ -40,8 +40,10 @@ def test_ordinary_names_are_taken(tmp_path, name) -> None:
 
 
 def test_one_port_for_both_is_refused() -> None:
-    port = free_port()
-    preflight.check_public_ports(port, port + 1)
+    port = other = free_port()
+    while other == port:
+        other = free_port()
+    preflight.check_public_ports(port, other)
     with pytest.raises(StackError, match=rf"^port {port} is asked for twice: .* --admin-port N$"):
         preflight.check_public_ports(port, port)
 
