@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from sluice.certificates import ours
+from sluice.certificates import no_passphrase, ours
 
 _TIMEOUT_S = 10.0
 _EDITS_MAX = 5  # how often somebody else may be faster
@@ -225,7 +225,9 @@ def trust() -> ssl.SSLContext | bool:
         return True
     context = httpx.create_ssl_context(trust_env=False)
     context.load_verify_locations(cadata=certificates.fresh().ca.decode("ascii", "ignore"))
-    context.load_cert_chain(certificates.certificate_file, certificates.key_file)
+    context.load_cert_chain(
+        certificates.certificate_file, certificates.key_file, password=no_passphrase
+    )
     return context
 
 

@@ -202,7 +202,7 @@ class Certificates:
                     " PEM file of the CA that signs our processes' certificates"
                 ) from None
         try:
-            context.load_cert_chain(self.certificate_file, self.key_file)
+            context.load_cert_chain(self.certificate_file, self.key_file, password=no_passphrase)
         except (OSError, ssl.SSLError) as error:
             raise CertificateError(
                 f"MTLS__CERTIFICATE, MTLS__KEY: {self.certificate_file} and {self.key_file} cannot"
@@ -302,6 +302,11 @@ class _Ours:
     """What this process uses; None: connections are as they were without TLS."""
 
     certificates: Certificates | None = None
+
+
+def no_passphrase() -> str:
+    """Refuse, as `password` of `load_cert_chain`: OpenSSL would ask at the terminal, and wait."""
+    raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the key has a passphrase, which nobody is there to give")
 
 
 def use(role: Role | None = None, called: Mapping[str, str] | None = None) -> None:

@@ -5,12 +5,9 @@ from pathlib import Path
 
 import structlog
 
+from sluice.certificates import no_passphrase
+
 log = structlog.get_logger(__name__)
-
-
-def _no_passphrase() -> str:
-    """Refuse; OpenSSL would ask at the terminal, and all would wait for an answer."""
-    raise ssl.SSLError("the key has a passphrase, which nobody is there to give")
 
 
 class TlsFiles:
@@ -41,7 +38,7 @@ class TlsFiles:
                 self.is_stale = False
                 return
             self._loaded()  # first apart: a certificate without its key would spoil the context
-            self.context.load_cert_chain(*self._files, password=_no_passphrase)
+            self.context.load_cert_chain(*self._files, password=no_passphrase)
         except (OSError, ssl.SSLError) as error:  # half-way replaced: the next look will tell
             self.is_stale = True
             log.warning("certificate_not_loaded", error=str(error))
@@ -58,5 +55,5 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        context.load_cert_chain(*self._files, password=_no_passphrase)
+        context.load_cert_chain(*self._files, password=no_passphrase)
         return context

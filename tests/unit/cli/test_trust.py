@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner
 
 from cli import api
@@ -66,6 +67,19 @@ def test_with_mutual_tls_ours_are_trusted_besides_everybodys() -> None:
     assert known(context) == known(public) | known(ours.client_context())
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
+
+
+@pytest.mark.usefixtures("mutual_tls")
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it() -> None:
+    ours = certificates.ours()
+    assert ours is not None
+    private = serialization.load_pem_private_key(ours.key_file.read_bytes(), None)
+    secret = serialization.BestAvailableEncryption(b"secret")
+    ours.key_file.write_bytes(
+        private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret)
+    )
+    with pytest.raises(ssl.SSLError, match="passphrase"):
+        api.trust()
 
 
 @pytest.mark.usefixtures("mutual_tls")

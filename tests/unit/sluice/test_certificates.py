@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import Encoding
 
 import control_plane.__main__ as control_plane_main
@@ -201,6 +202,22 @@ def test_settings_are_all_or_none(folder):
 def test_a_key_of_another_certificate_is_refused(folder):
     with pytest.raises(CertificateError, match=r"MTLS__KEY: .*cannot be used together"):
         loaded(folder, MTLS__KEY=str(folder / "gateway-key.pem"))
+
+
+@pytest.mark.parametrize("when", ["at the start", "later"])
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(folder, when):
+    key = Path(settings_of(folder, Role.ROUTER)["MTLS__KEY"])
+    router = loaded(folder)
+    before = router.fresh()
+    private = serialization.load_pem_private_key(key.read_bytes(), None)
+    secret = serialization.BestAvailableEncryption(b"secret")
+    key.write_bytes(private.private_bytes(Encoding.PEM, serialization.PrivateFormat.PKCS8, secret))
+
+    if when == "later":
+        assert router.fresh() is before
+    else:
+        with pytest.raises(CertificateError, match=r"MTLS__KEY: .*the key has a passphrase"):
+            loaded(folder)
 
 
 def test_a_ca_that_did_not_sign_is_refused(folder, tmp_path):
