@@ -58,11 +58,12 @@ ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 Regex = Annotated[str, Field(min_length=1, max_length=_REGEX_BYTES_MAX)]
+_DIRECTIVE = r"%(?=\s*(?:json|regex|lark|llguidance))"  # refused, also where it is text
 # Of an expression, what Lark would read otherwise than the engine does where it stands alone.
-_UNLIKE = re.compile(r"\\(?:.|\n)|[/%\n]")
+_UNLIKE = re.compile(rf"\\?{_DIRECTIVE}|\\(?:.|\n)|[/\n]")
 _LIKE = {
     **dict.fromkeys(("/", r"\/"), r"\/"),  # it would end the expression
-    **dict.fromkeys(("%", r"\%"), r"\x25"),  # it may look like a directive
+    **dict.fromkeys(("%", r"\%"), r"\x25"),  # it looks like a directive
     **dict.fromkeys(("\n", "\\\n"), r"\n"),  # line breaks are no part of a line
     r"\d": "[0-9]",
     r"\D": "[^0-9]",
@@ -114,8 +115,8 @@ def lark_of(guide: engine.Grammar) -> str:
             return f"/{regex}/"
         case engine.Grammar.KIND_CHOICE:
             choices: list[str] = orjson.loads(guide.text)
-            texts = " | ".join([orjson.dumps(choice).decode() for choice in choices])
-            return f"({texts})".replace("%", r"\u0025")  # it may look like a directive
+            texts = "|".join([orjson.dumps(choice).decode() for choice in choices])
+            return "(" + re.sub(_DIRECTIVE, r"\\u0025", texts) + ")"
         case _:
             schema = orjson.loads(guide.text or '{"type":"object"}')
             return f"%json {orjson.dumps(schema | {'x-guidance': JSON_OPTIONS}).decode()}"

@@ -23,6 +23,7 @@ from sluice.errors import BadRequestError, ErrorCode
 
 # An engine takes no more, see replica/engine/grammar_source.py: 16 KiB, and 64 KiB of schemas.
 _GRAMMAR_BYTES_MAX = 16_384 + 65_536
+_ANSWER_CHARACTERS_MAX = 16_000  # within what encloses it; the rest is for the reasoning
 CALLS_MAX = 16  # of one forced answer: without a bound a weak model would never end it
 
 # As models were trained to write JSON; with free white space a weak model writes nothing else.
@@ -75,9 +76,17 @@ class CallGrammar:
         return _lark(thought + calls, (*more, *rules))
 
     def behind_reasoning(self, answer: str, *, is_reasoning: bool) -> str:
-        """Return a grammar of reasoning, and of what comes behind it: `answer`, in Lark."""
+        """Return a grammar of reasoning, and of what comes behind it: `answer`, in Lark.
+
+        BadRequestError when an expression or choices are too long for that.
+        """
+        is_json = answer.startswith("%json")
+        if not is_json and len(answer) - 2 > _ANSWER_CHARACTERS_MAX:
+            raise _too_long("regex" if answer.startswith("/") else "choice")
         thought, rules = self._thought(is_reasoning=is_reasoning)
-        return _lark(thought + answer, rules)
+        # A terminal wherever it can be: a parser has no room for thousands of choices.
+        name = "answer" if is_json else "ANSWER"
+        return _lark(thought + name, (*rules, f"{name}: {answer}"))
 
     def _thought(self, *, is_reasoning: bool) -> tuple[str, Sequence[str]]:
         """Return the reasoning as Lark, nothing if there is none, and the rules that it needs."""
@@ -164,6 +173,20 @@ def _lark(start: str, rules: Sequence[str]) -> str:
             param="tools",
         )
     return text
+
+
+def _too_long(param: str) -> BadRequestError:
+    written = (
+        r"with \d, \s and \w written out as classes"
+        if param == "regex"
+        else "as a JSON array of strings"
+    )
+    return BadRequestError(
+        ErrorCode.INVALID_REQUEST,
+        f"Invalid value for '{param}': behind the reasoning of this model it has at most"
+        f" {_ANSWER_CHARACTERS_MAX} characters, {written}.",
+        param=param,
+    )
 
 
 def _quoted(text: str) -> str:

@@ -35,8 +35,14 @@ _STAND_IN = frozenset(
         ErrorCode.REPLICA_LOST,
     }
 )
-
-
+# Refusals of the model that stands in that are no answer: it has no room, or is not made for it.
+_NOT_THERE = _STAND_IN | {
+    ErrorCode.ADAPTER_INVALID,
+    ErrorCode.ADAPTER_NOT_FOUND,
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+    ErrorCode.DRAINING,
+    ErrorCode.TENANT_QUEUE_FULL,
+}
 # What an engine says of the request itself: it is charged, for compiling a grammar is work, too.
 _JUDGED = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.ENGINE_REFUSED})
 
@@ -118,18 +124,26 @@ class Completer:
             if principal.text_policy is not None:
                 run.kept = self._texts.begin(principal.text_policy, task, identity.request_id)
             with run:
-                try:
-                    return await run.answer(self._means, self._keep_alives)
-                except PlatformError as refusal:
-                    if not await self._stands_in(run, refusal):
-                        raise
-                    wanted = refusal
-                try:
-                    return await run.answer(self._means, self._keep_alives)
-                except PlatformError as other:  # of a model that nobody asked for
-                    raise wanted from other
+                return await self._answer(run)
         finally:
             self._open.discard(identity.uid)
+
+    async def _answer(self, run: Run) -> web.StreamResponse:
+        """Return what the wanted model answers, or one that stands in for it."""
+        try:
+            return await run.answer(self._means, self._keep_alives)
+        except PlatformError as refusal:
+            if not await self._stands_in(run, refusal):
+                raise
+            wanted = refusal.with_traceback(None)  # whose frames hold all of the first attempt
+        try:
+            return await run.answer(self._means, self._keep_alives)
+        except PlatformError as other:
+            if other.code not in _NOT_THERE:
+                raise
+            raise wanted from other  # nobody asked for the other model
+        finally:
+            del wanted  # when raised, it holds this frame
 
     def _resolve(
         self,

@@ -1,11 +1,15 @@
 """Whatever happens to an accepted request: one reservation, one settlement, one event."""
 
 import asyncio
+import gc
 import random
+import weakref
 
 import pytest
 
 from gateway.dialects.dialect import Dialect
+from gateway.endpoints import run
+from gateway.endpoints.event_stream import EventStream
 from gateway.limits.limiter import Limiter
 from gateway.testing import Plan
 from sluice.events import EventProducer
@@ -214,6 +218,63 @@ async def test_a_model_that_stands_in_and_refuses_leaves_the_first_refusal(
         ledger.check("one/own", "tiny")
         assert not any(used["was_served"] for _, used in ledger.settled)
         assert (ledger.events[0].outcome, ledger.events[0].status) == ("queue_full", 503)
+
+
+@pytest.mark.parametrize(
+    ("own", "status", "is_charged"),
+    [
+        (FAILED, 502, False),
+        (wire.Outcome(kind=wire.OUTCOME_KIND_FAILED, code="internal", message="no"), 500, False),
+        (
+            wire.Outcome(kind=wire.OUTCOME_KIND_FAILED, code="invalid_request", message="x"),
+            400,
+            True,
+        ),
+    ],
+    ids=["engine_failed", "internal", "invalid_request"],
+)
+async def test_a_failure_of_a_model_that_stands_in_is_told_and_a_bad_grammar_charged(
+    world, ledger, eventually, own: wire.Outcome, status: int, is_charged: bool
+) -> None:
+    async with world() as w, w.http() as http:
+        await stand_in(w, eventually, "one/own", "tiny")
+        w.router.plan = lambda _: Plan([], FULL if len(w.router.submits) == 1 else own)
+        body = {"model": "one/own", "messages": HELLO, "regex": "(((("}
+        response = await http.post(CHAT, json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (status, own.code)
+        ledger.check("one/own", "tiny")
+        assert [used["was_served"] for _, used in ledger.settled] == [False, is_charged]
+        assert (ledger.events[0].outcome, ledger.events[0].status) == (own.code, status)
+
+
+async def test_what_a_model_had_that_another_stood_in_for_is_not_kept(
+    world, ledger, eventually, monkeypatch
+) -> None:
+    streams: list[weakref.ref[EventStream]] = []
+    held: list[list[bool]] = []
+
+    class Noted(EventStream):
+        def __init__(self, *args) -> None:
+            super().__init__(*args)
+            streams.append(weakref.ref(self))
+
+    def plan(_: wire.Submit) -> Plan:
+        held.append([it() is not None for it in streams])
+        return Plan([], FULL)
+
+    monkeypatch.setattr(run, "EventStream", Noted)
+    async with world() as w, w.http() as http:
+        await stand_in(w, eventually, "one/own", "tiny")
+        w.router.plan = plan
+        gc.disable()  # what needs it keeps prompts until it comes
+        try:
+            body = {"model": "one/own", "messages": HELLO, "stream": True}
+            assert (await http.post(CHAT, json=body)).status_code == 503
+            await eventually(lambda: ledger.events)
+            assert held == [[True], [False, True]]
+            assert [it() for it in streams] == [None, None]
+        finally:
+            gc.enable()
 
 
 async def test_what_was_generated_before_another_model_stood_in_is_charged(

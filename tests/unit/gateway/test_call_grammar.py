@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from jsonschema import validate
 from tokenizers import AddedToken, Tokenizer
@@ -330,6 +331,40 @@ def test_a_guide_binds_the_answer_not_the_reasoning(
             assert subject.accepts(grammar, text) is not is_open
         for text in bad:
             assert not subject.accepts(grammar, thought + text)
+
+
+def regex_of(text: str) -> engine.Grammar:
+    return engine.Grammar(kind=engine.Grammar.KIND_REGEX, text=text)
+
+
+def choice_of(*choices: str) -> engine.Grammar:
+    return engine.Grammar(kind=engine.Grammar.KIND_CHOICE, text=orjson.dumps(choices).decode())
+
+
+@pytest.mark.parametrize(
+    ("guide", "larger"),
+    [
+        (regex_of("%" * 8192), None),
+        (regex_of(r"\d" * 3200), regex_of(r"\d" * 3201)),
+        (regex_of(r"\w" * 1333), regex_of(r"\w" * 1334)),
+        (choice_of(*["100%" * 665] * 6), choice_of(*["100%" * 666] * 6)),
+        (choice_of(*(chr(0x4E00 + i) for i in range(3999))), choice_of(*"ab" * 2001)),
+    ],
+    ids=["8 KiB", "digits", "words", "percent signs", "many"],
+)
+def test_what_is_too_long_behind_reasoning_is_told_in_the_callers_words(
+    folder: Path, guide: engine.Grammar, larger: engine.Grammar | None
+) -> None:
+    subject = Subject(folder, CallForm.HERMES, ReasoningForm.THINK, is_special=True)
+    grammar = subject.dialect.behind_reasoning(lark_of(guide), is_reasoning=False)
+    assert grammar is not None
+    subject.compiler.check(Grammar(GrammarKind.EBNF, grammar))
+    if larger is None:
+        return
+    with pytest.raises(BadRequestError, match="at most 16000 characters") as refused:
+        subject.dialect.behind_reasoning(lark_of(larger), is_reasoning=False)
+    is_regex = guide.kind == engine.Grammar.KIND_REGEX
+    assert refused.value.param == ("regex" if is_regex else "choice")
 
 
 def test_where_nobody_reasons_a_guide_is_as_it_is() -> None:
