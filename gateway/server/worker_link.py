@@ -1,8 +1,8 @@
 """What a worker process and its parent tell each other, over a pair of sockets: JSON lines.
 
-The worker says twice a second that its event loop runs and whether it is ready, and sends its
-metrics when asked. The parent asks for metrics, and tells a worker that has been replaced to
-retire. When one end is gone, the other reads the end of the stream.
+The worker says twice a second that its event loop runs, whether it is ready and whether it stops,
+and sends its metrics when asked. The parent asks for metrics, and tells a worker that has been
+replaced to retire. When one end is gone, the other reads the end of the stream.
 """
 
 import asyncio
@@ -67,8 +67,12 @@ class WorkerEnd:
         while True:
             ask = self._not_ready_because
             reason = "it is starting" if ask is None else ask()
-            is_serving = ask is not None and not self._stop.is_set()
-            state = {"is_serving": is_serving, "not_ready_because": reason}
+            is_stopping = self._stop.is_set()
+            state = {
+                "is_serving": ask is not None and not is_stopping,
+                "is_stopping": is_stopping,
+                "not_ready_because": reason,
+            }
             writer.write(orjson.dumps(state) + b"\n")
             await writer.drain()
             await asyncio.sleep(HEARTBEAT_S)
@@ -79,6 +83,7 @@ class ParentEnd:
 
     Attributes:
         is_serving: The worker accepts connections, and has not been told to stop.
+        is_stopping: It has been told to stop, whether it ever accepted any or not.
         not_ready_because: Empty: it can serve requests.
     """
 
@@ -86,7 +91,7 @@ class ParentEnd:
         self._reader = reader
         self._writer = writer
         self._asked: list[asyncio.Future[bytes]] = []
-        self.is_serving = False
+        self.is_serving = self.is_stopping = False
         self.not_ready_because = "it is starting"
 
     @classmethod
@@ -110,6 +115,7 @@ class ParentEnd:
                     answer.set_result(said["metrics"].encode())
         else:
             self.is_serving = said["is_serving"]
+            self.is_stopping = said.get("is_stopping", False)  # of another release, after SIGHUP
             self.not_ready_because = said["not_ready_because"]
         return True
 

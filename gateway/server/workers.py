@@ -50,7 +50,8 @@ class Worker:
         Args:
             spec: Passes the second socket of `link`.
             link: A pair of sockets.
-            note_left: Told when it accepts no more, and again when it has ended.
+            note_left: Told when it stops, with each of its words from then on, and when it has
+                ended.
         """
         self.name = spec.name
         self.ready = asyncio.Event()
@@ -68,6 +69,11 @@ class Worker:
         if self.ended_because or self.link is None or not self.link.is_serving:
             return f"worker {self.name} is starting"
         return self.link.not_ready_because
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it has been told to stop: it will soon accept nothing, ready or not."""
+        return self.link is not None and self.link.is_stopping
 
     async def run(self, freeze_s: float) -> None:
         """Run the process; one that says nothing for `freeze_s` is killed."""
@@ -103,16 +109,14 @@ class Worker:
 
     async def _follow(self, link: ParentEnd, child: ChildProcess, freeze_s: float) -> str:
         patience_s = _START_S
-        was_serving = False
         try:
             while True:
                 async with asyncio.timeout(patience_s):
                     if not await link.next_word():
                         break
                 patience_s = freeze_s
-                if was_serving and not link.is_serving:
+                if link.is_stopping:
                     self._note_left(self)
-                was_serving = link.is_serving
                 if not self.not_ready_because:
                     self.ready.set()
         except TimeoutError:
@@ -194,7 +198,7 @@ class Slot:
             log.warning("worker_not_ready", worker=worker.name, because=worker.not_ready_because)
             await worker.stop(grace_s=0)  # it has not accepted anything
             return False
-        if worker.ended_because:
+        if worker.ended_because or worker.is_stopping:
             return False
         before, self.current = self.current, worker
         if before is not None:

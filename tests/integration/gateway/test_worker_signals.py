@@ -5,9 +5,11 @@ import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.server.worker_link import HEARTBEAT_S, ParentEnd, WorkerEnd
 from gateway.server.workers import Slot, Worker
 from gateway.settings import GatewaySettings
 from gateway.testing import Plan
@@ -117,3 +119,59 @@ async def test_a_worker_that_stops_alone_leaves_its_place_at_once(world, fleets)
 
 async def _has(fleet, count: int) -> bool:
     return len(fleet.workers) == count
+
+
+async def test_a_worker_that_stops_before_it_ever_served_leaves_its_place(tmp_path: Path) -> None:
+    begun: list[Worker] = []
+    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
+    child: Any = None  # it is looked at when the worker is gone
+    with socket.socket() as sock:
+        slot = Slot(settings, 0, sock, begun.append)
+        async with asyncio.TaskGroup() as tasks:
+            keeper = tasks.create_task(slot.run())
+            await asyncio.sleep(0)
+            link, talk = await linked(begun[0], tasks)
+            follow = tasks.create_task(begun[0]._follow(link, child, 10.0))
+            async with asyncio.timeout(WAIT_S):
+                while len(begun) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(2 * HEARTBEAT_S)  # its next words move nobody
+            assert slot.current is begun[1]
+            for task in (keeper, talk, follow):
+                task.cancel()
+        link.close()
+    for end in begun[1]._sockets:
+        end.close()
+
+
+async def test_a_new_worker_that_stops_takes_nobodys_place(tmp_path: Path) -> None:
+    begun: list[Worker] = []
+    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
+    with socket.socket() as sock:
+        slot = Slot(settings, 0, sock, begun.append)
+        async with asyncio.TaskGroup() as tasks:
+            keeper = tasks.create_task(slot.run())
+            replaced = tasks.create_task(slot.replace())
+            await asyncio.sleep(0)
+            before, new = begun
+            link, talk = await linked(new, tasks)
+            new.ready.set()  # it was, when it was told to stop
+            assert not await replaced
+            assert slot.current is before
+            assert not before.is_retired
+            keeper.cancel()
+            talk.cancel()
+        link.close()
+    for end in before._sockets:
+        end.close()
+
+
+async def linked(worker: Worker, tasks: asyncio.TaskGroup) -> tuple[ParentEnd, asyncio.Task[None]]:
+    """Let a worker without a process say that it stops, and has never served."""
+    ours, theirs = worker._sockets
+    stop = asyncio.Event()
+    stop.set()
+    talk = tasks.create_task(WorkerEnd(theirs, stop).run())
+    link = worker.link = await ParentEnd.open(ours)
+    assert await link.next_word()
+    return link, talk
