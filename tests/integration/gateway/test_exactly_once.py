@@ -280,13 +280,14 @@ async def test_what_a_model_had_that_another_stood_in_for_is_not_kept(
 async def test_what_was_generated_before_another_model_stood_in_is_charged(
     world, ledger, eventually
 ) -> None:
+    late = wire.Outcome(kind=wire.OUTCOME_KIND_EVICTED, code="deadline_exceeded")
     async with world() as w, w.http() as http:
         await stand_in(w, eventually, "one/own", "tiny")
 
         def plan(submit: wire.Submit) -> Plan:
             if len(w.router.submits) == 1:
                 return Plan([[40]] * 10_000, None)
-            return Plan([], FULL) if len(w.router.submits) == 2 else w.default_plan(submit)
+            return Plan([], late) if len(w.router.submits) == 2 else w.default_plan(submit)
 
         w.router.plan = plan
         body = {"model": "one/own", "messages": HELLO, "n": 2}
