@@ -126,8 +126,8 @@ async def _relay(
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
     """Copy until `source` ends or either side breaks, then close `sink`."""
     with suppress(OSError):
-        while data := await source.read(_RELAY_CHUNK_BYTES):
-            sink.write(data)
+        while (data := await source.read(_RELAY_CHUNK_BYTES)) and not sink.is_closing():
+            sink.write(data)  # of uvloop, not an OSError after the end
             await sink.drain()
     sink.close()
 
