@@ -26,9 +26,10 @@ TAG_BYTES = 8
 
 # Of a scope, stored: requests and tokens left, time in ms; its limits: both per minute, a zero, and
 # at once; then for each process that holds open requests its tag, their number, and until when that
-# counts. Time is the server's: the clocks of gateways do not matter. A value that is none of this
-# counts as absent; one of the last release has no limits. They are those of the last caller,
-# also of a refused one: a process that only tells of open requests may not know of a change.
+# counts. Time is the server's: the clocks of gateways do not matter; a time to come, from before it
+# was set back, is replaced by now. A value that is none of this counts as absent; one of the last
+# release has no limits. They are those of the last caller, also of a refused one: a process that
+# only tells of open requests may not know of a change.
 _TEXT = f"""
 local me, leases, rows, calls = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local asked = tonumber(ARGV[5])
@@ -56,7 +57,7 @@ for i = 1, count do
         if zero == 0 and limit >= 0 and limit < FULL then
           from = from + 24
           if i > asked then rpm[i], tpm[i], most[i] = r_limit, k_limit, limit end
-          is_new = r_limit ~= rpm[i] or k_limit ~= tpm[i] or limit ~= most[i]
+          is_new = at > now or r_limit ~= rpm[i] or k_limit ~= tpm[i] or limit ~= most[i]
         end
       end
       for holder = from, most[i] > 0 and #value or 0, 24 do

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
@@ -70,7 +71,7 @@ async def granted(limiter: Limiter, who: Principal) -> Reservation:
     return found
 
 
-async def command(url: str, *words: str) -> object:
+async def command(url: str, *words: str | bytes) -> object:
     """Ask the server something apart from any gateway."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
@@ -294,6 +295,23 @@ async def test_a_flushed_server_learns_again_what_is_open(valkey, monkeypatch) -
         settle(one, first)
         await granted(other, who)
         assert await reserve(other, who) is None
+
+
+async def test_a_clock_that_is_set_back_costs_nobody_more_than_what_it_waited_for(valkey) -> None:
+    """Nobody is granted or settles, so that refused calls alone bring the new time."""
+    url, name = valkey[1], "limit:{t}"
+    async with gateway(url) as limiter:
+        who = caller(rpm=60)
+        while await reserve(limiter, who):
+            pass
+        value = await command(url, "GET", name)
+        assert isinstance(value, bytes)
+        requests, tokens, at_ms = struct.unpack_from("<ddd", value)
+        later = struct.pack("<ddd", requests, tokens, at_ms + 3_600_000) + value[24:]
+        await command(url, "SET", name, later)
+        async with asyncio.timeout(10):
+            assert await granted(limiter, who), "one refills each second"
+        assert await reserve(limiter, who) is None
 
 
 async def test_flushed_scripts_are_sent_again(valkey) -> None:
