@@ -200,11 +200,11 @@ class Scope:
         self._tokens -= extra
         self.untold_tokens += extra
 
-    def give_back(self, reserved: int) -> None:
+    def give_back(self, taken: int) -> None:
         """Undo what Valkey granted to somebody who no longer waits for it."""
         self.rest = b""
         self.back_requests += 1
-        self.back_tokens += min(reserved, self.tpm)
+        self.back_tokens += taken
 
 
 def decide_locally(scopes: Sequence[Scope], tokens: int, share: float, now_ms: float) -> Verdict:

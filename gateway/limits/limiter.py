@@ -161,13 +161,13 @@ class Limiter:
         if answers:
             tokens += forecast.tokens(output_tokens_max, answers, is_bounded=is_bounded)
         tokens = min(tokens, UNSIGNED_MAX)
-        answer = self._shared.ask(scopes, tokens)
+        tpms = [scope.tpm for scope in scopes]  # they may change before it is answered
+        answer = self._shared.ask(scopes, tpms, tokens)
         if answer is not None:
-            tpms = [scope.tpm for scope in scopes]  # they may change before it is answered
             try:
                 verdict = await answer
             except asyncio.CancelledError:
-                self._shared.abandon(answer, scopes, tokens)
+                self._shared.abandon(answer, scopes, tpms, tokens)
                 raise
             if verdict is not None:
                 if not verdict[0]:

@@ -155,7 +155,8 @@ class Waiter(Protocol):
         ...
 
 
-Call = tuple[Waiter, Sequence[Scope], int]  # at most 3 scopes; tokens
+# At most 3 scopes; of each what it gives at most, its tokens per minute; tokens.
+Call = tuple[Waiter, Sequence[Scope], Sequence[int], int]
 
 
 class Batch:
@@ -178,7 +179,7 @@ class Batch:
         self.rows: list[Scope] = []
         self._taken: list[tuple[Scope, News]] = []
         rows, numbers = self.rows, list[int]()
-        for _, scopes, tokens in calls:
+        for _, scopes, _, tokens in calls:
             numbers.append(tokens)
             for scope in scopes:
                 row = scope.row

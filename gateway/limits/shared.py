@@ -76,15 +76,20 @@ class SharedBuckets:
         self._refresh_timer: asyncio.TimerHandle | None = None
         valkey.listen(self)
 
-    def ask(self, scopes: Sequence[Scope], tokens: int) -> asyncio.Future[RawVerdict | None] | None:
-        """Reserve; None, at once or within the deadline: decide without Valkey."""
+    def ask(
+        self, scopes: Sequence[Scope], tpms: Sequence[int], tokens: int
+    ) -> asyncio.Future[RawVerdict | None] | None:
+        """Reserve; None, at once or within the deadline: decide without Valkey.
+
+        `tpms` are the limits of the scopes as they are now: they may change before the answer.
+        """
         if not self.is_up or len(self._calls) >= _CALLS_MAX:
             return None
         future: asyncio.Future[RawVerdict | None] = self._loop.create_future()
         if not self._calls:
             self._called_at_s = self._loop.time()
             self._wake()
-        self._calls.append((future, scopes, tokens))
+        self._calls.append((future, scopes, tpms, tokens))
         return future
 
     def tell(self, scopes: Sequence[Scope]) -> None:
@@ -124,6 +129,7 @@ class SharedBuckets:
         self,
         answer: asyncio.Future[RawVerdict | None],
         scopes: Sequence[Scope],
+        tpms: Sequence[int],
         tokens: int,
     ) -> None:
         """Give back what an answer grants that nobody takes, because its client has left."""
@@ -133,7 +139,7 @@ class SharedBuckets:
         if verdict is not None and verdict[0] == Limit.NONE:
             for scope in scopes:
                 scope.held -= 1
-            self._give_back(scopes, tokens)
+            self._give_back(scopes, tpms, tokens)
 
     # What the connection says.
 
@@ -298,11 +304,11 @@ class SharedBuckets:
 
     def _answer(self, calls: Sequence[Call], verdicts: Iterable[RawVerdict]) -> None:
         leased = self._leased
-        for verdict, (future, scopes, tokens) in zip(verdicts, calls, strict=True):
+        for verdict, (future, scopes, tpms, tokens) in zip(verdicts, calls, strict=True):
             is_granted = not verdict[0]
             if future.done():
                 if is_granted:
-                    self._give_back(scopes, tokens)
+                    self._give_back(scopes, tpms, tokens)
                 continue
             if is_granted:
                 for scope in scopes:  # as `hold` does; a call less for every call
@@ -312,11 +318,11 @@ class SharedBuckets:
             future.set_result(verdict)
 
     def _let_go(self, calls: Sequence[Call]) -> None:
-        for future, _, _ in calls:
+        for future, _, _, _ in calls:
             if not future.done():
                 future.set_result(None)
 
-    def _give_back(self, scopes: Sequence[Scope], tokens: int) -> None:
-        for scope in scopes:
-            scope.give_back(tokens)
+    def _give_back(self, scopes: Sequence[Scope], tpms: Sequence[int], tokens: int) -> None:
+        for scope, tpm in zip(scopes, tpms, strict=True):
+            scope.give_back(min(tokens, tpm))
         self.tell(scopes)

@@ -70,7 +70,7 @@ def without_idle_held(row: tuple[float, ...]) -> tuple[float, ...]:
 def told(scope: Scope) -> tuple[float, ...]:
     """Return the row of a scope in a batch that calls for it."""
     reader = hiredis.Reader()
-    reader.feed(Batch(b"12345678", [(Waiter(), (scope,), 1)], []).command())
+    reader.feed(Batch(b"12345678", [(Waiter(), (scope,), (), 1)], []).command())
     return without_idle_held(ROW.unpack(reader.gets()[-3]))
 
 
@@ -103,7 +103,8 @@ def test_rows_say_what_their_scopes_say(
             CHANGES[step[1]](scopes[step[0]])
             continue
         calls: list[Call] = [
-            (Waiter(), tuple(scopes[index] for index in places), tokens) for places, tokens in step
+            (Waiter(), tuple(scopes[index] for index in places), (), tokens)
+            for places, tokens in step
         ]
         others = [scope for scope in scopes if scope.back_tokens]
         expected = {scope.name: said(scope) for scope in scopes}

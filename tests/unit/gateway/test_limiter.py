@@ -322,6 +322,33 @@ async def test_what_goes_back_is_what_was_taken_whatever_the_limit_is_by_then(
         assert row.back_tokens == taken - 20
 
 
+@pytest.mark.parametrize("is_reply_first", [False, True])
+async def test_who_leaves_gives_back_what_was_taken_whatever_the_limit_is_by_then(
+    is_reply_first: bool,
+) -> None:
+    valkey, limiter = await ready()
+    before, after = (
+        Principal(PRINCIPAL.key, PRINCIPAL.tenant, control.Tier(rpm=10, tpm=tpm))
+        for tpm in (100, 2000)
+    )
+    async with asyncio.TaskGroup() as tasks:
+        leaving = tasks.create_task(reserve(limiter, 300, before))
+        await sent(valkey, 1)
+        staying = tasks.create_task(reserve(limiter, 1, after))
+        await asyncio.sleep(0)
+        if is_reply_first:
+            valkey.listener.replied(GRANTED)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        if not is_reply_first:
+            valkey.listener.replied(GRANTED)
+        await sent(valkey, 2)
+        valkey.listener.replied(GRANTED)
+    assert leaving.cancelled()
+    assert staying.result()
+    assert told(valkey.sent[1]).back_tokens == 100
+
+
 @pytest.mark.parametrize("is_local", [False, True])
 async def test_what_goes_back_is_what_was_taken_by_the_limit_when_it_was_asked(
     is_local: bool,
