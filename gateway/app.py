@@ -26,6 +26,7 @@ from gateway.endpoints.embeddings import Embeddings
 from gateway.endpoints.models import Models
 from gateway.endpoints.openapi import describe
 from gateway.endpoints.run import Means
+from gateway.endpoints.strandings import Strandings
 from gateway.endpoints.texts import Texts
 from gateway.endpoints.tokenize import Tokenizing
 from gateway.limits.budgets import Budgets
@@ -146,6 +147,7 @@ class Gateway:
                 self.pace,
                 self.settings.keep_alive_s,
                 self.settings.instance_id,
+                Strandings(self.directory, self.links),
             ),
             metrics=self.metrics,
             emit=self.events.emit,
