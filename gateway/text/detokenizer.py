@@ -6,6 +6,7 @@ case, a token that is whole characters by itself, never gets here: streams look 
 """
 
 import json
+import re
 from codecs import utf_8_decode
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer
 # tokens: a character has at most four bytes. After this many more pushes it is what it is.
 _BEGUN_TOKENS_MAX = 3
 _HOLDS_MAX = 8
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token that may be a part of a character
 
 
 class TextStream(Protocol):
@@ -54,13 +56,22 @@ class TokenTable:
     tokenizer: Tokenizer
     hidden: frozenset[int]
 
-    def bytes_of(self, token: int) -> bytes:
-        """Return what a token by itself stands for; the name of one that is never shown."""
-        if token in self.hidden:
-            return (self.tokenizer.id_to_token(token) or "").encode()
-        if self.pieces is not None:
+    def bytes_of(self, token: int, *, is_first: bool = False) -> bytes:
+        """Return what a token stands for in a text; the name of one that is never shown.
+
+        `is_first`: nothing is shown before it, where many decoders leave a space out.
+        """
+        if self.pieces is not None and token not in self.hidden:
             return self.pieces[token]
-        return self.tokenizer.decode([token], skip_special_tokens=False).encode()
+        name = self.tokenizer.id_to_token(token) or ""
+        if token in self.hidden:
+            return name.encode()
+        text = self.tokenizer.decode([token], skip_special_tokens=False)
+        if not is_first:  # what it adds behind itself: any other would do
+            both = self.tokenizer.decode([token, token], skip_special_tokens=False)
+            text = both[len(text) :]
+        byte = _BYTE.fullmatch(name) if "\ufffd" in text else None
+        return text.encode() if byte is None else bytes.fromhex(byte[1])
 
     def showing(self, tokens: Collection[int]) -> "TokenTable":
         """Return the same table with these special tokens shown as their names."""

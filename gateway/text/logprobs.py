@@ -19,11 +19,13 @@ class TokenLogprob(NamedTuple):
         token: Its id.
         logprob: Natural logarithm of its probability under the model's own distribution.
         top: The most probable tokens at its place, best first, as (id, logprob).
+        is_first: The text begins with it.
     """
 
     token: int
     logprob: float
     top: Sequence[tuple[int, float]]
+    is_first: bool = False
 
 
 @dataclass(slots=True)
@@ -39,11 +41,12 @@ class LogprobLine:
     it, and one whose text is never shown is never told.
     """
 
-    __slots__ = ("_held", "_hidden", "_known", "_length")
+    __slots__ = ("_has_begun", "_held", "_hidden", "_known", "_length")
 
     def __init__(self, hidden: frozenset[int]) -> None:
         """Prepare; tokens in `hidden` (end of sequence, special ones) are not part of the text."""
         self._hidden = hidden
+        self._has_begun = False
         self._held: deque[_Held] = deque()
         self._known: list[tuple[float, Sequence[tuple[int, float]]]] = []
         self._length = 0  # characters that all tokens so far have brought
@@ -66,7 +69,9 @@ class LogprobLine:
         """Take the entries of tokens that together brought so many characters."""
         for entry in entries:
             if entry.token not in self._hidden:
-                self._held.append(_Held(entry, self._length))
+                it = entry if self._has_begun else entry._replace(is_first=True)
+                self._has_begun = True
+                self._held.append(_Held(it, self._length))
         self._length += characters
 
     def shown(self, length: int) -> list[TokenLogprob]:
@@ -86,8 +91,13 @@ class LogprobLine:
 def chat_logprobs(table: TokenTable, entries: Sequence[TokenLogprob]) -> dict[str, object]:
     """Return `logprobs` of a chat completion's choice."""
     content: list[dict[str, object]] = [
-        _chat_token(table, entry.token, entry.logprob)
-        | {"top_logprobs": [_chat_token(table, token, value) for token, value in entry.top]}
+        _chat_token(table.bytes_of(entry.token, is_first=entry.is_first), entry.logprob)
+        | {
+            "top_logprobs": [
+                _chat_token(table.bytes_of(token, is_first=entry.is_first), value)
+                for token, value in entry.top
+            ]
+        }
         for entry in entries
     ]
     return {"content": content, "refusal": None}
@@ -122,13 +132,13 @@ def completion_logprobs(
         entries: In the order of the text.
         offsets: Of the text so far; counts on.
     """
-    data = [table.bytes_of(entry.token) for entry in entries]
+    data = [table.bytes_of(entry.token, is_first=entry.is_first) for entry in entries]
     return {
         "tokens": [_name(it) for it in data],
         "token_logprobs": [_finite(entry.logprob) for entry in entries],
         "top_logprobs": [
             {
-                _name(table.bytes_of(token)): _finite(value)
+                _name(table.bytes_of(token, is_first=entry.is_first)): _finite(value)
                 for token, value in (*entry.top, (entry.token, entry.logprob))
             }
             for entry in entries
@@ -145,8 +155,7 @@ def _name(data: bytes) -> str:
         return "bytes:" + "".join([f"\\x{byte:02x}" for byte in data])
 
 
-def _chat_token(table: TokenTable, token: int, logprob: float) -> dict[str, object]:
-    data = table.bytes_of(token)
+def _chat_token(data: bytes, logprob: float) -> dict[str, object]:
     return {
         "token": data.decode(errors="replace"),
         "logprob": _finite(logprob),

@@ -33,16 +33,18 @@ def metaspace() -> Tokenizer:
     return tokenizer
 
 
-def byte_fallback() -> Tokenizer:
-    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁a": 256, "b": 257, "<unk>": 258}
+def byte_fallback(*more: decoders.Decoder) -> Tokenizer:
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocab |= {"▁a": 256, "b": 257, "<unk>": 258, "▁": 259}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *more]
     )
     return tokenizer
 
 
 BYTE_LEVEL, METASPACE, FALLBACK = byte_level(), metaspace(), byte_fallback()
+LLAMA_2 = byte_fallback(decoders.Strip(" ", 1, 0))
 BYTE_TABLE, META_TABLE, FALLBACK_TABLE = map(token_table, (BYTE_LEVEL, METASPACE, FALLBACK))
 
 
@@ -91,6 +93,26 @@ def test_other_decoders_add_up(ids: list[int], cuts: list[int]) -> None:
 def test_byte_fallback_adds_up_for_valid_text(text: str, cuts: list[int]) -> None:
     ids = list(text.encode())
     assert "".join(increments(FALLBACK_TABLE, ids, cuts)) == FALLBACK.decode(ids)
+
+
+PIECES = ["▁a", "b", "▁", *(tuple(character.encode()) for character in " \n\x80é你😀")]
+
+
+@pytest.mark.parametrize("tokenizer", [FALLBACK, LLAMA_2], ids=["kept", "stripped"])
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=12))
+def test_bytes_of_tokens_are_those_of_their_text(tokenizer: Tokenizer, pieces) -> None:
+    ids = [
+        i for it in pieces for i in ((tokenizer.token_to_id(it),) if isinstance(it, str) else it)
+    ]
+    table = token_table(tokenizer)
+    data = [table.bytes_of(token, is_first=not index) for index, token in enumerate(ids)]
+    assert b"".join(data) == tokenizer.decode(ids).encode()
+
+
+def test_bytes_of_words_behind_others_have_their_space() -> None:
+    assert META_TABLE.bytes_of(0) == b" the"
+    assert META_TABLE.bytes_of(0, is_first=True) == b"the"
+    assert META_TABLE.bytes_of(2) == b"way"
 
 
 @pytest.mark.parametrize("token", range(len(BYTE_TABLE.fragments)))

@@ -3,10 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from gateway.dialects.delta import NOTHING, CallDelta, Delta, joined
 from gateway.dialects.marks import ReasoningMarks
 from gateway.dialects.reasoning import ReasoningParser
+from gateway.text.detokenizer import token_table
 from gateway.text.logprobs import (
     LOGPROB_MIN,
     LogprobLine,
@@ -121,6 +123,32 @@ def test_end_of_sequence_is_no_part_of_the_text() -> None:
     line = LogprobLine(frozenset({7}))
     line.push([TokenLogprob(7, -0.1, ()), TokenLogprob(8, -0.2, ())], 1)
     assert [entry.token for entry in line.rest()] == [8]
+
+
+def test_only_the_first_token_of_a_text_is_without_the_space_before_it() -> None:
+    vocabulary = {"▁a": 0, "<0xC3>": 1, "<0xA9>": 2, "</s>": 3}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    table = token_table(tokenizer, [3])
+    pipe, line, told, text = TextPipe(table), LogprobLine(table.hidden), [], ""
+    for token in (3, 0, 0, 1, 2, 0):
+        before = pipe.characters
+        text += pipe.push([token]).content
+        line.push([TokenLogprob(token, -0.5, [(0, -0.5)])], pipe.characters - before)
+        told += line.shown(pipe.shown)
+    assert text + pipe.flush().content == "a aé a"
+    found = completion_logprobs(table, [*told, *line.rest()], TextOffsets())
+    assert found["tokens"] == ["a", " a", "bytes:\\xc3", "bytes:\\xa9", " a"]
+    assert found["text_offset"] == [0, 1, 3, 3, 4]
+    assert found["top_logprobs"][0] == {"a": -0.5}
+    assert found["top_logprobs"][1] == {" a": -0.5}
 
 
 def test_both_forms_of_log_probabilities() -> None:
