@@ -1,10 +1,13 @@
 """Reasoning at the beginning of an answer, between marks of its own. Pure."""
 
+import re
+
 from gateway.dialects.delta import Delta, OutputParser, joined
-from gateway.dialects.marks import Marks, ReasoningMarks, behind_space
+from gateway.dialects.marks import Marks, ReasoningMarks, behind_space, matched
 
 # More white space than this in front of an answer is part of it.
 _SPACE_CHARACTERS_MAX = 64
+_LINE_BREAKS = re.compile(r"[\r\n]*")
 
 
 class ReasoningParser:
@@ -102,8 +105,8 @@ class ReasoningParser:
         return joined(Delta("", text[:at]), self._before_answer(text[at + len(mark) :]))
 
     def _before_answer(self, text: str) -> Delta:
-        """Drop the empty line behind the closing mark."""
-        at = behind_space(text, 0)
+        """Drop the empty line behind the closing mark; the answer may begin with spaces."""
+        at = len(matched(_LINE_BREAKS, text, 0))
         if at == len(text):
             return Delta()
         self._step = self._behind

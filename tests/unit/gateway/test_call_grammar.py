@@ -333,6 +333,18 @@ def test_a_guide_binds_the_answer_not_the_reasoning(
             assert not subject.accepts(grammar, thought + text)
 
 
+def test_an_answer_behind_reasoning_keeps_the_space_that_its_guide_asks_for(folder: Path) -> None:
+    subject = Subject(folder, CallForm.HERMES, ReasoningForm.THINK, is_special=True)
+    for guide, answers in (
+        (choice_of(" yes", " no"), (" yes", " no")),
+        (regex_of(" {4}x"), ["    x"]),
+    ):
+        grammar = subject.dialect.behind_reasoning(lark_of(guide), is_reasoning=True)
+        assert grammar is not None
+        text = subject.text(subject.written(grammar, 1))
+        assert parse(subject.dialect, text, is_reasoning=True).content in answers
+
+
 def regex_of(text: str) -> engine.Grammar:
     return engine.Grammar(kind=engine.Grammar.KIND_REGEX, text=text)
 

@@ -236,6 +236,7 @@ RECORDED: dict[str, tuple[Dialect, str, Answer]] = {
         Answer("", (WEATHER,), "Hm, <tool_call>?\n"),
     ),
     "reasoning, empty": (QWEN3, "<think>\n\n</think>\n\nYes.", Answer("Yes.")),
+    "reasoning, indented": (QWEN3, "<think>x</think>\n\n  - a\n", Answer("  - a\n", (), "x")),
     "reasoning, none": (QWEN3, "Tags like <think> are text here.",
                         Answer("Tags like <think> are text here.")),
     "reasoning, cut short": (QWEN3, "<think>so </thi", Answer("", (), "so </thi")),
