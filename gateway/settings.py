@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
+from sluice.kafka import Brokers
 from sluice.settings import ServiceSettings
 
 _ADDRESS = re.compile(r"[^:/\s]+:([0-9]{1,5})")
@@ -75,7 +76,7 @@ class GatewaySettings(ServiceSettings):
     control_address: Address
     state_dir: Path
     valkey_url: SecretStr
-    kafka_bootstrap: str
+    kafka_bootstrap: Brokers
     artifacts_dir: Path | None = None
     bases_bytes_max: Annotated[int, Field(ge=128 << 20)] = 1 << 30
     ops_address: Address | None = None

@@ -1,11 +1,27 @@
 """How brokers are spoken to: plain, by TLS, with names and passwords; for all clients of ours."""
 
-from typing import Literal
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import SecretStr
+from pydantic import AfterValidator, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from sluice.settings import ServiceSettings
+
+_BROKER = re.compile(r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:/;\[\]]+):([0-9]{1,5})")
+
+
+def _checked(brokers: str) -> str:
+    """Return the brokers; ValueError when that is not what they are."""
+    for broker in brokers.split(","):
+        found = _BROKER.fullmatch(broker.strip())
+        if found is None or not 0 < int(found[1]) < 65536:
+            raise ValueError("want host:port, with commas between brokers, as in a:9092,b:9092")
+    return brokers
+
+
+Brokers = Annotated[str, AfterValidator(_checked)]
 
 
 class KafkaSettings(ServiceSettings):
@@ -43,3 +59,18 @@ class KafkaSettings(ServiceSettings):
 def security() -> dict[str, str]:
     """Return the options of the environment; ends the process if they are none (see settings)."""
     return KafkaSettings.from_environment().options()
+
+
+def problems(brokers: str) -> Iterator[str]:
+    """Yield why no client can be made for these brokers and this environment, line by line."""
+    from confluent_kafka import KafkaException, Producer  # many need the settings alone
+
+    settings, wrong = KafkaSettings.check()
+    yield from wrong
+    if settings is None or wrong:
+        return
+    try:
+        Producer({"bootstrap.servers": brokers, "log_level": 0, **settings.options()})
+    except KafkaException as error:
+        text = error.args[0].str().removeprefix("Failed to create producer: ")
+        yield f"KAFKA__*: {text}; see docs/config.md for what belongs together"

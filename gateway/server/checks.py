@@ -12,6 +12,7 @@ from gateway.limits.valkey import ValkeyClient
 from gateway.server.runner import bound_socket
 from gateway.server.tls import TlsFiles
 from gateway.settings import GatewaySettings
+from sluice import kafka
 
 # Beside connections of clients: those to routers, Valkey, brokers and Prometheus, and files.
 _OTHER_FILES = 512
@@ -24,6 +25,7 @@ def problems(settings: GatewaySettings) -> Iterator[str]:
     yield from _files(settings)
     yield from _tls(settings)
     yield from _valkey(settings)
+    yield from kafka.problems(settings.kafka_bootstrap)
     with ExitStack() as listening:  # together, or one address would do for both
         yield from _address("GATEWAY__HTTP_ADDRESS", settings.http_address, listening)
         if settings.ops_address is not None:

@@ -269,6 +269,46 @@ def test_an_address_that_is_none_is_told_what_one_looks_like(address, tmp_path) 
         GatewaySettings(**plain_settings(tmp_path, address))
 
 
+BROKERS = "want host:port,"
+
+
+@pytest.mark.parametrize(
+    "brokers", ["nonsense", "h:0", "h:1;i:2", "h:1 i:2", "h:1,", ",", "h:x", ":1", "http:/h:1"]
+)
+def test_brokers_that_are_none_are_told_what_they_look_like(brokers: str, tmp_path) -> None:
+    given = plain_settings(tmp_path, "127.0.0.1:8000") | {"kafka_bootstrap": brokers}
+    with pytest.raises(ValidationError, match=BROKERS):
+        GatewaySettings(**given)
+
+
+@pytest.mark.parametrize("brokers", ["h:1", "h.x:1, 10.0.0.1:9092", "[::1]:1", "SSL://h_1:9093"])
+def test_brokers_are_named_as_their_client_wants_them(brokers: str, tmp_path) -> None:
+    given = plain_settings(tmp_path, "127.0.0.1:8000") | {"kafka_bootstrap": brokers}
+    assert GatewaySettings(**given).kafka_bootstrap == brokers
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"SECURITY_PROTOCOL": "tls"}, "KAFKA__SECURITY_PROTOCOL: "),
+        ({"SECURITY_PROTOCOL": "ssl", "SSL_CA_LOCATION": "/nowhere"}, "KAFKA__*: ssl.ca.location "),
+        (
+            {"SECURITY_PROTOCOL": "sasl_plaintext", "SASL_MECHANISM": "PLAIN"},
+            "KAFKA__*: sasl.username ",
+        ),
+    ],
+    ids=str,
+)
+def test_how_brokers_are_spoken_to_is_looked_at_before_workers_start(
+    given, expected, tmp_path, monkeypatch
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(f"KAFKA__{name}", value)
+    settings = GatewaySettings(**plain_settings(tmp_path, f"127.0.0.1:{free_port()}"))
+    [found] = problems(settings)
+    assert found.startswith(expected)
+
+
 async def test_a_start_that_cannot_work_ends_with_one_line_and_status_2(tmp_path) -> None:
     with bound_socket("127.0.0.1", 0) as taken:
         taken.listen(1)
