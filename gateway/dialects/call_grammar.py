@@ -41,6 +41,7 @@ _PLAIN_KEYS = {
     "title",
     "type",
 }
+_DEFINITIONS = ("$defs", "definitions")  # that each of them is given
 _KEYWORDS_MAX, _ALL_KEYWORDS_MAX = 16, 128  # of one tool, of all: the engine bounds the rules
 _TEXT = r"/(.|\n)+/"
 # Marks that begin calls. Llama's forms begin without one.
@@ -215,14 +216,18 @@ def _have_keywords(tools: Sequence[ToolSpec]) -> bool:
 def _has_keywords(tool: ToolSpec) -> bool:
     """Return whether a tool's parameters can be written as keyword arguments, one by one."""
     parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
-    properties = parameters.get("properties", {})
-    if not isinstance(properties, dict) or len(cast("dict[str, Any]", properties)) > _KEYWORDS_MAX:
+    found = parameters.get("properties", {})
+    if not isinstance(found, dict):
         return False
-    names = cast("dict[str, Any]", properties).keys()
+    properties = cast("dict[str, Any]", found)
+    names = properties.keys()
     required = parameters.get("required", [])
     return (
-        parameters.keys() <= _PLAIN_KEYS
+        len(names) <= _KEYWORDS_MAX
+        and parameters.keys() <= _PLAIN_KEYS
         and all(map(_is_keyword, names))
+        and all(schema is True or isinstance(schema, dict) for schema in properties.values())
+        and all(map(_is_to_definition, _references(parameters)))
         and isinstance(required, list)
         and all(name in names for name in cast("list[Any]", required))
         and all(part.isidentifier() for part in tool.name.split("."))
@@ -231,6 +236,24 @@ def _has_keywords(tool: ToolSpec) -> bool:
 
 def _is_keyword(name: str) -> bool:
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _references(schema: Any) -> Iterator[object]:
+    """Yield what a schema refers to, anywhere in it."""
+    if isinstance(schema, dict):
+        items = cast("dict[str, Any]", schema)
+        if "$ref" in items:
+            yield items["$ref"]
+        schema = list(items.values())
+    if isinstance(schema, list):
+        for below in cast("list[Any]", schema):
+            yield from _references(below)
+
+
+def _is_to_definition(reference: object) -> bool:
+    """Return whether a reference means the same in the schema of one property."""
+    starts = tuple(f"#/{key}/" for key in _DEFINITIONS)
+    return not isinstance(reference, str) or reference.startswith(starts)
 
 
 def _python_rules(number: int, tool: ToolSpec) -> Iterator[str]:
@@ -262,7 +285,7 @@ def _tail(chain: list[str], rules: Mapping[str, str], required: list[str]) -> It
 def _property_schema(tool: ToolSpec, schema: Any) -> str:
     """Return the schema of one property, with the definitions that it may refer to."""
     parameters = tool.parameters or {}
-    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    shared = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
     own: dict[str, Any] = schema if isinstance(schema, dict) else {}
     options = {**JSON_OPTIONS, "lenient": not tool.is_strict}
-    return json.dumps({**shared, **own, "x-guidance": options})
+    return json.dumps({**own, **shared, "x-guidance": options})

@@ -242,11 +242,31 @@ def test_schemas_that_python_cannot_say_are_written_as_json() -> None:
         {"anyOf": [{"required": ["a"]}, {}]},
         {"properties": {f"p{i}": {} for i in range(40)}},
         {"properties": {}, "required": ["missing"]},
+        {"properties": {"a": False}},
+        {"properties": {"below": {"type": "array", "items": {"$ref": "#"}}}},
+        {"properties": {"a": {}, "b": {"anyOf": [{"$ref": "#/properties/a"}]}}},
+        {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"items": {"$ref": "#"}}}},
     ):
         grammar = Dialect(CallForm.LLAMA_PYTHONIC).call_grammar(
             [ToolSpec("f", parameters)], is_parallel=True
         )
         assert r"\"parameters\"" in grammar
+
+
+def test_definitions_are_those_of_the_whole_schema(folder: Path) -> None:
+    number, text = {"type": "integer", "maximum": 9}, {"enum": ["x"]}
+    parameters = {
+        "properties": {"a": {"$ref": "#/$defs/it", "$defs": {"it": text}}},
+        "required": ["a"],
+        "$defs": {"it": number},
+    }
+    for form in (CallForm.LLAMA_PYTHONIC, CallForm.LLAMA_JSON):
+        subject = Subject(folder, form, ReasoningForm.NONE, is_special=True)
+        grammar = subject.dialect.call_grammar([ToolSpec("f", parameters)], is_parallel=False)
+        is_python = form is CallForm.LLAMA_PYTHONIC
+        call = "[f(a={})]" if is_python else '{{"name": "f", "parameters": {{"a": {}}}}}'
+        assert subject.accepts(grammar, call.format("3"))
+        assert not subject.accepts(grammar, call.format('"x"'))
 
 
 def test_only_strict_tools_are_refused_for_what_the_engine_does_not_know() -> None:
