@@ -56,7 +56,7 @@ async def _serve_slot(
         parent = WorkerEnd(socket.socket(fileno=link), stop)
         talk = tasks.create_task(parent.run())
         async with running_gateway(
-            settings, socket.socket(fileno=listener), ready_wait_s=ready_wait_s
+            settings, socket.socket(fileno=listener), ready_wait_s=ready_wait_s, stop=stop
         ) as gateway:
             parent.serve(
                 read_metrics=gateway.metrics.page, not_ready_because=gateway.not_ready_because

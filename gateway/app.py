@@ -241,11 +241,11 @@ class Gateway:
             step_timeout_s=_CERTIFICATE_POLL_S,
         )
 
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Wait until requests can be served, or time is up."""
+    async def wait_ready(self, timeout_s: float, stop: asyncio.Event) -> None:
+        """Wait until requests can be served, none will be (`stop`), or time is up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self.not_ready_because():  # noqa: ASYNC110 - many things have to be there
+                while self.not_ready_because() and not stop.is_set():  # noqa: ASYNC110 - many
                     await asyncio.sleep(_READY_POLL_S)
 
     async def stop(self, *, is_replaced: bool = False) -> None:
@@ -391,7 +391,11 @@ def _tls_files(settings: GatewaySettings) -> TlsFiles | None:
 
 @asynccontextmanager
 async def running_gateway(
-    settings: GatewaySettings, sock: socket.socket | None = None, *, ready_wait_s: float = 0.0
+    settings: GatewaySettings,
+    sock: socket.socket | None = None,
+    *,
+    ready_wait_s: float = 0.0,
+    stop: asyncio.Event | None = None,
 ) -> AsyncGenerator[Gateway]:
     """Run a worker: listens when this yields; drains, flushes and closes when the block ends.
 
@@ -400,6 +404,7 @@ async def running_gateway(
         sock: Bound, to listen on instead of `http_address`.
         ready_wait_s: How long to wait until requests can be served, before connections are
             accepted all the same.
+        stop: Set when there is nothing to wait for any more.
     """
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     events = EventProducer(
@@ -427,7 +432,7 @@ async def running_gateway(
                 tasks.create_task(gateway.follow_certificate()),
             ]
             await gateway.watcher.wait_synced(1.0)
-            await gateway.wait_ready(ready_wait_s)
+            await gateway.wait_ready(ready_wait_s, stop or asyncio.Event())
             try:
                 await gateway.start(sock)
                 yield gateway

@@ -34,7 +34,7 @@ class Worker:
 
     Attributes:
         name: Its `instance_id`.
-        ready: Set when it accepts connections and can serve, or has ended.
+        ready: Set when it accepts connections and can serve, or never will: it stops, or has ended.
         link: To it; None before it has started.
         ended_because: Empty while it lives: `ended` by itself, `frozen`, or `retired`.
     """
@@ -117,7 +117,7 @@ class Worker:
                 patience_s = freeze_s
                 if link.is_stopping:
                     self._note_left(self)
-                if not self.not_ready_because:
+                if link.is_stopping or not self.not_ready_because:
                     self.ready.set()
         except TimeoutError:
             log.warning("worker_frozen", worker=self.name, pid=child.pid, silent_s=patience_s)

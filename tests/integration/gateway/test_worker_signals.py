@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from gateway.app import running_gateway
 from gateway.server.worker_link import HEARTBEAT_S, ParentEnd, WorkerEnd
-from gateway.server.workers import Slot, Worker
+from gateway.server.workers import READY_S, Slot, Worker
 from gateway.settings import GatewaySettings
 from gateway.testing import Plan
+from sluice.process import free_port
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.integration.gateway.test_workers import exchange, long_plan, plain_settings, request
 
@@ -164,6 +166,42 @@ async def test_a_new_worker_that_stops_takes_nobodys_place(tmp_path: Path) -> No
         link.close()
     for end in before._sockets:
         end.close()
+
+
+async def test_a_roll_does_not_wait_for_a_new_worker_that_stops(tmp_path: Path) -> None:
+    begun: list[Worker] = []
+    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
+    child: Any = None  # it is looked at when the worker is gone
+    with socket.socket() as sock:
+        slot = Slot(settings, 0, sock, begun.append)
+        async with asyncio.TaskGroup() as tasks:
+            replaced = tasks.create_task(slot.replace())
+            await asyncio.sleep(0)
+            link, talk = await linked(begun[0], tasks)
+            follow = tasks.create_task(begun[0]._follow(link, child, 10.0))
+            async with asyncio.timeout(READY_S / 2):
+                assert not await replaced
+            for task in (talk, follow):
+                task.cancel()
+        link.close()
+
+
+async def test_who_is_told_to_stop_does_not_wait_until_it_could_serve(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    settings = GatewaySettings(**plain_settings(tmp_path, address), idle_grace_s=0.0, flush_s=0.0)
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_set_soon(stop))
+        async with (
+            asyncio.timeout(WAIT_S),
+            running_gateway(settings, ready_wait_s=10 * WAIT_S, stop=stop) as gateway,
+        ):
+            assert gateway.not_ready_because()
+
+
+async def _set_soon(stop: asyncio.Event) -> None:
+    await asyncio.sleep(0.1)
+    stop.set()
 
 
 async def linked(worker: Worker, tasks: asyncio.TaskGroup) -> tuple[ParentEnd, asyncio.Task[None]]:
