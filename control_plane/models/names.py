@@ -49,9 +49,18 @@ async def take_name(
 
 
 async def take_space(connection: AsyncConnection, tenant_id: str) -> None:
-    """Make sure that nobody else has names below a new tenant's id; PlatformError 409."""
+    """Make sure that a new tenant's names can begin with its id, and nobody else's do.
+
+    Raises:
+        PlatformError: The id holds a slash or an `@` (400), or somebody has such a name (409).
+    """
     if await connection.scalar(select(tenants.c.id).where(tenants.c.id == tenant_id)):
         return
+    if "/" in tenant_id or RELEASE_MARK in tenant_id:
+        message = (
+            f"id: names of a tenant begin with its id and a /, so it has no / and no {RELEASE_MARK}"
+        )
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="id")
     await _lock(connection, tenant_id)
     for table in (models, aliases):
         is_below = table.c.id.startswith(f"{tenant_id}/", autoescape=True)

@@ -139,6 +139,9 @@ async def test_a_tenants_id_is_its_name_space(plane) -> None:
         assert owned in told
     await plane.put("tenants/acme", tier_id="t", name="it was there before its models")
     await plane.put("tenants/met", tier_id="t")
+    for none in ("acme/eu", "eu@acme"):  # below it, names would be another's, or none at all
+        told = await refused(plane, f"tenants/{none.replace('/', '%2F')}", 400, "id", tier_id="t")
+        assert "it has no / and no @" in told
 
 
 async def test_one_name_has_one_owner_however_many_ask_at_once(plane) -> None:
