@@ -16,7 +16,13 @@ from llguidance.numpy import (
     fill_next_token_bitmask_par_with_draft_tokens,
 )
 
-from replica.engine.grammar_source import grammar_source, named_tokens, refused, shortened
+from replica.engine.grammar_source import (
+    grammar_source,
+    located,
+    named_tokens,
+    refused,
+    shortened,
+)
 from replica.engine.spelling import spelled
 from replica.engine.types import Grammar
 
@@ -184,7 +190,7 @@ class GrammarCompiler:
         if error.startswith("NoExtension"):
             raise refused(grammar, "nothing matches it")
         if error:
-            raise refused(grammar, shortened(error))
+            raise refused(grammar, located(grammar, error))
         return compiled
 
 

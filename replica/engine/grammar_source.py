@@ -49,6 +49,10 @@ _UNQUOTABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
 # that it learned to write.
 _SPACED: Any = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _MESSAGE_CHARACTERS = 300
+# Of llguidance's messages: lines of the grammar, or its state, behind it; the place before it.
+_BEHIND_MESSAGE = re.compile(r"\n(?:<|\s*[0-9]+ \| )")
+_PLACE = re.compile(r"at ([0-9]+)\([0-9]+\): ")
+_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
 def grammar_source(grammar: Grammar) -> str:
@@ -85,7 +89,21 @@ def refused(grammar: Grammar, reason: str) -> RefusedError:
 
 def shortened(message: str) -> str:
     """Return what is of use to a client of llguidance's messages, which end with its state."""
-    return message.split("\n<", 1)[0].strip()[:_MESSAGE_CHARACTERS]
+    return _BEHIND_MESSAGE.split(message, 1)[0].strip()[:_MESSAGE_CHARACTERS]
+
+
+def located(grammar: Grammar, message: str) -> str:
+    """Return the same with what the caller knows of its place: a rule's literal, not its line."""
+    message = shortened(message)
+    place = _PLACE.match(message)
+    if place is None:
+        return message
+    literal = None
+    if grammar.kind is GrammarKind.EBNF:  # only its text has the lines that were compiled
+        rule = grammar.text.split("\n")[int(place[1]) - 1].partition("%json")[0]
+        literal = _LITERAL.search(rule)
+    name = "" if literal is None else f"{literal[0]}: "
+    return name + message[place.end() :]
 
 
 def _check_size(grammar: Grammar) -> None:

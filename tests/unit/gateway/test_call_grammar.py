@@ -285,6 +285,22 @@ def test_only_strict_tools_are_refused_for_what_the_engine_does_not_know() -> No
             compiler.check(grammar)
 
 
+@pytest.mark.parametrize("form", [CallForm.HERMES, CallForm.LLAMA_PYTHONIC])
+def test_a_refused_schema_is_told_by_its_tool_without_our_grammar(
+    folder: Path, form: CallForm
+) -> None:
+    subject = Subject(folder, form, ReasoningForm.THINK, is_special=True)
+    schema = {"properties": {"day": {"type": "string", "pattern": "(?=a)b"}}}
+    tools = [*TOOLS, ToolSpec("plan", schema)]
+    text = subject.dialect.call_grammar(tools, is_parallel=True)
+    with pytest.raises(RefusedError, match="look-ahead") as refused:
+        subject.matcher(text)
+    message = str(refused.value)
+    assert ('"plan": ' if form is CallForm.HERMES else '"day=": ') in message
+    assert " | " not in message
+    assert "%json" not in message
+
+
 def test_as_many_tools_as_a_request_may_have_fit() -> None:
     assets = load_base(BASE)
     assert assets.dialect.calls is CallForm.HERMES
