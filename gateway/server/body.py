@@ -59,8 +59,9 @@ async def read_body(request: web.Request) -> bytes:
     """Return the whole body, unpacked.
 
     Raises:
-        BadRequestError: Larger than 4 MiB (413), too slow (408), broken or of a length that is not
-            readable (400), or packed in a way that is not supported (415).
+        BadRequestError: Larger than 4 MiB (413), too slow (408), broken, of a length that is not
+            readable or in a transfer coding other than chunks (400), or packed in a way that is
+            not supported (415).
         RejectedError: The worker holds too many unfinished bodies (503).
     """
     headers = request.headers
@@ -69,6 +70,8 @@ async def read_body(request: web.Request) -> bytes:
         raise HttpError(400, "The header 'Content-Length' has too many digits.")
     if length > BODY_BYTES_MAX:
         raise _too_large()
+    if not length and headers.get(hdrs.TRANSFER_ENCODING, "chunked").strip().lower() != "chunked":
+        raise HttpError(400, "The header 'Transfer-Encoding' may only be 'chunked'.")
     if hdrs.EXPECT in headers:
         await _answer_expectation(request)
     content = request.content

@@ -223,6 +223,16 @@ async def test_broken_chunks_end_the_request_at_once(server) -> None:
         check_error(answer)
 
 
+async def test_chunks_are_the_only_transfer_coding(server) -> None:
+    head = post(b"", more="Transfer-Encoding: %s\r\n").replace(b"Content-Length: 0\r\n", b"")
+    packed = gzip.compress(b"[]")
+    for coding, body in ((b"chunked", b"[]"), (b"Chunked ", b"[]"), (b"gzip, chunked", packed)):
+        answer = await server.send(head % coding + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        assert statuses(answer) == [400], answer
+        check_error(answer)
+        assert (b"Transfer-Encoding" in answer) == (body is packed), answer
+
+
 async def test_nothing_that_follows_a_broken_request_is_answered(server) -> None:
     smuggled = get("/healthz").replace(b"Connection: close\r\n", b"")
     both = b"Content-Length: 4\r\n" + CHUNKED.encode()
