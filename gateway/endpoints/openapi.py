@@ -56,7 +56,11 @@ _MODEL: Json = {
     "x-sluice-model": {
         "description": "the model that answers",
         "schema": {"type": "string"},
-    }
+    },
+    "x-sluice-release": {
+        "description": "its release, where a pin or a rollout decided that",
+        "schema": {"type": "string"},
+    },
 }
 
 
@@ -171,7 +175,7 @@ def _post(post: _Endpoint) -> Json:
                 " or by an error envelope instead.",
             }
         }
-    headers = _REQUEST_ID | _RATE_HEADERS | (_MODEL if post.is_streamed else {})
+    headers = _REQUEST_ID | _RATE_HEADERS | (_MODEL if "model" in post.answer.model_fields else {})
     return {
         "summary": post.summary,
         "operationId": post.body.__name__.removesuffix("Request").lower(),

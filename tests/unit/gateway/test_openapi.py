@@ -27,6 +27,12 @@ def test_it_is_openapi_and_can_be_written() -> None:
         Draft202012Validator.check_schema(schema)
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "embeddings"])
+def test_what_made_an_answer_is_told_in_headers(path: str) -> None:
+    headers = DOCUMENT["paths"][f"/v1/{path}"]["post"]["responses"]["200"]["headers"]
+    assert headers.keys() >= {"x-sluice-model", "x-sluice-release"}
+
+
 def references(node: Any) -> set[str]:
     if isinstance(node, dict):
         own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
