@@ -8,22 +8,30 @@ from sluice.errors import BadRequestError, ErrorCode
 _UNKNOWN_CONTEXT_TOKENS = 1 << 20
 
 
-def output_budget(request: GenerationFields, prompt_tokens: int, context_tokens_max: int) -> int:
+def output_budget(
+    request: GenerationFields, prompt_tokens: int, context_tokens_max: int, index: int = 0
+) -> int:
     """Return how many tokens the answer may have; BadRequestError when prompt or bound do not do.
 
     A bound that does not fit beside the prompt is refused, as OpenAI does: an answer that is cut
     earlier than asked would look complete.
+
+    Args:
+        request: Of one prompt or several.
+        prompt_tokens: Of this prompt.
+        context_tokens_max: 0: not known here.
+        index: Of this prompt.
     """
     context = context_tokens_max or _UNKNOWN_CONTEXT_TOKENS
     wanted = request.output_tokens_max
-    param = request.prompt_param
     if not prompt_tokens:
-        raise bad_value(param, "it has no tokens; send at least one")
+        raise bad_value(request.prompt_param(index), "it has no tokens; send at least one")
     if prompt_tokens + (wanted or 1) <= context:
         budget = wanted or context - prompt_tokens
         if (request.min_tokens or 0) > budget:
             raise bad_value("min_tokens", f"the context leaves {budget} tokens for the answer")
         return budget
+    param = request.prompt_param(index)
     if wanted is None:
         detail = f"your {param} resulted in {prompt_tokens} tokens"
     else:

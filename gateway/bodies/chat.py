@@ -21,6 +21,7 @@ from gateway.bodies.messages import (
     Tool,
     ToolChoice,
     check_messages,
+    in_order_of_calls,
 )
 from gateway.bodies.mistakes import bad_value, unsupported
 from gateway.bodies.parsing import parse
@@ -66,10 +67,15 @@ class ChatRequest(GenerationFields):
         """See the base."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    @property
-    def prompt_param(self) -> str:
+    def prompt_param(self, index: int) -> str:
         """See the base."""
+        del index  # there is one
         return "messages"
+
+    @property
+    def shown_messages(self) -> Sequence[Message]:
+        """The turns that the model is shown."""
+        return in_order_of_calls(self.messages)
 
     @property
     def shown_tools(self) -> Sequence[Tool]:

@@ -41,10 +41,9 @@ class CompletionRequest(GenerationFields):
         """See the base."""
         return self.logprobs
 
-    @property
-    def prompt_param(self) -> str:
+    def prompt_param(self, index: int) -> str:
         """See the base."""
-        return "prompt"
+        return f"prompt[{index}]" if len(self.prompts) > 1 else "prompt"
 
     def check(self) -> None:
         """See `Body`."""
@@ -66,9 +65,9 @@ class CompletionRequest(GenerationFields):
     def check_vocabulary(self, size: int) -> None:
         """See the base; of prompts that are ids, too."""
         super().check_vocabulary(size)
-        for prompt in self.prompts:
+        for index, prompt in enumerate(self.prompts):
             if not isinstance(prompt, str):
-                check_ids("prompt", prompt, size)
+                check_ids(self.prompt_param(index), prompt, size)
 
 
 def parse_completion_request(body: bytes) -> CompletionRequest:

@@ -32,6 +32,8 @@ _BIASES_MAX = 300
 _DEADLINE_MS_MAX = 600_000
 # The engine reads 0 as "off". So little of the distribution is always the one best token.
 _TOP_P_LEAST = 1e-6
+_REPETITION_LEAST = 0.01
+_REPETITION_TOLD_LEAST = 0.01 + 1e-9  # in the wire's 32 bits 0.01 is below the engine's bound
 
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 Share = Annotated[Number, Field(ge=0, le=1)]
@@ -103,7 +105,7 @@ class GenerationFields(Body):
     min_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=_REPETITION_LEAST, le=10)] | None = None
     logit_bias: LogitBias | None = None
     response_format: ResponseFormat | None = None
     regex: Regex | None = None
@@ -149,9 +151,8 @@ class GenerationFields(Body):
         """Alternatives to report per token; 0: the token's own probability alone; None: nothing."""
         return None
 
-    @property
-    def prompt_param(self) -> str:
-        """The field that holds the prompt."""
+    def prompt_param(self, index: int) -> str:
+        """Return the field that holds a prompt, by its number."""
         raise NotImplementedError
 
     @property
@@ -221,6 +222,7 @@ class GenerationFields(Body):
     def sampling(self, defaults: Defaults) -> engine.Sampling:
         """Return what the engine is told; where the request says nothing, the base's defaults."""
         top_p = defaults.top_p if self.top_p is None else self.top_p
+        repetition = self.repetition_penalty
         sampling = engine.Sampling(
             temperature=defaults.temperature if self.temperature is None else self.temperature,
             top_p=max(top_p, _TOP_P_LEAST),
@@ -229,7 +231,7 @@ class GenerationFields(Body):
             min_p=self.min_p,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            repetition_penalty=repetition and max(repetition, _REPETITION_TOLD_LEAST),
             tokens_min=self.min_tokens,
             logprobs=self.alternatives,
             grammar=self.guide,

@@ -1,6 +1,7 @@
 """The turns of a chat and the tools that a model may call. Pure."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -159,16 +160,35 @@ ToolChoice = Annotated[
 
 def check_messages(messages: Sequence[Message]) -> None:
     """Raise BadRequestError when a message lacks what its role needs, or has another role's."""
-    is_answerable = False  # whether results of calls may come next
+    calls: set[str | None] = set()  # whose results may come next
     for index, message in enumerate(messages):
         at = f"messages[{index}]"
         _check_message(at, message)
         if message.role != "tool":
-            is_answerable = bool(message.tool_calls)
-        elif not is_answerable:
+            calls = {call.id for call in message.tool_calls or ()}
+        elif not calls:
             raise bad_value(
                 f"{at}.role", "a result comes behind the assistant's message that has the call"
             )
+        elif message.tool_call_id not in calls:
+            raise bad_value(f"{at}.tool_call_id", "no call of the message before it has this id")
+
+
+def in_order_of_calls(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages with results in the order of the calls that they answer.
+
+    Most templates write no ids: the model takes the first result for that of the first call.
+    """
+    ordered: list[Message] = []
+    for is_result, group in groupby(messages, lambda message: message.role == "tool"):
+        turns = list(group)
+        ordered += _by_call(ordered[-1], turns) if is_result else turns
+    return ordered
+
+
+def _by_call(calling: Message, results: Sequence[Message]) -> list[Message]:
+    places = {call.id: place for place, call in enumerate(calling.tool_calls or ())}
+    return sorted(results, key=lambda result: places[result.tool_call_id or ""])
 
 
 def _check_message(at: str, message: Message) -> None:

@@ -6,7 +6,14 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.bodies.fields import Flag, ModelName, Text
-from gateway.bodies.messages import MESSAGES_MAX, TOOLS_MAX, Message, Tool, check_messages
+from gateway.bodies.messages import (
+    MESSAGES_MAX,
+    TOOLS_MAX,
+    Message,
+    Tool,
+    check_messages,
+    in_order_of_calls,
+)
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body, parse
 from gateway.bodies.prompts import Ids, check_ids
@@ -28,6 +35,11 @@ class TokenizeRequest(Body):
     ) = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=TOOLS_MAX)] | None = None
     add_special_tokens: Flag | None = None
+
+    @property
+    def shown_messages(self) -> Sequence[Message]:
+        """The turns that the template is given."""
+        return in_order_of_calls(self.messages or ())
 
     @property
     def shown_tools(self) -> Sequence[Tool]:

@@ -66,7 +66,10 @@ class _ChatTask:
                 "reasoning_effort", "this model's chat template takes none; leave it out"
             )
         prompt = await assets.encode_chat(
-            chat.messages, chat.shown_tools, resolved.cache_root, options=chat.template_options
+            chat.shown_messages,
+            chat.shown_tools,
+            resolved.cache_root,
+            options=chat.template_options,
         )
         return (prompt,)
 

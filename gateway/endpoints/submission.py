@@ -35,7 +35,7 @@ def generation_specs(
     if grammar is not None:
         sampling.grammar.CopyFrom(grammar)
     sampling = _shared(sampling)
-    tier = principal.tier
+    tier, context = principal.tier, resolved.context_tokens_max
     leader = GenerationSpec(
         request_id=identity.request_id,
         tenant_id=intern(principal.tenant.id),  # a message makes a new string at each look
@@ -45,7 +45,9 @@ def generation_specs(
         adapter_digest=resolved.model.adapter_digest,
         cache_root=resolved.cache_root,
         prompt=prompt.ids,
-        output_tokens_max=output_budget(fields, len(prompt.ids), resolved.context_tokens_max),
+        output_tokens_max=output_budget(
+            fields, len(prompt.ids), context, first_index // fields.choices
+        ),
         end_ids=assets.end_ids,
         sampling=sampling,
         session_hash=session_hash(principal.tenant.id, fields.session),

@@ -104,7 +104,8 @@ class Tokenizing:
         assets = await self._assets.get(digest)
         if wanted.messages is not None:
             tools = wanted.shown_tools
-            chat = await assets.encode_chat(wanted.messages, tools, resolved.cache_root)
+            messages = wanted.shown_messages
+            chat = await assets.encode_chat(messages, tools, resolved.cache_root)
             return chat.ids.tolist()
         assert wanted.prompt is not None, "the body has one of the two"
         encoded = await assets.encode_text(

@@ -107,7 +107,10 @@ async def test_stop_strings(world: Any) -> None:
     [
         ("/v1/chat/completions", {"logit_bias": {"999999": 1}}, "logit_bias"),
         ("/v1/completions", {"prompt": [999_999]}, "prompt"),
-        ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
+        ("/v1/completions", {"prompt": [[5], [999_999]]}, "prompt[1]"),
+        ("/v1/completions", {"prompt": ["a", ""]}, "prompt[1]"),
+        ("/v1/completions", {"prompt": ["a", "b", "c " * 1000], "n": 2}, "prompt[2]"),
+        ("/v1/completions", {"prompt": ["a"], "max_tokens": 1000}, "prompt"),
         ("/v1/chat/completions", {"max_tokens": 1000}, "messages"),
         ("/v1/completions", {"max_tokens": 1000}, "prompt"),
         ("/v1/chat/completions", {"min_tokens": 1000}, "min_tokens"),

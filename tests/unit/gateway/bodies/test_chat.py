@@ -164,6 +164,7 @@ def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
         ({"messages": [RESULT]}, "messages[0].role"),
         ({"messages": [{"role": "assistant", "content": "x"}, RESULT]}, "messages[1].role"),
         ({"messages": [CALLING, {"role": "user", "content": "x"}, RESULT]}, "messages[2].role"),
+        ({"messages": [CALLING, RESULT, RESULT | {"tool_call_id": "2"}]}, "messages[2].tool_call_id"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "text": "x", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": [PART, REFUSED]}]}, "messages[0].content[1]"),
@@ -296,3 +297,17 @@ def test_the_text_of_a_message() -> None:
     )
     texts = [message.text() for message in request.messages]
     assert texts == ["ab", "no", "never", "never", "", "", ""]
+
+
+def test_results_are_shown_in_the_order_of_the_calls_that_they_answer() -> None:
+    calling = {"role": "assistant", "tool_calls": [CALL | {"id": name} for name in "abc"]}
+    results = [{"role": "tool", "tool_call_id": name, "content": name} for name in "cab"]
+    request = parse(messages=[calling, *results, *GOOD["messages"], calling, *results[:2]])
+    texts = [message.text() for message in request.shown_messages]
+    assert texts == ["", "a", "b", "c", "hi", "", "a", "c"]
+
+
+def test_results_of_calls_with_one_id_stay_as_they_are() -> None:
+    calling = {"role": "assistant", "tool_calls": [CALL, CALL]}
+    request = parse(messages=[calling, RESULT | {"content": "1"}, RESULT | {"content": "2"}])
+    assert [message.text() for message in request.shown_messages] == ["", "1", "2"]

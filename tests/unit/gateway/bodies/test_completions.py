@@ -81,4 +81,7 @@ def test_ids_beyond_the_vocabulary() -> None:
     request.check_vocabulary(100)
     with pytest.raises(BadRequestError) as caught:
         request.check_vocabulary(99)
+    assert caught.value.param == "prompt[1]"
+    with pytest.raises(BadRequestError) as caught:
+        parse([99]).check_vocabulary(99)
     assert caught.value.param == "prompt"

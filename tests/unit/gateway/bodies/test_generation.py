@@ -123,6 +123,11 @@ def test_top_p_zero_is_the_best_token_and_not_off() -> None:
     assert sampling(top_p=1).top_p == 1
 
 
+def test_the_least_repetition_penalty_is_not_below_the_engines_bound_in_32_bits() -> None:
+    assert sampling(repetition_penalty=0.01).repetition_penalty >= 0.01
+    assert sampling(repetition_penalty=0.02).repetition_penalty == pytest.approx(0.02)
+
+
 def test_top_k_off() -> None:
     assert sampling(top_k=-1).top_k == 0
     assert sampling(top_k=0).top_k == 0
