@@ -75,7 +75,7 @@ def grammar_source(grammar: Grammar) -> str:
     _check_schema(grammar, document)
     try:
         # Not the text itself: of two equal keys, what was checked is what is compiled.
-        return LLMatcher.grammar_from_json_schema(json.dumps(document), overrides=_SPACED)
+        return LLMatcher.grammar_from_json_schema(json.dumps(document | {_OPTIONS_KEY: _SPACED}))
     except ValueError as error:  # what Python takes for JSON and others do not: NaN, surrogates
         raise refused(grammar, shortened(str(error))) from None
 
