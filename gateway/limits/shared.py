@@ -315,6 +315,8 @@ class SharedBuckets:
                     scope.held += 1
                     if scope.requests_max:
                         leased.add(scope)
+            else:  # what is open may be from before it was limited
+                leased.update([it for it in scopes if it.requests_max and it.held])
             future.set_result(verdict)
 
     def _let_go(self, calls: Sequence[Call]) -> None:

@@ -227,6 +227,25 @@ async def test_who_has_open_requests_only_does_not_undo_a_change_of_limits(
         assert 0 <= len([it for it in found if it]) - at_once - later <= refilled
 
 
+async def test_what_was_open_before_it_was_limited_counts_until_it_has_ended(
+    valkey, monkeypatch
+) -> None:
+    """Its gateway hears of the limit by a request that is refused because of it."""
+    lease_s = 2.0
+    monkeypatch.setattr(script, "_LEASE", script._number(int(lease_s * 1000)))
+    monkeypatch.setattr(shared, "_REFRESH_S", 0.1)
+    before, after = caller(rpm=1000), caller(rpm=1000, requests_max=2)
+    async with gateway(valkey[1]) as one, gateway(valkey[1]) as other:
+        still_open = [await reserve(other, before) for _ in range(2)]
+        assert await reserve(other, after) is None
+        await asyncio.sleep(lease_s * 1.2)
+        assert await reserve(one, after) is None
+        for reservation in still_open:
+            assert reservation
+            settle(other, reservation)
+        await granted(one, after)
+
+
 async def test_a_raised_limit_pays_debts_though_others_settle_meanwhile(valkey) -> None:
     """Nobody is granted, so that refused calls alone bring the new limit: it holds at once."""
     before, after = caller(tpm=1000), caller(tpm=60_000)
