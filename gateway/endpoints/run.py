@@ -265,8 +265,10 @@ class Run:
         """Return the refusal, or None, to be awaited."""
         dispatcher, strandings = means.dispatcher, means.strandings
         ask = partial(dispatcher.run_all, generations, self.plan.answers_per_prompt, self)
-        other = strandings.other_pool(self.exchange.principal, self.task, self.plan)
-        if not other or not self._may_leave:
+        other = ""
+        if self._may_leave:
+            other = strandings.other_pool(self.exchange.principal, self.task, self.plan)
+        if not other:
             return ask()
 
         def may_leave() -> bool:
