@@ -32,7 +32,10 @@ def session_hash(tenant_id: str, session: str) -> int:
     """Return what keeps a session together; 0 when there is none. Tenants do not share them."""
     if not session:
         return 0
-    digest = hashlib.blake2b(session.encode(), key=tenant_id.encode()[:64], digest_size=8).digest()
+    key = tenant_id.encode()
+    if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
+        key = hashlib.blake2b(key).digest()
+    digest = hashlib.blake2b(session.encode(), key=key, digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
 
 

@@ -7,6 +7,7 @@ from sluice.hashing import (
     block_hashes,
     cache_root,
     chained_hashes,
+    session_hash,
 )
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=BLOCK_TOKENS, max_size=BLOCK_TOKENS * 4)
@@ -62,3 +63,11 @@ def test_the_hash_is_what_other_versions_of_sluice_compute() -> None:
     root = cache_root("base", "adapter", b"salt")
     assert root.hex() == "be8d37d4f5477e399c366b7096d75320"
     assert block_hashes(range(BLOCK_TOKENS), root, 1)[0].hex() == "79d5b8d8b692fd4a259efa45b4074ac8"
+
+
+def test_sessions_of_tenants_with_long_ids_are_apart() -> None:
+    long = "t" * 127
+    hashes = {session_hash(tenant, "s") for tenant in ("t", long[:64], long + "a", long + "b")}
+    assert len(hashes) == 4
+    assert 0 not in hashes
+    assert session_hash(long, "") == 0
