@@ -41,6 +41,7 @@ _NOT_THERE = _STAND_IN | {
     ErrorCode.ADAPTER_NOT_FOUND,
     ErrorCode.CONTEXT_LENGTH_EXCEEDED,
     ErrorCode.DRAINING,
+    ErrorCode.ENGINE_REFUSED,
     ErrorCode.TENANT_QUEUE_FULL,
 }
 # What an engine says of the request itself: it is charged, for compiling a grammar is work, too.

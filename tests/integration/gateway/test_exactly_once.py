@@ -200,10 +200,17 @@ async def test_a_model_that_stands_in(world, ledger, eventually, is_stream: bool
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (wire.OUTCOME_KIND_REJECTED, "context_length_exceeded"),
+        (wire.OUTCOME_KIND_FAILED, "engine_refused"),  # an engine without grammars
+    ],
+)
 async def test_a_model_that_stands_in_and_refuses_leaves_the_first_refusal(
-    world, ledger, eventually, is_stream: bool
+    world, ledger, eventually, is_stream: bool, kind: wire.OutcomeKind, code: str
 ) -> None:
-    own = wire.Outcome(kind=wire.OUTCOME_KIND_REJECTED, code="context_length_exceeded", message="x")
+    own = wire.Outcome(kind=kind, code=code, message="x")
     first = wire.Outcome(
         kind=wire.OUTCOME_KIND_REJECTED, code="queue_full", message="full", retry_after_ms=7000
     )
