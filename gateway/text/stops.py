@@ -1,6 +1,7 @@
 """Stop strings: the text ends before the first one that is completed. Pure."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopMatcher:
@@ -9,13 +10,14 @@ class StopMatcher:
     Text that may be the beginning of a stop string is held back until that is decided.
     """
 
-    __slots__ = ("_held", "_stops", "is_matched")
+    __slots__ = ("_held", "_matched", "_stops", "is_matched")
 
     def __init__(self, stops: Sequence[str]) -> None:
         """Prepare; `stops` holds at least one string, none of them empty."""
         assert stops, "without stop strings there is nothing to match"
         assert all(stops), "an empty stop string would end everything at once"
         self._stops = tuple(stops)
+        self._matched = [0] * len(stops)  # characters of each that the text ends with
         self._held = ""
         self.is_matched = False
 
@@ -26,27 +28,59 @@ class StopMatcher:
         result does not depend on how the text was cut.
         """
         assert not self.is_matched, "the text has ended"
-        text = self._held + text
-        found = [
-            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
-        ]
+        found: list[tuple[int, int]] = []
+        for number, stop in enumerate(self._stops):
+            matched, end = _followed(stop, self._matched[number], text)
+            self._matched[number] = matched
+            if end:
+                found.append((end, -len(stop)))
+        text, held = self._held + text, len(self._held)
         if found:
             self.is_matched = True
             self._held = ""
-            return text[: min(found)[1]]
-        keep = max(self._overlap(text, stop) for stop in self._stops)
+            return text[: held + sum(min(found))]
+        keep = max(self._matched)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def flush(self) -> str:
         """Return what was held back: the text ended without a stop string."""
         held, self._held = self._held, ""
+        self._matched = [0] * len(self._stops)
         return held
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Return the length of the longest end of `text` that `stop` begins with."""
-        for length in range(min(len(text), len(stop) - 1), 0, -1):
-            if text.endswith(stop[:length]):
-                return length
-        return 0
+
+def _followed(stop: str, matched: int, text: str) -> tuple[int, int]:
+    """Follow a stop string through a piece of text, in time that only the piece's length decides.
+
+    Args:
+        stop: The stop string.
+        matched: How many characters of it the text before the piece ends with.
+        text: The piece.
+
+    Returns:
+        The same for the text with the piece, and where in the piece the match ends; 0: nowhere.
+    """
+    at = 0
+    while at < len(text):
+        if not matched and (at := text.find(stop[0], at)) < 0:
+            return 0, 0
+        while matched and stop[matched] != text[at]:
+            matched = _borders(stop)[matched - 1]
+        matched += stop[matched] == text[at]
+        at += 1
+        if matched == len(stop):
+            return matched, at
+    return matched, 0
+
+
+@lru_cache(maxsize=256)
+def _borders(stop: str) -> list[int]:
+    """Return for each beginning of a text how much of its own end it begins with, at most."""
+    borders, matched = [0], 0
+    for character in stop[1:]:
+        while matched and stop[matched] != character:
+            matched = borders[matched - 1]
+        matched += stop[matched] == character
+        borders.append(matched)
+    return borders

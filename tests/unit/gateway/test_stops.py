@@ -1,5 +1,7 @@
 """Stop strings end the text at the same place however it was cut into pieces."""
 
+from typing import SupportsIndex
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,3 +40,24 @@ def test_a_possible_beginning_is_held_back_and_released() -> None:
     assert matcher.push("N") == ""
     assert matcher.push("trance") == "ENtrance"
     assert matcher.flush() == ""
+
+
+class _Counted(str):
+    """Counts how often somebody looks into it."""
+
+    __slots__ = ("looks",)
+    looks: int
+
+    def __getitem__(self, key: SupportsIndex | slice, /) -> str:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+def test_hostile_stop_strings_cost_what_others_cost() -> None:
+    stops = [_Counted(f"{first}{'a' * 1022}c") for first in "xyz"] + [_Counted("a" * 1023 + "b")]
+    for stop in stops:
+        stop.looks = 0
+    matcher = StopMatcher(stops)
+    assert matcher.push("a" * 1023) == ""
+    assert "".join(matcher.push("a") for _ in range(2_000)) == "a" * 2_000
+    assert sum(stop.looks for stop in stops) < 40_000  # and not a million
