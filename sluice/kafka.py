@@ -9,14 +9,15 @@ from pydantic_settings import SettingsConfigDict
 
 from sluice.settings import ServiceSettings
 
-_BROKER = re.compile(r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:/;\[\]]+):([0-9]{1,5})")
+_BROKER = re.compile(r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:/;\[\]]+)(?::([0-9]{1,5}))?")
+_PORT = 9092  # of librdkafka, where none is named
 
 
 def _checked(brokers: str) -> str:
     """Return the brokers; ValueError when that is not what they are."""
     for broker in brokers.split(","):
         found = _BROKER.fullmatch(broker.strip())
-        if found is None or not 0 < int(found[1]) < 65536:
+        if found is None or not 0 < int(found[1] or _PORT) < 65536:
             raise ValueError("want host:port, with commas between brokers, as in a:9092,b:9092")
     return brokers
 

@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC
+from sluice.kafka import Brokers
 from sluice.settings import ServiceSettings
 
 _ADDRESS = r"^[^:]+:\d{1,5}$|^\[[0-9a-f:]+\]:\d{1,5}$"
@@ -100,7 +101,7 @@ class Settings(StoreSettings):
             are exported whoever keeps their trace, as those of failed ones; 0: not of slow ones.
     """
 
-    kafka_bootstrap: Annotated[str, Field(min_length=3)]
+    kafka_bootstrap: Brokers
     kafka_group_protocol: Literal["consumer", "classic"] = "consumer"
     topic: Annotated[str, Field(min_length=1)] = REQUESTS_TOPIC
     texts_topic: Annotated[str, Field(min_length=1)] = TEXTS_TOPIC

@@ -407,8 +407,8 @@ class HttpProtocol(RequestHandler):
         message: str | None = None,  # noqa: ARG002 - aiohttp's signature
     ) -> web.StreamResponse:
         """Return the answer to what was no request, or to a handler that has failed."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("the response has begun")
+        if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
+            raise ConnectionError("the response has begun, or nobody is there to read it")
         if isinstance(exc, HttpProcessingError):
             failure = malformed(exc)
         else:  # the handler answers for its own errors: this is a bug in it

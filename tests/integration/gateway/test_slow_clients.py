@@ -1,4 +1,4 @@
-"""Clients that send slowly: they get an answer, and nothing of ours waits for ever."""
+"""Clients that send slowly or go: they get an answer, and nothing of ours waits for ever."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ import pytest
 from aiohttp import web
 
 from gateway.server import body, protocol
+from gateway.server.live_response import LiveResponse
 from gateway.server.runner import HttpRunner, bound_socket
 
 pytestmark = pytest.mark.real
@@ -52,3 +53,22 @@ async def test_a_client_that_never_reads_is_cut(monkeypatch) -> None:
         writer.close()
     finally:
         await runner.close()
+
+
+async def test_a_client_that_goes_as_its_stream_begins_is_no_failure_of_ours(
+    world, monkeypatch
+) -> None:
+    def gone(*_: object) -> None:  # as the transport says before the connection is known as lost
+        raise ConnectionResetError("the client hung up")
+
+    monkeypatch.setattr(LiveResponse, "begin", gone)
+    async with world() as w:
+        messages = [{"role": "user", "content": "hello"}]
+        reader, writer = await w.raw({"model": "tiny", "messages": messages, "stream": True})
+        async with asyncio.timeout(60):
+            assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+        page = w.gateway.metrics.page().decode()
+        assert 'status="499"' in page
+        assert 'status="500"' not in page
