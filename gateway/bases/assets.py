@@ -24,7 +24,7 @@ from gateway.bases.files import (
     read_tokenizer,
     reserved_texts,
     special_tokens,
-    template_source,
+    template_sources,
 )
 from gateway.bases.sandbox import OutOfTimeError
 from gateway.bases.templates import CPU_S, ChatTemplate
@@ -74,6 +74,8 @@ class BaseAssets:
     """Tokenizer, template and defaults of one base.
 
     Attributes:
+        template: Of requests without tools.
+        calling_template: Of those with tools; the same, unless the base has two.
         table: What its tokens stand for; special ones are not shown.
         dialect: How it writes calls and reasoning.
         threads: Where large prompts are worked on; None: in the loop's own.
@@ -81,6 +83,7 @@ class BaseAssets:
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    calling_template: ChatTemplate
     table: TokenTable
     end_ids: frozenset[int]
     defaults: SamplingDefaults
@@ -171,7 +174,8 @@ class BaseAssets:
         cpu_s: float,
         tokenizing: Executor | None,
     ) -> EncodedPrompt:
-        pieces = self.template.pieces(messages, tools, options, cpu_s=cpu_s)
+        template = self.calling_template if tools else self.template
+        pieces = template.pieces(messages, tools, options, cpu_s=cpu_s)
         is_reasoning = self.dialect.opens_reasoning(pieces[-1][-_TAIL_CHARACTERS:])
         ids = self._encoder.encode(pieces, cache_root, tokenizing)
         return _hashed(ids, cache_root, is_reasoning=is_reasoning)
@@ -215,10 +219,11 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
     generation = read_json(directory / "generation_config.json", is_optional=True)
     model = read_json(directory / "config.json", is_optional=True)
     ends = end_ids(tokenizer, config, generation, model)
-    source = template_source(directory, config)
+    sources = template_sources(directory, config)
+    names, reserved = special_tokens(config), reserved_texts(tokenizer)
     try:
-        template = ChatTemplate(source, special_tokens(config), reserved_texts(tokenizer))
-        dialect = dialect_of(source, added_tokens(tokenizer), config)
+        templates = {source: ChatTemplate(source, names, reserved) for source in set(sources)}
+        dialect = dialect_of("\n".join(sources), added_tokens(tokenizer), config)
     except ValueError as error:
         raise ValueError(f"the chat template of {directory} cannot be used: {error}") from error
     table = token_table(tokenizer, ends, int(model.get("vocab_size") or 0))
@@ -228,7 +233,8 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
     ]
     return BaseAssets(
         tokenizer=tokenizer,
-        template=template,
+        template=templates[sources[0]],
+        calling_template=templates[sources[1]],
         table=table,
         end_ids=ends,
         defaults=SamplingDefaults(

@@ -29,18 +29,22 @@ def read_tokenizer(file: Path) -> Tokenizer:
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
 
 
-def template_source(directory: Path, config: dict[str, Any]) -> str:
-    """Return the source of the chat template; ValueError when there is none."""
+def template_sources(directory: Path, config: dict[str, Any]) -> tuple[str, str]:
+    """Return the sources of the chat template, and of that for requests with tools.
+
+    They are one and the same unless the files name several. ValueError when there is none.
+    """
     separate = directory / "chat_template.jinja"
-    if separate.exists():
-        return separate.read_text()
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several named ones
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
-    if not isinstance(source, str):
+    source = separate.read_text() if separate.exists() else config.get("chat_template")
+    named: dict[Any, Any] = {"default": source}
+    if isinstance(source, list):
+        entries: list[Any] = [entry for entry in source if isinstance(entry, dict)]
+        named = {entry.get("name"): entry.get("template") for entry in entries}
+    plain = named.get("default")
+    calling = named.get("tool_use", plain)
+    if not isinstance(plain, str) or not isinstance(calling, str):
         raise ValueError(f"{directory}/tokenizer_config.json has no chat_template")  # noqa: TRY004 - about the file's content
-    return source
+    return plain, calling
 
 
 def special_tokens(config: dict[str, Any]) -> dict[str, str]:

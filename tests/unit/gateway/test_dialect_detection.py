@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from gateway.bases.assets import load_base
-from gateway.bodies.messages import Message
+from gateway.bodies.messages import Message, Tool
 from gateway.dialects.detection import dialect_of
 from gateway.dialects.forms import CallForm, ReasoningForm
 from gateway.text.detokenizer import token_table
@@ -141,4 +141,36 @@ async def test_a_base_tells_how_its_answers_begin(tmp_path: Path) -> None:
         json.dumps({**config, "sluice": {"reasoning": "xml"}})
     )
     with pytest.raises(ValueError, match=r"sluice\.reasoning"):
+        load_base(tmp_path)
+
+
+async def test_a_base_may_have_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
+    for file in ("tokenizer.json", "config.json"):
+        (tmp_path / file).write_bytes((BASE / file).read_bytes())
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %} plain"
+    calling = "{{ '<tool_call>' }}{{ tools[0].function.name }}{{ messages[0].content }}"
+    templates = [
+        {"name": "default", "template": plain},
+        {"name": "tool_use", "template": calling},
+        {"name": "rag", "template": "{{ documents }}"},
+    ]
+    config = {"eos_token": "<|im_end|>", "chat_template": templates}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_tokens(["[TOOL_CALLS]"])  # in stock
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assets = load_base(tmp_path)
+    assert assets.dialect.calls is CallForm.HERMES
+    tool = Tool.model_validate({"type": "function", "function": {"name": "weather"}})
+
+    async def prompt(tools: tuple[Tool, ...]) -> str:
+        messages = [Message(role="user", content="hi")]
+        encoded = await assets.encode_chat(messages, tools, b"")
+        return tokenizer.decode(encoded.ids.tolist(), skip_special_tokens=False)
+
+    assert await prompt(()) == "hi plain"
+    assert await prompt((tool,)) == "<tool_call>weatherhi"
+    config = {**config, "chat_template": [*templates[1:], {"name": "default"}, "default"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="has no chat_template"):
         load_base(tmp_path)
