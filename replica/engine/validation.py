@@ -125,7 +125,7 @@ def _check_logits(request: SequenceRequest, limits: Limits, capabilities: Capabi
     tokens_max = request.resumed_tokens + request.output_tokens_max
     if not 0 <= sampling.tokens_min <= tokens_max:
         raise _invalid(
-            f"tokens_min {sampling.tokens_min} is not in 0..{tokens_max}, which is all that the"
+            f"min_tokens {sampling.tokens_min} is not in 0..{tokens_max}, which is all that the"
             " answer may have"
         )
     _check_bias(sampling.logit_bias, limits)
@@ -137,7 +137,7 @@ def _check_logits(request: SequenceRequest, limits: Limits, capabilities: Capabi
     )
     if not plain and not capabilities.has_penalties:
         raise _unsupported(
-            "penalties, logit_bias, min_p, tokens_min: this engine has none of them; leave them out"
+            "penalties, logit_bias, min_p, min_tokens: this engine has none of them; leave them out"
         )
 
 
