@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import IPv6Address
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, SecretStr
@@ -9,17 +11,27 @@ from pydantic_settings import SettingsConfigDict
 
 from sluice.settings import ServiceSettings
 
-_BROKER = re.compile(r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:/;\[\]]+)(?::([0-9]{1,5}))?")
+_BROKER = re.compile(
+    r"([a-z_]+://)?(?:\[[0-9a-f:.]+(?:%[^\s\]]+)?\]|[^\s:/;\[\]]+)(?::([0-9]{1,5}))?(?(1)(?:/\S*)?)",
+    re.IGNORECASE,
+)
 _PORT = 9092  # of librdkafka, where none is named
 
 
 def _checked(brokers: str) -> str:
-    """Return the brokers; ValueError when that is not what they are."""
-    for broker in brokers.split(","):
-        found = _BROKER.fullmatch(broker.strip())
-        if found is None or not 0 < int(found[1] or _PORT) < 65536:
-            raise ValueError("want host:port, with commas between brokers, as in a:9092,b:9092")
+    """Return the brokers; ValueError when librdkafka would not take them all."""
+    named = [broker for part in brokers.split(",") if (broker := part.strip())]
+    if not named or not all(map(_is_broker, named)):
+        raise ValueError("want host:port, with commas between brokers, as in a:9092,b:9092")
     return brokers
+
+
+def _is_broker(text: str) -> bool:
+    with suppress(ValueError):
+        IPv6Address(text)  # no brackets: no port
+        return True
+    found = _BROKER.fullmatch(text)
+    return found is not None and 0 < int(found[2] or _PORT) < 65536
 
 
 Brokers = Annotated[str, AfterValidator(_checked)]

@@ -273,7 +273,8 @@ BROKERS = "want host:port,"
 
 
 @pytest.mark.parametrize(
-    "brokers", ["", "no sense", "h:0", "h:1;i:2", "h:1 i:2", "h:1,", ",", "h:x", ":1", "http:/h:1"]
+    "brokers",
+    ["", "no sense", "h:0", "h:1;i:2", "h:1 i:2", " , ", "h:x", ":1", "http:/h:1", "[::1"],
 )
 def test_brokers_that_are_none_are_told_what_they_look_like(brokers: str, tmp_path) -> None:
     given = plain_settings(tmp_path, "127.0.0.1:8000") | {"kafka_bootstrap": brokers}
@@ -281,7 +282,13 @@ def test_brokers_that_are_none_are_told_what_they_look_like(brokers: str, tmp_pa
         GatewaySettings(**given)
 
 
-@pytest.mark.parametrize("brokers", ["h", "h:1", "h.x:1, 10.0.0.1:9092", "[::1]:1", "SSL://h_1:9093"])
+@pytest.mark.parametrize(
+    "brokers",
+    [
+        "h", "h:1", "h.x:1, 10.0.0.1:9092", "h:1,", ",h:1,, i:2 , ", "::1", "[::1]:1",
+        "[fe80::1%eth0]:9092", "fe80::1%eth0", "SSL://h_1:9093", "SASL_SSL://h:1/,ssl://i/x",
+    ],
+)  # fmt: skip
 def test_brokers_are_named_as_their_client_wants_them(brokers: str, tmp_path) -> None:
     given = plain_settings(tmp_path, "127.0.0.1:8000") | {"kafka_bootstrap": brokers}
     assert GatewaySettings(**given).kafka_bootstrap == brokers
