@@ -241,12 +241,13 @@ class Gateway:
             step_timeout_s=_CERTIFICATE_POLL_S,
         )
 
-    async def wait_ready(self, timeout_s: float, stop: asyncio.Event) -> None:
-        """Wait until requests can be served, none will be (`stop`), or time is up."""
+    async def wait_ready(self, timeout_s: float, stop: asyncio.Event) -> bool:
+        """Wait until requests can be served, or time is up; False when `stop` came before."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.not_ready_because() and not stop.is_set():  # noqa: ASYNC110 - many
                     await asyncio.sleep(_READY_POLL_S)
+        return not (stop.is_set() and self.not_ready_because())
 
     async def stop(self, *, is_replaced: bool = False) -> None:
         """Stop without losing a request or a stream that can end in time. Safe to call again.
@@ -266,7 +267,8 @@ class Gateway:
         self.copies.stop()
         if not is_replaced:
             self.is_draining = True
-            await asyncio.sleep(self.settings.unready_s)
+            if self.http.is_accepting:  # else nobody is sent to us
+                await asyncio.sleep(self.settings.unready_s)
         self.http.stop_accepting()
         log.info("drain_started", open=self.dispatcher.open)
         await self.http.wait_goodbyes(self.settings.idle_grace_s)
@@ -404,7 +406,8 @@ async def running_gateway(
         sock: Bound, to listen on instead of `http_address`.
         ready_wait_s: How long to wait until requests can be served, before connections are
             accepted all the same.
-        stop: Set when there is nothing to wait for any more.
+        stop: Set when there is nothing to wait for any more: before requests could be served, no
+            connection is accepted at all, and those that wait are for whoever else has the socket.
     """
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     events = EventProducer(
@@ -432,9 +435,10 @@ async def running_gateway(
                 tasks.create_task(gateway.follow_certificate()),
             ]
             await gateway.watcher.wait_synced(1.0)
-            await gateway.wait_ready(ready_wait_s, stop or asyncio.Event())
+            is_wanted = await gateway.wait_ready(ready_wait_s, stop or asyncio.Event())
             try:
-                await gateway.start(sock)
+                if is_wanted:
+                    await gateway.start(sock)
                 yield gateway
             finally:
                 await gateway.stop()

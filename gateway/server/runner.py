@@ -34,6 +34,11 @@ class HttpRunner:
         self._runner = web.ServerRunner(self.server, shutdown_timeout=_AFTER_DRAIN_S)
         self._listener: asyncio.AbstractServer | None = None
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether it listens."""
+        return self._listener is not None
+
     async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a bound socket, which is ours from now on."""
         await self._runner.setup()

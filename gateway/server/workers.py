@@ -135,10 +135,10 @@ class Worker:
         if self.link is not None:
             self.link.retire()
 
-    async def stop(self, *, grace_s: float | None = None) -> None:
-        """End the process: it drains; after `grace_s` (None: long enough) it is killed."""
+    async def stop(self) -> None:
+        """End the process: it drains, and is killed when that takes too long."""
         if self._child is not None:
-            await self._child.stop(grace_s=grace_s)
+            await self._child.stop()
 
 
 class Slot:
@@ -196,7 +196,7 @@ class Slot:
                 await worker.ready.wait()
         except TimeoutError:
             log.warning("worker_not_ready", worker=worker.name, because=worker.not_ready_because)
-            await worker.stop(grace_s=0)  # it has not accepted anything
+            worker.retire()  # not killed: for a moment it may have been, and have accepted
             return False
         if worker.ended_because or worker.is_stopping:
             return False

@@ -14,7 +14,6 @@ from gateway.server.worker_link import HEARTBEAT_S, ParentEnd, WorkerEnd
 from gateway.server.workers import READY_S, Slot, Worker
 from gateway.settings import GatewaySettings
 from gateway.testing import Plan
-from sluice.process import free_port
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.integration.gateway.test_workers import exchange, long_plan, plain_settings, request
 
@@ -186,17 +185,52 @@ async def test_a_roll_does_not_wait_for_a_new_worker_that_stops(tmp_path: Path) 
         link.close()
 
 
-async def test_who_is_told_to_stop_does_not_wait_until_it_could_serve(tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    settings = GatewaySettings(**plain_settings(tmp_path, address), idle_grace_s=0.0, flush_s=0.0)
+async def test_a_new_worker_that_is_not_ready_in_time_finishes_what_it_has_accepted(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """It was ready for a moment, which its words do not tell."""
+    monkeypatch.setattr("gateway.server.workers.READY_S", 0.1)
+    begun: list[Worker] = []
+    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
     stop = asyncio.Event()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_set_soon(stop))
-        async with (
-            asyncio.timeout(WAIT_S),
-            running_gateway(settings, ready_wait_s=10 * WAIT_S, stop=stop) as gateway,
-        ):
-            assert gateway.not_ready_because()
+    with socket.socket() as sock:
+        slot = Slot(settings, 0, sock, begun.append)
+        async with asyncio.TaskGroup() as tasks:
+            replaced = tasks.create_task(slot.replace())
+            await asyncio.sleep(0)
+            [worker] = begun
+            ours, theirs = worker._sockets
+            end = WorkerEnd(theirs, stop)
+            end.serve(read_metrics=bytes, not_ready_because=lambda: "no router is connected")
+            talk = tasks.create_task(end.run())
+            worker.link = await ParentEnd.open(ours)
+            assert not await replaced
+            async with asyncio.timeout(1.0):
+                await stop.wait()
+            assert end.is_retired
+            talk.cancel()
+        worker.link.close()
+
+
+async def test_who_is_told_to_stop_before_it_could_serve_ends_and_accepts_nothing(
+    tmp_path: Path,
+) -> None:
+    stop = asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0)) as slot:
+        port = slot.getsockname()[1]
+        settings = GatewaySettings(
+            **plain_settings(tmp_path, f"127.0.0.1:{port}"), flush_s=0.0, unready_s=2 * WAIT_S
+        )
+        with socket.create_connection(("127.0.0.1", port)), slot.dup() as ours:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_set_soon(stop))
+                async with (
+                    asyncio.timeout(WAIT_S / 2),
+                    running_gateway(settings, ours, ready_wait_s=WAIT_S, stop=stop) as gateway,
+                ):
+                    assert gateway.not_ready_because()
+            slot.setblocking(False)
+            slot.accept()[0].close()  # it is still there for whoever can serve it
 
 
 async def _set_soon(stop: asyncio.Event) -> None:
