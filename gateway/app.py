@@ -26,7 +26,6 @@ from gateway.endpoints.embeddings import Embeddings
 from gateway.endpoints.models import Models
 from gateway.endpoints.openapi import describe
 from gateway.endpoints.run import Means
-from gateway.endpoints.strandings import Strandings
 from gateway.endpoints.texts import Texts
 from gateway.endpoints.tokenize import Tokenizing
 from gateway.limits.budgets import Budgets
@@ -147,7 +146,6 @@ class Gateway:
                 self.pace,
                 self.settings.keep_alive_s,
                 self.settings.instance_id,
-                Strandings(self.directory, self.links),
             ),
             metrics=self.metrics,
             emit=self.events.emit,

@@ -46,7 +46,6 @@ class CellView:
         is_refusing: Its router is shutting down.
         queued: Requests that wait in its router.
         running: Requests that its replicas have.
-        absent_since_s: Monotonic time from which on it has been known to have no replica ready.
         seed: Made of its name.
     """
 
@@ -58,7 +57,6 @@ class CellView:
     is_refusing: bool = False
     queued: int = 0
     running: int = 0
-    absent_since_s: float = 0.0
     seed: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -88,6 +88,10 @@ class Dispatcher:
         """How many retries were refused because too much was tried again already."""
         return self._retries.refused
 
+    def serves(self, pool_id: str) -> bool:
+        """Return whether a replica of the pool takes requests."""
+        return self._links.serves(pool_id)
+
     async def drain(self, timeout_s: float) -> int:
         """Take nothing new, wait for what runs; return how many are left when time is up."""
         self.is_draining = True
@@ -336,6 +340,8 @@ class _Patience:
             if self._is_lost_for_good(ending, now_s):
                 return _refused(ending, ErrorCode.REPLICA_LOST)
             until_s = self.give_up_at_s
+        elif self._is_kept(ending):
+            until_s = self.give_up_at_s
         elif ending.code not in (_TRANSIENT if self._is_begun else _MOVED):
             return ending
         elif not self._is_begun:
@@ -350,6 +356,12 @@ class _Patience:
         if ending.kind is EndKind.REFUSED:
             self._next_pause_s = min(2 * self._next_pause_s, _RETRY_PAUSE_MAX_S)
         return None
+
+    def _is_kept(self, ending: Ending) -> bool:
+        """Return whether it waits on: another model cannot stand in any more (`absence_ms`)."""
+        generation = self._generation
+        is_let_go = ending.code is ErrorCode.NO_CAPACITY and generation.spec.absence_ms
+        return bool(is_let_go) and generation.was_nudged
 
     def _is_lost_for_good(self, ending: Ending, now_s: float) -> bool:
         """Note a loss; return whether there were too many."""

@@ -36,6 +36,7 @@ class GenerationSpec(NamedTuple):
         is_preemptible: Batch work.
         choice: Index of the answer among those of its request.
         is_begun: Part of an answer that the client is being given already.
+        absence_ms: It waits so long for a pool without replicas; 0: until its deadline.
         traceparent: W3C trace context of the request; empty: none is passed on.
         tracestate: Belongs to it.
     """
@@ -60,6 +61,7 @@ class GenerationSpec(NamedTuple):
     tier_reserved_permille: int = 0
     is_preemptible: bool = False
     is_begun: bool = False
+    absence_ms: int = 0
     choice: int = 0
     tracestate: str = ""
 
@@ -139,6 +141,7 @@ class Generation(ABC):
         attempt_from: How much had been emitted when the current attempt was submitted.
         is_nudged: Somebody waits for a sign of life before the first token; taken back when it
             is given.
+        was_nudged: Somebody has waited for one.
     """
 
     __slots__ = (
@@ -160,6 +163,7 @@ class Generation(ABC):
         "prefill_us",
         "resumes",
         "spec",
+        "was_nudged",
     )
 
     def __init__(
@@ -178,7 +182,7 @@ class Generation(ABC):
         self.prefill_us = 0
         self.resumes = 0
         self.is_fresh = True
-        self.is_nudged = False
+        self.is_nudged = self.was_nudged = False
         self.ending: Ending | None = None
         self._news: asyncio.Future[None] | None = None
         self._line = line
@@ -287,7 +291,7 @@ class Generation(ABC):
 
     def nudge(self) -> None:
         """Wake whoever waits for the first token: the client has waited for long."""
-        self.is_nudged = True
+        self.is_nudged = self.was_nudged = True
         self._wake()
 
     def news(self) -> asyncio.Future[None]:
@@ -299,6 +303,11 @@ class Generation(ABC):
         if self.ending is not None or self.is_nudged:
             self._wake()
         return news
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has been given something of the request, be it a sign of life."""
+        return bool(self.emitted) or self.was_nudged or self.spec.is_begun
 
     @property
     def output_tokens_left(self) -> int:
@@ -370,6 +379,7 @@ class Generation(ABC):
             ignore_eos=spec.ignore_eos,
             resumed_tokens=len(self.emitted),
             is_begun=spec.is_begun,
+            absence_ms=0 if self.has_begun else spec.absence_ms,
             traceparent=self._traceparent(),
             tracestate=spec.tracestate,
             closing=self.closing,

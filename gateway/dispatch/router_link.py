@@ -310,9 +310,6 @@ class RouterLink:
                 is_refusing=state.is_draining,
                 queued=state.queued,
                 running=state.running,
-                absent_since_s=before.absent_since_s
-                if before is not None and not before.replicas_ready
-                else self._heard_at_s,
             )
             has_news = has_news or before is None
         if has_news and self.is_up:

@@ -109,13 +109,6 @@ class RouterLinks:
         views = self.views(pool_id)
         return any(view.replicas_ready and not view.is_refusing for view in views)
 
-    def absent_s(self, pool_id: str, now_s: float) -> float:
-        """Return for how long the pool is known to have had no replica, as of a monotonic time."""
-        views = self.views(pool_id)
-        if not views or any(view.replicas_ready for view in views):
-            return 0.0
-        return now_s - max(view.absent_since_s for view in views)
-
     def find(self, pool_id: str, wish: Wish) -> Found | None:
         """Return a connected owner of a cell of the pool, with the cell's id; None without any."""
         reachable = self._reachable(pool_id)

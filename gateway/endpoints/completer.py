@@ -44,6 +44,9 @@ _NOT_THERE = _STAND_IN | {
     ErrorCode.ENGINE_REFUSED,
     ErrorCode.TENANT_QUEUE_FULL,
 }
+# How long a request waits for replicas of a pool that has none, where another model may answer. An
+# engine that starts again at once, or a router that attaches its own, takes a second or two.
+_ABSENCE_MS = 3000
 # What an engine says of the request itself: it is charged, for compiling a grammar is work, too.
 _JUDGED = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.ENGINE_REFUSED})
 
@@ -103,6 +106,8 @@ class Completer:
         resolved = self._resolve(task, identity, principal, task.fields.model, received_at_unix_ms)
         try:
             plan = await self._plan(task, identity, principal, resolved)
+            if principal.tenant.fallbacks:
+                plan = self._with_patience(plan, task, principal)
             exchange = Exchange(
                 uid=identity.uid,
                 request_id=identity.request_id,
@@ -168,6 +173,23 @@ class Completer:
         return await plan_of(
             task, identity=identity, principal=principal, resolved=resolved, cache=self._assets
         )
+
+    def _with_patience(self, plan: Plan, task: Task, principal: Principal) -> Plan:
+        """Return a plan that does not wait long for replicas if another model could answer it."""
+        name = self._directory.fallback(principal, task.fields.model)
+        if name is None:
+            return plan
+        try:
+            request_id = plan.specs[0].request_id
+            other = self._directory.resolve(principal, name, task.fields.session, request_id)
+        except PlatformError:
+            return plan
+        longest, context = max([len(it.ids) for it in plan.prompts]), other.context_tokens_max
+        if context and longest >= context:
+            return plan
+        if not self._means.dispatcher.serves(other.model.pool_id):
+            return plan
+        return plan._replace(specs=[it._replace(absence_ms=_ABSENCE_MS) for it in plan.specs])
 
     async def _reserve(self, principal: Principal, task: Task, plan: Plan) -> Reservation:
         return await self._limiter.reserve(

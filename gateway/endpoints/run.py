@@ -8,7 +8,6 @@ cancels the handler, which cancels the request upstream.
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,6 @@ from gateway.dispatch.pace import Pace
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.endpoints.event_stream import EventStream
 from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
-from gateway.endpoints.strandings import Strandings
 from gateway.endpoints.task import Plan, Task
 from gateway.metrics import FastHistogram
 from gateway.rollouts.refusals import opening
@@ -48,7 +46,6 @@ class Means:
         pace: Says whether a token may wait for the next step.
         keep_alive_s: How long a stream may be silent.
         gateway_id: Of this worker.
-        strandings: Knows who waits in vain.
     """
 
     dispatcher: Dispatcher
@@ -56,7 +53,6 @@ class Means:
     pace: Pace
     keep_alive_s: float
     gateway_id: str
-    strandings: Strandings
 
 
 class Run:
@@ -72,8 +68,8 @@ class Run:
     """
 
     __slots__ = (
-        *("_attempts_before", "_close", "_events", "_may_leave", "exchange", "generations"),
-        *("has_begun", "kept", "plan", "request", "task"),
+        *("_attempts_before", "_close", "_events", "exchange", "generations", "has_begun"),
+        *("kept", "plan", "request", "task"),
     )
 
     def __init__(
@@ -94,7 +90,6 @@ class Run:
         self.generations: Sequence[Generation] = ()
         self.kept: Kept | None = None
         self._events: EventStream | None = None
-        self._may_leave = True
         self._attempts_before: list[Attempt] | None = None
 
     def __enter__(self) -> None:
@@ -124,7 +119,7 @@ class Run:
     def start_over(self, plan: Plan) -> None:
         """Let another model answer, as long as the answer has not begun."""
         assert not self.has_begun, "the client has got something of another model"
-        self.plan, self._may_leave = plan, False
+        self.plan = plan
         if self.generations:
             self._attempts_before = self.generations[0].attempts
         self.generations = ()
@@ -176,7 +171,7 @@ class Run:
             for index, spec in enumerate(plan.specs)
         ]
         self._begin(generations, means)
-        refusal = await self._answered(generations, means)
+        refusal = await means.dispatcher.run_all(generations, plan.answers_per_prompt, self)
         if refusal is not None:
             raise self._error_of(refusal)
         for generation in generations:
@@ -208,7 +203,9 @@ class Run:
         events = self._events = self._prepared_stream(means)
         self._begin(events.streams, means)
         with KeepAlive(events.streams, keep_alives):
-            refusal = await self._answered(events.streams, means)
+            refusal = await means.dispatcher.run_all(
+                events.streams, self.plan.answers_per_prompt, self
+            )
         if not self.has_begun:
             if refusal is not None:
                 raise self._error_of(refusal)
@@ -258,23 +255,6 @@ class Run:
             generations[0].attempts = self._attempts_before
         self.generations = generations
         self.exchange.prepare_closings(generations, self.plan.answers_per_prompt, means.gateway_id)
-
-    def _answered(
-        self, generations: Sequence[Generation], means: Means
-    ) -> Coroutine[None, None, Ending | None]:
-        """Return the refusal, or None, to be awaited."""
-        dispatcher, strandings = means.dispatcher, means.strandings
-        ask = partial(dispatcher.run_all, generations, self.plan.answers_per_prompt, self)
-        other = ""
-        if self._may_leave:
-            other = strandings.other_pool(self.exchange.principal, self.task, self.plan)
-        if not other:
-            return ask()
-
-        def may_leave() -> bool:
-            return not (self.has_begun or dispatcher.is_draining)
-
-        return strandings.watched(ask, generations, other, may_leave)
 
     def _line(self) -> LogprobLine | None:
         plan = self.plan

@@ -42,6 +42,7 @@ class CellBook:
     """The state of one cell that this router owns (or owned, while its requests run).
 
     Attributes:
+        absent_since: When somebody first saw that no replica is ready; None: one is, or was later.
         takers: Replicas that may be sent more, now or when their window opens.
         owed_until: `Shadow.owed_until` of the takers, as of their last change.
         prefillers: Those of them that compute prompts for others, and are no takers.
@@ -52,7 +53,16 @@ class CellBook:
     """
 
     __slots__ = (
-        *("adapter_waiters", "cell_id", "config", "forecast", "has_adapters", "health", "index"),
+        *(
+            "absent_since",
+            "adapter_waiters",
+            "cell_id",
+            "config",
+            "forecast",
+            "has_adapters",
+            "health",
+            "index",
+        ),
         *("is_dirty", "is_owned", "output_mean", "preemption", "prompt_tokens_max", "queue"),
         *("replicas", "residency", "sessions"),
         *(
@@ -72,6 +82,7 @@ class CellBook:
         self.cell_id = cell_id
         self.config = config
         self.is_owned = True
+        self.absent_since: float | None = None
         self.queue = FairQueue()
         self.replicas: dict[str, ReplicaBook] = {}
         self.takers: dict[str, ReplicaBook] = {}
@@ -112,6 +123,7 @@ class CellBook:
         others.pop(book.replica_id, None)
         if book.may_take:
             ours[book.replica_id] = book
+            self.absent_since = None
         else:
             ours.pop(book.replica_id, None)
         if book.may_take and not is_prefiller:
@@ -163,6 +175,15 @@ class CellBook:
             for book in self.replicas.values()
             if book.limits is not None and not book.is_draining
         ]
+
+    def absent_s(self, now: float) -> float:
+        """Return for how long it has been seen to have no replica, of those who ask this."""
+        if self.replicas_ready():
+            self.absent_since = None
+            return 0.0
+        if self.absent_since is None:
+            self.absent_since = now
+        return now - self.absent_since
 
     def _relimit(self) -> None:
         """Find anew what any replica can take."""

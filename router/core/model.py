@@ -173,6 +173,7 @@ class Request:
         is_preemptible: Batch work: may be interrupted while it runs, and is shed first.
         weight: Share of the tenant within its tier.
         deadline_s: From arrival to the first token; 0 is the default.
+        absence_s: It waits so long for a cell without replicas; 0: until its deadline.
         hashes: Of the prompt's full KV blocks, in order; any hashables.
         session: 0 is none.
         adapter: Digest; empty is the base.
@@ -195,7 +196,7 @@ class Request:
     __slots__ = (
         *("handle", "cell_id", "tenant_id", "request_id", "prompt_tokens", "output_max"),
         *("priority", "reserved_permille", "is_preemptible", "weight", "deadline_s", "hashes"),
-        *("session", "adapter", "payload"),
+        *("absence_s", "session", "adapter", "payload"),
         *("gateway", "order", "arrived_at", "deadline_at", "state", "slot", "attempts", "avoid"),
         *("uncached_tokens", "objective_s", "late_at", "is_late", "overdue_at", "output"),
         "is_charged",
@@ -217,6 +218,7 @@ class Request:
         is_preemptible: bool = False,
         weight: int = 1,
         deadline_s: float = 0.0,
+        absence_s: float = 0.0,
         hashes: Sequence[Hashable] = (),
         session: int = 0,
         adapter: str = "",
@@ -234,6 +236,7 @@ class Request:
         self.is_preemptible = is_preemptible
         self.weight = weight or 1
         self.deadline_s = deadline_s
+        self.absence_s = absence_s
         self.hashes = hashes
         self.session = session
         self.adapter = adapter

@@ -12,6 +12,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 _REASON_MAX = 200
 _UNTOLD_MAX = 8  # of one request: it may be preempted again and again before it is placed
+_LOOK_S = 1.0  # at the cells of those who do not wait long for a replica
 MOVED_RETRY_S = 0.2  # the gateway's next snapshot names the new owner
 
 
@@ -29,6 +30,7 @@ class Requests:
         self._cells = cells
         self._orders = 0
         self._deadlines: list[tuple[float, int, Request]] = []
+        self._looks: list[tuple[float, int, Request]] = []
         self._telling = decisions.Pause(config.decision_pause_s)
         self.live = 0
         self.cancels: dict[str, list[int]] = {}
@@ -50,6 +52,8 @@ class Requests:
         cell.enqueue(request, now)
         self.live += 1
         heappush(self._deadlines, (request.deadline_at, request.order, request))
+        if request.absence_s:
+            heappush(self._looks, (now, request.order, request))
 
     # --- back into the queue ----------------------------------------------------------------
 
@@ -141,36 +145,70 @@ class Requests:
         self.end(request, ending)
 
     def expire(self, now: float) -> None:
-        """Evict what has no first token at its deadline."""
+        """Evict what has no first token at its deadline, or waits for replicas that are away."""
         self._telling.now = now
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now:
             request = heappop(deadlines)[2]
-            slot = request.slot
-            if request.is_done or request.output or (slot is not None and slot.emitted):
-                continue
-            cell = self._cells[request.cell_id]
-            waited_s = now - request.arrived_at
-            if request.prediction is not None:
-                request.prediction.expired(waited_s)
-            if cell.replicas_ready():
-                code = ErrorCode.DEADLINE_EXCEEDED
-                message = f"no first token after {admission.told(waited_s)}; try again later"
-            else:
-                code = ErrorCode.NO_CAPACITY
-                message = f"no replica was ready for {admission.told(waited_s)}; try again later"
-            wait_s = admission.drain_s(cell, now)
-            ending = Ending(wire.OUTCOME_KIND_EVICTED, code, message, retry_after_s=wait_s)
-            self.withdraw(request, ending)
+            if not _has_begun(request):
+                self._evict(request, now)
         if len(deadlines) > 2 * self.live + 64:  # mostly of requests that have ended
-            self._deadlines = [entry for entry in deadlines if not entry[2].is_done]
-            heapify(self._deadlines)
+            self._deadlines = _live(deadlines)
+        self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Evict what does not wait so long for a cell without replicas."""
+        looks = self._looks
+        while looks and looks[0][0] <= now:
+            request = heappop(looks)[2]
+            if _has_begun(request):
+                continue
+            left_s = request.absence_s - self._cells[request.cell_id].absent_s(now)
+            if left_s <= 0.0 and request.slot is None:
+                self._evict(request, now)
+            else:
+                again_at = now + (min(left_s, _LOOK_S) if left_s > 0.0 else _LOOK_S)
+                heappush(looks, (again_at, request.order, request))
+        if len(looks) > 2 * self.live + 64:
+            self._looks = _live(looks)
+
+    def _evict(self, request: Request, now: float) -> None:
+        cell = self._cells[request.cell_id]
+        waited_s = now - request.arrived_at
+        if request.prediction is not None:
+            request.prediction.expired(waited_s)
+        if cell.replicas_ready():
+            code = ErrorCode.DEADLINE_EXCEEDED
+            message = f"no first token after {admission.told(waited_s)}; try again later"
+        else:
+            code = ErrorCode.NO_CAPACITY
+            message = f"no replica was ready for {admission.told(waited_s)}; try again later"
+        wait_s = admission.drain_s(cell, now)
+        ending = Ending(wire.OUTCOME_KIND_EVICTED, code, message, retry_after_s=wait_s)
+        self.withdraw(request, ending)
 
     def next_deadline(self) -> float:
         """Return when `expire` has something to do; inf: not by time."""
-        while self._deadlines and self._deadlines[0][2].is_done:
-            heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else float("inf")
+        return min(_next_at(self._deadlines), _next_at(self._looks))
+
+
+def _has_begun(request: Request) -> bool:
+    """Return whether a request has a first token, or has ended."""
+    slot = request.slot
+    return bool(request.is_done or request.output or (slot is not None and slot.emitted))
+
+
+def _live(entries: list[tuple[float, int, Request]]) -> list[tuple[float, int, Request]]:
+    """Return a heap without the requests that have ended."""
+    left = [entry for entry in entries if not entry[2].is_done]
+    heapify(left)
+    return left
+
+
+def _next_at(entries: list[tuple[float, int, Request]]) -> float:
+    while entries and entries[0][2].is_done:
+        heappop(entries)
+    return entries[0][0] if entries else float("inf")
 
 
 def _interrupted(slot: Slot, code: str, message: str, now: float) -> None:

@@ -134,7 +134,7 @@ class RouterCore:
         self._forget(wanted)
 
     def _give_up_cell(self, cell: CellBook) -> None:
-        cell.is_owned = False
+        cell.is_owned, cell.absent_since = False, None
         for request in cell.queue.drain():
             self.requests.end(request, moved(cell.cell_id, emitted=bool(request.output)))
 

@@ -101,3 +101,15 @@ def test_what_is_lost_together_does_not_ask_together() -> None:
         assert 0.05 <= patience.pause_s <= 0.1
         pauses.add(patience.pause_s)
     assert len(pauses) > 50
+
+
+def test_a_request_that_was_shown_signs_of_life_waits_for_replicas_until_its_deadline() -> None:
+    generation = made_by(deadline_ms=5_000, absence_ms=3_000)
+    patience = _Patience(generation, 0.0)
+    patience.begin_attempt(0.0)
+    away = Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "no replica was ready")
+    assert patience.refusal(away, 3.0) is away, "another model may stand in"
+    generation.nudge()
+    assert patience.refusal(away, 3.0) is None
+    assert generation.submit_message(1, "cell", 2_000).absence_ms == 0
+    assert patience.refusal(away, 5.0) is away

@@ -194,3 +194,64 @@ def test_what_the_last_owner_left_on_an_engine_counts(bench):
     world.now += 0.02
     world.frame("replica-0", state=engine.EngineState(step_us=20_000))
     assert world.order == [first]
+
+
+def ended(world) -> set[int]:
+    return {entry.handle for entry in world.batch().outcomes}
+
+
+def test_who_would_be_answered_elsewhere_does_not_wait_long_for_replicas(bench):
+    world = bench(replicas=0)
+    stays, leaves = world.submit(), world.submit(absence_s=3.0)
+    world.tick(2.9)
+    assert leaves not in ended(world)
+    world.tick(0.1)
+    assert world.outcome(leaves).code == "no_capacity"
+    world.tick(5.0)
+    assert world.outcome(world.submit(absence_s=3.0)).code == "no_capacity", "at once"
+    assert stays not in ended(world)
+
+
+def test_what_a_draining_replica_computes_is_not_taken_away(bench):
+    world = bench(replicas=1, sequences=1)
+    computed, waiting = (world.submit(absence_s=3.0) for _ in range(2))
+    slot = world.slot(computed)
+    world.plan(draining=("replica-0",))
+    for _ in range(5):
+        world.tick(1.0)
+    assert world.outcome(waiting).code == "no_capacity"
+    assert computed not in ended(world)
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    world.tick(1.0)
+    assert world.outcome(computed).code == "no_capacity"
+    assert slot.is_open is False
+
+
+def test_replicas_that_were_there_meanwhile_are_waited_for_anew(bench):
+    world = bench(replicas=1, sequences=1)
+    world.core.on_replica_lost("replica-0", 1, world.now)
+    first = world.submit(absence_s=3.0)
+    world.tick(2.0)
+    world.attach("replica-0", 2)  # ... and takes the first one
+    world.tick()
+    second = world.submit(absence_s=3.0)
+    world.tick(10.0)
+    assert not {first, second} & ended(world)
+    world.core.on_replica_lost("replica-0", 2, world.now)
+    for _ in range(3):
+        world.tick(1.0)
+    assert not {first, second} & ended(world)
+    world.tick(1.0)
+    assert {world.outcome(it).code for it in (first, second)} == {"no_capacity"}
+
+
+def test_a_cell_that_comes_back_has_its_replicas_waited_for_anew(bench):
+    world = bench(replicas=0)
+    world.submit(absence_s=3.0)
+    world.tick(2.0)
+    world.plan(cells=())
+    world.tick(100.0)
+    world.plan()
+    handle = world.submit(absence_s=3.0)
+    world.tick(2.0)
+    assert handle not in ended(world)
