@@ -1,7 +1,6 @@
 """Stop strings: the text ends before the first one that is completed. Pure."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 
 class StopMatcher:
@@ -10,14 +9,13 @@ class StopMatcher:
     Text that may be the beginning of a stop string is held back until that is decided.
     """
 
-    __slots__ = ("_held", "_matched", "_stops", "is_matched")
+    __slots__ = ("_followers", "_held", "is_matched")
 
     def __init__(self, stops: Sequence[str]) -> None:
         """Prepare; `stops` holds at least one string, none of them empty."""
         assert stops, "without stop strings there is nothing to match"
         assert all(stops), "an empty stop string would end everything at once"
-        self._stops = tuple(stops)
-        self._matched = [0] * len(stops)  # characters of each that the text ends with
+        self._followers = [_Follower(stop) for stop in stops]
         self._held = ""
         self.is_matched = False
 
@@ -28,53 +26,72 @@ class StopMatcher:
         result does not depend on how the text was cut.
         """
         assert not self.is_matched, "the text has ended"
-        found: list[tuple[int, int]] = []
-        for number, stop in enumerate(self._stops):
-            matched, end = _followed(stop, self._matched[number], text)
-            self._matched[number] = matched
-            if end:
-                found.append((end, -len(stop)))
+        ends = [(follower.push(text), follower) for follower in self._followers]
+        found = [(end, -len(follower.stop)) for end, follower in ends if end]
         text, held = self._held + text, len(self._held)
         if found:
             self.is_matched = True
             self._held = ""
             return text[: held + sum(min(found))]
-        keep = max(self._matched)
+        keep = max(follower.matched for follower in self._followers)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def flush(self) -> str:
         """Return what was held back: the text ended without a stop string."""
         held, self._held = self._held, ""
-        self._matched = [0] * len(self._stops)
+        for follower in self._followers:
+            follower.matched = 0
         return held
 
 
-def _followed(stop: str, matched: int, text: str) -> tuple[int, int]:
-    """Follow a stop string through a piece of text, in time that only the piece's length decides.
+class _Follower:
+    """Follows one stop string through a text, in time that its length and the text's add up to.
 
-    Args:
+    Attributes:
         stop: The stop string.
-        matched: How many characters of it the text before the piece ends with.
-        text: The piece.
-
-    Returns:
-        The same for the text with the piece, and where in the piece the match ends; 0: nowhere.
+        matched: How many characters of it the text ends with.
     """
-    at = 0
-    while at < len(text):
-        if not matched and (at := text.find(stop[0], at)) < 0:
-            return 0, 0
-        while matched and stop[matched] != text[at]:
-            matched = _borders(stop)[matched - 1]
-        matched += stop[matched] == text[at]
-        at += 1
-        if matched == len(stop):
-            return matched, at
-    return matched, 0
+
+    __slots__ = ("_borders", "matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched = 0
+        self._borders: list[int] = []  # empty until the first mismatch: most texts have none
+
+    def push(self, text: str) -> int:
+        """Take the next piece; return where in it the match ends, 0: nowhere."""
+        if not self.matched and self.stop[0] not in text:
+            return 0  # as with most pieces
+        if len(text) < len(self.stop):
+            return self._walk(text)
+        at = (self.stop[: self.matched] + text).find(self.stop)
+        if at >= 0:
+            return at + len(self.stop) - self.matched
+        self.matched = 0  # what has begun has begun in the piece
+        return self._walk(text[len(text) - len(self.stop) + 1 :])
+
+    def _walk(self, text: str) -> int:
+        stop, matched, at = self.stop, self.matched, 0
+        while at < len(text) and matched < len(stop):
+            if not matched and (at := text.find(stop[0], at)) < 0:
+                break
+            if matched and stop[matched] != text[at]:
+                matched = self._shorter(matched, text[at])
+            matched += stop[matched] == text[at]
+            at += 1
+        self.matched = matched
+        return at if matched == len(stop) else 0
+
+    def _shorter(self, matched: int, character: str) -> int:
+        """Return how much of what has matched goes on with `character`; 0: perhaps nothing."""
+        self._borders = self._borders or _borders(self.stop)
+        while matched and self.stop[matched] != character:
+            matched = self._borders[matched - 1]
+        return matched
 
 
-@lru_cache(maxsize=256)
 def _borders(stop: str) -> list[int]:
     """Return for each beginning of a text how much of its own end it begins with, at most."""
     borders, matched = [0], 0

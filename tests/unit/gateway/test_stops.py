@@ -1,6 +1,7 @@
 """Stop strings end the text at the same place however it was cut into pieces."""
 
-from typing import SupportsIndex
+import weakref
+from typing import Self, SupportsIndex
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,19 +46,51 @@ def test_a_possible_beginning_is_held_back_and_released() -> None:
 class _Counted(str):
     """Counts how often somebody looks into it."""
 
-    __slots__ = ("looks",)
+    __slots__ = ("__weakref__", "looks")
     looks: int
+
+    def __new__(cls, text: str) -> Self:
+        self = super().__new__(cls, text)
+        self.looks = 0
+        return self
 
     def __getitem__(self, key: SupportsIndex | slice, /) -> str:
         self.looks += 1
         return super().__getitem__(key)
 
 
+def hostile() -> list[_Counted]:
+    return [_Counted(f"{first}{'a' * 1022}c") for first in "xyz"] + [_Counted("a" * 1023 + "b")]
+
+
 def test_hostile_stop_strings_cost_what_others_cost() -> None:
-    stops = [_Counted(f"{first}{'a' * 1022}c") for first in "xyz"] + [_Counted("a" * 1023 + "b")]
-    for stop in stops:
-        stop.looks = 0
+    stops = hostile()
     matcher = StopMatcher(stops)
     assert matcher.push("a" * 1023) == ""
     assert "".join(matcher.push("a") for _ in range(2_000)) == "a" * 2_000
     assert sum(stop.looks for stop in stops) < 40_000  # and not a million
+
+
+def test_of_a_long_piece_only_the_end_is_walked() -> None:
+    stops = hostile()
+    assert StopMatcher(stops).push("a" * 65_536) == "a" * (65_536 - 1023)
+    assert sum(stop.looks for stop in stops) < 10_000
+
+
+def test_many_streams_do_not_slow_each_other_down() -> None:
+    streams = [[_Counted("a" * 99 + chr(0x4E00 + 4 * i + j)) for j in range(4)] for i in range(100)]
+    matchers = [StopMatcher(stops) for stops in streams]
+    for _ in range(100):  # a token of each in turn
+        for matcher in matchers:
+            matcher.push("aa")
+    for stops in streams:
+        assert sum(stop.looks for stop in stops) < 5_000
+
+
+def test_stop_strings_do_not_outlive_their_stream() -> None:
+    matcher = StopMatcher([stop := _Counted("aab")])
+    assert matcher.push("aa") == ""
+    assert matcher.push("aac") == "aaaac"
+    told = weakref.ref(stop)
+    del matcher, stop
+    assert told() is None
