@@ -1,7 +1,9 @@
 """The turns of a chat and the tools that a model may call. Pure."""
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -13,6 +15,7 @@ from gateway.bodies.parsing import Strict
 MESSAGES_MAX = 4096
 PARTS_MAX = 4096  # of one message: texts, or tool calls
 TOOLS_MAX = 128
+_NO_ID = ""
 
 
 class TextPart(Strict):
@@ -55,7 +58,7 @@ class FunctionCall(_Answered):
 class ToolCall(_Answered):
     """A tool call in the history."""
 
-    id: ShortText = ""
+    id: ShortText = _NO_ID
     type: _FunctionType = "function"
     function: FunctionCall
 
@@ -170,7 +173,7 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise bad_value(
                 f"{at}.role", "a result comes behind the assistant's message that has the call"
             )
-        elif message.tool_call_id not in calls:
+        elif message.tool_call_id not in calls and _NO_ID not in calls:
             raise bad_value(f"{at}.tool_call_id", "no call of the message before it has this id")
 
 
@@ -187,8 +190,15 @@ def in_order_of_calls(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _by_call(calling: Message, results: Sequence[Message]) -> list[Message]:
-    places = {call.id: place for place, call in enumerate(calling.tool_calls or ())}
-    return sorted(results, key=lambda result: places[result.tool_call_id or ""])
+    """Return results, each in the place of its call: the next with its id, or without one."""
+    places: defaultdict[str, deque[int]] = defaultdict(deque)
+    for place, call in enumerate(calling.tool_calls or ()):
+        places[call.id].append(place)
+    placed: list[tuple[int, Message]] = []
+    for result in results:
+        free = places.get(result.tool_call_id or _NO_ID) or places[_NO_ID]
+        placed.append((free.popleft() if len(free) > 1 else free[0], result))
+    return [result for _, result in sorted(placed, key=itemgetter(0))]
 
 
 def _check_message(at: str, message: Message) -> None:

@@ -307,7 +307,23 @@ def test_results_are_shown_in_the_order_of_the_calls_that_they_answer() -> None:
     assert texts == ["", "a", "b", "c", "hi", "", "a", "c"]
 
 
-def test_results_of_calls_with_one_id_stay_as_they_are() -> None:
-    calling = {"role": "assistant", "tool_calls": [CALL, CALL]}
-    request = parse(messages=[calling, RESULT | {"content": "1"}, RESULT | {"content": "2"}])
-    assert [message.text() for message in request.shown_messages] == ["", "1", "2"]
+@pytest.mark.parametrize(
+    ("calls", "results", "shown"),
+    [
+        ("aa", "a1 a2 a3", "a1 a2 a3"),
+        ("wtw", "w1 t w2", "w1 t w2"),
+        ("wtw", "w1 w2 t w3", "w1 t w2 w3"),
+        ("ab-", "x b a y", "a b x y"),
+        ("--a", "x a y", "x y a"),
+        ("a-", "a1 - a2", "a1 a2 -"),
+    ],
+)
+def test_results_of_calls_with_one_id_or_none_are_taken_in_turn(
+    calls: str, results: str, shown: str
+) -> None:
+    made = [
+        CALL | {"id": name} if name != "-" else {"function": CALL["function"]} for name in calls
+    ]
+    told = [{"role": "tool", "tool_call_id": it[0], "content": it} for it in results.split()]
+    request = parse(messages=[{"role": "assistant", "tool_calls": made}, *told])
+    assert " ".join(message.text() for message in request.shown_messages[1:]) == shown
