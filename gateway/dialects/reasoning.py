@@ -5,9 +5,9 @@ import re
 from gateway.dialects.delta import Delta, OutputParser, joined
 from gateway.dialects.marks import Marks, ReasoningMarks, behind_space, matched
 
-# More white space than this in front of an answer is part of it.
+# More white space than this in front of an answer, or in an empty line there, is part of it.
 _SPACE_CHARACTERS_MAX = 64
-_LINE_BREAKS = re.compile(r"[\r\n]*")
+_EMPTY_LINES = re.compile(rf"(?:[ \t]{{0,{_SPACE_CHARACTERS_MAX}}}[\r\n])*")
 
 
 class ReasoningParser:
@@ -105,9 +105,11 @@ class ReasoningParser:
         return joined(Delta("", text[:at]), self._before_answer(text[at + len(mark) :]))
 
     def _before_answer(self, text: str) -> Delta:
-        """Drop the empty line behind the closing mark; the answer may begin with spaces."""
-        at = len(matched(_LINE_BREAKS, text, 0))
-        if at == len(text):
+        """Drop empty lines behind the closing mark; the answer may begin with spaces."""
+        at = len(matched(_EMPTY_LINES, text, 0))
+        spaces = behind_space(text, at) - at
+        if at + spaces == len(text) and spaces <= _SPACE_CHARACTERS_MAX:
+            self._rest = text[at:]
             return Delta()
         self._step = self._behind
         return self._behind(text[at:])

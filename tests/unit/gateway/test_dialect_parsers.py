@@ -237,6 +237,17 @@ RECORDED: dict[str, tuple[Dialect, str, Answer]] = {
     ),
     "reasoning, empty": (QWEN3, "<think>\n\n</think>\n\nYes.", Answer("Yes.")),
     "reasoning, indented": (QWEN3, "<think>x</think>\n\n  - a\n", Answer("  - a\n", (), "x")),
+    "reasoning, spaces in empty lines": (
+        QWEN3, "<think>x</think> \n\t\r\n \nAnswer", Answer("Answer", (), "x"),
+    ),
+    "reasoning, indented behind such": (
+        QWEN3, "<think>x</think> \n\n    x = 1\n", Answer("    x = 1\n", (), "x"),
+    ),
+    "reasoning, empty lines alone": (QWEN3, "<think>x</think> \n \n", Answer("", (), "x")),
+    "reasoning, spaces alone": (QWEN3, "<think>x</think>\n \n  ", Answer("  ", (), "x")),
+    "reasoning, spaces that are an answer": (
+        QWEN3, f"<think>x</think> \n{' ' * 65}\ny", Answer(f"{' ' * 65}\ny", (), "x"),
+    ),
     "reasoning, none": (QWEN3, "Tags like <think> are text here.",
                         Answer("Tags like <think> are text here.")),
     "reasoning, cut short": (QWEN3, "<think>so </thi", Answer("", (), "so </thi")),
@@ -372,6 +383,8 @@ def answers(size: int) -> dict[str, tuple[Dialect, str]]:
         "marks": (HERMES, "<tool_call>" * (size // 11)),
         "reasoning": (QWEN3, "<think>" + "</thin" * (size // 6)),
         "space before reasoning": (QWEN3, " " * size),
+        "space behind reasoning": (QWEN3, "<think>x</think>" + " " * size),
+        "lines behind reasoning": (QWEN3, "<think>x</think>" + " \n" * (size // 2)),
         "python": (LLAMA, f"[f(a='{x}')]"),
         "quotes": (LLAMA, "[f(a=" + "'" * size),
         "open python": (LLAMA, "[f(a=" + "[" * size),
