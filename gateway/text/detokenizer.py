@@ -9,7 +9,7 @@ import json
 import re
 from codecs import utf_8_decode
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import orjson
@@ -55,6 +55,10 @@ class TokenTable:
     pieces: Sequence[bytes] | None
     tokenizer: Tokenizer
     hidden: frozenset[int]
+    # By id: what a token stands for behind another; to decode is slow. At most the vocabulary.
+    _inner: dict[int, bytes] = field(
+        default_factory=dict[int, bytes], init=False, repr=False, compare=False
+    )
 
     def bytes_of(self, token: int, *, is_first: bool = False) -> bytes:
         """Return what a token stands for in a text; the name of one that is never shown.
@@ -63,13 +67,21 @@ class TokenTable:
         """
         if self.pieces is not None and token not in self.hidden:
             return self.pieces[token]
-        name = self.tokenizer.id_to_token(token) or ""
         if token in self.hidden:
-            return name.encode()
+            return (self.tokenizer.id_to_token(token) or "").encode()
+        if is_first:
+            return self._decoded(token, is_first=True)
+        data = self._inner.get(token)
+        if data is None:
+            data = self._inner[token] = self._decoded(token, is_first=False)
+        return data
+
+    def _decoded(self, token: int, *, is_first: bool) -> bytes:
         text = self.tokenizer.decode([token], skip_special_tokens=False)
         if not is_first:  # what it adds behind itself: any other would do
             both = self.tokenizer.decode([token, token], skip_special_tokens=False)
             text = both[len(text) :]
+        name = self.tokenizer.id_to_token(token) or ""
         byte = _BYTE.fullmatch(name) if "\ufffd" in text else None
         return text.encode() if byte is None else bytes.fromhex(byte[1])
 

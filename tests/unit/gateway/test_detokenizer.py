@@ -1,6 +1,8 @@
 """Increments of a detokenizer add up to the full decode, and never hold part of a character."""
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -113,6 +115,36 @@ def test_bytes_of_words_behind_others_have_their_space() -> None:
     assert META_TABLE.bytes_of(0) == b" the"
     assert META_TABLE.bytes_of(0, is_first=True) == b"the"
     assert META_TABLE.bytes_of(2) == b"way"
+
+
+class _Counted:
+    """A tokenizer that counts what it decodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.decodes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        self.decodes += 1
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_bytes_of_a_token_are_decoded_once() -> None:
+    special = METASPACE.get_vocab_size() - 1
+    tokenizer = _Counted(METASPACE)
+    table = replace(META_TABLE, tokenizer=tokenizer)
+    wanted = [META_TABLE.bytes_of(token) for token in range(special + 1)]
+    for _ in range(3):
+        assert [table.bytes_of(token) for token in range(special + 1)] == wanted
+        assert table.bytes_of(0, is_first=True) == b"the"
+        shown = table.showing([special])
+        assert [shown.bytes_of(token) for token in (0, 2)] == [b" the", b"way"]
+        assert shown.bytes_of(special) == b"<|end|>"
+        assert table.bytes_of(special) == b"<|end|>"
+    assert tokenizer.decodes == 2 * special + 3 * (1 + 6)
 
 
 @pytest.mark.parametrize("token", range(len(BYTE_TABLE.fragments)))
