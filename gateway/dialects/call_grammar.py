@@ -42,6 +42,7 @@ _PLAIN_KEYS = {
     "type",
 }
 _DEFINITIONS = ("$defs", "definitions")  # that each of them is given
+_TO_DEFINITIONS = tuple(f"#/{key}/" for key in _DEFINITIONS)
 _KEYWORDS_MAX, _ALL_KEYWORDS_MAX = 16, 128  # of one tool, of all: the engine bounds the rules
 _TEXT = r"/(.|\n)+/"
 # Marks that begin calls. Llama's forms begin without one.
@@ -252,8 +253,7 @@ def _references(schema: Any) -> Iterator[object]:
 
 def _is_to_definition(reference: object) -> bool:
     """Return whether a reference means the same in the schema of one property."""
-    starts = tuple(f"#/{key}/" for key in _DEFINITIONS)
-    return not isinstance(reference, str) or reference.startswith(starts)
+    return not isinstance(reference, str) or reference.startswith(_TO_DEFINITIONS)
 
 
 def _python_rules(number: int, tool: ToolSpec) -> Iterator[str]:

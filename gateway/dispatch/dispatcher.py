@@ -340,12 +340,11 @@ class _Patience:
             if self._is_lost_for_good(ending, now_s):
                 return _refused(ending, ErrorCode.REPLICA_LOST)
             until_s = self.give_up_at_s
-        elif self._is_kept(ending):
-            until_s = self.give_up_at_s
-        elif ending.code not in (_TRANSIENT if self._is_begun else _MOVED):
-            return ending
-        elif not self._is_begun:
-            until_s = self._sent_on_until_s(now_s)
+        elif not self._is_kept(ending):
+            if ending.code not in (_TRANSIENT if self._is_begun else _MOVED):
+                return ending
+            if not self._is_begun:
+                until_s = self._sent_on_until_s(now_s)
         left_s = until_s - _RETRY_PAUSE_S - now_s
         if left_s <= 0:
             is_new = ending.kind is EndKind.REFUSED and not self._is_begun

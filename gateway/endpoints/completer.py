@@ -187,7 +187,8 @@ class Completer:
         longest, context = max([len(it.ids) for it in plan.prompts]), other.context_tokens_max
         if context and longest >= context:
             return plan
-        if not self._means.dispatcher.serves(other.model.pool_id):
+        pool_id = other.model.pool_id
+        if pool_id == plan.specs[0].pool_id or not self._means.dispatcher.serves(pool_id):
             return plan
         return plan._replace(specs=[it._replace(absence_ms=_ABSENCE_MS) for it in plan.specs])
 

@@ -52,7 +52,8 @@ async def test_a_request_that_another_model_may_answer_says_so(
 
 
 @pytest.mark.parametrize(
-    "why", ["nobody stands in", "it is down as well", "its context is too small"]
+    "why",
+    ["nobody stands in", "it is down as well", "its context is too small", "it has the same pool"],
 )
 async def test_who_has_nobody_to_go_to_waits(world, eventually, why: str) -> None:
     async with world() as w, w.http() as http:
@@ -61,6 +62,11 @@ async def test_who_has_nobody_to_go_to_waits(world, eventually, why: str) -> Non
         if why == "it is down as well":
             w.router.cells[1].replicas_ready = 0
             await eventually(lambda: not w.gateway.dispatcher.serves("second"))
+        if why == "it has the same pool":
+            objects = w.feed.objects
+            objects.models[-1].pool_id = "pool"
+            w.feed.replace(objects)
+            await eventually(lambda: w.gateway.watcher.state.models["spare"].pool_id == "pool")
         if why == "its context is too small":
             objects = w.feed.objects
             next(it for it in objects.tiers if it.id == "free").model_limits["spare"].CopyFrom(

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.integration.gateway.test_workers import exchange, long_plan, plain_se
 pytestmark = pytest.mark.real
 
 WAIT_S = 60.0
+NO_PROCESS: Any = None  # it is looked at when the worker is gone
 STREAM = {"max_tokens": 150, "stream": True, "ignore_eos": True}
 SUCCESS = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 
@@ -123,66 +126,45 @@ async def _has(fleet, count: int) -> bool:
 
 
 async def test_a_worker_that_stops_before_it_ever_served_leaves_its_place(tmp_path: Path) -> None:
-    begun: list[Worker] = []
-    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
-    child: Any = None  # it is looked at when the worker is gone
-    with socket.socket() as sock:
-        slot = Slot(settings, 0, sock, begun.append)
-        async with asyncio.TaskGroup() as tasks:
-            keeper = tasks.create_task(slot.run())
-            await asyncio.sleep(0)
-            link, talk = await linked(begun[0], tasks)
-            follow = tasks.create_task(begun[0]._follow(link, child, 10.0))
-            async with asyncio.timeout(WAIT_S):
-                while len(begun) < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(2 * HEARTBEAT_S)  # its next words move nobody
-            assert slot.current is begun[1]
-            for task in (keeper, talk, follow):
-                task.cancel()
-        link.close()
-    for end in begun[1]._sockets:
-        end.close()
+    async with slot_alone(tmp_path) as (slot, begun, tasks):
+        keeper = tasks.create_task(slot.run())
+        await asyncio.sleep(0)
+        link, talk = await linked(begun[0], tasks)
+        follow = tasks.create_task(begun[0]._follow(link, NO_PROCESS, 10.0))
+        async with asyncio.timeout(WAIT_S):
+            while len(begun) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(2 * HEARTBEAT_S)  # its next words move nobody
+        assert slot.current is begun[1]
+        for task in (keeper, talk, follow):
+            task.cancel()
 
 
 async def test_a_new_worker_that_stops_takes_nobodys_place(tmp_path: Path) -> None:
-    begun: list[Worker] = []
-    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
-    with socket.socket() as sock:
-        slot = Slot(settings, 0, sock, begun.append)
-        async with asyncio.TaskGroup() as tasks:
-            keeper = tasks.create_task(slot.run())
-            replaced = tasks.create_task(slot.replace())
-            await asyncio.sleep(0)
-            before, new = begun
-            link, talk = await linked(new, tasks)
-            new.ready.set()  # it was, when it was told to stop
-            assert not await replaced
-            assert slot.current is before
-            assert not before.is_retired
-            keeper.cancel()
-            talk.cancel()
-        link.close()
-    for end in before._sockets:
-        end.close()
+    async with slot_alone(tmp_path) as (slot, begun, tasks):
+        keeper = tasks.create_task(slot.run())
+        replaced = tasks.create_task(slot.replace())
+        await asyncio.sleep(0)
+        before, new = begun
+        _, talk = await linked(new, tasks)
+        new.ready.set()  # it was, when it was told to stop
+        assert not await replaced
+        assert slot.current is before
+        assert not before.is_retired
+        keeper.cancel()
+        talk.cancel()
 
 
 async def test_a_roll_does_not_wait_for_a_new_worker_that_stops(tmp_path: Path) -> None:
-    begun: list[Worker] = []
-    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
-    child: Any = None  # it is looked at when the worker is gone
-    with socket.socket() as sock:
-        slot = Slot(settings, 0, sock, begun.append)
-        async with asyncio.TaskGroup() as tasks:
-            replaced = tasks.create_task(slot.replace())
-            await asyncio.sleep(0)
-            link, talk = await linked(begun[0], tasks)
-            follow = tasks.create_task(begun[0]._follow(link, child, 10.0))
-            async with asyncio.timeout(READY_S / 2):
-                assert not await replaced
-            for task in (talk, follow):
-                task.cancel()
-        link.close()
+    async with slot_alone(tmp_path) as (slot, begun, tasks):
+        replaced = tasks.create_task(slot.replace())
+        await asyncio.sleep(0)
+        link, talk = await linked(begun[0], tasks)
+        follow = tasks.create_task(begun[0]._follow(link, NO_PROCESS, 10.0))
+        async with asyncio.timeout(READY_S / 2):
+            assert not await replaced
+        for task in (talk, follow):
+            task.cancel()
 
 
 async def test_a_new_worker_that_is_not_ready_in_time_finishes_what_it_has_accepted(
@@ -190,26 +172,21 @@ async def test_a_new_worker_that_is_not_ready_in_time_finishes_what_it_has_accep
 ) -> None:
     """It was ready for a moment, which its words do not tell."""
     monkeypatch.setattr("gateway.server.workers.READY_S", 0.1)
-    begun: list[Worker] = []
-    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
     stop = asyncio.Event()
-    with socket.socket() as sock:
-        slot = Slot(settings, 0, sock, begun.append)
-        async with asyncio.TaskGroup() as tasks:
-            replaced = tasks.create_task(slot.replace())
-            await asyncio.sleep(0)
-            [worker] = begun
-            ours, theirs = worker._sockets
-            end = WorkerEnd(theirs, stop)
-            end.serve(read_metrics=bytes, not_ready_because=lambda: "no router is connected")
-            talk = tasks.create_task(end.run())
-            worker.link = await ParentEnd.open(ours)
-            assert not await replaced
-            async with asyncio.timeout(1.0):
-                await stop.wait()
-            assert end.is_retired
-            talk.cancel()
-        worker.link.close()
+    async with slot_alone(tmp_path) as (slot, begun, tasks):
+        replaced = tasks.create_task(slot.replace())
+        await asyncio.sleep(0)
+        [worker] = begun
+        ours, theirs = worker._sockets
+        end = WorkerEnd(theirs, stop)
+        end.serve(read_metrics=bytes, not_ready_because=lambda: "no router is connected")
+        talk = tasks.create_task(end.run())
+        worker.link = await ParentEnd.open(ours)
+        assert not await replaced
+        async with asyncio.timeout(WAIT_S):
+            await stop.wait()
+        assert end.is_retired
+        talk.cancel()
 
 
 async def test_who_is_told_to_stop_before_it_could_serve_ends_and_accepts_nothing(
@@ -231,6 +208,24 @@ async def test_who_is_told_to_stop_before_it_could_serve_ends_and_accepts_nothin
                     assert gateway.not_ready_because()
             slot.setblocking(False)
             slot.accept()[0].close()  # it is still there for whoever can serve it
+
+
+@asynccontextmanager
+async def slot_alone(
+    tmp_path: Path,
+) -> AsyncIterator[tuple[Slot, list[Worker], asyncio.TaskGroup]]:
+    """Yield a slot, the workers that it has begun, none of which has a process, and tasks."""
+    begun: list[Worker] = []
+    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
+    with socket.socket() as sock:
+        async with asyncio.TaskGroup() as tasks:
+            yield Slot(settings, 0, sock, begun.append), begun, tasks
+    for worker in begun:
+        if worker.link is not None:
+            worker.link.close()
+            continue
+        for end in worker._sockets:
+            end.close()
 
 
 async def _set_soon(stop: asyncio.Event) -> None:
