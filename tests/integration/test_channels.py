@@ -70,9 +70,15 @@ async def address(folder) -> AsyncIterator[str]:
     await server.stop(0)
 
 
+async def silence() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
 async def call(channel: grpc.aio.Channel, kind: str = "unary_unary") -> bytes:
     method = getattr(channel, kind)(f"/{Service.ROUTER}/{kind}", None, None)
-    asked = b"?" if kind.startswith("unary") else iter((b"?",))
+    # Nothing is sent on streams: where that meets the refusal, gRPC tells of it instead.
+    asked = b"?" if kind.startswith("unary") else silence()
     async with asyncio.timeout(20):
         if kind.endswith("unary"):
             return await method(asked)
