@@ -3,6 +3,9 @@
 Each pattern is bounded, or begins at one place of a run only and never gives back what it took. One
 of numbers takes nothing (`(?P<it>...)` in a look ahead): each beginning is looked at, so that what
 only looks like a beginning hides no real one.
+
+Groups are not possessive (`(?:...)*+`; `x*+` is fine): Python before 3.11.5, which Debian 12 and
+Ubuntu 22.04 have, goes wrong in those. Here nothing that may fail follows such a group.
 """
 
 import re
@@ -151,7 +154,7 @@ _KEY = (
 # such end, or a far one, goes on to the next space or quote.
 _QUOTED = (
     r"(?P<escape>\\{0,8}+)(?P<quote>[\"'])"
-    r"(?:(?!(?<!\\)(?P=escape)(?P=quote))[\s\S]){1,512}+[^\s\"']*+"
+    r"(?:(?!(?<!\\)(?P=escape)(?P=quote))[\s\S]){1,512}[^\s\"']*+"
 )
 _GIVEN = r"\\{0,8}+[\"']?\s{0,4}+(?::=?|=>?)\s{0,4}+"
 _NAMED = (
@@ -159,7 +162,7 @@ _NAMED = (
     rf"|{_KEY}{_GIVEN}(?:{_QUOTED.replace('escape', 'escape2').replace('quote', 'quote2')}"
     r"|[^\s\"']{6,}+))"
 )
-_INTERNATIONAL = r"(?:\+|00)\d(?:[ ().\u00a0\u202f/-]{0,3}+\d){6,20}+"
+_INTERNATIONAL = r"(?:\+|00)\d(?:[ ().\u00a0\u202f/-]{0,3}+\d){6,20}"
 _AREA = r"(?:\(\d{3}\)[ .-]{0,2}|\(?\d{3}\)?[ .-]{1,2})"
 # Without any space between, only as numbers of North America begin: no time in seconds.
 _TEN_DIGITS = (
@@ -167,7 +170,7 @@ _TEN_DIGITS = (
     r"|1?[2-9]\d\d[2-9]\d{6})(?!\w)"
 )
 _DATE = r"0\d[./-]\d\d[./-](?:19|20)\d\d(?!\d)"
-_TRUNK = rf"(?!{_DATE})\(?0[1-9](?:[ ()./-]{{0,3}}+\d){{7,20}}+"
+_TRUNK = rf"(?!{_DATE})\(?0[1-9](?:[ ()./-]{{0,3}}+\d){{7,20}}"
 
 _PATTERNS: tuple[tuple[Class, str, Callable[[str], Iterable[Span]]], ...] = (
     (Class.SECRET, rf"(?<![A-Za-z0-9]){_PREFIXED}", _whole),
@@ -177,7 +180,7 @@ _PATTERNS: tuple[tuple[Class, str, Callable[[str], Iterable[Span]]], ...] = (
     (
         Class.SECRET,
         r"(?<=://)[^\s/:@]{0,128}+:(?!\d{1,5}[/?#])[^\s@]{1,256}+"
-        r"(?:@[^\s@]{0,100}+(?=@)){0,3}+(?=@)",
+        r"(?:@[^\s@]{0,100}+(?=@)){0,3}(?=@)",
         _whole,
     ),
     (
@@ -188,10 +191,10 @@ _PATTERNS: tuple[tuple[Class, str, Callable[[str], Iterable[Span]]], ...] = (
     # One character, or digit, more than is allowed: where a group ends must be seen.
     (
         Class.IBAN,
-        r"(?<![A-Za-z0-9])(?=(?P<it>[A-Za-z]{2}[0-9]{2}(?:[ \u00a0\u202f-]?[A-Za-z0-9]){11,31}+))",
+        r"(?<![A-Za-z0-9])(?=(?P<it>[A-Za-z]{2}[0-9]{2}(?:[ \u00a0\u202f-]?[A-Za-z0-9]){11,31}))",
         _ibans,
     ),
-    (Class.CARD, rf"(?<!\d)(?=(?P<it>\d(?:{_SEPARATOR}?\d){{12,19}}+))", _cards),
+    (Class.CARD, rf"(?<!\d)(?=(?P<it>\d(?:{_SEPARATOR}?\d){{12,19}}))", _cards),
     (Class.IP, rf"(?<![\w.])(?:{_BYTE}\.){{3}}{_BYTE}(?![\w]|\.\d)", _whole),
     (
         Class.IP,
