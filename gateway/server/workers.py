@@ -6,13 +6,14 @@ socket's queue are taken by the next worker of the slot: none is refused or rese
 """
 
 import asyncio
+import math
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -24,6 +25,7 @@ from sluice.process import HEALTHY_S, ChildProcess, ProcessSpec
 log = structlog.get_logger(__name__)
 
 _START_S = 60.0  # until the first word of a worker: its imports
+_LOOK_S = 0.5
 READY_S = 60.0  # until a worker that replaces a running one is ready
 _END_S = 5.0  # from a worker's last word to its end
 _STOP_MARGIN_S = 10.0
@@ -90,6 +92,8 @@ class Worker:
         finally:
             theirs.close()
         link = self.link = await ParentEnd.open(ours)
+        if self.is_retired:  # before there was a way to tell it
+            link.retire()
         log.info("worker_started", worker=self.name, pid=child.pid)
         try:
             self.ended_because = await self._follow(link, child, freeze_s)
@@ -110,10 +114,7 @@ class Worker:
     async def _follow(self, link: ParentEnd, child: ChildProcess, freeze_s: float) -> str:
         patience_s = _START_S
         try:
-            while True:
-                async with asyncio.timeout(patience_s):
-                    if not await link.next_word():
-                        break
+            while await _next_word(link, patience_s):
                 patience_s = freeze_s
                 if link.is_stopping:
                     self._note_left(self)
@@ -139,6 +140,19 @@ class Worker:
         """End the process: it drains, and is killed when that takes too long."""
         if self._child is not None:
             await self._child.stop()
+
+
+async def _next_word(link: ParentEnd, patience_s: float) -> bool:
+    """Take a worker's next word, as the link does; TimeoutError when there is none for so long.
+
+    Counted in looks, not by the clock: when we ourselves stood still, suspended or starved, its
+    words wait to be read, or it stood still with us.
+    """
+    for _ in range(math.ceil(patience_s / _LOOK_S)):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                return await link.next_word()
+    raise TimeoutError
 
 
 class Slot:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from gateway.server.worker_link import HEARTBEAT_S, ParentEnd, WorkerEnd
 from gateway.server.workers import READY_S, Slot, Worker
 from gateway.settings import GatewaySettings
 from gateway.testing import Plan
+from sluice.process import ProcessSpec
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.integration.gateway.test_workers import exchange, long_plan, plain_settings, request
 
@@ -119,6 +121,47 @@ async def test_a_worker_that_stops_alone_leaves_its_place_at_once(world, fleets)
         for _, writer in streams:
             writer.close()
         await fleet.until(lambda: _has(fleet, 2))
+
+
+async def test_a_parent_that_stood_still_kills_no_worker(world, fleets) -> None:
+    """Alone, or with all of its machine."""
+    async with world() as w, fleets(w.settings, freeze_s=2.0) as fleet:
+        workers = set(fleet.workers)
+        for suspended in ([fleet.parent.pid], [fleet.parent.pid, *workers]):
+            for pid in suspended:
+                os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(3.0)
+            for pid in suspended:
+                os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(1.0)
+            await fleet.until_ready()
+            assert set(fleet.workers) == workers
+        assert "worker_frozen" not in fleet.log_file.read_text()
+
+
+async def test_a_worker_that_is_retired_before_it_can_be_told_is_told_then(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    listens = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"
+    worker = Worker(
+        ProcessSpec(
+            name="worker",
+            command=[sys.executable, "-c", listens, str(theirs.fileno())],
+            env={},
+            log_file=tmp_path / "log",
+            ready=never,
+            pass_fds=(theirs.fileno(),),
+        ),
+        (ours, theirs),
+        lambda _: None,
+    )
+    worker.retire()
+    async with asyncio.timeout(WAIT_S / 2):  # less than a worker may take to start
+        await worker.run(10.0)
+    assert worker.ended_because == "retired"
+
+
+async def never() -> None:
+    """Nobody asks."""
 
 
 async def _has(fleet, count: int) -> bool:
