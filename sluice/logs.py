@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import os
+import stat
 import sys
 from contextlib import suppress
 from typing import TextIO, cast
@@ -32,29 +34,28 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Unfailing(io.TextIOBase):
-    """Drops what cannot be written: the disk is full, or whoever reads the log has gone.
+    """Drops what cannot be written: the disk is full, or who reads the log has gone, or has stopped.
 
-    A log is no reason to fail a request, or the process with all its streams.
+    A log is no reason to fail a request, or the process with all its streams, or to hold them up.
     """
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+    def __init__(self, descriptor: int) -> None:
+        """Write there; a pipe or a socket that is full is not waited for."""
+        self._descriptor = descriptor
+        kind = os.fstat(descriptor).st_mode
+        if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
+            os.set_blocking(descriptor, False)
 
     def write(self, text: str, /) -> int:
-        """Write what can be."""
+        """Write whole lines, if that can be."""
         with suppress(OSError):
-            self._file.write(text)
+            os.write(self._descriptor, text.encode(errors="backslashreplace"))
         return len(text)
-
-    def flush(self) -> None:
-        """Hand it on, if that can be."""
-        with suppress(OSError):
-            self._file.flush()
 
 
 def configure_logs(service: str, *, level: str = "INFO") -> None:
     """Configure structlog and the standard library's logging; call once, in `__main__`."""
-    file = cast("TextIO", _Unfailing(sys.stderr))
+    file = cast("TextIO", _Unfailing(sys.stderr.fileno()))
     handler = logging.StreamHandler(file)
     handler.setFormatter(_JsonFormatter(service))
     logging.basicConfig(level=level, handlers=[handler])
@@ -67,7 +68,7 @@ def configure_logs(service: str, *, level: str = "INFO") -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
-        logger_factory=structlog.PrintLoggerFactory(file),
+        logger_factory=structlog.WriteLoggerFactory(file),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)

@@ -1,6 +1,7 @@
 """Every log line is one JSON object, whatever a library or a client put into it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,33 @@ def test_a_log_that_cannot_be_written_stops_nobody() -> None:
             timeout=60,
         )
     assert done.stdout == "went on\n"
+
+
+TALKER = """
+import structlog
+from sluice.logs import configure_logs
+configure_logs("test")
+for number in range(10_000):
+    structlog.get_logger().warning("said", number=number)
+print("went on")
+"""
+
+
+def test_a_log_that_nobody_reads_any_more_holds_nobody_up() -> None:
+    unread, pipe = os.pipe()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", TALKER],
+            stdout=subprocess.PIPE,
+            stderr=pipe,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        lines = [json.loads(line) for line in os.read(unread, 1 << 20).splitlines()]
+    finally:
+        os.close(unread)
+        os.close(pipe)
+    assert done.stdout == "went on\n"
+    assert [line["number"] for line in lines] == list(range(len(lines)))
+    assert len(lines) > 100
