@@ -170,6 +170,11 @@ class Directory:
         if changed - _UNREMEMBERED:
             self._forget_answers()
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether nobody has said yet what there is."""
+        return not self._state.revisions["keys"]
+
     def authenticate(self, secret: str, now_unix_ms: int) -> Principal:
         """Return the caller whose key text is `secret`; PlatformError 401 otherwise.
 

@@ -17,6 +17,8 @@ from sluice import kafka
 # Beside connections of clients: those to routers, Valkey, brokers and Prometheus, and files.
 _OTHER_FILES = 512
 _WORKERS_PER_CPU_MAX = 8  # more would only take turns
+_NAME_MAX = 64  # of an instance, as its setting says
+_SUFFIX_MAX = len("-255.99999")  # of a worker: its slot, and how often one was started there
 
 
 def problems(settings: GatewaySettings) -> Iterator[str]:
@@ -36,6 +38,11 @@ def _workers(settings: GatewaySettings) -> Iterator[str]:
     most = _WORKERS_PER_CPU_MAX * len(os.sched_getaffinity(0))
     if settings.workers > most:
         yield f"GATEWAY__WORKERS: {settings.workers} are too many for this machine; at most {most}"
+    if settings.workers > 1 and len(settings.instance_id) > _NAME_MAX - _SUFFIX_MAX:
+        yield (
+            "GATEWAY__INSTANCE_ID: workers are called by it and a number, for which it is too long;"
+            f" with several workers it has at most {_NAME_MAX - _SUFFIX_MAX} characters"
+        )
     wanted = settings.connections_max + _OTHER_FILES
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and wanted > hard:

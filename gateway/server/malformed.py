@@ -11,6 +11,8 @@ from gateway.server.errors import HttpError
 LINE_BYTES_MAX = 8192
 FIELD_BYTES_MAX = 16384
 FIELDS_MAX = 128
+# Of a head that has not all come; a worker may hold as many of them as it has connections.
+HEAD_BYTES_MAX = 32768
 
 
 # The first that fits: kind of the parser's error, what its text begins with or holds, our answer.

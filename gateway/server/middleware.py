@@ -13,7 +13,7 @@ from gateway.server.errors import HttpError, body_of, headers_of
 from gateway.server.identity import identity_of, set_identity
 from gateway.server.protocol import UNKNOWN_VERSION, HttpProtocol, too_many_connections
 from gateway.server.routes import Route, Routes
-from sluice.errors import ErrorCode, PlatformError
+from sluice.errors import ErrorCode, PlatformError, RejectedError
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ def note_outcome(request: web.Request, outcome: str) -> None:
 
 
 def authenticate(directory: Directory, request: web.Request) -> Principal:
-    """Return the caller; PlatformError 401 without a good key."""
+    """Return the caller; PlatformError 401 without a good key, 503 while no key is known at all."""
     scheme, _, secret = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     secret = secret.strip()
     if scheme.lower() != "bearer" or not secret:
@@ -36,6 +36,9 @@ def authenticate(directory: Directory, request: web.Request) -> Principal:
             ErrorCode.INVALID_API_KEY,
             "You didn't provide an API key. Send it in the header 'Authorization: Bearer <key>'.",
         )
+    if directory.is_blank:
+        text = "The server has just started and knows no keys yet; try again shortly."
+        raise RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=1.0)
     return directory.authenticate(secret, time.time_ns() // 1_000_000)
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import structlog
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -23,7 +24,13 @@ from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.server.body import BodyBudget, content_length
 from gateway.server.deadlines import Deadlines
 from gateway.server.errors import HttpError, body_of
-from gateway.server.malformed import FIELD_BYTES_MAX, FIELDS_MAX, LINE_BYTES_MAX, malformed
+from gateway.server.malformed import (
+    FIELD_BYTES_MAX,
+    FIELDS_MAX,
+    HEAD_BYTES_MAX,
+    LINE_BYTES_MAX,
+    malformed,
+)
 from gateway.server.request import HttpRequest
 from gateway.server.routes import Handler
 from sluice.errors import ErrorCode, PlatformError, RejectedError
@@ -151,13 +158,13 @@ class HttpServer(web.Server):
 class HttpProtocol(RequestHandler):
     """One connection."""
 
-    __slots__ = ("_has_partial_head", "_rest", "_server", "_stalled", "is_surplus")
+    __slots__ = ("_head_bytes", "_rest", "_server", "_stalled", "is_surplus")
 
     def __init__(self, server: HttpServer, **options: object) -> None:
         """Prepare; see aiohttp for the options."""
         super().__init__(server, **options)  # pyright: ignore[reportArgumentType] - passed on
         self._server = server
-        self._has_partial_head = False
+        self._head_bytes = 0  # of a head that has not all come
         # Bytes of a message that are still to come; 0: the parser is between two.
         self._rest = 0
         self._stalled: asyncio.TimerHandle | None = None
@@ -237,13 +244,16 @@ class HttpProtocol(RequestHandler):
         self._count_down(data, len(messages) - queued)
         if messages or self._request_in_progress:
             self._server.heads.end(self)
-            self._has_partial_head = False
+            self._head_bytes = 0
             if messages and isinstance(getattr(messages[-1][0], "exc", None), HttpProcessingError):
                 self._note_parser_error()
-        elif data:
-            self._has_partial_head = True
-            if self._waiter is not None and not self._waiter.done():
+        elif data and self._waiter is not None and not self._waiter.done():
+            self._head_bytes += len(data)
+            if self._head_bytes <= HEAD_BYTES_MAX:
                 self._server.heads.begin(self)
+            else:
+                text = f"The request's head is longer than {HEAD_BYTES_MAX} bytes."
+                self._end_with(HttpError(431, text))
 
     def _count_down(self, data: bytes, new_messages: int) -> None:
         rest = self._rest
@@ -287,7 +297,7 @@ class HttpProtocol(RequestHandler):
         """End a connection that has not sent a whole head in time."""
         if self.is_busy or self.transport is None:
             return
-        if self._has_partial_head:
+        if self._head_bytes:
             self._end_with(HttpError(408, "The request's head did not arrive in time."))
         else:
             self.force_close()
@@ -454,7 +464,7 @@ def too_many_connections() -> PlatformError:
 def _raw_response(error: PlatformError, request_id: str) -> bytes:
     """Return a whole answer for a connection that is closed after it."""
     body = body_of(error)
-    reason = {408: "Request Timeout", 503: "Service Unavailable"}[error.status]
+    reason = HTTPStatus(error.status).phrase
     retry = "Retry-After: 1\r\n" if error.status == 503 else ""
     head = (
         f"HTTP/1.1 {error.status} {reason}\r\nContent-Type: application/json\r\n{retry}"

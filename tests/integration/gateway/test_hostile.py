@@ -331,6 +331,30 @@ async def test_slow_heads_do_not_keep_others_waiting(server) -> None:
     await server.is_well()
 
 
+async def test_a_head_of_many_long_fields_is_not_kept(server) -> None:
+    before = server.memory_bytes
+    fields = b"".join(b"X-%d: %b\r\n" % (number, b"a" * 16_000) for number in range(120))
+    endless = b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + fields
+    answers = await asyncio.gather(*(server.send(endless) for _ in range(200)))
+    assert server.memory_bytes - before < GROWTH_BYTES_MAX
+    for answer in filter(None, answers):  # others were reset while they sent
+        assert statuses(answer) == [431]
+        check_error(answer)
+    assert any(answers)
+    await server.is_well()
+
+
+async def test_a_body_that_is_dropped_is_no_head(server) -> None:
+    late = post(b"x" * 200_000, length=5 << 20).replace(b"Connection: close\r\n", b"")
+    reader, writer = await server.open()
+    writer.write(late)
+    await reader.readuntil(b'"request_too_large"}}')
+    writer.write(b"x" * 200_000)
+    async with asyncio.timeout(60):
+        assert await reader.read() == b""
+    writer.close()
+
+
 async def test_a_full_worker_answers_probes_and_says_so_to_others(server) -> None:
     await server.until_alone()
     kept = get("/healthz").replace(b"Connection: close\r\n", b"")

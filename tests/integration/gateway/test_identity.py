@@ -6,8 +6,12 @@ import httpx
 import openai
 import pytest
 
+from gateway.app import running_gateway
+from gateway.settings import GatewaySettings
+from sluice.process import free_port
 from sluice.wire.control.v1 import control_pb2 as control
 from tests.integration.gateway.conftest import DEAD_KEY, KEY, OTHER_KEY
+from tests.integration.gateway.test_workers import plain_settings
 
 pytestmark = pytest.mark.real
 
@@ -124,3 +128,17 @@ async def test_a_key_that_is_disabled_is_refused_from_then_on(tenancy, eventuall
     await eventually(lambda: state.keys["key-sk-chat"].is_disabled)
     assert (await tenancy.chat("sk-chat", "tiny")).status_code == 401
     assert (await tenancy.chat(KEY, "tiny")).status_code == 200
+
+
+async def test_a_gateway_that_knows_no_keys_yet_refuses_none_of_them(tmp_path) -> None:
+    """A good key that is called wrong is thrown away."""
+    address = f"127.0.0.1:{free_port()}"
+    settings = GatewaySettings(**plain_settings(tmp_path, address), flush_s=0.0)
+    async with (
+        running_gateway(settings),
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http,
+    ):
+        good = await http.get("/v1/models", headers={"authorization": f"Bearer {KEY}"})
+        assert (good.status_code, good.json()["error"]["code"]) == (503, "unavailable")
+        assert good.headers["retry-after"] == "1"
+        assert (await http.get("/v1/models")).status_code == 401

@@ -206,6 +206,7 @@ BAD_SETTINGS = {
         "GATEWAY__TLS_CERT, GATEWAY__TLS_KEY: ",
     ),
     "many": ({"workers": 256}, "GATEWAY__WORKERS: "),
+    "no room for a number": ({"workers": 2, "instance_id": "g" * 60}, "GATEWAY__INSTANCE_ID: "),
     "files": ({"connections_max": 100_000_000}, "GATEWAY__CONNECTIONS_MAX: "),
     "valkey": ({"valkey_url": "nonsense"}, "GATEWAY__VALKEY_URL: "),
     "valkey, a password cut in two": ({"valkey_url": "redis://:a/b@h:1"}, "GATEWAY__VALKEY_URL: "),
