@@ -291,7 +291,11 @@ class SharedBuckets:
         self._let_go(calls)
 
     def _fail(self, reason: str) -> None:
-        """Stall, and probe later: the later, the more often it has failed lately."""
+        """Stall, and probe later: the later, the more often it has failed lately.
+
+        By a new connection: after a failover the name is another server's, while the one that is
+        connected goes on as a replica, which refuses for good.
+        """
         self._stall(reason)
         now_s = self._loop.time()
         if now_s - self._failed_at_s > _HEALTHY_S:
@@ -300,7 +304,7 @@ class SharedBuckets:
         pause_s *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads
         self._failures += 1
         self._failed_at_s = now_s
-        self._probe_timer = self._loop.call_later(pause_s, self._send)
+        self._probe_timer = self._loop.call_later(pause_s, self._valkey.drop, reason)
 
     def _answer(self, calls: Sequence[Call], verdicts: Iterable[RawVerdict]) -> None:
         leased = self._leased

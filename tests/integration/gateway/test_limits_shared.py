@@ -12,10 +12,12 @@ from urllib.parse import urlsplit
 import hiredis
 import pytest
 
+from cli.stack.valkey import valkey_spec
 from gateway.directory import Principal
 from gateway.limits import script, shared
 from gateway.limits.limiter import Limiter, LimitExceededError, Reservation
 from gateway.limits.valkey import ValkeyClient
+from sluice.process import ChildProcess, free_port
 from sluice.wire.control.v1 import control_pb2 as control
 
 pytestmark = pytest.mark.real
@@ -356,6 +358,49 @@ async def test_without_memory_everybody_decides_locally_until_there_is_some(valk
         await until(lambda: limiter.is_shared)
         later = [await reserve(limiter, who, 1) for _ in range(12)]
         assert sum(one is not None for one in later) == 5, "what was granted locally was told"
+
+
+async def test_after_a_failover_the_new_primary_is_asked(valkey, tmp_path) -> None:
+    """A name moves to the new server, and the old one keeps what is connected: as a replica."""
+    targets = [urlsplit(valkey[1]).port]
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", targets[-1])
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(pour(reader, there[1]))
+            tasks.create_task(pour(there[0], writer))
+
+    port = free_port()
+    child = await ChildProcess.start(
+        valkey_spec(port, tmp_path / "new", tmp_path / "new.log", {}, password="test-secret_1")
+    )
+    server = await asyncio.start_server(forward, "127.0.0.1", 0)
+    name = valkey[1].replace(f":{targets[0]}", f":{server.sockets[0].getsockname()[1]}")
+    try:
+        await child.wait_ready(60)
+        async with server, gateway(name) as limiter:
+            who = caller(rpm=10)
+            assert await reserve(limiter, who)
+            targets.append(port)
+            await command(valkey[1], "REPLICAOF", "127.0.0.1", str(port))
+            assert await reserve(limiter, who), "its share, alone"
+            assert limiter.local_decisions == 1
+            await until(lambda: limiter.is_shared)
+            later = [await reserve(limiter, who) for _ in range(12)]
+            assert sum(one is not None for one in later) == 9, "what it granted alone was told"
+            assert limiter.local_decisions == 1
+    finally:
+        await child.stop()
+
+
+async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while content := await reader.read(65536):
+            writer.write(content)
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
 
 
 async def test_a_frozen_server_costs_the_deadline_once(valkey) -> None:
