@@ -180,6 +180,7 @@ class Embedders:
         self,
         pool_id: str,
         texts: Sequence[Sequence[int]],
+        begin: Callable[[int], None],
         take: Callable[[int, Vector], None],
         *,
         give_up_at_s: float,
@@ -189,6 +190,7 @@ class Embedders:
         Args:
             pool_id: Whose replicas compute.
             texts: Token ids of each, special ones included; at least one text.
+            begin: Called with the index of each text, before a replica is given it.
             take: Called with the index and the vector of each text, in no order.
             give_up_at_s: Loop time.
 
@@ -202,9 +204,9 @@ class Embedders:
         numbered = iter(enumerate(texts))
         try:
             if width == 1:
-                await self._embed_each(pool_id, numbered, take, give_up_at_s)
+                await self._embed_each(pool_id, numbered, begin, take, give_up_at_s)
             else:
-                await self._embed_side_by_side(width, pool_id, numbered, take, give_up_at_s)
+                await self._embed_side_by_side(width, pool_id, numbered, begin, take, give_up_at_s)
         finally:
             self._open[pool_id] -= width
             if not self._open[pool_id]:
@@ -234,6 +236,7 @@ class Embedders:
         width: int,
         pool_id: str,
         numbered: "Iterator[tuple[int, Sequence[int]]]",
+        begin: Callable[[int], None],
         take: Callable[[int, Vector], None],
         give_up_at_s: float,
     ) -> None:
@@ -241,7 +244,7 @@ class Embedders:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(width):
-                    tasks.create_task(self._embed_each(pool_id, numbered, take, give_up_at_s))
+                    tasks.create_task(self._embed_each(pool_id, numbered, begin, take, give_up_at_s))
         except* PlatformError as errors:
             failure = next(e for e in errors.exceptions if isinstance(e, PlatformError))
         if failure is not None:
@@ -251,10 +254,12 @@ class Embedders:
         self,
         pool_id: str,
         numbered: "Iterator[tuple[int, Sequence[int]]]",
+        begin: Callable[[int], None],
         take: Callable[[int, Vector], None],
         give_up_at_s: float,
     ) -> None:
         for index, tokens in numbered:
+            begin(index)
             take(index, await self._embed_one(pool_id, tokens, give_up_at_s))
 
     async def _embed_one(self, pool_id: str, tokens: Sequence[int], give_up_at_s: float) -> Vector:

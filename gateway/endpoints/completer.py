@@ -47,8 +47,11 @@ _NOT_THERE = _STAND_IN | {
 # How long a request waits for replicas of a pool that has none, where another model may answer. An
 # engine that starts again at once, or a router that attaches its own, takes a second or two.
 _ABSENCE_MS = 3000
-# What an engine says of the request itself: it is charged, for compiling a grammar is work, too.
-_JUDGED = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.ENGINE_REFUSED})
+# Who asks for what an engine refuses, or hangs up, has used a request: both can be work, and nobody
+# could be held to a limit who got it back for hanging up.
+_CHARGED = frozenset(
+    {ErrorCode.INVALID_REQUEST, ErrorCode.ENGINE_REFUSED, ErrorCode.CLIENT_CLOSED}
+)
 
 
 class Completer:
@@ -241,7 +244,7 @@ class Completer:
             reservation,
             prompt_tokens=prompt_tokens,
             output_tokens=tally.output_tokens,
-            was_served=was_served or exchange.outcome in _JUDGED,
+            was_served=was_served or exchange.outcome in _CHARGED,
         )
         self._metrics.prompt_tokens.inc(prompt_tokens)
         self._metrics.cached_tokens.inc(tally.cached_tokens)

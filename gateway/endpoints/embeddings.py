@@ -115,19 +115,21 @@ class Embeddings:
         """Settle, count and tell: once per accepted request, whatever happened."""
         now_s, exchange = time.monotonic(), run.exchange
         assert exchange.reservation is not None, "it was accepted"
+        has_left = exchange.outcome == ErrorCode.CLIENT_CLOSED
+        used_tokens = run.begun_tokens if has_left else run.computed_tokens
         self._limiter.settle(
             exchange.reservation,
-            prompt_tokens=run.computed_tokens,
+            prompt_tokens=used_tokens,
             output_tokens=0,
-            was_served=exchange.status == 200,
+            was_served=has_left or exchange.status == 200,
         )
         note_outcome(run.request, exchange.outcome)
         self._metrics.total.observe(now_s - exchange.received_at_s)
-        self._metrics.prompt_tokens.inc(run.computed_tokens)
+        self._metrics.prompt_tokens.inc(used_tokens)
         if exchange.decision is not None:
             tenant_id = exchange.principal.tenant.id
             self._decided.note(tenant_id, exchange.model.id, exchange.decision)
-        tally = Tally(prompt_tokens=run.computed_tokens)
+        tally = Tally(prompt_tokens=used_tokens)
         self._emit(exchange.event(tally, self._gateway_id, now_s))
 
 
@@ -137,7 +139,8 @@ class _Run:
     As a context it is closed at the end of the block, with the outcome of whatever ended it.
 
     Attributes:
-        computed_tokens: Of the texts whose vectors have come.
+        begun_tokens: Of the texts that were given to replicas.
+        computed_tokens: Of those whose vectors have come.
     """
 
     def __init__(
@@ -152,7 +155,7 @@ class _Run:
         self._pieces: list[bytes] = [b""] * len(texts)
         self.request = request
         self.exchange = exchange
-        self.computed_tokens = 0
+        self.begun_tokens = self.computed_tokens = 0
 
     def __enter__(self) -> Self:
         return self
@@ -170,6 +173,9 @@ class _Run:
         """Have all texts computed; each vector is written out as it comes, a little at a time."""
         texts, pieces = self._texts, self._pieces
 
+        def begin(index: int) -> None:
+            self.begun_tokens += len(texts[index])
+
         def take(index: int, vector: Vector) -> None:
             self.computed_tokens += len(texts[index])
             pieces[index] = rendered(index, shortened(vector, dimensions), is_base64=is_base64)
@@ -177,7 +183,7 @@ class _Run:
         self.exchange.submitted("", "", time.monotonic())
         give_up_at_s = asyncio.get_running_loop().time() + DEADLINE_S
         pool_id = self.exchange.model.pool_id
-        await embedders.embed(pool_id, texts, take, give_up_at_s=give_up_at_s)
+        await embedders.embed(pool_id, texts, begin, take, give_up_at_s=give_up_at_s)
 
     async def answer(self) -> web.StreamResponse:
         """Return the answer; a large one has been written by then."""

@@ -35,13 +35,16 @@ class Fleet:
 
     async def embed(self, *texts, within_s: float = 30.0) -> list[list[float]]:
         found: dict[int, list[float]] = {}
+        begun: list[int] = []
 
         def take(index, vector) -> None:
             assert index not in found
+            assert index in begun
             found[index] = list(vector)
 
         give_up_at_s = asyncio.get_running_loop().time() + within_s
-        await self.embedders.embed(POOL, texts, take, give_up_at_s=give_up_at_s)
+        await self.embedders.embed(POOL, texts, begun.append, take, give_up_at_s=give_up_at_s)
+        assert begun == list(range(len(texts)))
         return [found[index] for index in range(len(texts))]
 
 

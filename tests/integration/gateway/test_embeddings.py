@@ -224,6 +224,22 @@ async def test_a_client_that_hangs_up_stops_the_work(embedding, events, eventual
         assert e.world.gateway.embedders.open == 0
 
 
+async def test_who_hangs_up_has_used_what_was_under_way(embedding, events, eventually) -> None:
+    async with embedding() as e, e.world.http(LIMITED) as http:
+        (replica,) = e.replicas
+        replica.answers.clear()
+        body = {"model": MODEL, "input": ["w" * 50] * 18}
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(http.post("/v1/embeddings", json=body))
+            await eventually(lambda: len(replica.texts) == 18)
+            call.cancel()
+        await eventually(lambda: events)
+        assert events[0].prompt_tokens == 18 * len(e.ids("w" * 50))
+        response = await http.post("/v1/embeddings", json=body)
+        assert response.json()["error"]["code"] == "rate_limit_tokens"
+        assert int(response.headers["x-ratelimit-remaining-requests"]) <= 4
+
+
 async def test_limits_count_requests_and_tokens(embedding) -> None:
     async with embedding() as e, e.world.http(LIMITED) as http, e.world.sdk(LIMITED) as sdk:
         began_at_s = time.monotonic()

@@ -8,6 +8,8 @@ import time
 import openai
 import pytest
 
+from gateway.testing import Plan
+
 pytestmark = pytest.mark.real
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -76,6 +78,21 @@ async def test_a_refused_request_costs_nothing(world) -> None:
             *(call(sdk, max_tokens=5) for _ in range(8)), return_exceptions=True
         )
         check_granted(sum(not isinstance(a, Exception) for a in answers), 5, 5, began_s)
+
+
+async def test_who_hangs_up_has_used_a_request(world, eventually) -> None:
+    async with world() as w, w.http(LIMITED) as http:
+        w.router.plan = lambda _: Plan([[]], None)  # a replica is at it, and no token comes
+        submits, body = w.router.submits, {"model": "tiny", "messages": HELLO, "max_tokens": 5}
+        began_s = time.monotonic()
+        for _ in range(12):
+            before = len(submits)
+            async with asyncio.TaskGroup() as tasks:
+                call = tasks.create_task(http.post("/v1/chat/completions", json=body))
+                await eventually(lambda: call.done() or len(submits) > before)  # noqa: B023
+                call.cancel()
+            await eventually(lambda: len(w.router.cancelled) == len(submits))
+        check_granted(len(submits), 5, 5, began_s)
 
 
 async def test_without_valkey_a_bounded_allowance_remains(world, eventually) -> None:
