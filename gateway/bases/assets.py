@@ -134,7 +134,7 @@ class BaseAssets:
             except OutOfTimeError:
                 pass  # a slow template: a thread has more time
         work = partial(self._encode, messages, tools, cache_root, options, CPU_S)
-        return await self._in_thread(partial(work, self._tokenizing))
+        return await self._in_thread(cache_root, partial(work, self._tokenizing))
 
     async def encode_text(
         self, text: str, cache_root: bytes, *, add_special_tokens: bool = True
@@ -149,21 +149,23 @@ class BaseAssets:
         if len(text) <= _INLINE_CHARACTERS_MAX:
             return self._encode_text(text, cache_root, add_special_tokens, None)
         work = partial(self._encode_text, text, cache_root, add_special_tokens)
-        return await self._in_thread(partial(work, self._tokenizing))
+        return await self._in_thread(cache_root, partial(work, self._tokenizing))
 
     async def hash_ids(self, ids: Sequence[int], cache_root: bytes) -> EncodedPrompt:
         """Return a prompt that came as ids, with its block hashes."""
         if len(ids) <= _INLINE_TOKENS_MAX:
             return _hashed(ids, cache_root)
-        return await self._in_thread(partial(_hashed, ids, cache_root))
+        return await self._in_thread(cache_root, partial(_hashed, ids, cache_root))
 
     @property
     def _tokenizing(self) -> Executor | None:
         return self.threads and self.threads.tokenizing
 
-    async def _in_thread(self, make: Callable[[], EncodedPrompt]) -> EncodedPrompt:
-        usual = self.threads and self.threads.usual
-        return await asyncio.get_running_loop().run_in_executor(usual, _packed, make)
+    async def _in_thread(self, owner: bytes, make: Callable[[], EncodedPrompt]) -> EncodedPrompt:
+        work = partial(_packed, make)
+        if self.threads is None:
+            return await asyncio.to_thread(work)
+        return await self.threads.run(owner, work)
 
     def _encode(
         self,

@@ -3,17 +3,25 @@
 Tokenizing takes 0.5 ms per KB and needs no interpreter lock: it has threads of its own, which step
 back when others want the processor. Everything else about a prompt needs the lock, and is done at
 the loop's own priority: whoever steps back with the lock in hand makes the loop wait as well.
+
+Limits are looked at when the tokens of a prompt are known, so they keep nobody from sending more
+prompts than there is room for. Hence owners of prompts take turns: each waits for its own.
 """
 
+import asyncio
 import os
 import threading
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TypeVar
 
 import structlog
 
 log = structlog.get_logger(__name__)
 
 _THREADS = 2
+_Made = TypeVar("_Made")
 _NICENESS = 10  # a tenth of a processor is left to it where the loop wants all of that
 
 
@@ -22,8 +30,47 @@ def tokenizing_threads(processors: int) -> int:
     return max(1, min(_THREADS, processors - 1))
 
 
+class Turns:
+    """A few places, which owners get in turn; of one event loop."""
+
+    def __init__(self, places: int) -> None:
+        """Start with nobody."""
+        self._free = places
+        # In the order of their turns, each with its own in the order of their coming.
+        self._waiting: dict[bytes, deque[asyncio.Future[None]]] = {}
+
+    async def take(self, owner: bytes) -> None:
+        """Wait for a place; `give_back` follows, unless this is cancelled."""
+        if self._free:
+            self._free -= 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        """Let the next one have the place."""
+        while self._waiting:
+            owner = next(iter(self._waiting))
+            places = self._waiting.pop(owner)
+            while places:
+                place = places.popleft()
+                if place.done():
+                    continue  # its client has left
+                if places:
+                    self._waiting[owner] = places
+                place.set_result(None)
+                return
+        self._free += 1
+
+
 class PromptThreads:
-    """Of one process.
+    """Of one process, and its event loop.
 
     Attributes:
         usual: For what needs the interpreter lock; may wait for `tokenizing`, never the other way.
@@ -31,11 +78,20 @@ class PromptThreads:
     """
 
     def __init__(self) -> None:
+        self._turns = Turns(_THREADS)
         processors = len(os.sched_getaffinity(0))
         self.usual: Executor = ThreadPoolExecutor(_THREADS, "prompts")
         self.tokenizing: Executor = ThreadPoolExecutor(
             tokenizing_threads(processors), "tokenizing", initializer=_step_back
         )
+
+    async def run(self, owner: bytes, make: Callable[[], _Made]) -> _Made:
+        """Return what is made in a thread of `usual`, when it is the owner's turn."""
+        await self._turns.take(owner)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.usual, make)
+        finally:
+            self._turns.give_back()
 
     def close(self) -> None:
         """End the threads, after the prompts that they are at; blocks. Nothing is asked then."""

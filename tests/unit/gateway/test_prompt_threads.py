@@ -1,10 +1,12 @@
 """Whoever tokenizes a large prompt steps back for others; whoever holds the lock does not."""
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +82,29 @@ def test_a_prompt_is_tokenized_where_it_was_said(threads: PromptThreads) -> None
         "tokenizing",
         "MainThread",
     ]
+
+
+async def test_who_sends_many_large_prompts_makes_others_wait_for_one_each(
+    threads: PromptThreads,
+) -> None:
+    may_go, made = threading.Event(), list[str]()
+
+    def work(name: str) -> None:
+        may_go.wait(30)
+        made.append(name)
+
+    async with asyncio.TaskGroup() as tasks:
+        names = [*(f"many {number}" for number in range(8)), "left", "other", "third"]
+        calls = {
+            name: tasks.create_task(threads.run(name.split()[0].encode(), partial(work, name)))
+            for name in names
+        }
+        await asyncio.sleep(0)
+        calls["left"].cancel()
+        calls["many 7"].cancel()
+        await asyncio.sleep(0)
+        may_go.set()
+    assert sorted(made) == sorted(set(names) - {"left", "many 7"})
+    # Two have begun, one is next already, and of two threads either may note first.
+    assert max(made.index("other"), made.index("third")) <= 6
+    assert await threads.run(b"many", lambda: "places are free again")
