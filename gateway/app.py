@@ -270,12 +270,12 @@ class Gateway:
         self.http.stop_accepting()
         log.info("drain_started", open=self.dispatcher.open)
         await self.http.wait_goodbyes(self.settings.idle_grace_s)
+        now_s = asyncio.get_running_loop().time
+        until_s = now_s() + self.settings.drain_s
         if is_replaced:
             await self.http.wait_idle(self.settings.drain_s)
-        left = await asyncio.gather(
-            self.dispatcher.drain(self.settings.drain_s),
-            self.embedders.drain(self.settings.drain_s),
-        )
+        left_s = max(0.0, until_s - now_s())
+        left = await asyncio.gather(self.dispatcher.drain(left_s), self.embedders.drain(left_s))
         if any(left):
             log.warning("drain_cut", open=sum(left))
         self.dispatcher.stop_all()

@@ -4,9 +4,8 @@ import sys
 
 import uvloop
 
-from sluice import certificates
+from sluice import certificates, kafka
 from sluice.identity import Role
-from sluice.kafka import KafkaSettings
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
 from telemetry.app import run
@@ -36,7 +35,9 @@ def main() -> None:
     configure_logs("telemetry")
     called = {"TELEMETRY__CONTROL_PLANE_URL": settings.control_plane_url}
     certificates.use(Role.TELEMETRY, called)
-    KafkaSettings.from_environment()  # mistakes now, not when a consumer is made
+    if found := list(kafka.problems(settings.kafka_bootstrap)):
+        sys.stderr.write("\n".join(found) + "\n")
+        sys.exit(2)
     try:
         uvloop.run(_main(settings, prices))
     except OSError as error:

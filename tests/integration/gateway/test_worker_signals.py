@@ -96,6 +96,25 @@ async def test_no_worker_is_started_by_a_roll_once_the_parent_stops(world, fleet
         assert "rolling_restart_started" not in fleet.log_file.read_text()
 
 
+async def test_a_retired_worker_tells_its_streams_their_end_when_its_parent_stops(
+    world, fleets
+) -> None:
+    async with world() as w, fleets(w.settings, drain_s=12.0, idle_grace_s=0.0) as fleet:
+        w.router.plan, w.router.step_s = endless, 0.02
+        async with asyncio.TaskGroup() as tasks:
+            cut = tasks.create_task(exchange(fleet.port, request(STREAM)))
+            while not w.router.submits:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            os.kill(fleet.parent.pid, signal.SIGHUP)
+            await fleet.until(lambda: _has_retired(fleet))
+            os.kill(fleet.parent.pid, signal.SIGTERM)
+        assert b'"code":"draining"' in cut.result(), cut.result()[-300:]
+
+
+async def _has_retired(fleet) -> bool:
+    return {"fleet-0.1", "fleet-1.1"} <= await fleet.names()
+
+
 def endless(submit: wire.Submit) -> Plan:
     return Plan(long_plan(submit).steps, None)
 
