@@ -15,7 +15,7 @@ from router.core.preemption import Preemption
 from router.core.prefix_index import BlockHashes, PrefixIndex
 from router.core.replica_book import ReplicaBook
 from router.core.sessions import Sessions
-from router.core.shedding import AdapterWaiters
+from router.core.shedding import AdapterWaiters, still_waiting
 from router.core.speed import Speed, Usual
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -24,6 +24,7 @@ _SMOOTHING = 0.05
 _OUTPUT_MARGIN = 1.0  # what is booked, over the mean answer; more when it outgrows that
 _TENANTS_KEPT = 4096
 _REPRICED_PER_PASS = 4  # waiting requests whose cached tokens are looked up again
+_SLACK = 64  # of those that were to be looked at and do not wait, besides as many as do
 _LATE_FACTOR = 4.0  # times the objective: from then on a request waits for a group
 _GATHER_S = 0.4  # between two groups of prompts for a replica whose memory is full
 _USUAL_KEPT_S = 0.1
@@ -245,9 +246,12 @@ class CellBook:
         """Let a new request wait."""
         self.is_dirty = True
         self.queue.push(request, now)
-        self.adapter_waiters.add(request)
+        waiting = self.queue.requests
+        self.adapter_waiters.add(request, waiting)
         if request.hashes:
             self._to_price.append(request)
+            if len(self._to_price) > 2 * waiting + _SLACK:  # mostly of those who have gone
+                self._to_price = deque(still_waiting(self._to_price))
 
     def find_usual(self, now: float) -> None:
         """Take the mean of the replicas' speeds anew, and the fastest of them, now and then."""

@@ -1,29 +1,40 @@
 """Waiting requests that need an adapter: under pressure, cold ones go before lower tiers do."""
 
-from collections import deque
+from collections.abc import Iterable
 
 from router.core.adapters import AdapterResidency
 from router.core.model import Request, State
 
 
+_SLACK = 64  # of those that do not wait any more, besides as many as do
+
+
 class AdapterWaiters:
     """The waiting requests of a cell by adapter.
 
-    Told of arrivals alone: what does not wait any more is passed over when it is met.
+    Told of arrivals alone: what does not wait any more is passed over when it is met, and dropped
+    when there is more of it than of what waits.
     """
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("_noted", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Request]] = {}  # by digest, by arrival
+        self._waiting: dict[str, list[Request]] = {}  # by digest, by arrival
+        self._noted = 0  # at least as many as there are
 
-    def add(self, request: Request) -> None:
-        """Note a request that begins to wait."""
+    def add(self, request: Request, waiting: int) -> None:
+        """Note a request that begins to wait; `waiting`: how many do, of all."""
         if not request.adapter:
             return
-        waiting = self._waiting.setdefault(request.adapter, deque())
-        _pass_over(waiting)
-        waiting.append(request)
+        self._waiting.setdefault(request.adapter, []).append(request)
+        self._noted += 1
+        if self._noted > 2 * waiting + _SLACK:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        left = {digest: still_waiting(those) for digest, those in self._waiting.items()}
+        self._waiting = {digest: those for digest, those in left.items() if those}
+        self._noted = sum(map(len, self._waiting.values()))
 
     def cheapest_cold(self, below_priority: int, residency: AdapterResidency) -> Request | None:
         """Return whom to shed of those whose adapter no replica has; None: nobody.
@@ -33,7 +44,8 @@ class AdapterWaiters:
         best: Request | None = None
         for digest in list(self._waiting):
             waiting = self._waiting[digest]
-            _pass_over(waiting)
+            while waiting and waiting[-1].state is not State.QUEUED:
+                waiting.pop()
             if not waiting:
                 del self._waiting[digest]
                 continue
@@ -45,9 +57,6 @@ class AdapterWaiters:
         return best
 
 
-def _pass_over(waiting: deque[Request]) -> None:
-    """Drop what has left the queue, at both ends."""
-    while waiting and waiting[-1].state is not State.QUEUED:
-        waiting.pop()
-    while waiting and waiting[0].state is not State.QUEUED:
-        waiting.popleft()
+def still_waiting(requests: Iterable[Request]) -> list[Request]:
+    """Return those that wait."""
+    return [request for request in requests if request.state is State.QUEUED]

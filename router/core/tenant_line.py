@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from router.core.tiers import Tier
 
 _LATE_FACTOR = 1.2
-_SLACK = 64  # dead heap entries are swept when there are more than this and than live ones
+# Dead heap entries are swept when there are more than this and than live ones, or nothing but them:
+# they keep their requests, and tenants without any are kept for long.
+_SLACK = 64
 
 
 def order_key(request: Request) -> float:
@@ -157,6 +159,7 @@ class Tenant:
         self._hidden.pop(order, None)
         self.requests -= 1
         self.tokens -= request.prompt_tokens
+        self._sweep()
 
     def reprice(self, request: Request, uncached_tokens: int) -> None:
         """Rank a request anew after its prediction has changed."""
@@ -189,15 +192,16 @@ class Tenant:
         self._overdue_tokens += entry.tokens
 
     def _sweep(self) -> None:
-        """Drop dead heap entries when they are the most; costs O(1) per push."""
+        """Drop dead heap entries when they are the most; costs O(1) per push and removal."""
         live = len(self._rest)
-        if len(self._shortest) > 2 * live + _SLACK:
+        entries_max = 2 * live + _SLACK if live else 0
+        if len(self._shortest) > entries_max:
             self._shortest = [e for e in self._shortest if self._rest.get(e[1]) is e[2]]
             heapify(self._shortest)
-        if len(self._due) > 2 * live + _SLACK:
+        if len(self._due) > entries_max:
             self._due = [entry for entry in self._due if entry[1] in self._rest]
             heapify(self._due)
-        if len(self._late) > 2 * live + _SLACK:
+        if len(self._late) > entries_max:
             self._late = [entry for entry in self._late if entry[1] in self._rest]
             heapify(self._late)
 
