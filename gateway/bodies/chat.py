@@ -67,6 +67,11 @@ class ChatRequest(GenerationFields):
         """See the base."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def alternatives_param(self) -> str:
+        """See the base."""
+        return "top_logprobs" if self.top_logprobs else "logprobs"
+
     def prompt_param(self, index: int) -> str:
         """See the base."""
         del index  # there is one

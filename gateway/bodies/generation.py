@@ -1,6 +1,7 @@
 """What chat completions and completions have in common: how an answer is generated. Pure."""
 
-from functools import cached_property
+from collections.abc import Mapping
+from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
@@ -72,6 +73,14 @@ class StreamOptions(Strict):
 
     include_usage: Flag | None = None
     include_obfuscation: Annotated[Any, Only(False)] = None
+
+
+@cache
+def _param_names(grammar: str, logprobs: str) -> Mapping[str, str]:
+    """Return one for all requests with the same: it is kept for as long as they are answered."""
+    same = GenerationFields.model_fields.keys() & engine.Sampling.DESCRIPTOR.fields_by_name.keys()
+    others = {"adapter_digest": "model", "tokens_min": "min_tokens"}
+    return {name: name for name in same} | others | {"grammar": grammar, "logprobs": logprobs}
 
 
 class GenerationFields(Body):
@@ -151,9 +160,19 @@ class GenerationFields(Body):
         """Alternatives to report per token; 0: the token's own probability alone; None: nothing."""
         return None
 
+    @property
+    def alternatives_param(self) -> str:
+        """The field that `alternatives` comes from."""
+        return "logprobs"
+
     def prompt_param(self, index: int) -> str:
         """Return the field that holds a prompt, by its number."""
         raise NotImplementedError
+
+    @property
+    def param_names(self) -> Mapping[str, str]:
+        """The fields of `sampling`, and of what goes with it, by the names that engines have."""
+        return _param_names(self.guide_param or "tools", self.alternatives_param)
 
     @property
     def served_tier(self) -> str | None:

@@ -83,12 +83,17 @@ class EndKind(Enum):
 
 
 class Ending(NamedTuple):
-    """The end of an attempt; `code`, `message` and `retry_after_s` when it is not a success."""
+    """The end of an attempt; all but `kind` when it is not a success.
+
+    Attributes:
+        param: The field of the engine's request at fault; empty: none is known.
+    """
 
     kind: EndKind
     code: ErrorCode = ErrorCode.INTERNAL
     message: str = ""
     retry_after_s: float | None = None
+    param: str = ""
 
     @property
     def outcome(self) -> str:
@@ -118,7 +123,7 @@ def ending_of(outcome: wire.Outcome) -> Ending:
     if code is None:  # a success, or a newer router
         code = ErrorCode.REPLICA_LOST if kind is EndKind.LOST else ErrorCode.ENGINE_FAILED
     retry_after_s = outcome.retry_after_ms / 1000 if outcome.retry_after_ms else None
-    return Ending(kind, code, outcome.message, retry_after_s)
+    return Ending(kind, code, outcome.message, retry_after_s, outcome.param)
 
 
 class Generation(ABC):

@@ -49,10 +49,11 @@ class _ChatTask:
     chunk_kind = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
-    __slots__ = ("_is_forced", "_is_parallel", "_stops", "_tools", "fields")
+    __slots__ = ("_is_forced", "_is_parallel", "_stops", "_tools", "fields", "param_names")
 
     def __init__(self, fields: ChatRequest) -> None:
         self.fields = fields
+        self.param_names = fields.param_names
         self._stops, self._is_parallel = tuple(fields.stops), fields.is_parallel
         self._is_forced = fields.must_call
         functions = [tool.function for tool in fields.callable_tools]

@@ -45,10 +45,11 @@ class _CompletionTask:
     chunk_kind = "text_completion"
     id_prefix = "cmpl"
 
-    __slots__ = ("_stops", "fields")
+    __slots__ = ("_stops", "fields", "param_names")
 
     def __init__(self, fields: CompletionRequest) -> None:
         self.fields = fields
+        self.param_names = fields.param_names
         self._stops = tuple(fields.stops)
 
     async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from gateway.dispatch.generation import Ending
 from gateway.dispatch.streamed import StreamedGeneration
-from gateway.server.errors import error_body
+from gateway.server.errors import body_of
 from gateway.server.live_response import LiveResponse
 from gateway.text.sse import DONE, StreamHead, error_event
-from sluice.errors import STATUS, ErrorCode
+from sluice.errors import ErrorCode, PlatformError
 
 _STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -74,13 +73,12 @@ class EventStream:
         """End a stream that has all its choices."""
         await self._send_last(self._last + usage + DONE)
 
-    async def fail(self, refusal: Ending) -> None:
+    async def fail(self, error: PlatformError) -> None:
         """End a stream with an error; one whose client does not read is cut."""
-        if refusal.code is ErrorCode.SLOW_READER:
+        if error.code is ErrorCode.SLOW_READER:
             self.response.cut()
             return
-        body = error_body(refusal.code, refusal.message, status=STATUS[refusal.code])
-        await self._send_last(error_event(body))
+        await self._send_last(error_event(body_of(error)))
 
     async def _send_last(self, last: bytes) -> None:
         unsent = [stream.stop_writing() for stream in self.streams]

@@ -212,7 +212,7 @@ class Run:
             self.begun()
         if refusal is not None:
             self.exchange.outcome = refusal.code
-            await events.fail(refusal)
+            await events.fail(self._failure_of(refusal))
         else:
             head = events.usage_head
             await events.finish(b"" if head is None else head.usage_chunk(self._usage()))
@@ -296,12 +296,13 @@ class Run:
         return AnsweredError(error, headers)
 
     def _failure_of(self, refusal: Ending) -> PlatformError:
-        has_grammar = self.plan.specs[0].sampling.HasField("grammar")
-        if has_grammar and refusal.code is ErrorCode.INVALID_REQUEST:
-            # All else was checked here; what a grammar comes to is known where it is compiled.
-            return bad_value(self.task.fields.guide_param or "tools", refusal.message)
+        param = self.task.param_names.get(refusal.param)
+        if param is not None and refusal.code is ErrorCode.INVALID_REQUEST:
+            return bad_value(param, refusal.message)
         message = refusal.message or "The request could not be served."
-        return PlatformError(refusal.code, message, retry_after_s=refusal.retry_after_s)
+        return PlatformError(
+            refusal.code, message, retry_after_s=refusal.retry_after_s, param=param
+        )
 
 
 def finish_reason(ending: Ending, generation: Generation) -> str:

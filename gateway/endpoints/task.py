@@ -1,6 +1,6 @@
 """A validated request for text: what an endpoint knows of it, and what it comes to for a model."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -30,6 +30,11 @@ class Task(Protocol):
     kind: str
     chunk_kind: str
     id_prefix: str
+
+    @property
+    def param_names(self) -> Mapping[str, str]:
+        """Fields of the body, by the name that an engine has for what it refuses."""
+        ...
 
     @property
     def fields(self) -> GenerationFields:

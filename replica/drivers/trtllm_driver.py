@@ -162,13 +162,15 @@ class TrtllmDriver:
                 ErrorCode.UNSUPPORTED_PARAMETER,
                 f"a grammar cannot go on behind {request.resumed_tokens} emitted tokens here;"
                 " generate the answer anew",
+                param="grammar",
             )
         if self._check_grammar is not None:
             self._check_grammar(grammar)
         try:
             guide(grammar)
         except ValueError as error:
-            raise RefusedError(ErrorCode.INVALID_REQUEST, f"the grammar: {error}") from None
+            text = f"the grammar: {error}"
+            raise RefusedError(ErrorCode.INVALID_REQUEST, text, param="grammar") from None
 
     def cancel(self, key: int) -> None:
         """End a sequence; its event comes with the next step."""
@@ -276,6 +278,7 @@ class TrtllmDriver:
             raise RefusedError(
                 ErrorCode.ADAPTER_NOT_FOUND,
                 f"adapter {digest[:12]} is not in this engine; load it before its sequences",
+                param="adapter_digest",
             )
         self.check_grammar(request)
 

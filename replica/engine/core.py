@@ -73,6 +73,7 @@ class ScheduledEngine:
             raise RefusedError(
                 ErrorCode.ADAPTER_NOT_FOUND,
                 f"adapter {digest[:12]} is not in this engine; load it before its sequences",
+                param="adapter_digest",
             )
         self._backend.check_request(request)
         self._scheduler.add(request)

@@ -39,6 +39,12 @@ _RULES_MAX = 500
 _OPTIONAL_MAX = 500
 _PATTERNS_MAX = 20  # each is compared with each; 400 took longer than anybody waited
 _MULTIPLE_MAX = 10_000  # the automaton of a multiple has so many states; 40 ms
+# It holds constants as floats, and bounds of integers in 64 bits: the least of these, which is also
+# what lower ones become, overflows its stack.
+_FLOAT_MAX, _INT64_MAX = 1 << 53, (1 << 63) - 1
+_UPPER_BOUNDS = ("maximum", "exclusiveMaximum")
+_BOUNDS = ("minimum", "exclusiveMinimum", *_UPPER_BOUNDS)
+_CONSTANTS = ("const", "enum")
 _DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
 # How JSON is written, which is the gateway's to say and no schema's.
 _OPTIONS_KEY, _OPTIONS_CHARACTERS_MAX = "x-guidance", 200
@@ -82,9 +88,8 @@ def grammar_source(grammar: Grammar) -> str:
 
 def refused(grammar: Grammar, reason: str) -> RefusedError:
     """Return the error that tells a client why."""
-    return RefusedError(
-        ErrorCode.INVALID_REQUEST, f"the grammar ({grammar.kind.value}) cannot be used: {reason}"
-    )
+    message = f"the grammar ({grammar.kind.value}) cannot be used: {reason}"
+    return RefusedError(ErrorCode.INVALID_REQUEST, message, param="grammar")
 
 
 def shortened(message: str) -> str:
@@ -184,6 +189,7 @@ class _Survey:
         optional: Sum of the squares of the optional properties of each object.
         patterns: The same of `patternProperties`.
         string: Longest one.
+        lost: Numbers that the compiler would not keep as they are.
     """
 
     depth: int = 0
@@ -192,6 +198,7 @@ class _Survey:
     string: int = 0
     multiples: list[Fraction] = field(default_factory=list[Fraction])
     references: set[str] = field(default_factory=set[str])
+    lost: list[float] = field(default_factory=list[float])
 
     def add(self, node: Any) -> Iterable[Any]:
         """Take one node; returns those below it."""
@@ -205,6 +212,7 @@ class _Survey:
         if isinstance(reference, str):
             self.references.add(reference)
         self.multiples += _number(node.get("multipleOf"))
+        self.lost += _lost(node)
         self.optional += _optional(node) ** 2
         self.patterns += len(_mapping(node.get("patternProperties"))) ** 2
         return (*node.keys(), *node.values())
@@ -226,6 +234,8 @@ def _check_schema(grammar: Grammar, document: Any) -> None:
     survey = _survey(document)
     if survey.string > _STRING_CHARACTERS_MAX:
         raise refused(grammar, f"a string has more than {_STRING_CHARACTERS_MAX} characters")
+    if survey.lost:
+        raise refused(grammar, f"{survey.lost[0]} is too large a number: it is not kept exactly")
     _check_sums(grammar, survey)
     if survey.depth * (1 + len(survey.references)) > _LEVELS_MAX:
         raise refused(
@@ -248,6 +258,28 @@ def _check_sums(grammar: Grammar, survey: _Survey) -> None:
             grammar,
             f"all its multipleOf, as whole numbers, have a common multiple above {_MULTIPLE_MAX}",
         )
+
+
+def _lost(schema: dict[str, Any]) -> Iterable[float]:
+    """Yield bounds and constants that the compiler would take for another number."""
+    for key in _BOUNDS:
+        for value in _numbers(schema.get(key)):
+            is_beyond = key in _UPPER_BOUNDS and value >= _INT64_MAX  # so far it does not count
+            if not is_beyond and (abs(value) > _INT64_MAX or float(value) != value):
+                yield value
+    for key in _CONSTANTS:
+        level: list[Any] = [schema.get(key)]
+        while level:
+            yield from (it for node in level for it in _numbers(node) if abs(it) > _FLOAT_MAX)
+            level = [below for node in level for below in _below(node)]
+
+
+def _below(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _numbers(value: Any) -> Iterable[float]:
+    return [value] if type(value) in (int, float) else ()
 
 
 def _optional(schema: dict[str, Any]) -> int:

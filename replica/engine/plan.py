@@ -187,8 +187,8 @@ class StepOutput:
         logprobs: Index -> one entry per new token, for the sequences that asked.
         prompt_logprobs: Of prompt parts computed in this step.
         failed: Index -> why this sequence cannot go on; its tokens of this step do not count.
-        refused: Those of `failed` whose request is the reason, e.g. its grammar is stuck: they
-            would fail again wherever they are tried.
+        refused: Those of `failed` whose request is the reason, with the field at fault, e.g. its
+            grammar is stuck: they would fail again wherever they are tried.
     """
 
     tokens: list[int] = field(default_factory=list[int])
@@ -196,7 +196,7 @@ class StepOutput:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
     failed: dict[int, str] = field(default_factory=dict[int, str])
-    refused: set[int] = field(default_factory=set[int])
+    refused: dict[int, str] = field(default_factory=dict[int, str])
 
 
 class StepFailedError(RuntimeError):

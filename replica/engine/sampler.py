@@ -167,6 +167,7 @@ class Sampler:
             raise RefusedError(
                 ErrorCode.UNSUPPORTED_PARAMETER,
                 f"a grammar ({grammar.kind.value}): this engine cannot constrain answers",
+                param="grammar",
             )
         self._grammars.check(grammar)
 
@@ -194,7 +195,9 @@ class Sampler:
             picks = zip(prepared.owners, prepared.offsets, strict=True)
             rows = [(rows[owner][0], rows[owner][1] + offset) for owner, offset in picks]
         chosen = sample(values, rows)
-        output = StepOutput(failed=prepared.refused, refused=set(prepared.refused))
+        output = StepOutput(
+            failed=prepared.refused, refused=dict.fromkeys(prepared.refused, "grammar")
+        )
         kept = _keep(prepared, chosen, output)
         if prepared.has_logprobs:
             _add_logprobs(prepared, own, kept, chosen, output)

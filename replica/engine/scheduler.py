@@ -169,9 +169,9 @@ class Scheduler:
         for index, message in output.failed.items():
             self._release(plan.sampled[index])
             reason, code = Finish.FAILED, ErrorCode.ENGINE_FAILED
-            if index in output.refused:
+            if param := output.refused.get(index, ""):
                 reason, code = Finish.REFUSED, ErrorCode.INVALID_REQUEST
-            self._finish(plan.sampled[index], reason, code, message)
+            self._finish(plan.sampled[index], reason, code, message, param)
         for sequence, reason in ended:
             self._release(sequence)
             self._finish(sequence, reason)
@@ -464,7 +464,12 @@ class Scheduler:
             self.pool.publish(sequence.blocks[index], hashes[index])
 
     def _finish(
-        self, sequence: ScheduledSequence, reason: Finish, code: str = "", message: str = ""
+        self,
+        sequence: ScheduledSequence,
+        reason: Finish,
+        code: str = "",
+        message: str = "",
+        param: str = "",
     ) -> None:
         sequence.ended = True
         request = sequence.request
@@ -489,5 +494,6 @@ class Scheduler:
                 prompt_tokens=sequence.prompt_tokens,
                 output_tokens=sequence.output_tokens,
                 prefill_s=prefill_s,
+                param=param,
             )
         )

@@ -216,6 +216,7 @@ class FinishedEvent:
         prompt_tokens: Length of the prompt.
         output_tokens: Tokens emitted.
         prefill_s: First scheduled -> first token; 0 when there was none.
+        param: As of `RefusedError`; for REFUSED.
     """
 
     key: int
@@ -225,6 +226,7 @@ class FinishedEvent:
     prompt_tokens: int = 0
     output_tokens: int = 0
     prefill_s: float = 0.0
+    param: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,9 +364,16 @@ class KvBlocks:
 
 
 class RefusedError(ValueError):
-    """The sequence cannot be served by this engine, and trying again does not help."""
+    """The sequence cannot be served by this engine, and trying again does not help.
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
+    Attributes:
+        code: What happened.
+        message: For people.
+        param: The field of `SequenceRequest` or `Sampling` at fault; empty: none is known.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, *, param: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.param = param

@@ -26,24 +26,28 @@ def check_request(request: SequenceRequest, limits: Limits, capabilities: Capabi
     """Raise RefusedError, with the limit and the value, when the engine cannot serve this."""
     _check_size(request, limits)
     if max(request.prompt) >= limits.vocabulary or min(request.prompt) < 0:
-        raise _invalid(f"a prompt id is outside the vocabulary of {limits.vocabulary} tokens")
+        text = f"a prompt id is outside the vocabulary of {limits.vocabulary} tokens"
+        raise _invalid("prompt", text)
     if len(request.stop_token_ids) > STOP_IDS_MAX:
-        raise _invalid(f"{len(request.stop_token_ids)} stop token ids; at most {STOP_IDS_MAX}")
+        text = f"{len(request.stop_token_ids)} stop token ids; at most {STOP_IDS_MAX}"
+        raise _invalid("stop_token_ids", text)
     if request.cache_root and len(request.cache_root) != HASH_BYTES:
-        raise _invalid(f"cache_root has {len(request.cache_root)} bytes instead of {HASH_BYTES}")
+        text = f"cache_root has {len(request.cache_root)} bytes instead of {HASH_BYTES}"
+        raise _invalid("cache_root", text)
     if request.adapter_digest and not capabilities.adapter_slots:
-        raise _unsupported(
-            f"adapter {request.adapter_digest[:12]}: this engine serves its base alone"
-        )
+        name = request.adapter_digest[:12]
+        raise _unsupported("adapter_digest", f"adapter {name}: this engine serves its base alone")
     if len(request.forks) > FORKS_MAX:
-        raise _invalid(f"{len(request.forks)} forks; at most {FORKS_MAX}, n = {FORKS_MAX + 1}")
+        text = f"{len(request.forks)} forks; at most {FORKS_MAX}, n = {FORKS_MAX + 1}"
+        raise _invalid("forks", text)
     keys = {request.key, *(fork.key for fork in request.forks)}
     if len(keys) != 1 + len(request.forks):
-        raise _invalid("two forks have the same key; each needs one of its own")
+        raise _invalid("forks", "two forks have the same key; each needs one of its own")
     _check_draft(request.draft_tokens_max, capabilities)
     _check_logprobs("prompt_logprobs", request.prompt_logprobs, capabilities)
     if request.prompt_logprobs >= 0 and not capabilities.has_prompt_logprobs:
-        raise _unsupported("prompt_logprobs: this engine reports none of the prompt")
+        text = "prompt_logprobs: this engine reports none of the prompt"
+        raise _unsupported("prompt_logprobs", text)
     sampling = request.sampling
     if sampling != _PLAIN:
         _check_distribution(sampling)
@@ -53,18 +57,24 @@ def check_request(request: SequenceRequest, limits: Limits, capabilities: Capabi
 
 
 _PLAIN = Sampling()
+# What an engine without `has_penalties` does not do.
+_OF_LOGITS = (
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "min_p", "tokens_min"),
+)
 
 
 def _check_size(request: SequenceRequest, limits: Limits) -> None:
     prompt_tokens = len(request.prompt)
     if prompt_tokens == 0:
-        raise _invalid("the prompt is empty; send at least one token")
+        raise _invalid("prompt", "the prompt is empty; send at least one token")
     if request.output_tokens_max < 1:
-        raise _invalid("output_tokens_max is 0; ask for at least one token")
+        raise _invalid("output_tokens_max", "output_tokens_max is 0; ask for at least one token")
     if not 0 <= request.resumed_tokens < prompt_tokens:
         raise _invalid(
+            "resumed_tokens",
             f"resumed_tokens {request.resumed_tokens} is not in 0..{prompt_tokens - 1}: they are"
-            " the end of the prompt, and something must stand before them"
+            " the end of the prompt, and something must stand before them",
         )
     total = prompt_tokens + request.output_tokens_max
     if total > limits.context_tokens_max:
@@ -83,29 +93,32 @@ def _check_size(request: SequenceRequest, limits: Limits) -> None:
 
 def _check_draft(draft_tokens_max: int, capabilities: Capabilities) -> None:
     if not 0 <= draft_tokens_max <= DRAFT_TOKENS_MAX:
-        raise _invalid(f"draft_tokens_max {draft_tokens_max} is not in 0..{DRAFT_TOKENS_MAX}")
+        text = f"draft_tokens_max {draft_tokens_max} is not in 0..{DRAFT_TOKENS_MAX}"
+        raise _invalid("draft_tokens_max", text)
     if draft_tokens_max and not capabilities.has_drafts:
-        raise _unsupported("draft_tokens_max: this engine does not speculate; send 0")
+        text = "draft_tokens_max: this engine does not speculate; send 0"
+        raise _unsupported("draft_tokens_max", text)
 
 
 def _check_logprobs(name: str, wanted: int, capabilities: Capabilities) -> None:
     if wanted < -1:
-        raise _invalid(f"{name} {wanted} is negative; -1 is off")
+        raise _invalid(name, f"{name} {wanted} is negative; -1 is off")
     if wanted >= 0 and not capabilities.logprobs_max:
-        raise _unsupported(f"{name}: this engine reports none")
+        raise _unsupported(name, f"{name}: this engine reports none")
     if wanted > capabilities.logprobs_max:
-        raise _invalid(f"{name} {wanted}: at most {capabilities.logprobs_max} alternatives")
+        raise _invalid(name, f"{name} {wanted}: at most {capabilities.logprobs_max} alternatives")
 
 
 def _check_distribution(sampling: Sampling) -> None:
     if not (math.isfinite(sampling.temperature) and 0 <= sampling.temperature <= TEMPERATURE_MAX):
-        raise _invalid(f"temperature {sampling.temperature} is not in 0..{TEMPERATURE_MAX:g}")
+        text = f"temperature {sampling.temperature} is not in 0..{TEMPERATURE_MAX:g}"
+        raise _invalid("temperature", text)
     if not 0 < sampling.top_p <= 1:
-        raise _invalid(f"top_p {sampling.top_p} is not in (0, 1]")
+        raise _invalid("top_p", f"top_p {sampling.top_p} is not in (0, 1]")
     if sampling.top_k < 0:
-        raise _invalid(f"top_k {sampling.top_k} is negative")
+        raise _invalid("top_k", f"top_k {sampling.top_k} is negative")
     if not 0 <= sampling.min_p <= 1:
-        raise _invalid(f"min_p {sampling.min_p} is not in [0, 1]")
+        raise _invalid("min_p", f"min_p {sampling.min_p} is not in [0, 1]")
 
 
 def _check_logits(request: SequenceRequest, limits: Limits, capabilities: Capabilities) -> None:
@@ -116,46 +129,41 @@ def _check_logits(request: SequenceRequest, limits: Limits, capabilities: Capabi
         ("frequency_penalty", sampling.frequency_penalty),
     ):
         if not -PENALTY_MAX <= penalty <= PENALTY_MAX:
-            raise _invalid(f"{name} {penalty} is not in {-PENALTY_MAX:g}..{PENALTY_MAX:g}")
+            raise _invalid(name, f"{name} {penalty} is not in {-PENALTY_MAX:g}..{PENALTY_MAX:g}")
     if not REPETITION_PENALTY_MIN <= sampling.repetition_penalty <= REPETITION_PENALTY_MAX:
         raise _invalid(
+            "repetition_penalty",
             f"repetition_penalty {sampling.repetition_penalty} is not in"
-            f" {REPETITION_PENALTY_MIN:g}..{REPETITION_PENALTY_MAX:g}"
+            f" {REPETITION_PENALTY_MIN:g}..{REPETITION_PENALTY_MAX:g}",
         )
     tokens_max = request.resumed_tokens + request.output_tokens_max
     if not 0 <= sampling.tokens_min <= tokens_max:
         raise _invalid(
+            "tokens_min",
             f"min_tokens {sampling.tokens_min} is not in 0..{tokens_max}, which is all that the"
-            " answer may have"
+            " answer may have",
         )
     _check_bias(sampling.logit_bias, limits)
-    plain = (
-        sampling.presence_penalty == sampling.frequency_penalty == sampling.min_p == 0
-        and sampling.repetition_penalty == 1
-        and not sampling.tokens_min
-        and not sampling.logit_bias
-    )
-    if not plain and not capabilities.has_penalties:
-        raise _unsupported(
-            "penalties, logit_bias, min_p, min_tokens: this engine has none of them; leave them out"
-        )
+    for name in () if capabilities.has_penalties else _OF_LOGITS:
+        if getattr(sampling, name) != getattr(_PLAIN, name):
+            raise _unsupported(
+                name, "this engine has no penalties, logit_bias, min_p and min_tokens; leave it out"
+            )
 
 
 def _check_bias(bias: tuple[tuple[int, float], ...], limits: Limits) -> None:
     if len(bias) > BIASES_MAX:
-        raise _invalid(f"{len(bias)} entries of logit_bias; at most {BIASES_MAX}")
+        raise _invalid("logit_bias", f"{len(bias)} entries of logit_bias; at most {BIASES_MAX}")
     seen: set[int] = set()
     for token, value in bias:
         if not 0 <= token < limits.vocabulary:
-            raise _invalid(
-                f"logit_bias: id {token} is outside the vocabulary of {limits.vocabulary} tokens"
-            )
+            text = f"id {token} is outside the vocabulary of {limits.vocabulary} tokens"
+            raise _invalid("logit_bias", f"logit_bias: {text}")
         if token in seen:
-            raise _invalid(f"logit_bias: id {token} is there twice")
+            raise _invalid("logit_bias", f"logit_bias: id {token} is there twice")
         if not -BIAS_MAX <= value <= BIAS_MAX:
-            raise _invalid(
-                f"logit_bias: {value} of id {token} is not in {-BIAS_MAX:g}..{BIAS_MAX:g}"
-            )
+            text = f"{value} of id {token} is not in {-BIAS_MAX:g}..{BIAS_MAX:g}"
+            raise _invalid("logit_bias", f"logit_bias: {text}")
         seen.add(token)
 
 
@@ -163,15 +171,16 @@ def _check_grammar(sampling: Sampling, capabilities: Capabilities) -> None:
     if sampling.grammar is None:
         return
     if not capabilities.has_grammars:
-        raise _unsupported(f"a grammar ({sampling.grammar.kind}): this engine cannot constrain")
+        text = f"a grammar ({sampling.grammar.kind}): this engine cannot constrain answers"
+        raise _unsupported("grammar", text)
     size = len(sampling.grammar.text.encode(errors="surrogatepass"))
     if size > GRAMMAR_BYTES_MAX:
-        raise _invalid(f"the grammar has {size} bytes; at most {GRAMMAR_BYTES_MAX}")
+        raise _invalid("grammar", f"the grammar has {size} bytes; at most {GRAMMAR_BYTES_MAX}")
 
 
-def _invalid(message: str) -> RefusedError:
-    return RefusedError(ErrorCode.INVALID_REQUEST, message)
+def _invalid(param: str, message: str) -> RefusedError:
+    return RefusedError(ErrorCode.INVALID_REQUEST, message, param=param)
 
 
-def _unsupported(message: str) -> RefusedError:
-    return RefusedError(ErrorCode.UNSUPPORTED_PARAMETER, message)
+def _unsupported(param: str, message: str) -> RefusedError:
+    return RefusedError(ErrorCode.UNSUPPORTED_PARAMETER, message, param=param)

@@ -120,7 +120,7 @@ def refused_frame(error: RefusedError) -> wire.HostFrame:
 def refusal(key: int, error: RefusedError, prompt_tokens: int = 0) -> FinishedEvent:
     """Return the end of a sequence that was not taken."""
     reason = _NOT_ITS_FAULT.get(error.code, Finish.REFUSED)
-    return FinishedEvent(key, reason, error.code, error.message, prompt_tokens)
+    return FinishedEvent(key, reason, error.code, error.message, prompt_tokens, param=error.param)
 
 
 def finished_message(sequence: int, event: FinishedEvent) -> wire.Finished:
@@ -133,4 +133,5 @@ def finished_message(sequence: int, event: FinishedEvent) -> wire.Finished:
         prompt_tokens=event.prompt_tokens,
         output_tokens=event.output_tokens,
         prefill_us=micros(event.prefill_s),
+        param=event.param,
     )

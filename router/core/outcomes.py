@@ -23,7 +23,9 @@ NAMES = {
 class Ending:
     """Why a request ends; becomes its `Outcome`."""
 
-    __slots__ = ("code", "kind", "message", "output_tokens", "prefill_us", "retry_after_s")
+    __slots__ = (
+        *("code", "kind", "message", "output_tokens", "param", "prefill_us", "retry_after_s"),
+    )
 
     def __init__(
         self,
@@ -31,6 +33,7 @@ class Ending:
         code: ErrorCode | None = None,
         message: str = "",
         *,
+        param: str = "",
         retry_after_s: float = 0.0,
         output_tokens: int = 0,
         prefill_us: int = 0,
@@ -38,6 +41,7 @@ class Ending:
         self.kind = kind
         self.code = code
         self.message = message
+        self.param = param
         self.retry_after_s = retry_after_s
         self.output_tokens = output_tokens
         self.prefill_us = prefill_us
@@ -50,6 +54,8 @@ class Ending:
             outcome.code = self.code
         if self.message:
             outcome.message = self.message
+        if self.param:
+            outcome.param = self.param
         if self.retry_after_s:
             outcome.retry_after_ms = round(self.retry_after_s * 1000)
         if self.output_tokens:

@@ -332,8 +332,9 @@ class RouterCore:
         what = f": {message}"
         if entry.reason == engine.FINISH_REASON_REFUSED:  # the request's fault, wherever it ran
             code = _REFUSALS.get(entry.code, ErrorCode.ENGINE_REFUSED)
-            kind = wire.OUTCOME_KIND_FAILED
-            self.requests.end(slot.request, Ending(kind, code, message, output_tokens=slot.emitted))
+            kind, tokens = wire.OUTCOME_KIND_FAILED, slot.emitted
+            ending = Ending(kind, code, message, param=entry.param, output_tokens=tokens)
+            self.requests.end(slot.request, ending)
         elif entry.reason == engine.FINISH_REASON_BUSY:
             drains = entry.code == ErrorCode.DRAINING
             pause_s = self.config.draining_pause_s if drains else self.config.busy_pause_s

@@ -43,11 +43,11 @@ def adapted(key: int, digest: str, **fields) -> SequenceRequest:
     return request(key, adapter_digest=digest, cache_root=cache_root("base", digest, b""), **fields)
 
 
-def is_refused(driver, wanted: SequenceRequest, code: ErrorCode) -> str:
+def is_refused(driver, wanted: SequenceRequest, code: ErrorCode, param: str) -> str:
     """Assert that a request is refused and nothing taken; return the message."""
     with pytest.raises(RefusedError) as refused:
         driver.add(wanted)
-    assert refused.value.code is code, refused.value.message
+    assert (refused.value.code, refused.value.param) == (code, param), refused.value.message
     assert not driver.has_work
     return refused.value.message
 
@@ -174,12 +174,12 @@ def test_adapters_in_use_are_not_pushed_out_of_memory(subject) -> None:
 def test_without_slots_adapters_are_refused(subject) -> None:
     driver = subject.make(adapter_slots=0)
     assert driver.capabilities.adapter_slots == 0
-    is_refused(driver, adapted(1, ONE), ErrorCode.UNSUPPORTED_PARAMETER)
+    is_refused(driver, adapted(1, ONE), ErrorCode.UNSUPPORTED_PARAMETER, "adapter_digest")
     served = subject.make(**subjects.ADAPTERS)
     with pytest.raises(RefusedError) as refused:
         driver.put_adapter(ONE, served.read_adapter(ONE, subject.adapters[ONE]))
     assert refused.value.code is ErrorCode.UNSUPPORTED_PARAMETER
-    is_refused(served, adapted(1, ONE), ErrorCode.ADAPTER_NOT_FOUND)
+    is_refused(served, adapted(1, ONE), ErrorCode.ADAPTER_NOT_FOUND, "adapter_digest")
 
 
 # --- KV blocks --------------------------------------------------------------------------------
@@ -239,6 +239,7 @@ def test_logprobs_stand_beside_tokens_or_are_refused(subject) -> None:
                 driver,
                 request(1, sampling=Sampling(logprobs=wanted)),
                 ErrorCode.UNSUPPORTED_PARAMETER,
+                "logprobs",
             )
             assert "logprobs" in message
         return
@@ -259,9 +260,8 @@ def test_logprobs_stand_beside_tokens_or_are_refused(subject) -> None:
             assert values == sorted(values, reverse=True)
             if count:
                 assert entry.top[0] == (token, entry.logprob)  # greedy
-    message = is_refused(
-        driver, request(1, sampling=Sampling(logprobs=limit + 1)), ErrorCode.INVALID_REQUEST
-    )
+    too_many = request(1, sampling=Sampling(logprobs=limit + 1))
+    message = is_refused(driver, too_many, ErrorCode.INVALID_REQUEST, "logprobs")
     assert str(limit) in message
     assert str(limit + 1) in message
 
@@ -269,7 +269,8 @@ def test_logprobs_stand_beside_tokens_or_are_refused(subject) -> None:
 def test_prompt_logprobs_cover_the_prompt_or_are_refused(subject) -> None:
     driver = subject.make()
     if not driver.capabilities.has_prompt_logprobs:
-        is_refused(driver, request(1, prompt_logprobs=0), ErrorCode.UNSUPPORTED_PARAMETER)
+        wanted = request(1, prompt_logprobs=0)
+        is_refused(driver, wanted, ErrorCode.UNSUPPORTED_PARAMETER, "prompt_logprobs")
         return
     for _ in range(2):  # the second time, the prompt is cached
         wanted = request(1, prompt_logprobs=2)
@@ -300,7 +301,7 @@ def test_changes_of_the_distribution_are_served_or_refused(subject, changes) -> 
     if driver.capabilities.has_penalties:
         assert Stepper(driver).run(wanted).reason(1) is Finish.LENGTH
     else:
-        is_refused(driver, wanted, ErrorCode.UNSUPPORTED_PARAMETER)
+        is_refused(driver, wanted, ErrorCode.UNSUPPORTED_PARAMETER, *changes)
 
 
 def test_a_bias_decides_where_there_are_logits(subject) -> None:
@@ -324,7 +325,7 @@ def test_grammars_are_served_or_refused(subject, grammar) -> None:
     driver = subject.make()
     wanted = request(1, ignore_eos=False, sampling=Sampling(grammar=grammar))
     if not driver.capabilities.has_grammars:
-        message = is_refused(driver, wanted, ErrorCode.UNSUPPORTED_PARAMETER)
+        message = is_refused(driver, wanted, ErrorCode.UNSUPPORTED_PARAMETER, "grammar")
         assert "grammar" in message
         return
     reason = Stepper(driver).run(wanted).reason(1)
@@ -338,7 +339,7 @@ def test_a_grammar_that_is_none_costs_only_its_sender(subject) -> None:
     if not driver.capabilities.has_grammars:
         code = ErrorCode.UNSUPPORTED_PARAMETER
     wanted = request(1, sampling=Sampling(grammar=broken))
-    is_refused(driver, wanted, code)
+    is_refused(driver, wanted, code, "grammar")
     if isinstance(driver, ChecksGrammars):
         driver.check_grammar(request(2))
         if driver.capabilities.has_grammars:
@@ -350,8 +351,9 @@ def test_drafts_do_not_change_an_answer_or_are_refused(subject) -> None:
     driver = subject.make()
     wanted = request(1, 60, draft_tokens_max=4)
     if not driver.capabilities.has_drafts:
-        message = is_refused(driver, wanted, ErrorCode.UNSUPPORTED_PARAMETER)
-        assert "draft_tokens_max" in message
+        param = "draft_tokens_max"
+        message = is_refused(driver, wanted, ErrorCode.UNSUPPORTED_PARAMETER, param)
+        assert param in message
         return
     plain = Stepper(subject.make()).run(request(1, 60)).tokens[1]
     # What comes next stands in the prompt, so that lookups find it.

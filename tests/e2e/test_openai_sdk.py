@@ -8,6 +8,7 @@ pytestmark = pytest.mark.real
 
 MODEL = "sluice-tiny"
 MESSAGES = [{"role": "user", "content": "Tell me a story about a river and a gate."}]
+TOOL = {"type": "function", "function": {"name": "get_weather"}}
 
 
 @pytest.fixture
@@ -103,6 +104,27 @@ def test_a_parameter_that_is_not_served_is_named_not_dropped(client) -> None:
         client.chat.completions.create(model=MODEL, messages=MESSAGES, verbosity="high")
     assert caught.value.param == "verbosity"
     assert caught.value.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("param", "options"),
+    [
+        ("presence_penalty", {"presence_penalty": 1}),
+        ("logit_bias", {"logit_bias": {"5": 1}}),
+        ("min_tokens", {"extra_body": {"min_tokens": 2}}),
+        ("logprobs", {"logprobs": True}),
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("tools", {"tools": [TOOL], "tool_choice": "required"}),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "streamed"])
+def test_what_this_engine_cannot_do_is_named(client, param: str, options: dict, is_stream) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=3, stream=is_stream, **options
+        )
+    assert (caught.value.code, caught.value.param) == ("engine_refused", param)
 
 
 def test_a_stop_string_ends_the_text_before_it(client) -> None:

@@ -204,14 +204,17 @@ async def test_a_silent_stream_shows_that_it_lives(world) -> None:
 
 
 async def test_a_failure_after_a_sign_of_life_is_told_in_band(world) -> None:
-    refused = wire.Outcome(kind=wire.OUTCOME_KIND_EVICTED, code="deadline_exceeded")
+    refused = wire.Outcome(
+        kind=wire.OUTCOME_KIND_FAILED, code="invalid_request", message="no", param="grammar"
+    )
     async with world(keep_alive_s=0.05) as w, w.http() as http:
         w.router.plan = lambda _: Plan([[]] * 200, refused)
-        body = {"model": "tiny", "messages": HELLO, "stream": True}
+        body = {"model": "tiny", "messages": HELLO, "stream": True, "regex": "a"}
         response = await http.post(CHAT, json=body)
         assert response.status_code == 200
         last = response.text.strip().split("\n\n")[-1]
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert (error["code"], error["param"]) == ("invalid_request", "regex")
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

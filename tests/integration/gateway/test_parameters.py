@@ -126,3 +126,44 @@ async def test_refusals_name_the_parameter(
         assert response.status_code == 400
         assert response.json()["error"]["param"] == param
         assert w.router.submits == []
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+ASKED = {
+    "grammar": [
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("regex", {"regex": "a"}),
+        ("choice", {"choice": ["a"]}),
+    ],
+    "logprobs": [("top_logprobs", {"logprobs": True, "top_logprobs": 2}), ("logprobs", {})],
+    "tokens_min": [("min_tokens", {"min_tokens": 2})],
+    "logit_bias": [("logit_bias", {"logit_bias": {"5": 1}})],
+    "repetition_penalty": [("repetition_penalty", {"repetition_penalty": 2})],
+    "adapter_digest": [("model", {})],
+    "cache_root": [(None, {})],  # ours, of no field
+    "": [(None, {})],
+}
+
+
+@pytest.mark.parametrize("code", ["engine_refused", "invalid_request"])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_refusals_of_engines_name_the_parameter(
+    world: Any, code: str, is_stream: bool
+) -> None:
+    chat, text = BODY
+    async with world() as w, w.http() as http:
+        for param, cases in ASKED.items():
+            outcome = wire.Outcome(
+                kind=wire.OUTCOME_KIND_FAILED, code=code, message="not here", param=param
+            )
+            w.router.plan = lambda _, outcome=outcome: Plan([], outcome)
+            own = [("tools", {"tools": [TOOL], "tool_choice": "required"})]
+            for name, extra in cases + own * (param == "grammar"):
+                body = {"model": "tiny", "stream": is_stream} | BODY[chat] | extra
+                response = await http.post(chat, json=body)
+                error = response.json()["error"]
+                assert (response.status_code, error["code"]) == (400, code)
+                assert (error["param"], "not here" in error["message"]) == (name, True)
+            name, extra = ("logprobs", {"logprobs": 2}) if param == "logprobs" else cases[-1]
+            body = {"model": "tiny", "stream": is_stream} | BODY[text] | extra
+            assert (await http.post(text, json=body)).json()["error"]["param"] == name

@@ -138,7 +138,8 @@ class MemoryBackend:
             ]
         if sequence.request.key in self.failing:
             output.failed[index] = self.failing[sequence.request.key]
-            output.refused |= {index} if self.blames_requests else set()
+            if self.blames_requests:
+                output.refused[index] = "grammar"
 
     def _score_prompt(self, sequence: ScheduledSequence, count: int, output: StepOutput) -> None:
         end = min(sequence.computed + count, len(sequence.request.prompt) - 1)

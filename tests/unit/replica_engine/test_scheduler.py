@@ -140,11 +140,14 @@ def test_a_step_for_which_there_is_no_memory_fails_alone(
 
 
 @pytest.mark.parametrize(
-    ("is_refused", "reason", "code"),
-    [(False, Finish.FAILED, "engine_failed"), (True, Finish.REFUSED, "invalid_request")],
+    ("is_refused", "reason", "code", "param"),
+    [
+        (False, Finish.FAILED, "engine_failed", ""),
+        (True, Finish.REFUSED, "invalid_request", "grammar"),
+    ],
 )
 def test_a_sequence_that_would_fail_anywhere_is_refused(
-    make_engine, run_to_end, is_refused: bool, reason: Finish, code: str
+    make_engine, run_to_end, is_refused: bool, reason: Finish, code: str, param: str
 ) -> None:
     engine = make_engine()
     engine.add(request(1, [1, 2, 3]))
@@ -153,6 +156,7 @@ def test_a_sequence_that_would_fail_anywhere_is_refused(
     engine._backend.blames_requests = is_refused
     (event,) = engine.step().finished
     assert (event.reason, event.code, event.message) == (reason, code, "its grammar is stuck")
+    assert event.param == param
     assert event.output_tokens == 1
     assert engine.load().kv_blocks_used == 0
 

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -32,6 +32,15 @@ NAN = float("nan")
 
 def sampling(**values) -> dict:
     return {"sampling": Sampling(**values)}
+
+
+def field_of(changes: dict) -> str:
+    """Return the field that was changed."""
+    (name,) = changes
+    if name != "sampling":
+        return name
+    plain, changed = asdict(Sampling()), asdict(changes["sampling"])
+    return next(field for field, value in plain.items() if changed[field] != value)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +93,7 @@ def test_what_no_engine_can_serve_is_refused_with_the_limit(changes, code, text)
     with pytest.raises(RefusedError, match=text) as caught:
         check_request(SequenceRequest(**values), limits, ALL)
     assert caught.value.code == code
+    assert caught.value.param == (field_of(changes) if code == "invalid_request" else "")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +119,7 @@ def test_what_one_engine_lacks_is_refused_there_and_served_elsewhere(changes, mi
     with pytest.raises(RefusedError) as caught:
         check_request(request, LIMITS, replace(ALL, **missing))
     assert caught.value.code == "unsupported_parameter"
+    assert caught.value.param == field_of(changes)
 
 
 def test_a_resumed_answer_may_have_emitted_its_least_tokens_before() -> None:

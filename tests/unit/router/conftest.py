@@ -92,6 +92,7 @@ class Bench:
                 output_tokens=count,
                 code=code,
                 message=message,
+                param=columns.get("param", ""),
             )
         frame.state.CopyFrom(columns.get("state", engine.EngineState()))
         self.core.on_frame(name, epoch, frame, self.now)

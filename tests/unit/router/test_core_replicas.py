@@ -111,9 +111,10 @@ def test_a_refused_caller_is_told_why_and_not_by_whom(bench):
     handle = world.submit()
     refused = {world.slot(handle): engine.FINISH_REASON_REFUSED}
     replica_id = world.slot(handle).replica_id
-    world.frame(replica_id, finished=refused, code="invalid_request", message="no such grammar")
+    why = {"code": "invalid_request", "message": "no such grammar", "param": "grammar"}
+    world.frame(replica_id, finished=refused, **why)
     outcome = world.outcome(handle)
-    assert (outcome.code, outcome.message) == ("invalid_request", "no such grammar")
+    assert {name: getattr(outcome, name) for name in why} == why
 
 
 def test_a_draining_replica_gets_nothing_new(bench):

@@ -461,7 +461,7 @@ class Admitted(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., load_us: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("sequence", "reason", "code", "message", "prompt_tokens", "output_tokens", "prefill_us")
+    __slots__ = ("sequence", "reason", "code", "message", "prompt_tokens", "output_tokens", "prefill_us", "param")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -469,6 +469,7 @@ class Finished(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_US_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     reason: FinishReason
     code: str
@@ -476,7 +477,8 @@ class Finished(_message.Message):
     prompt_tokens: int
     output_tokens: int
     prefill_us: int
-    def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ...) -> None: ...
+    param: str
+    def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ..., param: _Optional[str] = ...) -> None: ...
 
 class EngineState(_message.Message):
     __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "prefill_tokens_owed", "step_us", "adapters_resident", "adapters_changed", "kv_blocks_pinned", "step_prompt_tokens", "prefilling")

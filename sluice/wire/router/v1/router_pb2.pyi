@@ -192,7 +192,7 @@ class Interruption(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., queue_us: _Optional[int] = ..., ended_us: _Optional[int] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("handle", "kind", "code", "message", "retry_after_ms", "output_tokens", "prefill_us", "decision", "before")
+    __slots__ = ("handle", "kind", "code", "message", "retry_after_ms", "output_tokens", "prefill_us", "decision", "before", "param")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class Outcome(_message.Message):
     PREFILL_US_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
     handle: int
     kind: OutcomeKind
     code: str
@@ -211,7 +212,8 @@ class Outcome(_message.Message):
     prefill_us: int
     decision: Explanation
     before: _containers.RepeatedCompositeFieldContainer[Interruption]
-    def __init__(self, handle: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ..., before: _Optional[_Iterable[_Union[Interruption, _Mapping]]] = ...) -> None: ...
+    param: str
+    def __init__(self, handle: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ..., before: _Optional[_Iterable[_Union[Interruption, _Mapping]]] = ..., param: _Optional[str] = ...) -> None: ...
 
 class CellState(_message.Message):
     __slots__ = ("cell_id", "queued", "running", "replicas_ready", "tokens_owed", "kv_free_permille", "wait_ms", "is_draining")
