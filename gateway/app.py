@@ -275,7 +275,11 @@ class Gateway:
         if is_replaced:
             await self.http.wait_idle(self.settings.drain_s)
         left_s = max(0.0, until_s - now_s())
-        left = await asyncio.gather(self.dispatcher.drain(left_s), self.embedders.drain(left_s))
+        *left, _ = await asyncio.gather(
+            self.dispatcher.drain(left_s),
+            self.embedders.drain(left_s),
+            self.http.wait_idle(left_s),  # bodies may be on their way: they are to be answered, too
+        )
         if any(left):
             log.warning("drain_cut", open=sum(left))
         self.dispatcher.stop_all()

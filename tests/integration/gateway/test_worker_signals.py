@@ -111,6 +111,28 @@ async def test_a_retired_worker_tells_its_streams_their_end_when_its_parent_stop
         assert b'"code":"draining"' in cut.result(), cut.result()[-300:]
 
 
+async def test_a_body_that_is_on_its_way_as_the_server_stops_is_answered(world, fleets) -> None:
+    async with world() as w, fleets(w.settings, workers=1, idle_grace_s=0.0) as fleet:
+        whole = request({"max_tokens": 2})
+        reader, writer = await asyncio.open_connection("127.0.0.1", fleet.port)
+        writer.write(whole[:-10])
+        await fleet.until(lambda: _is_connected(fleet))
+        os.kill(fleet.parent.pid, signal.SIGTERM)
+        while "drain_started" not in fleet.log_file.read_text():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.0)
+        writer.write(whole[-10:])
+        async with asyncio.timeout(WAIT_S):
+            answer = await reader.read()
+        assert b"HTTP/1.1 503 " in answer
+        assert b'"code":"draining"' in answer
+        writer.close()
+
+
+async def _is_connected(fleet) -> bool:
+    return "gateway_open_connections 1.0" in (await fleet.ops("/metrics")).text
+
+
 async def _has_retired(fleet) -> bool:
     return {"fleet-0.1", "fleet-1.1"} <= await fleet.names()
 
