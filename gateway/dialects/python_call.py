@@ -6,10 +6,10 @@ literals are taken from the tree.
 
 import ast
 import json
+import math
 import re
 import warnings
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from gateway.dialects.json_text import DEPTH_MAX
 from gateway.dialects.marks import behind_space, matched
@@ -23,7 +23,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]*")
 _RUN = re.compile(r"""[^"'()\[\]{},:\\#]*""")
 _STRING_RUN = {'"': re.compile(r'[^"\\\n]*'), "'": re.compile(r"[^'\\\n]*")}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_WORDS = {"true": True, "false": False, "null": None}
+_WORDS = ("true", "false", "null")
+# For a number that no float holds: readers of JSON take both for the same. It has no infinity.
+_BEYOND = "1e999"
 
 
 class NotACallError(ValueError):
@@ -174,8 +176,7 @@ def _as_json(arguments: str) -> str:
         call = ast.parse("_(" + arguments, mode="eval").body
     if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
         raise NotACallError
-    values = {_keyword(keyword): _literal(keyword.value) for keyword in call.keywords}
-    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = _object({_keyword(keyword): keyword.value for keyword in call.keywords})
     # Pairs of surrogates, as JSON escapes them, become characters; half a pair fails.
     return text.encode("utf-16", "surrogatepass").decode("utf-16")
 
@@ -186,20 +187,30 @@ def _keyword(keyword: ast.keyword) -> str:
     return keyword.arg
 
 
-def _literal(node: ast.expr) -> Any:
+def _literal(node: ast.expr) -> str:
+    """Return a literal as JSON."""
     match node:
+        case ast.Constant(value=float() as value) if math.isinf(value):
+            return _BEYOND
         case ast.Constant(value=str() | bool() | int() | float() | None as value):
-            return value
+            return json.dumps(value, ensure_ascii=False)
         case ast.Name(id=word) if word in _WORDS:
-            return _WORDS[word]
+            return word
         case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_literal(item) for item in items]
+            return f"[{','.join(map(_literal, items))}]"
         case ast.Dict(keys=keys, values=values):
-            return {_key(key): _literal(value) for key, value in zip(keys, values, strict=True)}
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
+            return _object({_key(key): value for key, value in zip(keys, values, strict=True)})
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value) as number) if type(
+            value
+        ) in (int, float):
+            return "-" + _literal(number)
         case _:
             raise NotACallError
+
+
+def _object(values: Mapping[str, ast.expr]) -> str:
+    pairs = (f"{json.dumps(k, ensure_ascii=False)}:{_literal(v)}" for k, v in values.items())
+    return f"{{{','.join(pairs)}}}"
 
 
 def _key(node: ast.expr | None) -> str:

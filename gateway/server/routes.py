@@ -43,8 +43,6 @@ class Route:
     def handler(self, method: str) -> Handler:
         """Return what answers; MethodNotAllowedError when nothing does."""
         handler = self.handlers.get(method)
-        if handler is None and method == "HEAD":
-            handler = self.handlers.get("GET")
         if handler is None:
             raise MethodNotAllowedError(", ".join(sorted(self.handlers)))
         return handler
@@ -68,6 +66,8 @@ class Routes:
         else:
             route = self._exact.setdefault(path, Route(path, is_open_when_full))
         route.handlers[method] = handler
+        if method == "GET":
+            route.handlers["HEAD"] = handler
 
     def find(self, path: str) -> Route:
         """Return the route of a path; PlatformError 404 when there is none."""

@@ -114,9 +114,15 @@ class TextOffsets:
         self._length = 0
 
     def add(self, data: bytes) -> int:
-        """Take the bytes of the next token; return how many characters are whole before them."""
-        offset = self._length
-        self._length += len(self._decoder.decode(data))
+        """Take the bytes of the next token; return how many characters stand before them.
+
+        A token begins within the character that it goes on with, and behind one that it breaks off.
+        """
+        begun = self._decoder.decode(data[:1])
+        is_open = bool(self._decoder.getstate()[0])
+        # One byte is a part of one character: what is more stands for the one that was broken off.
+        offset = self._length + max(0, len(begun) + is_open - 1)
+        self._length += len(begun) + len(self._decoder.decode(data[1:]))
         return offset
 
 

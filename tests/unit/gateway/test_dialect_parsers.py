@@ -197,6 +197,12 @@ RECORDED: dict[str, tuple[Dialect, str, Answer]] = {
         '[f(a="),]", b="1\n2", c="\\ud83d\\ude00 \\/")]',
         Answer("", (("f", '{"a":"),]","b":"1\\n2","c":"😀 /"}'),)),
     ),
+    "pythonic, numbers": (
+        LLAMA,
+        "[f(a=2E38252, b=[-2e999, -0.5, -7, 1e16], c={'x': false})]",
+        Answer("", (("f", '{"a":1e999,"b":[-1e999,-0.5,-7,1e+16],"c":{"x":false}}'),)),
+    ),
+    "pythonic, no number": (LLAMA, "[f(a=-True)]", Answer("[f(a=-True)]")),
     "pythonic, a list that is the answer": (LLAMA, "[1, 2, 3]", Answer("[1, 2, 3]")),
     "pythonic, a link": (LLAMA, "[f](http://x)", Answer("[f](http://x)")),
     "pythonic, no literal": (

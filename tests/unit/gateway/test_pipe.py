@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models
 from gateway.dialects.delta import NOTHING, CallDelta, Delta, joined
 from gateway.dialects.marks import ReasoningMarks
 from gateway.dialects.reasoning import ReasoningParser
-from gateway.text.detokenizer import token_table
+from gateway.text.detokenizer import TokenTable, token_table
 from gateway.text.logprobs import (
     LOGPROB_MIN,
     LogprobLine,
@@ -211,6 +211,27 @@ def test_tokens_of_reasoning_are_counted(
     pipe = TextPipe(TABLE, (), parser)
     run(pipe, ids(text), group)
     assert pipe.reasoning_tokens == len(ids(reasoning))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "offsets"),
+    [
+        ([b"a", b"\xf0\x9f", b"b", b"c"], [0, 1, 2, 3]),
+        ([b"\xf0\x9f", b"\xf0\x9f\x98\x80", b"c"], [0, 1, 2]),
+        ([b"\xf0\x9f", b"\xf0\x9f", b"\x98\x80c", b"d"], [0, 1, 1, 3]),
+        ([b"\xf0", b"\xff", b"c"], [0, 1, 2]),
+        ([b"\xef\xbf", b"\xbd", b"c"], [0, 0, 1]),  # the replacement character itself
+        ([b"a", b"", b"b"], [0, 1, 1]),
+    ],
+)
+def test_offsets_count_a_character_that_is_broken_off(
+    tokens: list[bytes], offsets: list[int]
+) -> None:
+    counted = TextOffsets()
+    assert [counted.add(token) for token in tokens] == offsets
+    pieces = TokenTable([None] * len(tokens), tokens, TABLE.tokenizer, frozenset())
+    text = TextPipe(pieces).push(range(len(tokens))).content
+    assert text[offsets[-1] :] == tokens[-1].decode()
 
 
 @given(st.text(alphabet="a é😀", max_size=20))

@@ -116,7 +116,7 @@ def test_routes_are_exact_or_prefixes() -> None:
         assert unknown.value.status == 404
     with pytest.raises(MethodNotAllowedError) as refused:
         found.find("/v1/models").handler("PUT")
-    assert refused.value.headers == {"Allow": "GET, POST"}
+    assert refused.value.headers == {"Allow": "GET, HEAD, POST"}
 
 
 @given(st.text())
