@@ -347,8 +347,9 @@ class _Patience:
                 until_s = self._sent_on_until_s(now_s)
         left_s = until_s - _RETRY_PAUSE_S - now_s
         if left_s <= 0:
-            is_new = ending.kind is EndKind.REFUSED and not self._is_begun
-            return ending if is_new else _refused(ending, ErrorCode.REPLICA_LOST)
+            if self._is_begun:
+                return _refused(ending, ErrorCode.REPLICA_LOST)
+            return _NO_TOKEN if ending.kind is EndKind.LOST else ending
         # What was lost together does not ask again together.
         spread = 1 - self._generation.spec.wish.salt % 1024 / 2048
         self.pause_s = min(self._next_pause_s * spread, left_s)

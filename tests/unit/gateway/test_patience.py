@@ -48,6 +48,15 @@ def test_a_begun_answer_waits_for_the_only_replica_as_long_as_a_new_one(
     assert refused.code is ErrorCode.REPLICA_LOST
 
 
+def test_who_has_no_token_at_its_deadline_is_told_so_whatever_was_lost_meanwhile() -> None:
+    patience = _Patience(made_by(deadline_ms=500), 0.0)
+    frozen = Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone")
+    assert patience.refusal(frozen, 0.1) is None
+    refused = patience.refusal(frozen, 0.9)
+    assert refused is not None
+    assert refused.code is ErrorCode.DEADLINE_EXCEEDED
+
+
 def test_who_is_refused_asks_less_and_less_often() -> None:
     patience = _Patience(begun(made_by()), 0.0)
     pauses = []
