@@ -100,18 +100,17 @@ def main() -> None:
     certificates.use(Role.GATEWAY)
     # A prompt is one short text: spreading it over threads costs more than it brings.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if sys.argv[1:2] == ["worker"]:
+    is_worker = sys.argv[1:2] == ["worker"]
+    if not is_worker and (found := list(problems(settings))):
+        sys.stderr.write("\n".join(found) + "\n")
+        raise SystemExit(2)
+    allow_open_files(settings)
+    if is_worker:
         listener, link, ready_wait_s = sys.argv[2:]
         # All workers write into the log of their parent.
         structlog.contextvars.bind_contextvars(worker=settings.instance_id)
-        allow_open_files(settings)
         uvloop.run(_serve_slot(settings, int(listener), int(link), float(ready_wait_s)))
-        return
-    if found := list(problems(settings)):
-        sys.stderr.write("\n".join(found) + "\n")
-        raise SystemExit(2)
-    if settings.workers == 1:
-        allow_open_files(settings)
+    elif settings.workers == 1:
         uvloop.run(_serve_alone(settings))
     else:
         uvloop.run(_supervise(settings))

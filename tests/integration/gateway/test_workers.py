@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -147,6 +148,20 @@ async def test_a_worker_that_dies_or_freezes_is_replaced(world, fleets) -> None:
                 assert answer.startswith(b"HTTP/1.1 200 ")
             line = f'gateway_worker_ends_total{{reason="{reason}"}} 1.0'
             assert line in (await fleet.ops("/metrics")).text
+
+
+async def test_a_parent_may_open_files_as_its_workers_may(world, fleets) -> None:
+    """Its own are few, until many ask it for its health and hang."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 3_000
+    async with world() as w:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted // 2, before[1]))
+            async with fleets(w.settings, connections_max=wanted) as fleet:
+                for pid in (fleet.parent.pid, *fleet.workers):
+                    assert psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)[0] > wanted
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_workers_end_when_their_parent_is_killed(world, fleets) -> None:
