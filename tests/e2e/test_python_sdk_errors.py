@@ -50,6 +50,18 @@ def with_key(client: openai.OpenAI, key: str, **options) -> openai.OpenAI:
             },
         ),
         (
+            "response_format",  # of which the grammar's compiler would die, and the engine with it
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {
+                        "name": "x",
+                        "schema": {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)},
+                    },
+                }
+            },
+        ),
+        (
             "tools",
             {
                 "tools": [
