@@ -244,7 +244,8 @@ class Embedders:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(width):
-                    tasks.create_task(self._embed_each(pool_id, numbered, begin, take, give_up_at_s))
+                    each = self._embed_each(pool_id, numbered, begin, take, give_up_at_s)
+                    tasks.create_task(each)
         except* PlatformError as errors:
             failure = next(e for e in errors.exceptions if isinstance(e, PlatformError))
         if failure is not None:

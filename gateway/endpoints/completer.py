@@ -49,9 +49,7 @@ _NOT_THERE = _STAND_IN | {
 _ABSENCE_MS = 3000
 # Who asks for what an engine refuses, or hangs up, has used a request: both can be work, and nobody
 # could be held to a limit who got it back for hanging up.
-_CHARGED = frozenset(
-    {ErrorCode.INVALID_REQUEST, ErrorCode.ENGINE_REFUSED, ErrorCode.CLIENT_CLOSED}
-)
+_CHARGED = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.ENGINE_REFUSED, ErrorCode.CLIENT_CLOSED})
 
 
 class Completer:

@@ -20,8 +20,8 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 
-def failing(code: str, kind: int = wire.OUTCOME_KIND_FAILED) -> Plan:
-    return Plan([[]], wire.Outcome(kind=kind, code=code, message="it is none"))
+def failing(code: str, kind: int = wire.OUTCOME_KIND_FAILED, param: str = "") -> Plan:
+    return Plan([[]], wire.Outcome(kind=kind, code=code, message="it is none", param=param))
 
 
 def let_it_reason(w, home) -> None:
@@ -129,7 +129,7 @@ async def test_of_an_enforced_call_that_is_cut_no_mark_is_shown(world, is_stream
 
 async def test_a_grammar_that_is_none_costs_its_request_and_nothing_else(world) -> None:
     async with world() as w, w.http(LIMITED) as http:
-        w.router.plan = lambda _: failing("invalid_request")
+        w.router.plan = lambda _: failing("invalid_request", param="grammar")
         body = {"model": "tiny", "messages": HELLO, "regex": "[0-9", "max_tokens": 5}
         for _ in range(100):
             response = await http.post(CHAT, json=body)
