@@ -34,7 +34,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Unfailing(io.TextIOBase):
-    """Drops what cannot be written: the disk is full, or who reads the log has gone, or has stopped.
+    """Drops what cannot be written: the disk is full, or who reads the log has gone or stopped.
 
     A log is no reason to fail a request, or the process with all its streams, or to hold them up.
     """

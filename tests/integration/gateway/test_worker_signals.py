@@ -118,7 +118,7 @@ async def test_a_body_that_is_on_its_way_as_the_server_stops_is_answered(world, 
         writer.write(whole[:-10])
         await fleet.until(lambda: _is_connected(fleet))
         os.kill(fleet.parent.pid, signal.SIGTERM)
-        while "drain_started" not in fleet.log_file.read_text():
+        while "drain_started" not in fleet.log_file.read_text():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(1.0)
         writer.write(whole[-10:])
