@@ -31,8 +31,11 @@ up: setup ## Start the whole platform on this machine (ARGS=--detach, ARGS='--en
 down: setup ## Stop what `make up` started
 	@$(BIN)/sluice down
 
+# Tests of real servers wait for half of their time: half as many workers again as cores.
+TEST_WORKERS = $(shell cores=$$(nproc); echo $$(((cores < 4 ? cores : 4) * 3 / 2)))
+
 test: setup ## All tests, on real servers from pip wheels, on up to four cores
-	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 test-unit: setup ## Unit and simulation tests only (about two minutes)
 	@$(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
