@@ -76,6 +76,7 @@ class CountingThreads(PromptThreads):
     """Counts what is handed to each kind."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.usual = CountingExecutor()
         self.tokenizing = CountingExecutor()
 
