@@ -4,9 +4,13 @@ import io
 import json
 import logging
 import os
+import socket
 import stat
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TextIO, cast
 
 import structlog
@@ -34,28 +38,71 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Unfailing(io.TextIOBase):
-    """Drops what cannot be written: the disk is full, or who reads the log has gone or stopped.
+    """Drops lines that cannot be written: the disk is full, or nobody reads the log any more.
 
     A log is no reason to fail a request, or the process with all its streams, or to hold them up.
+    Of a line that has begun, the rest goes out before the next one; how many lines were dropped is
+    told by the next one that can be written.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        """Write there; a pipe or a socket that is full is not waited for."""
-        self._descriptor = descriptor
-        kind = os.fstat(descriptor).st_mode
-        if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
-            os.set_blocking(descriptor, False)
+    def __init__(self, service: str, descriptor: int) -> None:
+        """Write there."""
+        self._service = service
+        self._send = _sender(descriptor)
+        self._lock = threading.RLock()  # the collector may log, in the middle of a line
+        self._rest = b""
+        self._dropped = 0
 
     def write(self, text: str, /) -> int:
-        """Write whole lines, if that can be."""
-        with suppress(OSError):
-            os.write(self._descriptor, text.encode(errors="backslashreplace"))
+        """Write one line, its end included, or drop it."""
+        with self._lock:
+            self._rest = self._unsent(self._rest)
+            line = self._about_dropped() + text.encode(errors="backslashreplace")
+            rest = line if self._rest else self._unsent(line)
+            if len(rest) == len(line):  # not begun
+                self._dropped += 1
+            else:
+                self._rest, self._dropped = rest, 0
         return len(text)
+
+    def _unsent(self, data: bytes) -> bytes:
+        with suppress(OSError):
+            return data[self._send(data) :] if data else data
+        return data
+
+    def _about_dropped(self) -> bytes:
+        if not self._dropped:
+            return b""
+        fields = {
+            "service": self._service,
+            "pid": os.getpid(),
+            "lines": self._dropped,
+            "event": "log_lines_dropped",
+            "level": "warning",
+        }
+        return f"{json.dumps(fields)}\n".encode()
+
+
+def _sender(descriptor: int) -> Callable[[bytes], int]:
+    """Return what writes as much as can be written at once, and returns how much that was.
+
+    What a pipe's or a socket's other holders do must not change, so that none is made non-blocking:
+    a pipe is opened once more, for us alone. Where that cannot be, without /proc for one, whoever
+    stops reading it holds us up; so does a terminal.
+    """
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISSOCK(kind):
+        held = socket.socket(fileno=os.dup(descriptor))
+        return lambda data: held.send(data, socket.MSG_DONTWAIT)
+    if stat.S_ISFIFO(kind):
+        with suppress(OSError):
+            descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK)
+    return partial(os.write, descriptor)
 
 
 def configure_logs(service: str, *, level: str = "INFO") -> None:
     """Configure structlog and the standard library's logging; call once, in `__main__`."""
-    file = cast("TextIO", _Unfailing(sys.stderr.fileno()))
+    file = cast("TextIO", _Unfailing(service, sys.stderr.fileno()))
     handler = logging.StreamHandler(file)
     handler.setFormatter(_JsonFormatter(service))
     logging.basicConfig(level=level, handlers=[handler])

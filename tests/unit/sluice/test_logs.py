@@ -2,9 +2,13 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 PROGRAM = """
 import logging
@@ -58,30 +62,60 @@ def test_a_log_that_cannot_be_written_stops_nobody() -> None:
 
 
 TALKER = """
+import sys
 import structlog
 from sluice.logs import configure_logs
 configure_logs("test")
 for number in range(10_000):
-    structlog.get_logger().warning("said", number=number)
-print("went on")
+    structlog.get_logger().warning("said", number=number, pad="x" * int(sys.argv[1]))
+print("went on", flush=True)
+sys.stdin.readline()
+structlog.get_logger().warning("said", number=10_000)
 """
+LONG = 9_000  # more than a pipe takes as one
 
 
-def test_a_log_that_nobody_reads_any_more_holds_nobody_up() -> None:
-    unread, pipe = os.pipe()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", TALKER],
+def ends(kind: str) -> tuple[int, int]:
+    """Return where a log is read, and where it is written."""
+    if kind == "pipe":
+        return os.pipe()
+    one, other = socket.socketpair()
+    return one.detach(), other.detach()
+
+
+def everything_in(unread: int) -> bytes:
+    """Return what waits to be read."""
+    os.set_blocking(unread, False)
+    read = b""
+    with suppress(BlockingIOError):
+        while piece := os.read(unread, 1 << 20):
+            read += piece
+    return read
+
+
+@pytest.mark.parametrize("pad", [0, LONG])
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_a_log_that_nobody_reads_for_a_while_holds_nobody_up(kind: str, pad: int) -> None:
+    unread, end = ends(kind)
+    with (
+        os.fdopen(unread, "rb", buffering=0),
+        os.fdopen(end, "wb", buffering=0) as held,
+        subprocess.Popen(
+            [sys.executable, "-c", TALKER, str(pad)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=pipe,
+            stderr=held,
             text=True,
-            check=False,
-            timeout=60,
-        )
-        lines = [json.loads(line) for line in os.read(unread, 1 << 20).splitlines()]
-    finally:
-        os.close(unread)
-        os.close(pipe)
-    assert done.stdout == "went on\n"
+        ) as talker,
+    ):
+        assert talker.stdout is not None
+        assert talker.stdout.readline() == "went on\n"
+        assert os.get_blocking(end)  # it is not ours alone
+        read = everything_in(unread)
+        talker.communicate("\n", timeout=60)
+        *lines, dropped, last = map(json.loads, (read + everything_in(unread)).splitlines())
     assert [line["number"] for line in lines] == list(range(len(lines)))
-    assert len(lines) > 100
+    assert len(lines) > 5
+    assert (dropped["event"], dropped["service"]) == ("log_lines_dropped", "test")
+    assert dropped["lines"] == 10_000 - len(lines)
+    assert last["number"] == 10_000
