@@ -81,7 +81,7 @@ class Embedders:
         self._leaving: list[_Replica] = []
         self._open: dict[str, int] = {}  # pool -> texts that its requests may have under way
         self._idle = asyncio.Event()
-        self._is_draining = False
+        self._is_draining = self._is_stopping = False
 
     @property
     def open(self) -> int:
@@ -176,6 +176,12 @@ class Embedders:
                     await self._idle.wait()
         return self.open
 
+    def stop_all(self) -> None:
+        """Refuse all texts that still run, and whatever comes: the process is about to exit."""
+        self._is_stopping = True
+        for replica in self._replicas.values():
+            replica.release()
+
     async def embed(
         self,
         pool_id: str,
@@ -216,8 +222,7 @@ class Embedders:
 
     def _admit(self, pool_id: str, width: int) -> None:
         if self._is_draining:
-            text = "This server is stopping; try again, another one will answer."
-            raise RejectedError(ErrorCode.DRAINING, text, retry_after_s=_RETRY_S)
+            raise _stopping()
         usable = self._usable(pool_id)
         if not usable:
             text = "No replica serves this model at the moment."
@@ -266,7 +271,7 @@ class Embedders:
     async def _embed_one(self, pool_id: str, tokens: Sequence[int], give_up_at_s: float) -> Vector:
         tried: list[str] = []
         failure: FailedError | None = None
-        while len(tried) < ATTEMPTS_MAX:
+        while len(tried) < ATTEMPTS_MAX and not self._is_stopping:
             usable = {r.standing.replica_id: r for r in self._usable(pool_id)}
             standings = [r.standing for r in usable.values()]
             chosen = choose(standings, tried)
@@ -279,6 +284,8 @@ class Embedders:
                 if error.code is ErrorCode.DEADLINE_EXCEEDED:
                     raise
                 failure = error
+        if self._is_stopping:
+            raise _stopping()
         assert failure is not None, "every attempt returned or failed"
         raise failure
 
@@ -352,6 +359,11 @@ def _all_ejected(standings: Sequence[Standing]) -> RejectedError:
         return RejectedError(ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
     text = "The replicas of this model have just failed; they are tried again in a moment."
     return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=PAUSE_FIRST_S)
+
+
+def _stopping() -> RejectedError:
+    text = "This server is stopping; try again, another one will answer."
+    return RejectedError(ErrorCode.DRAINING, text, retry_after_s=_RETRY_S)
 
 
 def _failed(code: ErrorCode) -> FailedError:

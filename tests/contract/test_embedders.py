@@ -275,6 +275,27 @@ async def test_draining_waits_for_what_runs() -> None:
         assert await world.embedders.drain(0.0) == 0
 
 
+@pytest.mark.parametrize("count", [1, 3], ids=["none to go to", "others to go to"])
+async def test_what_still_runs_when_all_is_stopped_is_refused_and_asked_nowhere_else(count) -> None:
+    async with fleet(count) as world:
+        for replica in world.replicas:
+            replica.answers.clear()
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(refusal(world, *texts)) for texts in ([(7,)], [(1,)] * 50)]
+            await until(lambda: sum(len(it.texts) for it in world.replicas) == 1 + WINDOW_TEXTS)
+            world.embedders.stop_all()
+        assert [call.result() for call in calls] == [ErrorCode.DRAINING] * 2
+        assert await refusal(world, (2,)) == ErrorCode.DRAINING
+        assert sum(len(replica.texts) for replica in world.replicas) == 1 + WINDOW_TEXTS
+        assert world.embedders.usable == count, "nobody is blamed"
+
+
+async def refusal(world: Fleet, *texts) -> ErrorCode:
+    with pytest.raises(RejectedError) as caught:
+        await world.embed(*texts)
+    return caught.value.code
+
+
 async def test_silence_sends_texts_to_a_trusted_replica_only(monkeypatch) -> None:
     monkeypatch.setattr(module, "NAP_S", 0.005)
     monkeypatch.setattr(standing_module, "PAUSE_FIRST_S", 0.01)

@@ -21,6 +21,7 @@ from gateway.embedding.testing import (
     vector_of,
     write_embedding_base,
 )
+from gateway.limits.limiter import Limiter
 from sluice.artifacts import import_directory
 from sluice.events import EventProducer
 from sluice.wire.control.v1 import control_pb2 as control
@@ -238,6 +239,30 @@ async def test_who_hangs_up_has_used_what_was_under_way(embedding, events, event
         response = await http.post("/v1/embeddings", json=body)
         assert response.json()["error"]["code"] == "rate_limit_tokens"
         assert int(response.headers["x-ratelimit-remaining-requests"]) <= 4
+
+
+async def test_who_is_cut_by_a_gateway_that_stops_is_told_so_and_pays_nothing(
+    embedding, events, eventually, monkeypatch
+) -> None:
+    settled, settle = [], Limiter.settle
+
+    def note(limiter, reservation, **how) -> None:
+        settled.append((how["prompt_tokens"], how["was_served"]))
+        settle(limiter, reservation, **how)
+
+    monkeypatch.setattr(Limiter, "settle", note)
+    async with embedding(drain_s=0.1) as e, e.world.http(LIMITED) as http:
+        (replica,) = e.replicas
+        replica.answers.clear()
+        body = {"model": MODEL, "input": ["w" * 50] * 18}
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(http.post("/v1/embeddings", json=body))
+            await eventually(lambda: len(replica.texts) == 18)
+            await e.world.gateway.stop()
+        assert call.result().status_code == 503
+        assert call.result().json()["error"]["code"] == "draining"
+        assert [(v.status, v.outcome, v.prompt_tokens) for v in events] == [(503, "draining", 0)]
+        assert settled == [(0, False)]
 
 
 async def test_limits_count_requests_and_tokens(embedding) -> None:
