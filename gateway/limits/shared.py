@@ -31,6 +31,9 @@ _DOUBT_S = 0.001
 _REFRESH_S = 2.0  # of the requests held: a fifth of their lease, and what a flush costs
 _PROBE_FIRST_S, _PROBE_MAX_S = 0.05, 1.0
 _HEALTHY_S = 5.0  # without trouble for so long, earlier trouble is forgotten
+# After a failover the name may be another server's, while the one that is connected goes on as a
+# replica, or alone. Other trouble stays where it is, and all gateways' new connections add to it.
+_NO_PRIMARY = ("READONLY", "MASTERDOWN", "NOREPLICAS")
 
 # A write and a read of the socket cost as much as ten calls. So what nobody waits for always waits
 # for others; calls and places that get free do above this rate, and once that many have come beyond
@@ -291,11 +294,7 @@ class SharedBuckets:
         self._let_go(calls)
 
     def _fail(self, reason: str) -> None:
-        """Stall, and probe later: the later, the more often it has failed lately.
-
-        By a new connection: after a failover the name is another server's, while the one that is
-        connected goes on as a replica, which refuses for good.
-        """
+        """Stall, and probe later: the later, the more often it has failed lately."""
         self._stall(reason)
         now_s = self._loop.time()
         if now_s - self._failed_at_s > _HEALTHY_S:
@@ -304,7 +303,13 @@ class SharedBuckets:
         pause_s *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads
         self._failures += 1
         self._failed_at_s = now_s
-        self._probe_timer = self._loop.call_later(pause_s, self._valkey.drop, reason)
+        self._probe_timer = self._loop.call_later(pause_s, self._probe, reason)
+
+    def _probe(self, reason: str) -> None:
+        if reason.startswith(_NO_PRIMARY):
+            self._valkey.drop(reason)
+        else:
+            self._send()
 
     def _answer(self, calls: Sequence[Call], verdicts: Iterable[RawVerdict]) -> None:
         leased = self._leased

@@ -165,7 +165,8 @@ class ValkeyClient:
     def drop(self, reason: str) -> None:
         """Give the connection up and make a new one."""
         if self._connection is not None:
-            self._connection.close(reason)
+            log.info("valkey_dropped", host=self._host, port=self._port, reason=reason)
+            self._connection.close("")
 
     async def run(self) -> None:
         """Connect, and again whenever the connection ends, until cancelled."""
@@ -189,7 +190,8 @@ class ValkeyClient:
                 if self._connection is not None:
                     self._connection = None
                     listener.disconnected()
-            log.warning("valkey_lost", host=self._host, port=self._port, reason=reason)
+            if reason:  # else it was dropped
+                log.warning("valkey_lost", host=self._host, port=self._port, reason=reason)
             pause_s = backoff_s(attempt, first_s=0.05, max_s=_BACKOFF_MAX_S)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
             attempt += 1
