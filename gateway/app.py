@@ -256,7 +256,8 @@ class Gateway:
 
         Args:
             is_replaced: Another worker accepts at the same socket: no probe has to notice, and
-                as long as anything runs here, requests over open connections are served.
+                as long as anything runs here, at most for another `drain_s` before that, requests
+                over open connections are served.
         """
         if self._is_stopped:
             return
@@ -270,15 +271,13 @@ class Gateway:
         self.http.stop_accepting()
         log.info("drain_started", open=self.dispatcher.open)
         await self.http.wait_goodbyes(self.settings.idle_grace_s)
-        now_s = asyncio.get_running_loop().time
-        until_s = now_s() + self.settings.drain_s
+        drain_s = self.settings.drain_s
         if is_replaced:
-            await self.http.wait_idle(self.settings.drain_s)
-        left_s = max(0.0, until_s - now_s())
+            await self.http.wait_idle(drain_s)
         *left, _ = await asyncio.gather(
-            self.dispatcher.drain(left_s),
-            self.embedders.drain(left_s),
-            self.http.wait_idle(left_s),  # bodies may be on their way: they are to be answered, too
+            self.dispatcher.drain(drain_s),
+            self.embedders.drain(drain_s),
+            self.http.wait_idle(drain_s),  # bodies may be on their way: they are to be answered
         )
         if any(left):
             log.warning("drain_cut", open=sum(left))

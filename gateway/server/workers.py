@@ -232,7 +232,8 @@ class Slot:
         fds = (self._sock.fileno(), theirs.fileno())
         arguments = ("worker", *map(str, fds), str(ready_wait_s))
         settings = self._settings
-        stop_s = settings.unready_s + settings.idle_grace_s + settings.drain_s + settings.flush_s
+        drain_s = 2 * settings.drain_s  # it may just have been retired
+        stop_s = settings.unready_s + settings.idle_grace_s + drain_s + settings.flush_s
 
         async def ready() -> None:
             """The link tells."""

@@ -79,7 +79,7 @@ async def test_a_worker_that_is_told_to_hang_up_goes_on(world, fleets) -> None:
 
 
 async def test_no_worker_is_started_by_a_roll_once_the_parent_stops(world, fleets) -> None:
-    async with world() as w, fleets(w.settings, drain_s=8.0) as fleet:
+    async with world() as w, fleets(w.settings, drain_s=4.0) as fleet:
         w.router.plan, w.router.step_s = endless, 0.02
         before = set(fleet.workers)
         async with asyncio.TaskGroup() as tasks:
@@ -96,19 +96,42 @@ async def test_no_worker_is_started_by_a_roll_once_the_parent_stops(world, fleet
         assert "rolling_restart_started" not in fleet.log_file.read_text()
 
 
-async def test_a_retired_worker_tells_its_streams_their_end_when_its_parent_stops(
-    world, fleets
-) -> None:
-    async with world() as w, fleets(w.settings, drain_s=12.0, idle_grace_s=0.0) as fleet:
-        w.router.plan, w.router.step_s = endless, 0.02
-        async with asyncio.TaskGroup() as tasks:
-            cut = tasks.create_task(exchange(fleet.port, request(STREAM)))
-            while not w.router.submits:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            os.kill(fleet.parent.pid, signal.SIGHUP)
-            await fleet.until(lambda: _has_retired(fleet))
-            os.kill(fleet.parent.pid, signal.SIGTERM)
-        assert b'"code":"draining"' in cut.result(), cut.result()[-300:]
+async def test_a_request_that_comes_late_to_a_retired_worker_has_its_time(world) -> None:
+    """What keeps the worker busy until then is told its end."""
+    async with world(drain_s=2.0, unready_s=WAIT_S) as w, asyncio.TaskGroup() as tasks:
+        plans: list[Plan] = []
+
+        def plan(submit: wire.Submit) -> Plan:
+            plans.append(endless(submit))
+            return plans[-1]
+
+        w.router.plan, port = plan, w.settings.port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        cut = tasks.create_task(exchange(port, request(STREAM)))
+        while not plans:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        stopped = tasks.create_task(w.gateway.stop(is_replaced=True))
+        while w.gateway.http.is_accepting:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        writer.write(request(STREAM))
+        while not w.gateway.dispatcher.is_draining:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        plans[1].outcome = wire.Outcome(kind=wire.OUTCOME_KIND_LENGTH)
+        async with asyncio.timeout(WAIT_S):
+            late = await reader.read()
+        assert late.endswith(SUCCESS), late[-300:]
+        assert not stopped.done()
+        writer.close()
+    assert b'"code":"draining"' in cut.result(), cut.result()[-300:]
+
+
+async def test_a_parent_kills_no_retired_worker_that_drains(tmp_path: Path) -> None:
+    times_s = {"drain_s": 100.0, "idle_grace_s": 20.0, "flush_s": 3.0}
+    async with slot_alone(tmp_path, **times_s) as (slot, begun, tasks):
+        keeper = tasks.create_task(slot.run())
+        await asyncio.sleep(0)
+        assert begun[0]._spec.stop_grace_s > 20.0 + 2 * 100.0 + 3.0
+        keeper.cancel()
 
 
 async def test_a_body_that_is_on_its_way_as_the_server_stops_is_answered(world, fleets) -> None:
@@ -131,10 +154,6 @@ async def test_a_body_that_is_on_its_way_as_the_server_stops_is_answered(world, 
 
 async def _is_connected(fleet) -> bool:
     return "gateway_open_connections 1.0" in (await fleet.ops("/metrics")).text
-
-
-async def _has_retired(fleet) -> bool:
-    return {"fleet-0.1", "fleet-1.1"} <= await fleet.names()
 
 
 def endless(submit: wire.Submit) -> Plan:
@@ -171,10 +190,10 @@ async def test_a_parent_that_stood_still_kills_no_worker(world, fleets) -> None:
         for suspended in ([fleet.parent.pid], [fleet.parent.pid, *workers]):
             for pid in suspended:
                 os.kill(pid, signal.SIGSTOP)
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(2.2)
             for pid in suspended:
                 os.kill(pid, signal.SIGCONT)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(HEARTBEAT_S)
             await fleet.until_ready()
             assert set(fleet.workers) == workers
         assert "worker_frozen" not in fleet.log_file.read_text()
@@ -296,11 +315,11 @@ async def test_who_is_told_to_stop_before_it_could_serve_ends_and_accepts_nothin
 
 @asynccontextmanager
 async def slot_alone(
-    tmp_path: Path,
+    tmp_path: Path, **times_s: float
 ) -> AsyncIterator[tuple[Slot, list[Worker], asyncio.TaskGroup]]:
     """Yield a slot, the workers that it has begun, none of which has a process, and tasks."""
     begun: list[Worker] = []
-    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
+    settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"), **times_s)
     with socket.socket() as sock:
         async with asyncio.TaskGroup() as tasks:
             yield Slot(settings, 0, sock, begun.append), begun, tasks
