@@ -20,7 +20,7 @@ def kept() -> int:
 def test_what_comes_in_crowds_and_goes_is_not_kept(bench):
     world, keys = bench(replicas=1, sequences=64, step=4096, blocks=4096), count()
     before = kept()
-    for _ in range(100):
+    for _ in range(25):
         for _ in range(20):  # more than are priced anew at a time
             world.submit(hashes=[next(keys)], prompt=32, tick=False)
         world.tick(0.02)
