@@ -55,6 +55,7 @@ from control_plane.texts.store import NO_TEXTS, TextStore, open_store
 from control_plane.watch.feed import Feed
 from control_plane.watch.service import WatchService
 from sluice import channels
+from sluice.addresses import host_and_port
 from sluice.certificates import refusal_of, server_tls
 from sluice.identity import Service
 from sluice.lifecycle import stop_signals
@@ -138,10 +139,8 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         runner = make_runner(application)
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
-        host, _, port = settings.http_address.rpartition(":")
-        await web.TCPSite(
-            runner, host.strip("[]"), int(port), ssl_context=server_tls(is_required=False)
-        ).start()
+        where = host_and_port(settings.http_address)
+        await web.TCPSite(runner, *where, ssl_context=server_tls(is_required=False)).start()
         yield
 
 

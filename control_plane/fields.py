@@ -8,7 +8,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sluice.ids import ID_PATTERN
 
 _ID = re.compile(ID_PATTERN)
-_ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9a-fA-F:.%]{2,60}\]):\d{1,5}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -22,11 +21,6 @@ class Body(BaseModel):
 def is_id(value: str) -> bool:
     """Return whether a text may be an id."""
     return _ID.fullmatch(value) is not None
-
-
-def is_address(value: str) -> bool:
-    """Return whether a text may be a `host:port`."""
-    return _ADDRESS.fullmatch(value) is not None
 
 
 def is_digest(value: str) -> bool:

@@ -5,9 +5,7 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from sluice.settings import ServiceSettings
-
-_ADDRESS = r"^[^:]+:\d{1,5}$|^\[[0-9a-f:]+\]:\d{1,5}$"
+from sluice.settings import Address, ServiceSettings
 
 
 class Settings(ServiceSettings):
@@ -46,8 +44,8 @@ class Settings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")
 
     database_url: SecretStr
-    grpc_address: Annotated[str, Field(pattern=_ADDRESS)]
-    http_address: Annotated[str, Field(pattern=_ADDRESS)]
+    grpc_address: Address
+    http_address: Address
     admin_key_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     telemetry_url: Annotated[str, Field(pattern=r"^$|^https?://[^/]+/?$")] = ""
     telemetry_key: SecretStr = SecretStr("")

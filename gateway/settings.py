@@ -1,27 +1,14 @@
 """Settings of the gateway; each field `x` is the environment variable `GATEWAY__X`."""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
+from sluice.addresses import host_and_port
 from sluice.kafka import Brokers
-from sluice.settings import ServiceSettings
-
-_ADDRESS = re.compile(r"[^:/\s]+:([0-9]{1,5})")
-
-
-def _checked(address: str) -> str:
-    """Return the address; ValueError when it is none."""
-    found = _ADDRESS.fullmatch(address)
-    if found is None or not 0 < int(found[1]) < 65536:
-        raise ValueError("want host:port, with a port from 1 to 65535, as in 127.0.0.1:8000")
-    return address
-
-
-Address = Annotated[str, AfterValidator(_checked)]
+from sluice.settings import Address, ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):
@@ -105,9 +92,9 @@ class GatewaySettings(ServiceSettings):
     @property
     def host(self) -> str:
         """The host part of `http_address`."""
-        return self.http_address.rpartition(":")[0]
+        return host_and_port(self.http_address)[0]
 
     @property
     def port(self) -> int:
         """The port part of `http_address`."""
-        return int(self.http_address.rpartition(":")[2])
+        return host_and_port(self.http_address)[1]

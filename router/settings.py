@@ -6,9 +6,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from sluice.settings import ServiceSettings
-
-_Address = Annotated[str, Field(pattern=r"^[^:]+:\d{1,5}$|^\[[0-9a-f:]+\]:\d{1,5}$")]
+from sluice.settings import Address, ServiceSettings
 
 
 class Settings(ServiceSettings):
@@ -43,9 +41,9 @@ class Settings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="ROUTER__")
 
     instance_id: Annotated[str, Field(min_length=1)]
-    grpc_address: _Address
-    http_address: _Address
-    control_address: _Address
+    grpc_address: Address
+    http_address: Address
+    control_address: Address
     state_dir: Path
     queue_requests_max: Annotated[int, Field(ge=1)] = 4096
     queue_tokens_max: Annotated[int, Field(ge=1)] = 8_000_000

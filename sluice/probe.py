@@ -10,6 +10,8 @@ import ssl
 import sys
 from collections.abc import Mapping
 
+from sluice.addresses import host_and_port
+
 TIMEOUT_S = 3.0
 # A gateway with workers tells of all of them at its operations address; so that comes first.
 _NAMES = (
@@ -20,7 +22,7 @@ _NAMES = (
     "CONTROL_PLANE__HTTP_ADDRESS",
     "TELEMETRY__HTTP_ADDRESS",
 )
-_ANY = ("0.0.0.0", "[::]")
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def target(environment: Mapping[str, str]) -> tuple[str, int, bool]:
@@ -32,10 +34,10 @@ def target(environment: Mapping[str, str]) -> tuple[str, int, bool]:
     name = next((name for name in _NAMES if environment.get(name)), "")
     if not name:
         raise LookupError(f"set one of {', '.join(_NAMES)}")
-    host, _, port = environment[name].rpartition(":")
+    host, port = host_and_port(environment[name])
     certificate = "GATEWAY__TLS_CERT" if name == "GATEWAY__HTTP_ADDRESS" else "MTLS__CERTIFICATE"
     is_tls = bool(environment.get(certificate))
-    return "127.0.0.1" if host in _ANY else host.strip("[]"), int(port), is_tls
+    return _LOOPBACK.get(host, host), port, is_tls
 
 
 def main() -> int:

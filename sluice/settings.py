@@ -7,10 +7,30 @@ import difflib
 import os
 import sys
 from collections.abc import Collection
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from sluice.addresses import host_and_port, is_address
+
+
+def _known(address: str) -> str:
+    if not is_address(address) or host_and_port(address)[1] == 0:
+        raise ValueError(
+            "want host:port, with a port from 1 to 65535, as in 127.0.0.1:8000 or [::1]:8000"
+        )
+    return address
+
+
+def _bindable(address: str) -> str:
+    if not is_address(address):
+        raise ValueError("want host:port, as in 0.0.0.0:7000 or [::]:7000; port 0 is any free one")
+    return address
+
+
+Address = Annotated[str, AfterValidator(_known)]
+BindAddress = Annotated[str, AfterValidator(_bindable)]
 
 
 class ServiceSettings(BaseSettings):

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 
+from sluice.addresses import host_and_port
 from sluice.certificates import refusal_of, server_tls
 from sluice.identity import Service
 
@@ -62,11 +63,11 @@ async def status_server(
             with suppress(OSError):
                 await writer.wait_closed()
 
-    host, _, port = address.rpartition(":")
+    host, port = host_and_port(address)
     server = await asyncio.start_server(
         handle,
-        host.strip("[]"),
-        int(port),
+        host,
+        port,
         limit=_REQUEST_BYTES_MAX,
         ssl=server_tls(is_required=False),
     )

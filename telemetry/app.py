@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 from aiohttp import web
 
+from sluice.addresses import host_and_port
 from sluice.certificates import server_tls
 from telemetry import text_rows
 from telemetry.closings import Closer
@@ -130,10 +131,9 @@ async def _serving(api: Api, address: str) -> Callable[[], Awaitable[None]]:
     """Begin to answer at host:port, and return what ends that."""
     runner = make_runner(api.application())
     await runner.setup()
-    host, _, port = address.rpartition(":")
     try:
         tls = server_tls(is_required=False)
-        where = (host.strip("[]"), int(port))
+        where = host_and_port(address)
         site = web.TCPSite(runner, *where, shutdown_timeout=_SHUTDOWN_S, ssl_context=tls)
         await site.start()
     except BaseException:

@@ -8,9 +8,8 @@ from pydantic_settings import SettingsConfigDict
 
 from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC
 from sluice.kafka import Brokers
-from sluice.settings import ServiceSettings
+from sluice.settings import Address, ServiceSettings
 
-_ADDRESS = r"^[^:]+:\d{1,5}$|^\[[0-9a-f:]+\]:\d{1,5}$"
 _Days = Annotated[int, Field(ge=0, le=36_500)]
 # Half of it is how late an event may be that is summed together with those of its time; rollups are
 # wrong when it is changed.
@@ -109,7 +108,7 @@ class Settings(StoreSettings):
     batch_max: Annotated[int, Field(ge=1, le=100_000)] = 20_000
     batch_wait_s: Annotated[float, Field(gt=0, le=10)] = 0.25
     closing_settle_s: Annotated[float, Field(ge=0)] = 60.0
-    http_address: Annotated[str, Field(pattern=_ADDRESS)]
+    http_address: Address
     admin_key_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     prices_file: Path | None = None
     control_plane_url: Annotated[str, Field(pattern=r"^$|^https?://[^/]+/?$")] = ""

@@ -19,7 +19,8 @@ from control_plane.distribution.model import (
 )
 from control_plane.distribution.tickets import Tickets
 from control_plane.distribution.wants import Wants
-from control_plane.fields import is_address, is_digest, is_id
+from control_plane.fields import is_digest, is_id
+from sluice.addresses import is_address
 from sluice.manifests import CHUNKS_MAX
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from sluice.addresses import host_and_port
+
 _TIMEOUT_S = 0.3
 
 
@@ -11,10 +13,9 @@ async def refuses(address: str) -> bool:
     That is what a process leaves behind that was killed. Anything else (an answer, none at all, no
     way there) says nothing: a frozen process is answered for, and the network may be at fault.
     """
-    host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.open_connection(*host_and_port(address))
     except ConnectionRefusedError:
         return True
     except (OSError, TimeoutError, ValueError):

@@ -12,9 +12,10 @@ import grpc.aio
 import structlog
 
 from control_plane.database import DatabaseDownError
-from control_plane.fields import is_address, is_digest, is_id
+from control_plane.fields import is_digest, is_id
 from control_plane.watch.feed import Feed, Snapshot
 from control_plane.watch.history import joined
+from sluice.addresses import is_address
 from sluice.base_files import MISSING_BASES_MAX
 from sluice.wire.control.v1 import control_pb2 as wire
 

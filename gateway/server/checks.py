@@ -13,6 +13,7 @@ from gateway.server.runner import bound_socket
 from gateway.server.tls import TlsFiles
 from gateway.settings import GatewaySettings
 from sluice import kafka
+from sluice.addresses import host_and_port
 
 # Beside connections of clients: those to routers, Valkey, brokers and Prometheus, and files.
 _OTHER_FILES = 512
@@ -101,8 +102,7 @@ def _valkey(settings: GatewaySettings) -> Iterator[str]:
 
 
 def _address(variable: str, address: str, listening: ExitStack) -> Iterator[str]:
-    host, _, port = address.rpartition(":")
     try:
-        listening.enter_context(bound_socket(host, int(port))).listen(1)
+        listening.enter_context(bound_socket(*host_and_port(address))).listen(1)
     except OSError as error:
         yield f"{variable}: cannot listen on {address}: {error}; end what does, or choose another"

@@ -17,6 +17,7 @@ from gateway.server.protocol import ServerLimits
 from gateway.server.routes import Routes
 from gateway.server.runner import HttpRunner, bound_socket
 from gateway.server.workers import Workers
+from sluice.addresses import host_and_port
 from sluice.certificates import refusal_of, server_tls
 from sluice.errors import PlatformError
 from sluice.identity import Service
@@ -59,10 +60,9 @@ async def serving_operations(address: str | None, probes: Probes) -> AsyncGenera
     if address is None:
         yield
         return
-    host, _, port = address.rpartition(":")
     runner = HttpRunner(Operations(probes), _LIMITS, _ignore)
     try:
-        await runner.start(bound_socket(host, int(port)), server_tls(is_required=False))
+        await runner.start(bound_socket(*host_and_port(address)), server_tls(is_required=False))
         yield
     finally:
         await runner.close()

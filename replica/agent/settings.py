@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 from pydantic_settings import SettingsConfigDict
 
-from sluice.settings import ServiceSettings
-
-Address = Annotated[str, StringConstraints(pattern=r"^[^\s:]+:\d{1,5}$")]
+from sluice.settings import Address, BindAddress, ServiceSettings
 
 
 class AgentSettings(ServiceSettings):
@@ -61,7 +59,7 @@ class AgentSettings(ServiceSettings):
     artifacts_max_bytes: int = Field(default=0, ge=0)
     artifacts_reserve_bytes: int = Field(default=1 << 30, ge=0)
     artifact_store_url: Annotated[str, StringConstraints(pattern=r"^$|^file:///|^s3://[^/]")] = ""
-    peer_address: Address = "127.0.0.1:0"
+    peer_address: BindAddress = "127.0.0.1:0"
     peer_advertised: Annotated[str, StringConstraints(pattern=r"^$|^[^\s:]+:\d{1,5}$")] = ""
     region: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "default"
     rack: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "default"

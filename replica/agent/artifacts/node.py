@@ -18,6 +18,7 @@ from replica.agent.artifacts.library import Library
 from replica.agent.artifacts.peer_keys import PeerKeys
 from replica.agent.artifacts.peers import serve_peers
 from replica.agent.artifacts.sources import Sources
+from sluice.addresses import host_and_port
 from sluice.errors import ErrorCode, PlatformError
 from sluice.lifecycle import run_every
 
@@ -83,7 +84,7 @@ def advertised(bound: str, told: str, control_address: str) -> str:
 
 def _ip_of(address: str) -> IPv4Address | IPv6Address | None:
     try:
-        return ip_address(address.rpartition(":")[0].strip("[]"))
+        return ip_address(host_and_port(address)[0])
     except ValueError:
         return None  # a name
 

@@ -16,6 +16,7 @@ from aiohttp import web
 from replica.agent.artifacts.holdings import Holdings
 from replica.agent.artifacts.peer_keys import PeerKeys
 from replica.agent.artifacts.sources import Pace
+from sluice.addresses import host_and_port
 from sluice.certificates import refusal_of, server_tls
 from sluice.identity import Service
 from sluice.tickets import is_valid
@@ -123,10 +124,8 @@ async def serve_peers(
     )
     await runner.setup()
     try:
-        host, _, port = address.rpartition(":")
-        await web.TCPSite(
-            runner, host.strip("[]"), int(port), ssl_context=server_tls(is_required=True)
-        ).start()
-        yield f"{host}:{runner.addresses[0][1]}"
+        where = host_and_port(address)
+        await web.TCPSite(runner, *where, ssl_context=server_tls(is_required=True)).start()
+        yield f"{address.rpartition(':')[0]}:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

@@ -73,7 +73,7 @@ def test_the_probe_asks_where_the_process_listens() -> None:
     tls = GATEWAY | {"GATEWAY__TLS_CERT": "/c"}
     assert target(tls) == ("127.0.0.1", 8000, True)
     # Which tells of all workers, and speaks no TLS.
-    assert target(tls | {"GATEWAY__OPS_ADDRESS": "[::]:9"}) == ("127.0.0.1", 9, False)
+    assert target(tls | {"GATEWAY__OPS_ADDRESS": "[::]:9"}) == ("::1", 9, False)
     with pytest.raises(LookupError, match="AGENT__HTTP_ADDRESS"):
         target({})
 
