@@ -1,7 +1,9 @@
 """Composition root of a gateway worker; production and tests run the very same thing."""
 
 import asyncio
+import math
 import socket
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -367,6 +369,9 @@ class Gateway:
                 ),
                 "gateway_text_spool_bytes": lambda: self.text_shipping.spool_bytes,
                 "gateway_certificate_stale": lambda: self._tls is not None and self._tls.is_stale,
+                "gateway_certificate_expiry_seconds": lambda: (
+                    math.inf if self._tls is None else self._tls.expires_unix_s - time.time()
+                ),
             }
         )
 

@@ -43,6 +43,11 @@ _FOLLOWED = (
     ("gateway_text_events_dropped", "counter", "Redacted texts lost on their way to the broker"),
     ("gateway_text_spool_bytes", "gauge", "Redacted texts that wait on disk for the broker"),
     ("gateway_certificate_stale", "gauge", "1 when newer files of the certificate cannot be used"),
+    (
+        "gateway_certificate_expiry_seconds",
+        "gauge",
+        "Until clients refuse the certificate; infinite without TLS",
+    ),
 )
 FOLLOWED_NAMES = tuple(name for name, _, _ in _FOLLOWED)
 

@@ -253,23 +253,36 @@ class Certificates:
         """
         client = self._context(ssl.PROTOCOL_TLS_CLIENT, is_required=True)
         client.check_hostname = False  # the names come next
-        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-        sides = (
-            client.wrap_bio(to_client, to_server),
-            server.wrap_bio(to_server, to_client, server_side=True),
-        )
         try:
-            for _ in range(_FLIGHTS_MAX):
-                is_over = [_is_done(side) for side in sides]
-                if all(is_over):
-                    break
+            _, seen = shaken_hands(client, server)
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or str(error)
             raise CertificateError(
                 f"MTLS__CERTIFICATE: our peers would refuse {self.certificate_file}: {why}; have a"
                 f" new one signed, for client and server, by a CA of MTLS__CA ({self._ca_path})"
             ) from None
-        return dict(sides[1].getpeercert() or {})
+        return seen
+
+
+def shaken_hands(
+    client: ssl.SSLContext, server: ssl.SSLContext
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the certificates that a client and a server see of each other, in memory alone.
+
+    Raises:
+        ssl.SSLError: One does not take the other.
+    """
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(_FLIGHTS_MAX):
+        is_over = [_is_done(side) for side in sides]
+        if all(is_over):
+            break
+    by_client, by_server = (dict(side.getpeercert() or {}) for side in sides)
+    return by_client, by_server
 
 
 def _is_done(side: ssl.SSLObject) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import structlog
 
-from sluice.certificates import no_passphrase
+from sluice.certificates import no_passphrase, shaken_hands
 
 log = structlog.get_logger(__name__)
 
@@ -16,6 +16,7 @@ class TlsFiles:
     Attributes:
         context: For servers; new connections get the newest certificate, open ones keep theirs.
         is_stale: Newer files are there and could not be used.
+        expires_unix_s: When clients begin to refuse the certificate that is used; 0: they do.
     """
 
     def __init__(self, cert: Path, key: Path) -> None:
@@ -29,6 +30,7 @@ class TlsFiles:
         self._seen = self._versions()
         self.context = self._loaded()
         self.is_stale = False
+        self.expires_unix_s = self._expires_unix_s(self.context)
 
     def reload_changed(self) -> None:
         """Load the files again if they have changed; unusable ones are logged and left alone."""
@@ -37,7 +39,8 @@ class TlsFiles:
             if versions == self._seen:
                 self.is_stale = False
                 return
-            self._loaded()  # first apart: a certificate without its key would spoil the context
+            # First apart: a certificate without its key would spoil the context.
+            expires_unix_s = self._expires_unix_s(self._loaded())
             self.context.load_cert_chain(*self._files, password=no_passphrase)
         except (OSError, ssl.SSLError) as error:  # half-way replaced: the next look will tell
             self.is_stale = True
@@ -45,6 +48,7 @@ class TlsFiles:
         else:
             self._seen = versions
             self.is_stale = False
+            self.expires_unix_s = expires_unix_s
             log.info("certificate_loaded", file=str(self._files[0]))
 
     def _versions(self) -> list[tuple[int, int, int]]:
@@ -57,3 +61,15 @@ class TlsFiles:
         context.set_alpn_protocols(["http/1.1"])
         context.load_cert_chain(*self._files, password=no_passphrase)
         return context
+
+    def _expires_unix_s(self, server: ssl.SSLContext) -> float:
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False  # clients know names that we do not
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as if they knew who signed it
+        client.load_verify_locations(self._files[0])
+        try:
+            seen, _ = shaken_hands(client, server)
+        except ssl.SSLCertVerificationError as error:
+            log.warning("certificate_refused", reason=error.verify_message)
+            return 0.0
+        return float(ssl.cert_time_to_seconds(seen["notAfter"]))

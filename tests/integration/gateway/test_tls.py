@@ -1,16 +1,19 @@
 """TLS: streams, certificates that are replaced while streams run, clients that speak no TLS."""
 
 import asyncio
-import base64
-import hashlib
-import secrets
+import re
 import ssl
 import time
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from gateway.server.tls import TlsFiles
 from gateway.testing import Plan
@@ -18,99 +21,30 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 pytestmark = pytest.mark.real
 
-# The curve P-256 (FIPS 186-4).
-_P = 2**256 - 2**224 + 2**192 + 2**96 - 1
-_N = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-_G = (
-    0x6B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C296,
-    0x4FE342E2FE1A7F9B8EE7EB4A7C0F9E162BCE33576B315ECECBB6406837BF51F5,
-)
-_EC_KEY, _P256, _ECDSA = "2a8648ce3d0201", "2a8648ce3d030107", "2a8648ce3d040302"
-_COMMON_NAME, _ALT_NAME, _BASIC = "550403", "551d11", "551d13"
+HOUR = timedelta(hours=1)
 
 
-def _add(a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
-    if a is None or b is None:
-        return a or b
-    if a[0] == b[0] and (a[1] + b[1]) % _P == 0:
-        return None
-    if a == b:
-        slope = (3 * a[0] * a[0] - 3) * pow(2 * a[1], -1, _P)
-    else:
-        slope = (b[1] - a[1]) * pow(b[0] - a[0], -1, _P)
-    x = (slope * slope - a[0] - b[0]) % _P
-    return x, (slope * (a[0] - x) - a[1]) % _P
-
-
-def _times(factor: int, point: tuple[int, int]) -> tuple[int, int]:
-    result, base = None, point
-    while factor:
-        if factor & 1:
-            result = _add(result, base)
-        base, factor = _add(base, base), factor >> 1
-    assert result is not None
-    return result
-
-
-def _der(tag: int, *parts: bytes) -> bytes:
-    content = b"".join(parts)
-    size = len(content)
-    if size < 128:
-        return bytes((tag, size)) + content
-    length = size.to_bytes((size.bit_length() + 7) // 8)
-    return bytes((tag, 0x80 | len(length))) + length + content
-
-
-def _int(value: int) -> bytes:
-    return _der(2, value.to_bytes(value.bit_length() // 8 + 1))
-
-
-def _oid(body: str) -> bytes:
-    return _der(6, bytes.fromhex(body))
-
-
-def _pem(label: str, content: bytes) -> str:
-    return f"-----BEGIN {label}-----\n{base64.encodebytes(content).decode()}-----END {label}-----\n"
-
-
-def write_certificate(home: Path) -> tuple[Path, Path]:
+def write_certificate(
+    home: Path, ends_in: timedelta = 24 * HOUR, issuer: str = "test"
+) -> tuple[Path, Path]:
     """Write a certificate for 127.0.0.1, signed by itself, and its key; return both files."""
-    secret = secrets.randbelow(_N - 1) + 1
-    point = b"\x04" + b"".join(value.to_bytes(32) for value in _times(secret, _G))
-    algorithm = _der(0x30, _oid(_ECDSA))
-    name = _der(0x30, _der(0x31, _der(0x30, _oid(_COMMON_NAME), _der(12, b"test"))))
-    now = time.time()
-    dates = [time.strftime("%y%m%d%H%M%SZ", time.gmtime(now + d)) for d in (-3600, 86400)]
-    alt = _der(4, _der(0x30, _der(0x87, bytes((127, 0, 0, 1)))))
-    authority = _der(4, _der(0x30, _der(1, b"\xff")))
-    extensions = _der(
-        0x30,
-        _der(0x30, _oid(_ALT_NAME), alt),
-        _der(0x30, _oid(_BASIC), _der(1, b"\xff"), authority),
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, of = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, it)]) for it in ("test", issuer))
+    ends = datetime.now(UTC) + ends_in
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder(of, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(ends - 48 * HOUR)
+        .not_valid_after(ends)
+        .add_extension(address, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
     )
-    content = _der(
-        0x30,
-        _der(0xA0, _int(2)),
-        _int(secrets.randbits(64)),
-        algorithm,
-        name,
-        _der(0x30, *(_der(23, date.encode()) for date in dates)),
-        name,
-        _der(0x30, _der(0x30, _oid(_EC_KEY), _oid(_P256)), _der(3, b"\x00", point)),
-        _der(0xA3, extensions),
-    )
-    nonce = secrets.randbelow(_N - 1) + 1
-    r = _times(nonce, _G)[0] % _N
-    digest = int.from_bytes(hashlib.sha256(content).digest())
-    s = pow(nonce, -1, _N) * (digest + r * secret) % _N
-    signature = _der(3, b"\x00", _der(0x30, _int(r), _int(s)))
-    key = _der(
-        0x30, _int(1), _der(4, secret.to_bytes(32)), _der(0xA0, _oid(_P256)),
-        _der(0xA1, _der(3, b"\x00", point)),
-    )  # fmt: skip
     cert_file, key_file = home / "cert.pem", home / "key.pem"
-    cert_file.write_text(_pem("CERTIFICATE", _der(0x30, content, algorithm, signature)))
-    key_file.write_text(_pem("EC PRIVATE KEY", key))
+    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    plain = serialization.NoEncryption()
+    key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
     return cert_file, key_file
 
 
@@ -163,6 +97,9 @@ async def test_streams_go_on_while_the_certificate_is_replaced(world, tmp_path) 
             write_certificate(tmp_path)
             w.gateway.reload_certificate()
             assert b"gateway_certificate_stale 0.0" in w.gateway.metrics.page()
+            assert re.search(
+                rb"gateway_certificate_expiry_seconds 8\d{4}\.", w.gateway.metrics.page()
+            )
             async with httpx.AsyncClient(verify=client_of(cert), base_url=url) as other:
                 assert (await other.get("/healthz")).status_code == 200
             async with httpx.AsyncClient(verify=old, base_url=url) as other:
@@ -193,6 +130,17 @@ async def test_workers_speak_tls(world, fleets, tmp_path) -> None:
         async with asyncio.timeout(60):
             assert b"HTTP" not in await reader.read()
         writer.close()
+
+
+@pytest.mark.parametrize("issuer", ["test", "of another name"])
+def test_until_when_clients_take_a_certificate(issuer: str, tmp_path) -> None:
+    files = TlsFiles(*write_certificate(tmp_path, 5 * HOUR, issuer))
+    assert abs(files.expires_unix_s - time.time() - 5 * 3600) < 60
+    for ends_in, refused in ((-1 * HOUR, True), (99 * HOUR, True), (9 * HOUR, False)):
+        write_certificate(tmp_path, ends_in, issuer)  # good for 48 hours before it ends
+        files.reload_changed()
+        assert (files.expires_unix_s == 0) is refused
+        assert not files.is_stale
 
 
 def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path) -> None:
