@@ -12,11 +12,19 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from fractions import Fraction
 from typing import Any
 
 from llguidance import LLMatcher, regex_to_lark
 
+from replica.engine.grammar_numbers import (
+    changed_bounds,
+    is_kept,
+    numeric_bounds,
+    overflows,
+    read_float,
+)
 from replica.engine.lark import read_lark
 from replica.engine.types import Grammar, GrammarKind, RefusedError
 from sluice.errors import ErrorCode
@@ -39,12 +47,9 @@ _RULES_MAX = 500
 _OPTIONAL_MAX = 500
 _PATTERNS_MAX = 20  # each is compared with each; 400 took longer than anybody waited
 _MULTIPLE_MAX = 10_000  # the automaton of a multiple has so many states; 40 ms
-# It holds constants as floats, and bounds of integers in 64 bits: the least of these, which is also
-# what lower ones become, overflows its stack.
-_FLOAT_MAX, _INT64_MAX = 1 << 53, (1 << 63) - 1
-_UPPER_BOUNDS = ("maximum", "exclusiveMaximum")
-_BOUNDS = ("minimum", "exclusiveMinimum", *_UPPER_BOUNDS)
 _CONSTANTS = ("const", "enum")
+# Their keys are names; what stands behind a name is a schema.
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
 # How JSON is written, which is the gateway's to say and no schema's.
 _OPTIONS_KEY, _OPTIONS_CHARACTERS_MAX = "x-guidance", 200
@@ -73,7 +78,7 @@ def grammar_source(grammar: Grammar) -> str:
     if kind is GrammarKind.EBNF:
         return LLMatcher.grammar_from_lark(_checked_lark(grammar))
     try:
-        document = json.loads(text)
+        document = json.loads(text, parse_float=read_float)
     except (ValueError, RecursionError) as error:
         raise refused(grammar, f"it is not JSON: {error}") from None
     if kind is GrammarKind.CHOICE:
@@ -180,6 +185,19 @@ def _check_schemas(grammar: Grammar, text: str, schemas: list[Any]) -> None:
     _check_sums(grammar, _survey(schemas))
 
 
+class _Place(Enum):
+    SCHEMA = auto()
+    NAMES = auto()
+    CONSTANT = auto()
+
+    def below(self, key: str) -> "_Place":
+        """Return what stands behind a key."""
+        if self is _Place.SCHEMA and key in _NAMED:
+            return _Place.NAMES
+        is_constant = self is _Place.SCHEMA and key in _CONSTANTS
+        return _Place.CONSTANT if is_constant or self is _Place.CONSTANT else _Place.SCHEMA
+
+
 @dataclass(slots=True)
 class _Survey:
     """What there is in a schema, as far as it decides what compiling it takes.
@@ -189,6 +207,7 @@ class _Survey:
         optional: Sum of the squares of the optional properties of each object.
         patterns: The same of `patternProperties`.
         string: Longest one.
+        bounds: Objects, and keys, where another number is to be written.
         lost: Numbers that the compiler would not keep as they are.
     """
 
@@ -198,44 +217,65 @@ class _Survey:
     string: int = 0
     multiples: list[Fraction] = field(default_factory=list[Fraction])
     references: set[str] = field(default_factory=set[str])
+    bounds: list[tuple[dict[str, Any], str, int]] = field(default_factory=list[Any])
     lost: list[float] = field(default_factory=list[float])
 
-    def add(self, node: Any) -> Iterable[Any]:
-        """Take one node; returns those below it."""
+    def add(self, node: Any, place: _Place) -> Iterable[tuple[Any, _Place]]:
+        """Take one node; returns those below it, with their places."""
         if isinstance(node, str):
             self.string = max(self.string, len(node))
+        if isinstance(node, int | float):
+            self._add_number(node, place)
         if isinstance(node, list):
-            return node
+            return [(below, place) for below in node]
         if not isinstance(node, dict):
             return ()
         reference = node.get("$ref")
         if isinstance(reference, str):
             self.references.add(reference)
         self.multiples += _number(node.get("multipleOf"))
-        self.lost += _lost(node)
         self.optional += _optional(node) ** 2
         self.patterns += len(_mapping(node.get("patternProperties"))) ** 2
-        return (*node.keys(), *node.values())
+        bounds = {} if place is _Place.CONSTANT else numeric_bounds(node)
+        if bounds:
+            self._add_bounds(node)
+        rest = [(value, place.below(key)) for key, value in node.items() if key not in bounds]
+        return [*((key, place) for key in node), *rest]
+
+    def _add_number(self, number: float, place: _Place) -> None:
+        # A reference can make a constant of whatever there is.
+        if overflows(number) or (place is _Place.CONSTANT and not is_kept(number)):
+            self.lost.append(number)
+
+    def _add_bounds(self, schema: dict[str, Any]) -> None:
+        for key, kept in changed_bounds(schema):
+            if kept is None:
+                self.lost.append(schema[key])
+            else:
+                self.bounds.append((schema, key, kept))
 
 
 def _survey(document: Any) -> _Survey:
     survey = _Survey()
-    level: list[Any] = [document]
+    level: list[tuple[Any, _Place]] = [(document, _Place.SCHEMA)]
     while level:
         survey.depth += 1
-        level = [below for node in level for below in survey.add(node)]
+        level = [below for node, place in level for below in survey.add(node, place)]
     return survey
 
 
 def _check_schema(grammar: Grammar, document: Any) -> None:
-    """Bound what the compiler does on its stack and with its automata."""
+    """Bound what the compiler does on its stack and with its automata; tightens its bounds."""
     if not isinstance(document, dict):
         raise refused(grammar, "a schema is a JSON object")
     survey = _survey(document)
     if survey.string > _STRING_CHARACTERS_MAX:
         raise refused(grammar, f"a string has more than {_STRING_CHARACTERS_MAX} characters")
     if survey.lost:
-        raise refused(grammar, f"{survey.lost[0]} is too large a number: it is not kept exactly")
+        number = shortened(str(survey.lost[0]))
+        raise refused(grammar, f"a number is too large and not kept exactly: {number}")
+    for schema, key, kept in survey.bounds:
+        schema[key] = kept
     _check_sums(grammar, survey)
     if survey.depth * (1 + len(survey.references)) > _LEVELS_MAX:
         raise refused(
@@ -258,28 +298,6 @@ def _check_sums(grammar: Grammar, survey: _Survey) -> None:
             grammar,
             f"all its multipleOf, as whole numbers, have a common multiple above {_MULTIPLE_MAX}",
         )
-
-
-def _lost(schema: dict[str, Any]) -> Iterable[float]:
-    """Yield bounds and constants that the compiler would take for another number."""
-    for key in _BOUNDS:
-        for value in _numbers(schema.get(key)):
-            is_beyond = key in _UPPER_BOUNDS and value >= _INT64_MAX  # so far it does not count
-            if not is_beyond and (abs(value) > _INT64_MAX or float(value) != value):
-                yield value
-    for key in _CONSTANTS:
-        level: list[Any] = [schema.get(key)]
-        while level:
-            yield from (it for node in level for it in _numbers(node) if abs(it) > _FLOAT_MAX)
-            level = [below for node in level for below in _below(node)]
-
-
-def _below(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def _numbers(value: Any) -> Iterable[float]:
-    return [value] if type(value) in (int, float) else ()
 
 
 def _optional(schema: dict[str, Any]) -> int:

@@ -5,9 +5,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from replica.engine.grammar_numbers import read_float
+
 # It also matches what is not closed on its line: if it did not, it would look for the end of the
 # line from each quote again, for a second, and hold up every other thread.
 _PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*("?)|/(?:[^/\\\n]|\\.)+(/?)|//.*|#.*|%\s*json\s*(?=\{)')
+_DECODER = json.JSONDecoder(parse_float=read_float)
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ def read_lark(text: str) -> LarkText:
         at = found.end()
         lark.is_open |= "" in found.groups()
         if found.group().startswith("%"):
-            schema, behind = json.JSONDecoder().raw_decode(text, at)
+            schema, behind = _DECODER.raw_decode(text, at)
             lark.schemas.append(schema)
             lark.texts.append(text[begin:at])
             begin = at = behind

@@ -1,0 +1,80 @@
+"""Which numbers of a schema llguidance keeps, and what to write for a bound that it does not. Pure.
+
+It holds each as a float. To whole numbers it then gives 64 bits, whose least value, which is also
+what lower ones become, overflows its stack; others it compares as text, by their shortest digits.
+"""
+
+import math
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+_EXACT_MAX = 1 << 53  # not every whole number above is a float
+_KEPT_MAX = (1 << 63) - (1 << 10)  # the greatest float of 64 bits
+# The side that a bound lets through, and what says that the bound itself is not let through.
+_BOUNDS = {
+    "minimum": (1, "exclusiveMinimum"),
+    "exclusiveMinimum": (1, None),
+    "maximum": (-1, "exclusiveMaximum"),
+    "exclusiveMaximum": (-1, None),
+}
+
+
+def read_float(text: str) -> float:
+    """Return whole numbers as such: the compiler reads points and exponents inexactly."""
+    value = float(text)
+    return int(value) if value.is_integer() and is_kept(value) else value
+
+
+def is_kept(constant: float) -> bool:
+    """Return whether it comes out as it is."""
+    return abs(constant) <= _KEPT_MAX and float(constant) == constant
+
+
+def overflows(constant: float) -> bool:
+    """Return whether it ends the process where it is taken for a whole number."""
+    return constant < -_KEPT_MAX
+
+
+def numeric_bounds(schema: dict[str, Any]) -> dict[str, float]:
+    """Return those that are numbers."""
+    return {key: schema[key] for key in _BOUNDS if type(schema.get(key)) in (int, float)}
+
+
+def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, int | None]]:
+    """Yield bounds of numbers that are not kept, and what to write; None as of `kept_bound`."""
+    types = schema.get("type", "number")
+    types = types if isinstance(types, list) else [types]
+    is_whole = "number" not in types
+    if is_whole and "integer" not in types:
+        return
+    for key, value in numeric_bounds(schema).items():
+        side, flag = _BOUNDS[key]
+        is_open = flag is None or schema.get(flag) is True  # as it was said before draft 6
+        if abs(value) >= _EXACT_MAX:
+            kept = kept_bound(value, side, is_open=is_open, is_whole=is_whole)
+            if kept != value:
+                yield key, kept
+
+
+def kept_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> int | None:
+    """Return the nearest bound that lets through nothing else; None if there is none.
+
+    Args:
+        value: From 2^53 on.
+        side: Which it lets through: 1, those above; -1, those below.
+        is_open: It does not let itself through.
+        is_whole: It is of whole numbers alone: its digits are not compared.
+    """
+    if value * side > _KEPT_MAX:
+        return None
+    kept = float(max(-_KEPT_MAX, min(value, _KEPT_MAX)))
+    # Of an open one, the next whole number is taken, which is not always another float.
+    while not _lets_through_less(kept, value, side, is_whole) or (is_open and kept == value):
+        kept = math.nextafter(kept, math.inf * side)
+    return int(kept) if abs(kept) <= _KEPT_MAX else None
+
+
+def _lets_through_less(kept: float, value: float, side: int, is_whole: bool) -> bool:
+    digits = Decimal(kept) if is_whole else Decimal(repr(kept))
+    return min(kept * side, digits * side) >= value * side
