@@ -3,11 +3,16 @@
 from typing import Final
 
 TOKENIZER: Final = "tokenizer.json"
+CHAT_TEMPLATE: Final = "chat_template.jinja"
+# Those besides the default one lie here, one `NAME.jinja` each.
+MORE_TEMPLATES: Final = "additional_chat_templates"
+TOOLS_TEMPLATE: Final = f"{MORE_TEMPLATES}/tool_use.jinja"
 # Optional ones included: a base has those of them that its authors wrote.
 TEXT_FILES: Final = (
     TOKENIZER,
     "tokenizer_config.json",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
+    TOOLS_TEMPLATE,
     "config.json",
     "generation_config.json",
 )

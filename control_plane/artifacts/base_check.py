@@ -19,10 +19,12 @@ from control_plane.artifacts.headers import (
     read_tensors,
     read_text,
 )
+from sluice.base_files import CHAT_TEMPLATE, MORE_TEMPLATES
 
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
-TOKENIZER_CONFIG_FILE, TEMPLATE_FILE = "tokenizer_config.json", "chat_template.jinja"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+_TEMPLATE = re.compile(rf"{re.escape(CHAT_TEMPLATE)}|{MORE_TEMPLATES}/[A-Za-z0-9._-]+\.jinja")
 _SHARD = re.compile(r"[A-Za-z0-9._-]+\.safetensors")
 _VOCABULARIES = ("tokenizer.model", "merges.txt", "vocab.txt")
 _JSON_BYTES_MAX = 16 << 20
@@ -53,7 +55,7 @@ def check_base(files: Mapping[str, Source], parsers: TextParsers) -> list[str]:
     """Return why a base is refused, one sentence each; empty when it is accepted."""
 
     def is_known(name: str) -> bool:
-        return name in _VOCABULARIES or is_shard(name)
+        return name in _VOCABULARIES or is_shard(name) or _is_template(name)
 
     reasons = check_names(files, is_known)
     checks = (_check_config, _check_weights, _check_tokenizer, _check_template)
@@ -153,11 +155,17 @@ def _check_template(files: Mapping[str, Source], parsers: TextParsers) -> None:
             ) from None
 
 
+def _is_template(name: str) -> bool:
+    return _TEMPLATE.fullmatch(name) is not None
+
+
 def _templates(files: Mapping[str, Source]) -> list[tuple[str, str]]:
     """Return (file, source) of each chat template."""
-    found: list[tuple[str, str]] = []
-    if TEMPLATE_FILE in files:
-        found.append((TEMPLATE_FILE, read_text(files[TEMPLATE_FILE], _TEMPLATE_BYTES_MAX)))
+    found = [
+        (name, read_text(file, _TEMPLATE_BYTES_MAX))
+        for name, file in files.items()
+        if _is_template(name)
+    ]
     if TOKENIZER_CONFIG_FILE not in files:
         return found
     given = read_json(files[TOKENIZER_CONFIG_FILE], _JSON_BYTES_MAX).get("chat_template")

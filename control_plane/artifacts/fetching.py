@@ -18,6 +18,7 @@ from obstore.exceptions import BaseError
 from control_plane.artifacts import adapter_check, adapter_config, base_check
 from control_plane.artifacts.model import Kind
 from control_plane.artifacts.sources import Source, is_public
+from sluice.base_files import TEXT_FILES
 from sluice.chunk_store import Backend, open_bucket
 from sluice.manifests import CHUNK_BYTES, FILES_MAX
 
@@ -28,7 +29,7 @@ _NEEDED = {
     Kind.ADAPTER: (adapter_config.CONFIG_FILE, adapter_check.TENSOR_FILE),
     Kind.BASE: (base_check.CONFIG_FILE, base_check.TOKENIZER_FILE),
 }
-_OPTIONAL = (base_check.TOKENIZER_CONFIG_FILE, base_check.TEMPLATE_FILE, "generation_config.json")
+_OPTIONAL = tuple(name for name in TEXT_FILES if name not in _NEEDED[Kind.BASE])
 
 
 class FetchError(Exception):

@@ -6,6 +6,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from sluice.base_files import CHAT_TEMPLATE, TOOLS_TEMPLATE
+
 
 def read_json(file: Path, *, is_optional: bool = False) -> dict[str, Any]:
     """Return the object in a file, empty when an optional one is missing; OSError, ValueError."""
@@ -34,12 +36,14 @@ def template_sources(directory: Path, config: dict[str, Any]) -> tuple[str, str]
 
     They are one and the same unless the files name several. ValueError when there is none.
     """
-    separate = directory / "chat_template.jinja"
+    separate, for_tools = directory / CHAT_TEMPLATE, directory / TOOLS_TEMPLATE
     source = separate.read_text() if separate.exists() else config.get("chat_template")
     named: dict[Any, Any] = {"default": source}
     if isinstance(source, list):
         entries: list[Any] = [entry for entry in source if isinstance(entry, dict)]
         named = {entry.get("name"): entry.get("template") for entry in entries}
+    if for_tools.exists():
+        named["tool_use"] = for_tools.read_text()
     plain = named.get("default")
     calling = named.get("tool_use", plain)
     if not isinstance(plain, str) or not isinstance(calling, str):

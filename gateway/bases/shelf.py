@@ -83,7 +83,8 @@ class Shelf:
         staging.mkdir()
         for name, content in written.items():
             _write(staging / name, content)
-        _sync(staging)
+        for directory in {(staging / name).parent for name in written}:
+            _sync(directory)
         staging.rename(self._directory / digest)
         _sync(self._directory)
 
@@ -129,12 +130,14 @@ def _is_whole(path: Path) -> bool:
 def _used(path: Path) -> tuple[float, int]:
     """Return when a base was used last, and its bytes; nothing of one that just goes."""
     try:
-        return path.stat().st_mtime, sum(file.stat().st_size for file in path.iterdir())
+        files = (file for file in path.rglob("*") if file.is_file())
+        return path.stat().st_mtime, sum(file.stat().st_size for file in files)
     except FileNotFoundError:
         return 0.0, 0
 
 
 def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(exist_ok=True)
     with file.open("xb") as stream:
         stream.write(content)
         stream.flush()

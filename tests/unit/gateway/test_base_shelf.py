@@ -9,7 +9,11 @@ import pytest
 from gateway.bases.shelf import Shelf
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
-FILES = {"tokenizer.json": b"{}" * 500, "config.json": b"{}"}
+FILES = {
+    "tokenizer.json": b"{}" * 500,
+    "additional_chat_templates/tool_use.jinja": b"",
+    "config.json": b"{}",
+}
 
 
 def shelf(directory: Path, bytes_max: int = 1 << 20) -> Shelf:

@@ -170,6 +170,15 @@ async def test_a_base_may_have_a_template_of_its_own_for_tools(tmp_path: Path) -
 
     assert await prompt(()) == "hi plain"
     assert await prompt((tool,)) == "<tool_call>weatherhi"
+    (tmp_path / "additional_chat_templates").mkdir()
+    separate = {"chat_template.jinja": "new", "additional_chat_templates/tool_use.jinja": "tools"}
+    for file, source in separate.items():
+        (tmp_path / file).write_text(source)
+    assets = load_base(tmp_path)
+    assert await prompt(()) == "new"
+    assert await prompt((tool,)) == "tools"
+    for file in separate:
+        (tmp_path / file).unlink()
     config = {**config, "chat_template": [*templates[1:], {"name": "default"}, "default"]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="has no chat_template"):

@@ -43,6 +43,8 @@ CASES: list[tuple[str, Callable[[bytes], bytes | None], str]] = [
     ),
     ("tokenizer_config.json", lambda c: edited(c, chat_template=[{"name": "x"}]), "is no text of"),
     ("chat_template.jinja", lambda _: b"{{ messages", "chat_template.jinja: the chat template"),
+    ("additional_chat_templates/rag.jinja", lambda _: b"{{ messages", "rag.jinja: the chat"),
+    ("additional_chat_templates/rag.py", lambda _: b"", "does not belong"),
     ("model.safetensors", lambda _: None, "neither model.safetensors nor"),
     ("model.safetensors", lambda c: c[:-1], "model.safetensors has"),
     ("model.safetensors", lambda _: b"\2\0\0\0\0\0\0\0{}", "holds no tensors"),
@@ -80,6 +82,12 @@ def test_templates_that_people_use_are_accepted(base_files, file_of) -> None:
     base_files["tokenizer_config.json"] = file_of(
         "tokenizer_config.json", edited(config, chat_template=None)
     )
+    assert check_base(base_files, PARSERS) == []
+
+
+def test_templates_besides_the_default_one_have_files_of_their_own(base_files, file_of) -> None:
+    for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja"):
+        base_files[name] = file_of(name, b"{{ messages }}")
     assert check_base(base_files, PARSERS) == []
 
 
