@@ -24,7 +24,13 @@ class Ending:
     """Why a request ends; becomes its `Outcome`."""
 
     __slots__ = (
-        *("code", "kind", "message", "output_tokens", "param", "prefill_us", "retry_after_s"),
+        "code",
+        "kind",
+        "message",
+        "output_tokens",
+        "param",
+        "prefill_us",
+        "retry_after_s",
     )
 
     def __init__(
