@@ -11,6 +11,9 @@ from typing import Any
 
 _EXACT_MAX = 1 << 53  # not every whole number above is a float
 _KEPT_MAX = (1 << 63) - (1 << 10)  # the greatest float of 64 bits
+# From an open whole bound of numbers away from 0: where the other bound is less than 1 away, the
+# compiler lets the bound itself through. It is lost in what is above some 10,000.
+_STEP = 1e-12
 # The side that a bound lets through, and what says that the bound itself is not let through.
 _BOUNDS = {
     "minimum": (1, "exclusiveMinimum"),
@@ -41,8 +44,8 @@ def numeric_bounds(schema: dict[str, Any]) -> dict[str, float]:
     return {key: schema[key] for key in _BOUNDS if type(schema.get(key)) in (int, float)}
 
 
-def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, int | None]]:
-    """Yield bounds of numbers that are not kept, and what to write; None as of `kept_bound`."""
+def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]:
+    """Yield bounds of numbers that would not hold, and what to write; None as of `kept_bound`."""
     types = schema.get("type", "number")
     types = types if isinstance(types, list) else [types]
     is_whole = "number" not in types
@@ -51,10 +54,13 @@ def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, int | None]]:
     for key, value in numeric_bounds(schema).items():
         side, flag = _BOUNDS[key]
         is_open = flag is None or schema.get(flag) is True  # as it was said before draft 6
+        kept: float | None = value
         if abs(value) >= _EXACT_MAX:
             kept = kept_bound(value, side, is_open=is_open, is_whole=is_whole)
-            if kept != value:
-                yield key, kept
+        elif is_open and not is_whole and isinstance(value, int) and value * side >= 0:
+            kept = value + side * _STEP
+        if kept != value:
+            yield key, kept
 
 
 def kept_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> int | None:

@@ -217,7 +217,7 @@ class _Survey:
     string: int = 0
     multiples: list[Fraction] = field(default_factory=list[Fraction])
     references: set[str] = field(default_factory=set[str])
-    bounds: list[tuple[dict[str, Any], str, int]] = field(default_factory=list[Any])
+    bounds: list[tuple[dict[str, Any], str, float]] = field(default_factory=list[Any])
     lost: list[float] = field(default_factory=list[float])
 
     def add(self, node: Any, place: _Place) -> Iterable[tuple[Any, _Place]]:
