@@ -285,6 +285,7 @@ class Gateway:
             log.warning("drain_cut", open=sum(left))
         self.dispatcher.stop_all()
         self.embedders.stop_all()
+        self.assets.stop_all()
         await self.http.close()
         await self.texts.flush(_TEXTS_S)
         await self.limiter.flush()

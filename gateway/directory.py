@@ -56,6 +56,7 @@ class ResolvedModel:
         name: As asked for: a model, `model@release` or an alias.
         model: With the model's own id, and the release that the name stands for.
         context_tokens_max: Prompt and output together; 0 when it is not known.
+        tenant_id: The caller's.
         cache_root: Root of the prefix cache's hash chain.
         generates_text: Whether it is one to chat with, not one that makes embeddings.
         decision: Why it is this release; None: because the name stands for it.
@@ -66,6 +67,7 @@ class ResolvedModel:
     name: str
     model: wire.Model
     context_tokens_max: int
+    tenant_id: str
     cache_root: bytes
     generates_text: bool
     decision: Decision | None = None
@@ -363,6 +365,7 @@ class Directory:
             name=name,
             model=model,
             context_tokens_max=self.context_tokens_max(principal, model),
+            tenant_id=principal.tenant.id,
             cache_root=cache_root(
                 model.base_digest, model.adapter_digest, principal.tenant.cache_salt
             ),

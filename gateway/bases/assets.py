@@ -115,6 +115,7 @@ class BaseAssets:
         tools: Sequence[Tool],
         cache_root: bytes,
         *,
+        owner: str = "",
         options: Mapping[str, object] = MappingProxyType({}),
     ) -> EncodedPrompt:
         """Return the prompt as ids and block hashes; large ones are worked on in a thread.
@@ -123,6 +124,7 @@ class BaseAssets:
             messages: The conversation.
             tools: That the model is told about.
             cache_root: Of the chain of hashes.
+            owner: Whose turn at the threads it is: owners take turns.
             options: For the template, e.g. `enable_thinking`.
         """
         size = _CHARACTERS_PER_MESSAGE * len(messages)
@@ -134,34 +136,37 @@ class BaseAssets:
             except OutOfTimeError:
                 pass  # a slow template: a thread has more time
         work = partial(self._encode, messages, tools, cache_root, options, CPU_S)
-        return await self._in_thread(cache_root, partial(work, self._tokenizing))
+        return await self._in_thread(owner, partial(work, self._tokenizing))
 
     async def encode_text(
-        self, text: str, cache_root: bytes, *, add_special_tokens: bool = True
+        self, text: str, cache_root: bytes, *, owner: str = "", add_special_tokens: bool = True
     ) -> EncodedPrompt:
         """Return a text as ids and block hashes.
 
         Args:
             text: May hold special tokens: whoever completes a text writes the whole prompt.
             cache_root: Of the chain of hashes.
+            owner: As of `encode_chat`.
             add_special_tokens: Whether the tokenizer adds its own, e.g. one that begins a text.
         """
         if len(text) <= _INLINE_CHARACTERS_MAX:
             return self._encode_text(text, cache_root, add_special_tokens, None)
         work = partial(self._encode_text, text, cache_root, add_special_tokens)
-        return await self._in_thread(cache_root, partial(work, self._tokenizing))
+        return await self._in_thread(owner, partial(work, self._tokenizing))
 
-    async def hash_ids(self, ids: Sequence[int], cache_root: bytes) -> EncodedPrompt:
-        """Return a prompt that came as ids, with its block hashes."""
+    async def hash_ids(
+        self, ids: Sequence[int], cache_root: bytes, *, owner: str = ""
+    ) -> EncodedPrompt:
+        """Return a prompt that came as ids, with its block hashes; `owner` as of `encode_chat`."""
         if len(ids) <= _INLINE_TOKENS_MAX:
             return _hashed(ids, cache_root)
-        return await self._in_thread(cache_root, partial(_hashed, ids, cache_root))
+        return await self._in_thread(owner, partial(_hashed, ids, cache_root))
 
     @property
     def _tokenizing(self) -> Executor | None:
         return self.threads and self.threads.tokenizing
 
-    async def _in_thread(self, owner: bytes, make: Callable[[], EncodedPrompt]) -> EncodedPrompt:
+    async def _in_thread(self, owner: str, make: Callable[[], EncodedPrompt]) -> EncodedPrompt:
         work = partial(_packed, make)
         if self.threads is None:
             return await asyncio.to_thread(work)
@@ -258,6 +263,10 @@ class AssetCache(BaseCache[BaseAssets]):
     def __init__(self, find: Callable[[str], Path], on_missing: Callable[[str], None]) -> None:
         self._threads = threads = PromptThreads()
         super().__init__(find, lambda directory: load_base(directory, threads), on_missing)
+
+    def stop_all(self) -> None:
+        """Refuse large prompts whose turn has not come, and whatever comes."""
+        self._threads.stop_all()
 
     def close(self) -> None:
         """End the threads, after the prompts that they are at; blocks. Nothing is asked then."""

@@ -11,12 +11,13 @@ prompts than there is room for. Hence owners of prompts take turns: each waits f
 import asyncio
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
 
 import structlog
+
+from sluice.errors import ErrorCode, RejectedError
 
 log = structlog.get_logger(__name__)
 
@@ -37,36 +38,68 @@ class Turns:
         """Start with nobody."""
         self._free = places
         # In the order of their turns, each with its own in the order of their coming.
-        self._waiting: dict[bytes, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
+        self._is_stopping = False
 
-    async def take(self, owner: bytes) -> None:
-        """Wait for a place; `give_back` follows, unless this is cancelled."""
+    @property
+    def waiting(self) -> int:
+        """How many do."""
+        return sum(map(len, self._waiting.values()))
+
+    async def take(self, owner: str) -> None:
+        """Wait for a place; `give_back` follows, unless this is cancelled.
+
+        Raises:
+            RejectedError: DRAINING, after `stop_all`.
+        """
+        if self._is_stopping:
+            raise _stopping()
         if self._free:
             self._free -= 1
             return
         place = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(place)
+        self._waiting.setdefault(owner, {})[place] = None
         try:
             await place
         except asyncio.CancelledError:
-            if not place.cancelled():
+            if place.cancelled():
+                self._forget(owner, place)
+            elif place.exception() is None:
                 self.give_back()
             raise
 
     def give_back(self) -> None:
         """Let the next one have the place."""
         while self._waiting:
-            owner = next(iter(self._waiting))
-            places = self._waiting.pop(owner)
-            while places:
-                place = places.popleft()
-                if place.done():
-                    continue  # its client has left
-                if places:
-                    self._waiting[owner] = places
-                place.set_result(None)
-                return
+            owner, places = next(iter(self._waiting.items()))
+            place = next(iter(places))
+            self._forget(owner, place)
+            if place.done():
+                continue  # its client has left in this moment
+            if places:
+                self._waiting[owner] = self._waiting.pop(owner)
+            place.set_result(None)
+            return
         self._free += 1
+
+    def stop_all(self) -> None:
+        """Refuse those who wait, and whoever comes."""
+        self._is_stopping = True
+        for places in self._waiting.values():
+            for place in places:
+                if not place.done():
+                    place.set_exception(_stopping())
+        self._waiting.clear()
+
+    def _forget(self, owner: str, place: asyncio.Future[None]) -> None:
+        places = self._waiting.get(owner, {})
+        places.pop(place, None)
+        if not places:
+            self._waiting.pop(owner, None)
+
+
+def _stopping() -> RejectedError:
+    return RejectedError(ErrorCode.DRAINING, "The server is stopping.", retry_after_s=1.0)
 
 
 class PromptThreads:
@@ -85,13 +118,26 @@ class PromptThreads:
             tokenizing_threads(processors), "tokenizing", initializer=_step_back
         )
 
-    async def run(self, owner: bytes, make: Callable[[], _Made]) -> _Made:
-        """Return what is made in a thread of `usual`, when it is the owner's turn."""
-        await self._turns.take(owner)
+    async def run(self, owner: str, make: Callable[[], _Made]) -> _Made:
+        """Return what is made in a thread of `usual`, when it is the owner's turn.
+
+        Raises:
+            RejectedError: DRAINING, after `stop_all`.
+        """
+        loop, turns = asyncio.get_running_loop(), self._turns
+        await turns.take(owner)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.usual, make)
-        finally:
-            self._turns.give_back()
+            work = self.usual.submit(make)
+        except RuntimeError:
+            turns.give_back()
+            raise
+        # Who leaves meanwhile leaves the thread at work: its place is free when that is.
+        work.add_done_callback(lambda _: loop.call_soon_threadsafe(turns.give_back))
+        return await asyncio.wrap_future(work)
+
+    def stop_all(self) -> None:
+        """Refuse prompts whose turn has not come, and whatever comes."""
+        self._turns.stop_all()
 
     def close(self) -> None:
         """End the threads, after the prompts that they are at; blocks. Nothing is asked then."""

@@ -70,6 +70,7 @@ class _ChatTask:
             chat.shown_messages,
             chat.shown_tools,
             resolved.cache_root,
+            owner=resolved.tenant_id,
             options=chat.template_options,
         )
         return (prompt,)

@@ -54,12 +54,13 @@ class _CompletionTask:
 
     async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
         has_special_tokens = self.fields.add_special_tokens is not False
+        root, owner = resolved.cache_root, resolved.tenant_id
         return [
             await assets.encode_text(
-                prompt, resolved.cache_root, add_special_tokens=has_special_tokens
+                prompt, root, owner=owner, add_special_tokens=has_special_tokens
             )
             if isinstance(prompt, str)
-            else await assets.hash_ids(prompt, resolved.cache_root)
+            else await assets.hash_ids(prompt, root, owner=owner)
             for prompt in self.fields.prompts
         ]
 

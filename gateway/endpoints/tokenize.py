@@ -102,14 +102,15 @@ class Tokenizing:
             (ids,) = await base.encode([wanted.prompt], add_special_tokens=has_special_tokens)
             return ids
         assets = await self._assets.get(digest)
+        root, owner = resolved.cache_root, resolved.tenant_id
         if wanted.messages is not None:
             tools = wanted.shown_tools
             messages = wanted.shown_messages
-            chat = await assets.encode_chat(messages, tools, resolved.cache_root)
+            chat = await assets.encode_chat(messages, tools, root, owner=owner)
             return chat.ids.tolist()
         assert wanted.prompt is not None, "the body has one of the two"
         encoded = await assets.encode_text(
-            wanted.prompt, resolved.cache_root, add_special_tokens=has_special_tokens
+            wanted.prompt, root, owner=owner, add_special_tokens=has_special_tokens
         )
         return encoded.ids.tolist()
 

@@ -4,17 +4,20 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gateway.bases.encoder import PromptEncoder
-from gateway.bases.threads import PromptThreads, tokenizing_threads
+from gateway.bases.threads import PromptThreads, Turns, tokenizing_threads
+from sluice.errors import ErrorCode, RejectedError
 
 SHIPPED = Tokenizer.from_file(str(Path(__file__).parents[3] / "model_repo/default/tokenizer.json"))
 
@@ -96,7 +99,7 @@ async def test_who_sends_many_large_prompts_makes_others_wait_for_one_each(
     async with asyncio.TaskGroup() as tasks:
         names = [*(f"many {number}" for number in range(8)), "left", "other", "third"]
         calls = {
-            name: tasks.create_task(threads.run(name.split()[0].encode(), partial(work, name)))
+            name: tasks.create_task(threads.run(name.partition(" ")[0], partial(work, name)))
             for name in names
         }
         await asyncio.sleep(0)
@@ -107,4 +110,120 @@ async def test_who_sends_many_large_prompts_makes_others_wait_for_one_each(
     assert sorted(made) == sorted(set(names) - {"left", "many 7"})
     # Two have begun, one is next already, and of two threads either may note first.
     assert max(made.index("other"), made.index("third")) <= 6
-    assert await threads.run(b"many", lambda: "places are free again")
+    assert await threads.run("many", lambda: "places are free again")
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    submitted = 0
+
+    def submit(self, *work: Any, **options: Any) -> Future[Any]:
+        self.submitted += 1
+        return super().submit(*work, **options)
+
+
+async def test_who_left_while_at_work_has_its_place_until_the_thread_is_free(
+    threads: PromptThreads,
+) -> None:
+    """Else what comes next waits behind it for a thread, where nobody has turns."""
+    threads.usual.shutdown()
+    threads.usual = executor = CountingExecutor(2)
+    may_go, begun = threading.Event(), threading.Semaphore(0)
+
+    def work() -> None:
+        begun.release()
+        may_go.wait(30)
+
+    async with asyncio.TaskGroup() as tasks:
+        left = [tasks.create_task(threads.run("one", work)) for _ in range(2)]
+        await asyncio.to_thread(lambda: [begun.acquire(timeout=30) for _ in left])
+        for call in left:
+            call.cancel()
+        await asyncio.wait(left)
+        late = tasks.create_task(threads.run("two", may_go.is_set))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert executor.submitted == 2
+        may_go.set()
+        assert await late
+
+
+async def test_a_thread_that_cannot_be_had_costs_no_place(threads: PromptThreads) -> None:
+    usual, threads.usual = threads.usual, ThreadPoolExecutor()
+    threads.usual.shutdown()
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            await threads.run("one", int)
+    threads.usual = usual
+    assert await threads.run("one", int) == 0
+
+
+async def test_who_waits_when_all_is_stopped_is_told_so(threads: PromptThreads) -> None:
+    may_go = threading.Event()
+    async with asyncio.TaskGroup() as tasks:
+        at_work = [tasks.create_task(threads.run("one", may_go.wait)) for _ in range(2)]
+        waiting = [tasks.create_task(refusal(threads, owner)) for owner in ("one", "two")]
+        left = tasks.create_task(refusal(threads, "two"))
+        await asyncio.sleep(0)
+        left.cancel()
+        threads.stop_all()
+        assert await asyncio.gather(*waiting) == [ErrorCode.DRAINING] * 2
+        may_go.set()
+        assert await asyncio.gather(*at_work) == [True, True], "two seconds are theirs"
+        assert await refusal(threads, "one") == ErrorCode.DRAINING
+
+
+async def refusal(threads: PromptThreads, owner: str) -> ErrorCode:
+    with pytest.raises(RejectedError) as caught:
+        await threads.run(owner, int)
+    return caught.value.code
+
+
+class Asker:
+    """Wants a place for its owner, and keeps it until told."""
+
+    def __init__(self, turns: Turns, owner: str) -> None:
+        self.owner = owner
+        self.has_place = False
+        self.may_go = asyncio.Event()
+        self._turns = turns
+
+    async def run(self) -> None:
+        await self._turns.take(self.owner)
+        self.has_place = True
+        try:
+            await self.may_go.wait()
+        finally:
+            self.has_place = False
+            self._turns.give_back()
+
+
+CHURN = st.lists(
+    st.tuples(st.sampled_from(["ask", "go", "leave", "settle"]), st.integers(0, 30)), max_size=60
+)
+
+
+@given(CHURN, st.integers(1, 3))
+async def test_places_are_given_to_who_waits_in_turn_whoever_leaves(
+    steps: list[tuple[str, int]], places: int
+) -> None:
+    turns, open_ = Turns(places), list[tuple[Asker, asyncio.Task[None]]]()
+    async with asyncio.TaskGroup() as tasks:
+        for step, number in [*steps, ("settle", 0)]:
+            if step == "ask":
+                asker = Asker(turns, f"owner {number % 4}")
+                open_.append((asker, tasks.create_task(asker.run())))
+            elif open_ and step != "settle":
+                asker, task = open_[number % len(open_)]
+                asker.may_go.set() if step == "go" else task.cancel()
+            if step != "settle":
+                continue
+            for _ in range(6):
+                await asyncio.sleep(0)
+            open_ = [it for it in open_ if not it[1].done()]
+            holding = sum(asker.has_place for asker, _ in open_)
+            assert holding == min(places, len(open_)), "nobody waits while one is free"
+            waiting = [asker for asker, _ in open_ if not asker.has_place]
+            assert turns.waiting == len(waiting), "who left is forgotten"
+        for asker, _ in open_:
+            asker.may_go.set()
+    assert turns.waiting == 0

@@ -22,6 +22,7 @@ RESOLVED = ResolvedModel(
     name="m",
     model=control.Model(id="m", pool_id="p"),
     context_tokens_max=40_960,
+    tenant_id="t",
     cache_root=b"r",
     generates_text=True,
 )
