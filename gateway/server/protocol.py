@@ -235,25 +235,43 @@ class HttpProtocol(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse; a head that has begun has a deadline, and a broken body ends its request."""
+        if self._close or self._force_close:
+            return
         if self._parser is None:
             if not data or self.transport is None:
                 return  # nothing is left to parse
             self._parser = self._new_parser()
-        messages, queued = self._messages, len(self._messages)
+        messages, queued, is_head = self._messages, len(self._messages), self._is_between
         super().data_received(data)
         self._count_down(data, len(messages) - queued)
-        if messages or self._request_in_progress:
+        if len(messages) > queued:
             self._server.heads.end(self)
             self._head_bytes = 0
-            if messages and isinstance(getattr(messages[-1][0], "exc", None), HttpProcessingError):
+            if isinstance(getattr(messages[-1][0], "exc", None), HttpProcessingError):
                 self._note_parser_error()
-        elif data and self._waiter is not None and not self._waiter.done():
-            self._head_bytes += len(data)
-            if self._head_bytes <= HEAD_BYTES_MAX:
-                self._server.heads.begin(self)
+        elif data and is_head and not (self._buffer_paused or self._upgraded):
+            self._note_head(len(data))
+
+    @property
+    def _is_between(self) -> bool:
+        """Whether all that was asked is here with its body: what comes next is a head."""
+        if self._messages:
+            return self._messages[-1][1].is_eof()
+        if self._current_request is not None:
+            return self._current_request.content.is_eof()
+        return self._waiter is not None
+
+    def _note_head(self, size: int) -> None:
+        """Count a part of a head, which may come while the request before is answered."""
+        self._head_bytes += size
+        if self._head_bytes > HEAD_BYTES_MAX:
+            if self.is_busy:
+                self.force_close()
             else:
                 text = f"The request's head is longer than {HEAD_BYTES_MAX} bytes."
                 self._end_with(HttpError(431, text))
+        elif not self.is_busy:
+            self._server.heads.begin(self)
 
     def _count_down(self, data: bytes, new_messages: int) -> None:
         rest = self._rest
@@ -345,6 +363,8 @@ class HttpProtocol(RequestHandler):
 
     async def _message_comes(self) -> None:
         self._waiter = self._loop.create_future()
+        if self._head_bytes:  # it came behind the request before
+            self._server.heads.begin(self)
         try:
             await self._waiter
         finally:

@@ -288,3 +288,62 @@ async def test_a_head_whose_lines_end_otherwise_is_refused() -> None:
     assert transport.written.startswith(b"HTTP/1.0 400"), transport.written
     protocol.connection_lost(None)
     server.heads.close()
+
+
+async def test_a_head_behind_a_running_request_has_the_same_bounds() -> None:
+    may_answer = asyncio.Event()
+
+    async def handler(_: web.BaseRequest) -> web.Response:
+        await may_answer.wait()
+        return web.Response(text="ok")
+
+    head = b"GET / HTTP/1.1\r\n" + b"X-Y: %b\r\n" % (b"a" * 9_000)
+    server = HttpServer(handler, ServerLimits(head_timeout_s=0.1), lambda *_: None)
+    large, slow = Ending(), Ending()
+    protocols = [server(), server()]
+    for protocol, transport in zip(protocols, (large, slow), strict=True):
+        protocol.connection_made(transport)
+        protocol.data_received(SIMPLE)
+        protocol.data_received(head)
+    await asyncio.sleep(0.3)
+    assert not slow.is_closed.is_set(), "the request before has its time"
+    for _ in range(3):
+        assert not large.is_closed.is_set()
+        protocols[0].data_received(b"X-Z: %b\r\n" % (b"a" * 9_000))
+    assert large.is_closed.is_set()
+    may_answer.set()
+    async with asyncio.timeout(10):
+        await slow.is_closed.wait()
+    assert slow.written.index(b"200 OK") < slow.written.index(b" 408 ")
+    for protocol in protocols:
+        protocol.connection_lost(None)
+    server.idle.close()
+    server.heads.close()
+
+
+async def test_what_is_read_behind_a_refused_request_is_no_head() -> None:
+    may_answer = asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.Response:
+        assert isinstance(request, HttpRequest)
+        with pytest.raises(web.RequestPayloadError):
+            await request.content.read()
+        await may_answer.wait()
+        return web.Response(text="refused")
+
+    server = HttpServer(handler, ServerLimits(), lambda *_: None)
+    protocol, transport = server(), Ending()
+    protocol.connection_made(transport)
+    protocol.data_received(chunked(1)[:-5])
+    await asyncio.sleep(0)
+    for _ in range(9):
+        protocol.data_received(b"no chunk" * 1_000)
+        await asyncio.sleep(0)
+    assert not transport.is_closed.is_set(), "the answer is on its way"
+    may_answer.set()
+    async with asyncio.timeout(10):
+        await transport.is_closed.wait()
+    assert b"refused" in transport.written
+    protocol.connection_lost(None)
+    server.idle.close()
+    server.heads.close()
