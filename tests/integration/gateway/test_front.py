@@ -127,7 +127,7 @@ async def test_what_is_not_for_the_world_stays_inside(world, tmp_path, name) -> 
         running_front(name, w.base_url.removeprefix("http://"), tmp_path) as (url, tls, _, _),
         httpx.AsyncClient(base_url=url, verify=tls, timeout=60) as http,
     ):
-        for path in ("/metrics", "/readyz"):
+        for path in ("/metrics", "/readyz", "/%6detrics", "/readyz?x", "/%2fmetrics"):
             assert (await http.get(path)).status_code == 404
         many = {f"x-{number}": "1" for number in range(200)}
         assert (await http.get("/healthz", headers=many)).status_code in {400, 431}
