@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 import control_plane.metrics
 import gateway.metrics
+import gateway.server.operations
 import replica.agent.metrics
 import replica.host.metrics
 import router.metrics
@@ -127,6 +128,8 @@ def metrics_page() -> str:
 def _registries() -> dict[str, CollectorRegistry]:
     gateway_metrics = gateway.metrics.GatewayMetrics()
     gateway_metrics.follow(dict.fromkeys(gateway.metrics.FOLLOWED_NAMES, float))
+    parents = gateway.server.operations.WorkersCollector(list, {"ended": 0})
+    gateway_metrics.registry.register(parents)
     return {
         "gateway": gateway_metrics.registry,
         "router": router.metrics.RouterMetrics().registry,

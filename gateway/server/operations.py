@@ -1,7 +1,7 @@
 """The operations address: metrics and probes of all workers together, away from clients."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
@@ -16,7 +16,7 @@ from gateway.server.probes import Probes
 from gateway.server.protocol import ServerLimits
 from gateway.server.routes import Routes
 from gateway.server.runner import HttpRunner, bound_socket
-from gateway.server.workers import Workers
+from gateway.server.workers import Worker, Workers
 from sluice.addresses import host_and_port
 from sluice.certificates import refusal_of, server_tls
 from sluice.errors import PlatformError
@@ -74,16 +74,21 @@ async def all_metrics(workers: Workers) -> bytes:
     answers = await asyncio.gather(*(link.metrics() for link in asked.values()))
     pages = dict(zip(asked, answers, strict=True))
     registry = CollectorRegistry()
-    registry.register(_WorkersCollector(workers))
+    registry.register(WorkersCollector(lambda: workers.live, workers.ends))
     return merged(pages) + generate_latest(registry)
 
 
-class _WorkersCollector(Collector):
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+class WorkersCollector(Collector):
+    """What the parent of workers tells of them."""
+
+    def __init__(self, live: Callable[[], Sequence[Worker]], ends: Mapping[str, int]) -> None:
+        """Take what returns those that live, and how many have ended, by reason."""
+        self._live = live
+        self._ends = ends
 
     def collect(self) -> list[Metric]:
-        live = self._workers.live
+        """Return the metrics."""
+        live = self._live()
         running = GaugeMetricFamily(
             "gateway_workers", "Worker processes by state", labels=["state"]
         )
@@ -95,7 +100,7 @@ class _WorkersCollector(Collector):
         ends = CounterMetricFamily(
             "gateway_worker_ends", "Worker processes that have ended, by reason", labels=["reason"]
         )
-        for reason, count in self._workers.ends.items():
+        for reason, count in self._ends.items():
             ends.add_metric([reason], count)
         return [running, ends]
 

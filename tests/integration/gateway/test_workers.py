@@ -279,7 +279,9 @@ def test_one_address_for_both_is_found_at_the_start(tmp_path) -> None:
     assert [text.partition(":")[0] for text in problems(settings)] == ["GATEWAY__OPS_ADDRESS"]
 
 
-@pytest.mark.parametrize("address", ["localhost", "h:x", "h:0", "h:65536", "http://h:80", ":80", "::1:80"])
+@pytest.mark.parametrize(
+    "address", ["localhost", "h:x", "h:0", "h:65536", "http://h:80", ":80", "::1:80"]
+)
 def test_an_address_that_is_none_is_told_what_one_looks_like(address, tmp_path) -> None:
     with pytest.raises(ValidationError, match="want host:port"):
         GatewaySettings(**plain_settings(tmp_path, address))
