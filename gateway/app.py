@@ -15,6 +15,7 @@ from gateway.bases.embedding import EmbeddingBaseCache
 from gateway.bases.fetcher import BaseFetcher
 from gateway.bases.shelf import Shelf
 from gateway.bases.source import fetch_base
+from gateway.bases.threads import PromptThreads
 from gateway.directory import Directory
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.pace import Pace
@@ -69,9 +70,8 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, events: EventProducer) -> None:
         """Compose everything; nothing is opened yet, apart from what `events` does."""
         self.settings = settings
-        self.metrics = GatewayMetrics(
-            Objectives(settings.objective_ttft_s, settings.objective_tpot_s)
-        )
+        objectives = Objectives(settings.objective_ttft_s, settings.objective_tpot_s)
+        self.metrics = GatewayMetrics(objectives)
         self.watcher = ControlWatcher(
             settings.control_address,
             control.ROLE_GATEWAY,
@@ -79,8 +79,9 @@ class Gateway:
             snapshot_file=settings.state_dir / "control.snapshot",
         )
         self.bases = self._make_fetcher()
-        self.assets = AssetCache(self.bases.find, self.bases.want)
-        self.embedding_bases = EmbeddingBaseCache(self.bases.find, self.bases.want)
+        self.prompt_threads = threads = PromptThreads()
+        self.assets = AssetCache(self.bases.find, self.bases.want, threads)
+        self.embedding_bases = EmbeddingBaseCache(self.bases.find, self.bases.want, threads)
         self.directory = Directory(self.watcher.state, self.assets.has)
         self.lag = LoopLag(self.metrics.loop_lag.observe)
         self.pace = Pace(self.lag)
@@ -285,11 +286,11 @@ class Gateway:
             log.warning("drain_cut", open=sum(left))
         self.dispatcher.stop_all()
         self.embedders.stop_all()
-        self.assets.stop_all()
+        self.prompt_threads.stop_all()
         await self.http.close()
         await self.texts.flush(_TEXTS_S)
         await self.limiter.flush()
-        await asyncio.to_thread(self.assets.close)
+        await asyncio.to_thread(self.prompt_threads.close)
 
     async def _reload(self) -> None:
         self.reload_certificate()

@@ -260,14 +260,10 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
 class AssetCache(BaseCache[BaseAssets]):
     """The bases that chat completions of this process need."""
 
-    def __init__(self, find: Callable[[str], Path], on_missing: Callable[[str], None]) -> None:
-        self._threads = threads = PromptThreads()
-        super().__init__(find, lambda directory: load_base(directory, threads), on_missing)
-
-    def stop_all(self) -> None:
-        """Refuse large prompts whose turn has not come, and whatever comes."""
-        self._threads.stop_all()
-
-    def close(self) -> None:
-        """End the threads, after the prompts that they are at; blocks. Nothing is asked then."""
-        self._threads.close()
+    def __init__(
+        self,
+        find: Callable[[str], Path],
+        on_missing: Callable[[str], None],
+        threads: PromptThreads,
+    ) -> None:
+        super().__init__(find, partial(load_base, threads=threads), on_missing)

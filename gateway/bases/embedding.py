@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from gateway.bases.cache import BaseCache
 from gateway.bases.files import read_json, read_tokenizer
+from gateway.bases.threads import PromptThreads
 
 # Encoding takes about 1 ms per 10 KB, and some of it per text; above this streams would feel it.
 _INLINE_CHARACTERS_MAX = 16 << 10
@@ -23,20 +25,31 @@ class EmbeddingBase:
         tokenizer: Neither cuts nor pads.
         dimensions: Length of an embedding.
         vocabulary: Number of token ids that the model has.
+        threads: Where large texts are worked on; None: one of the loop's own.
     """
 
     tokenizer: Tokenizer
     dimensions: int
     vocabulary: int
+    threads: PromptThreads | None = None
 
     async def encode(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True
+        self, texts: Sequence[str], *, owner: str = "", add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Return the token ids of each text; large ones are worked on in a thread."""
+        """Return the token ids of each text; large ones are worked on in a thread.
+
+        Args:
+            texts: They are not cut.
+            owner: Whose turn at the threads it is: owners take turns.
+            add_special_tokens: Whether the tokenizer adds its own.
+        """
         size = sum(map(len, texts)) + _CHARACTERS_PER_TEXT * len(texts)
         if size <= _INLINE_CHARACTERS_MAX:
             return self._encode(texts, add_special_tokens)
-        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+        work = partial(self._encode, texts, add_special_tokens)
+        if self.threads is None:
+            return await asyncio.to_thread(work)
+        return await self.threads.tokenize(owner, work)
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         # The batch call lets go of the interpreter lock, and the fast one computes no offsets.
@@ -46,8 +59,12 @@ class EmbeddingBase:
         return [encoding.ids for encoding in encodings]
 
 
-def load_embedding_base(directory: Path) -> EmbeddingBase:
+def load_embedding_base(directory: Path, threads: PromptThreads | None = None) -> EmbeddingBase:
     """Read a base's files; blocks.
+
+    Args:
+        directory: Holds them.
+        threads: Where large texts are to be worked on.
 
     Raises:
         OSError: A file is missing.
@@ -61,11 +78,18 @@ def load_embedding_base(directory: Path) -> EmbeddingBase:
     dimensions, vocabulary = (size if isinstance(size, int) else 0 for size in sizes)
     if dimensions < 1 or vocabulary < 1:
         raise ValueError(f"{directory}/config.json has no hidden_size or no vocab_size")
-    return EmbeddingBase(tokenizer, dimensions, vocabulary)
+    return EmbeddingBase(tokenizer, dimensions, vocabulary, threads)
 
 
 class EmbeddingBaseCache(BaseCache[EmbeddingBase]):
     """The embedding bases of this process."""
 
-    def __init__(self, find: Callable[[str], Path], on_missing: Callable[[str], None]) -> None:
-        super().__init__(find, load_embedding_base, on_missing)
+    def __init__(
+        self,
+        find: Callable[[str], Path],
+        on_missing: Callable[[str], None],
+        threads: PromptThreads,
+    ) -> None:
+        super().__init__(
+            find, lambda directory: load_embedding_base(directory, threads), on_missing
+        )

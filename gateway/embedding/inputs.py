@@ -10,15 +10,22 @@ from sluice.errors import BadRequestError, ErrorCode
 TOKENS_MAX = 300_000  # of one request; OpenAI's bound
 
 
-async def token_ids(inputs: list[str] | list[list[int]], base: EmbeddingBase) -> list[list[int]]:
+async def token_ids(
+    inputs: list[str] | list[list[int]], base: EmbeddingBase, owner: str = ""
+) -> list[list[int]]:
     """Return the ids of each input: of texts with special tokens, of ids as they are.
+
+    Args:
+        inputs: All of one kind.
+        base: Has the tokenizer.
+        owner: As of `EmbeddingBase.encode`.
 
     Raises:
         BadRequestError: There is an id that the model does not have.
     """
     texts = [text for text in inputs if isinstance(text, str)]
     if texts:
-        return await base.encode(texts)
+        return await base.encode(texts, owner=owner)
     lists = [ids for ids in inputs if not isinstance(ids, str)]
     for index, ids in enumerate(lists):
         check_ids(_param(lists, index), ids, base.vocabulary)

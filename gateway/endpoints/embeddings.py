@@ -71,7 +71,7 @@ class Embeddings:
         resolved = self._resolved(principal, wanted.model)
         base = await self._bases.get(resolved.model.base_digest)
         dimensions = _dimensions(wanted, base)
-        texts = await token_ids(wanted.inputs, base)
+        texts = await token_ids(wanted.inputs, base, principal.tenant.id)
         check_lengths(texts, resolved.context_tokens_max)
         identity = identity_of(request)
         exchange = Exchange(

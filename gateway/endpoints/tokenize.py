@@ -99,7 +99,9 @@ class Tokenizing:
             if wanted.prompt is None:
                 raise bad_value("messages", "this model makes embeddings; send 'prompt'")
             base = await self._embedding_bases.get(digest)
-            (ids,) = await base.encode([wanted.prompt], add_special_tokens=has_special_tokens)
+            (ids,) = await base.encode(
+                [wanted.prompt], owner=resolved.tenant_id, add_special_tokens=has_special_tokens
+            )
             return ids
         assets = await self._assets.get(digest)
         root, owner = resolved.cache_root, resolved.tenant_id

@@ -1,9 +1,12 @@
 """What goes into embeddings and what comes out, without any replica."""
 
+import asyncio
 import base64
 import json
 import math
+import threading
 from array import array
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.bases.embedding import load_embedding_base
+from gateway.bases.threads import PromptThreads
 from gateway.embedding.inputs import TOKENS_MAX, check_lengths, token_ids
 from gateway.embedding.testing import write_embedding_base
 from gateway.embedding.vectors import rendered, shortened
@@ -54,6 +58,23 @@ async def test_a_base_s_own_cutting_and_padding_are_off(tmp_path: Path) -> None:
     texts = ["a", "a much longer text than the eight tokens of the file", "x " * 40_000]
     assert await token_ids(texts, base) == [tokenizer.encode(text).ids for text in texts]
     assert len((await token_ids(texts, base))[2]) == 40_002
+
+
+async def test_large_texts_wait_for_their_owner_s_turn(tmp_path: Path) -> None:
+    write_embedding_base(tmp_path, dimensions=4)
+    may_go = threading.Event()
+    with closing(PromptThreads()) as threads:
+        base = load_embedding_base(tmp_path, threads)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(2):  # as many as work at once
+                tasks.create_task(threads.run("one", may_go.wait))
+            many = [tasks.create_task(token_ids(["x " * 40_000], base, "one")) for _ in range(9)]
+            await asyncio.sleep(0)
+            other = tasks.create_task(token_ids(["y " * 40_000], base, "two"))
+            assert len(await token_ids(["small"], base, "one")) == 1
+            may_go.set()
+            await other
+            assert sum(not it.done() for it in many) >= 6, "others came first, one after the other"
 
 
 @pytest.mark.parametrize("name", ["hidden_size", "vocab_size"])
