@@ -12,7 +12,7 @@ from typing import Any
 _EXACT_MAX = 1 << 53  # not every whole number above is a float
 _KEPT_MAX = (1 << 63) - (1 << 10)  # the greatest float of 64 bits
 # From an open whole bound of numbers away from 0: where the other bound is less than 1 away, the
-# compiler lets the bound itself through. It is lost in what is above some 10,000.
+# compiler lets the bound itself through. A float's own step is more from some 10,000 on.
 _STEP = 1e-12
 # The side that a bound lets through, and what says that the bound itself is not let through.
 _BOUNDS = {
@@ -58,7 +58,7 @@ def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]
         if abs(value) >= _EXACT_MAX:
             kept = kept_bound(value, side, is_open=is_open, is_whole=is_whole)
         elif is_open and not is_whole and isinstance(value, int) and value * side >= 0:
-            kept = value + side * _STEP
+            kept = side * max(side * value + _STEP, math.nextafter(side * value, math.inf))
         if kept != value:
             yield key, kept
 

@@ -238,7 +238,7 @@ class _Survey:
         self.patterns += len(_mapping(node.get("patternProperties"))) ** 2
         bounds = {} if place is _Place.CONSTANT else numeric_bounds(node)
         if bounds:
-            self._add_bounds(node)
+            self._add_bounds(node, bounds)
         rest = [(value, place.below(key)) for key, value in node.items() if key not in bounds]
         return [*((key, place) for key in node), *rest]
 
@@ -247,11 +247,14 @@ class _Survey:
         if overflows(number) or (place is _Place.CONSTANT and not is_kept(number)):
             self.lost.append(number)
 
-    def _add_bounds(self, schema: dict[str, Any]) -> None:
-        for key, kept in changed_bounds(schema):
-            if kept is None:
-                self.lost.append(schema[key])
-            else:
+    def _add_bounds(self, schema: dict[str, Any], bounds: dict[str, float]) -> None:
+        changed = dict(changed_bounds(schema))
+        for key, value in bounds.items():
+            kept = changed.get(key, value)
+            # One that bounds no number here may be a constant by reference, too.
+            if kept is None or overflows(kept):
+                self.lost.append(value)
+            elif key in changed:
                 self.bounds.append((schema, key, kept))
 
 

@@ -54,6 +54,10 @@ def accepts(grammar: Grammar, text: str) -> bool:
         {"const": {"const": {"minimum": 2**60 + 1}}},
         {"enum": ["a", 1234567890123456789]},
         {"type": "integer", "enum": [10**20]},
+        *(
+            {"$ref": "#/properties", "properties": {"const": {"type": kind, "minimum": -(2**63)}}}
+            for kind in ("string", None, {"type": "string"})
+        ),
     ],
     ids=json.dumps,
 )
@@ -93,6 +97,7 @@ def test_a_refused_number_is_not_quoted_in_full() -> None:
         ({"minimum": -(2**53) - 4, "exclusiveMinimum": True}, -(2**53), -(2**53) - 4),
         ({"type": "number", "minimum": 0.1, "maximum": 0.1}, 0.1, 0.2),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, 0.001, 0),
+        ({"type": "number", "exclusiveMinimum": 20000, "maximum": 20000.5}, 20000.25, 20000),
         ({"type": "number", "exclusiveMaximum": -5, "minimum": -5.5}, -5.001, -5),
         ({"type": "number", "exclusiveMinimum": -5, "exclusiveMaximum": 1}, 0.9, 1),
         ({"minimum": 10, "exclusiveMinimum": True, "maximum": 10.5}, 10.001, 10),
