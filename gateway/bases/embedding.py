@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from gateway.bases.cache import BaseCache
+from gateway.bases.encoder import encode_batch
 from gateway.bases.files import read_json, read_tokenizer
 from gateway.bases.threads import PromptThreads
 
@@ -45,16 +47,17 @@ class EmbeddingBase:
         """
         size = sum(map(len, texts)) + _CHARACTERS_PER_TEXT * len(texts)
         if size <= _INLINE_CHARACTERS_MAX:
-            return self._encode(texts, add_special_tokens)
+            return self._encode(texts, add_special_tokens, None)
         work = partial(self._encode, texts, add_special_tokens)
         if self.threads is None:
-            return await asyncio.to_thread(work)
-        return await self.threads.tokenize(owner, work)
+            return await asyncio.to_thread(work, None)
+        return await self.threads.run(owner, partial(work, self.threads.tokenizing))
 
-    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        # The batch call lets go of the interpreter lock, and the fast one computes no offsets.
-        encodings = self.tokenizer.encode_batch_fast(
-            list(texts), add_special_tokens=add_special_tokens
+    def _encode(
+        self, texts: Sequence[str], add_special_tokens: bool, tokenizing: Executor | None
+    ) -> list[list[int]]:
+        encodings = encode_batch(
+            self.tokenizer, texts, tokenizing, add_special_tokens=add_special_tokens
         )
         return [encoding.ids for encoding in encodings]
 

@@ -15,7 +15,7 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 
 _CHARACTERS_MAX = 8 << 20  # of all segments kept; two bytes each, ids included
 _SEGMENT_MAX = 1 << 20
@@ -111,13 +111,23 @@ class PromptEncoder:
     ) -> "Iterator[array[int]]":
         if not texts:
             return
-        # The batch call lets go of the interpreter lock; the fast one computes no offsets.
-        work = partial(
-            self._tokenizer.encode_batch_fast, texts, add_special_tokens=add_special_tokens
-        )
-        encodings = work() if tokenizing is None else tokenizing.submit(work).result()
-        for encoding in encodings:
+        for encoding in encode_batch(
+            self._tokenizer, texts, tokenizing, add_special_tokens=add_special_tokens
+        ):
             yield array("I", encoding.ids)
+
+
+def encode_batch(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    tokenizing: Executor | None,
+    *,
+    add_special_tokens: bool,
+) -> list[Encoding]:
+    """Return the tokens of texts; made in a thread of `tokenizing`, if there is one."""
+    # The batch call lets go of the interpreter lock; the fast one computes no offsets.
+    work = partial(tokenizer.encode_batch_fast, list(texts), add_special_tokens=add_special_tokens)
+    return work() if tokenizing is None else tokenizing.submit(work).result()
 
 
 def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:

@@ -135,14 +135,6 @@ class PromptThreads:
         work.add_done_callback(lambda _: loop.call_soon_threadsafe(turns.give_back))
         return await asyncio.wrap_future(work)
 
-    async def tokenize(self, owner: str, make: Callable[[], _Made]) -> _Made:
-        """Return what is made in a thread of `tokenizing`, when it is the owner's turn.
-
-        Raises:
-            RejectedError: DRAINING, after `stop_all`.
-        """
-        return await self.run(owner, lambda: self.tokenizing.submit(make).result())
-
     def stop_all(self) -> None:
         """Refuse prompts whose turn has not come, and whatever comes."""
         self._turns.stop_all()
