@@ -372,7 +372,7 @@ class Gateway:
                 "gateway_text_spool_bytes": lambda: self.text_shipping.spool_bytes,
                 "gateway_certificate_stale": lambda: self._tls is not None and self._tls.is_stale,
                 "gateway_certificate_expiry_seconds": lambda: (
-                    math.inf if self._tls is None else self._tls.expires_unix_s - time.time()
+                    math.inf if self._tls is None else self._tls.left_s(time.time())
                 ),
             }
         )

@@ -46,7 +46,7 @@ _FOLLOWED = (
     (
         "gateway_certificate_expiry_seconds",
         "gauge",
-        "Until clients refuse the certificate; infinite without TLS",
+        "Until the certificate ends; 0 while clients refuse it, infinite without TLS",
     ),
 )
 FOLLOWED_NAMES = tuple(name for name, _, _ in _FOLLOWED)

@@ -16,7 +16,7 @@ class TlsFiles:
     Attributes:
         context: For servers; new connections get the newest certificate, open ones keep theirs.
         is_stale: Newer files are there and could not be used.
-        expires_unix_s: When clients begin to refuse the certificate that is used; 0: they do.
+        expires_unix_s: When the certificate that is used ends; 0 while clients refuse it.
     """
 
     def __init__(self, cert: Path, key: Path) -> None:
@@ -30,6 +30,7 @@ class TlsFiles:
         self._seen = self._versions()
         self.context = self._loaded()
         self.is_stale = False
+        self._refusal = ""
         self.expires_unix_s = self._expires_unix_s(self.context)
 
     def reload_changed(self) -> None:
@@ -38,6 +39,8 @@ class TlsFiles:
             versions = self._versions()
             if versions == self._seen:
                 self.is_stale = False
+                if not self.expires_unix_s:  # it may have been too early
+                    self.expires_unix_s = self._expires_unix_s(self.context)
                 return
             # First apart: a certificate without its key would spoil the context.
             expires_unix_s = self._expires_unix_s(self._loaded())
@@ -50,6 +53,10 @@ class TlsFiles:
             self.is_stale = False
             self.expires_unix_s = expires_unix_s
             log.info("certificate_loaded", file=str(self._files[0]))
+
+    def left_s(self, now_unix_s: float) -> float:
+        """Return how long clients go on taking the certificate that is used."""
+        return max(0.0, self.expires_unix_s - now_unix_s)
 
     def _versions(self) -> list[tuple[int, int, int]]:
         found = [file.stat() for file in self._files]
@@ -70,6 +77,9 @@ class TlsFiles:
         try:
             seen, _ = shaken_hands(client, server)
         except ssl.SSLCertVerificationError as error:
-            log.warning("certificate_refused", reason=error.verify_message)
+            if error.verify_message != self._refusal:
+                log.warning("certificate_refused", reason=error.verify_message)
+            self._refusal = error.verify_message
             return 0.0
+        self._refusal = ""
         return float(ssl.cert_time_to_seconds(seen["notAfter"]))

@@ -22,6 +22,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 pytestmark = pytest.mark.real
 
 HOUR = timedelta(hours=1)
+CERTIFICATE_HOURS = 48
 
 
 def write_certificate(
@@ -34,7 +35,7 @@ def write_certificate(
     address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
     made = (
         x509.CertificateBuilder(of, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(ends - 48 * HOUR)
+        .not_valid_before(ends - CERTIFICATE_HOURS * HOUR)
         .not_valid_after(ends)
         .add_extension(address, critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
@@ -137,10 +138,22 @@ def test_until_when_clients_take_a_certificate(issuer: str, tmp_path) -> None:
     files = TlsFiles(*write_certificate(tmp_path, 5 * HOUR, issuer))
     assert abs(files.expires_unix_s - time.time() - 5 * 3600) < 60
     for ends_in, refused in ((-1 * HOUR, True), (99 * HOUR, True), (9 * HOUR, False)):
-        write_certificate(tmp_path, ends_in, issuer)  # good for 48 hours before it ends
+        write_certificate(tmp_path, ends_in, issuer)
         files.reload_changed()
-        assert (files.expires_unix_s == 0) is refused
+        assert (files.left_s(time.time()) == 0) is refused
         assert not files.is_stale
+
+
+def test_a_certificate_that_came_early_is_good_when_its_time_has_come(tmp_path) -> None:
+    early = CERTIFICATE_HOURS * HOUR + timedelta(seconds=1)
+    files = TlsFiles(*write_certificate(tmp_path, early))
+    assert files.left_s(time.time()) == 0
+    deadline_s = time.monotonic() + 60
+    while files.left_s(time.time()) == 0:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+        files.reload_changed()
+    assert files.left_s(time.time()) > 3600
 
 
 def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path) -> None:
