@@ -29,8 +29,13 @@ def _bindable(address: str) -> str:
     return address
 
 
+def _bindable_or_none(address: str) -> str:
+    return _bindable(address) if address else ""
+
+
 Address = Annotated[str, AfterValidator(_known)]
 BindAddress = Annotated[str, AfterValidator(_bindable)]
+OptionalBindAddress = Annotated[str, AfterValidator(_bindable_or_none)]  # empty: none
 
 
 class ServiceSettings(BaseSettings):

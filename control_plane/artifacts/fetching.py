@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -198,7 +198,7 @@ class WebFiles:
         """Return the names that are there; FetchError when one that is needed is not."""
         names = list(_NEEDED[self._kind])
         if self._kind is Kind.BASE:
-            names += [name for name in _OPTIONAL if await self._is_there(name)]
+            names += [name for name in _OPTIONAL if await self._is_there(name, is_optional=True)]
             names += await self._weights()
         for name in names:
             if not await self._is_there(name):
@@ -224,8 +224,10 @@ class WebFiles:
             raise FetchError(f"{base_check.INDEX_FILE} names what is no file of weights: save anew")
         return [base_check.INDEX_FILE, *sorted(shards)]
 
-    async def _is_there(self, name: str) -> bool:
-        async with self._answer(name, "HEAD") as answer:
+    async def _is_there(self, name: str, *, is_optional: bool = False) -> bool:
+        # Buckets that nobody may list say 403 of what is not there.
+        absent = {404, 403} if is_optional else {404}
+        async with self._answer(name, "HEAD", absent) as answer:
             return answer.status == 200
 
     async def read(self, name: str) -> AsyncIterator[bytes]:
@@ -246,8 +248,10 @@ class WebFiles:
             yield bytes(held)
 
     @asynccontextmanager
-    async def _answer(self, name: str, method: str) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Yield an answer of status 200 or 404; all others, redirects among them, are errors."""
+    async def _answer(
+        self, name: str, method: str, absent: Collection[int] = (404,)
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Yield an answer of status 200, or of `absent`; all others are errors."""
         try:
             # aiohttp resolves no addresses.
             if is_address(self._source.place):
@@ -260,7 +264,7 @@ class WebFiles:
         async with answer:
             if 300 <= answer.status < 400:
                 raise FetchError(f"{name} is elsewhere ({answer.status}): give its final address")
-            if answer.status not in {200, 404}:
+            if answer.status != 200 and answer.status not in absent:
                 raise FetchError(f"{name} was answered with {answer.status}: is it public?")
             yield answer
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 from pydantic_settings import SettingsConfigDict
 
-from sluice.settings import Address, BindAddress, ServiceSettings
+from sluice.settings import Address, BindAddress, OptionalBindAddress, ServiceSettings
 
 
 class AgentSettings(ServiceSettings):
@@ -60,7 +60,7 @@ class AgentSettings(ServiceSettings):
     artifacts_reserve_bytes: int = Field(default=1 << 30, ge=0)
     artifact_store_url: Annotated[str, StringConstraints(pattern=r"^$|^file:///|^s3://[^/]")] = ""
     peer_address: BindAddress = "127.0.0.1:0"
-    peer_advertised: Annotated[str, StringConstraints(pattern=r"^$|^[^\s:]+:\d{1,5}$")] = ""
+    peer_advertised: OptionalBindAddress = ""
     region: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "default"
     rack: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "default"
     downloads_max: int = Field(default=8, ge=1, le=64)

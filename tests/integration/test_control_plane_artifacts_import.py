@@ -30,17 +30,25 @@ def base_dir(tmp_path: Path) -> Path:
 
 
 class WebServer:
-    """Serves a directory, and redirects below /moved."""
+    """Serves a directory; redirects below /moved, and below /unlisted hides what is not there."""
 
     def __init__(self, directory: Path) -> None:
         application = web.Application()
         application.router.add_get("/moved/{name}", self._moved)
+        application.router.add_get("/unlisted/{name:.*}", self._unlisted)
         application.router.add_static("/files", directory)
+        self._directory = directory
         self.runner = web.AppRunner(application)
         self.port = 0
 
     async def _moved(self, request: web.Request) -> web.Response:
         raise web.HTTPFound(f"/files/base/{request.match_info['name']}")
+
+    async def _unlisted(self, request: web.Request) -> web.FileResponse:
+        file = self._directory / request.match_info["name"]
+        if not file.is_file():
+            raise web.HTTPForbidden
+        return web.FileResponse(file)
 
     async def start(self) -> None:
         await self.runner.setup()
@@ -88,8 +96,9 @@ async def test_a_base_and_its_adapter_come_from_a_directory_and_a_web_server(
     local = await fetch(site.admin, f"file://{base_dir}")
     assert (local.status_code, local.json().get("digest")) == (200, digest), local.text
     url = f"http://127.0.0.1:{web_server.port}/files"
-    again = await fetch(site.admin, f"{url}/base/")
-    assert (again.status_code, again.json().get("digest")) == (200, digest), again.text
+    for files in ("files", "unlisted"):
+        again = await fetch(site.admin, f"{url.replace('files', files)}/base/")
+        assert (again.status_code, again.json().get("digest")) == (200, digest), again.text
 
     write_random_adapter(base_dir.parent / "adapter", base_dir, rank=2)
     acme = await site.publisher("acme")
@@ -114,6 +123,7 @@ async def test_what_is_not_there_or_not_allowed(site, base_dir, web_server, tmp_
         (f"http://localhost:{web_server.port}/files/base", "nothing may be imported from host"),
         ("http://localhost/files/base", "is not a public address"),
         (f"{url}/files/none", "is it the right directory?"),
+        (f"{url}/unlisted/none", "is it public?"),
         (f"{url}/moved", "is elsewhere (302): give its final address"),
         ("http://127.0.0.1:1/", "nothing may be imported from host"),
     ):

@@ -394,6 +394,7 @@ UNSEEN = {
     "llm_adapter_tokens_total",
     "llm_request_aborts_total",
     "gateway_copies_total",
+    "gateway_worker_ends_total",  # there is one worker, and so no parent
 }
 
 

@@ -241,7 +241,7 @@ async def test_who_hangs_up_has_used_what_was_under_way(embedding, events, event
         assert int(response.headers["x-ratelimit-remaining-requests"]) <= 4
 
 
-async def test_who_is_cut_by_a_gateway_that_stops_is_told_so_and_pays_nothing(
+async def test_who_is_cut_by_a_gateway_that_stops_is_told_so_and_pays_for_no_text_that_did_not_come(
     embedding, events, eventually, monkeypatch
 ) -> None:
     settled, settle = [], Limiter.settle
