@@ -76,10 +76,11 @@ class TlsFiles:
         client.load_verify_locations(self._files[0])
         try:
             seen, _ = shaken_hands(client, server)
-        except ssl.SSLCertVerificationError as error:
-            if error.verify_message != self._refusal:
-                log.warning("certificate_refused", reason=error.verify_message)
-            self._refusal = error.verify_message
+        except ssl.SSLError as error:
+            reason = getattr(error, "verify_message", "") or str(error)
+            if reason != self._refusal:
+                log.warning("certificate_refused", reason=reason)
+            self._refusal = reason
             return 0.0
         self._refusal = ""
         return float(ssl.cert_time_to_seconds(seen["notAfter"]))

@@ -26,10 +26,13 @@ CERTIFICATE_HOURS = 48
 
 
 def write_certificate(
-    home: Path, ends_in: timedelta = 24 * HOUR, issuer: str = "test"
+    home: Path,
+    ends_in: timedelta = 24 * HOUR,
+    issuer: str = "test",
+    curve: ec.EllipticCurve | None = None,
 ) -> tuple[Path, Path]:
     """Write a certificate for 127.0.0.1, signed by itself, and its key; return both files."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = ec.generate_private_key(curve or ec.SECP256R1())
     name, of = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, it)]) for it in ("test", issuer))
     ends = datetime.now(UTC) + ends_in
     address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
@@ -142,6 +145,13 @@ def test_until_when_clients_take_a_certificate(issuer: str, tmp_path) -> None:
         files.reload_changed()
         assert (files.left_s(time.time()) == 0) is refused
         assert not files.is_stale
+
+
+def test_a_certificate_that_no_client_takes_is_no_reason_not_to_start(tmp_path) -> None:
+    files = TlsFiles(*write_certificate(tmp_path, curve=ec.SECP256K1()))
+    assert files.left_s(time.time()) == 0
+    files.reload_changed()
+    assert not files.is_stale
 
 
 def test_a_certificate_that_came_early_is_good_when_its_time_has_come(tmp_path) -> None:
