@@ -10,8 +10,8 @@ from functools import partial
 
 import structlog
 
-from gateway.bases.assets import AssetCache
-from gateway.bases.embedding import EmbeddingBaseCache
+from gateway.bases.assets import AssetCache, load_base
+from gateway.bases.embedding import EmbeddingBaseCache, load_embedding_base
 from gateway.bases.fetcher import BaseFetcher
 from gateway.bases.shelf import Shelf
 from gateway.bases.source import fetch_base
@@ -78,10 +78,11 @@ class Gateway:
             settings.instance_id,
             snapshot_file=settings.state_dir / "control.snapshot",
         )
-        self.bases = self._make_fetcher()
-        self.prompt_threads = threads = PromptThreads()
-        self.assets = AssetCache(self.bases.find, self.bases.want, threads)
-        self.embedding_bases = EmbeddingBaseCache(self.bases.find, self.bases.want, threads)
+        self.bases, self.prompt_threads = self._make_fetcher(), PromptThreads()
+        find, want, threads = self.bases.find, self.bases.want, self.prompt_threads
+        self.assets = AssetCache(find, partial(load_base, threads=threads), want)
+        load = partial(load_embedding_base, threads=threads)
+        self.embedding_bases = EmbeddingBaseCache(find, load, want)
         self.directory = Directory(self.watcher.state, self.assets.has)
         self.lag = LoopLag(self.metrics.loop_lag.observe)
         self.pace = Pace(self.lag)
@@ -118,8 +119,7 @@ class Gateway:
         )
         self.text_shipping = _text_shipping(settings, events)
         self.texts = Texts(self.text_shipping.ship, self.metrics)
-        self.is_draining = False
-        self._is_stopped = False
+        self.is_draining = self._is_stopped = False
         self.http = self._make_http()
         self._tls = _tls_files(settings)
         self._changed = asyncio.Event()

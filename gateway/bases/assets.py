@@ -257,13 +257,5 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
     )
 
 
-class AssetCache(BaseCache[BaseAssets]):
-    """The bases that chat completions of this process need."""
-
-    def __init__(
-        self,
-        find: Callable[[str], Path],
-        on_missing: Callable[[str], None],
-        threads: PromptThreads,
-    ) -> None:
-        super().__init__(find, partial(load_base, threads=threads), on_missing)
+# The bases that a process needs to generate text.
+AssetCache = BaseCache[BaseAssets]

@@ -1,7 +1,7 @@
 """What the gateway needs of an embedding base: its tokenizer and its sizes; no chat template."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -84,15 +84,5 @@ def load_embedding_base(directory: Path, threads: PromptThreads | None = None) -
     return EmbeddingBase(tokenizer, dimensions, vocabulary, threads)
 
 
-class EmbeddingBaseCache(BaseCache[EmbeddingBase]):
-    """The embedding bases of this process."""
-
-    def __init__(
-        self,
-        find: Callable[[str], Path],
-        on_missing: Callable[[str], None],
-        threads: PromptThreads,
-    ) -> None:
-        super().__init__(
-            find, lambda directory: load_embedding_base(directory, threads), on_missing
-        )
+# The embedding bases of a process.
+EmbeddingBaseCache = BaseCache[EmbeddingBase]

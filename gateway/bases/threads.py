@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import structlog
 
-from sluice.errors import ErrorCode, RejectedError
+from gateway.stopping import stopping
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +53,7 @@ class Turns:
             RejectedError: DRAINING, after `stop_all`.
         """
         if self._is_stopping:
-            raise _stopping()
+            raise stopping()
         if self._free:
             self._free -= 1
             return
@@ -88,7 +88,7 @@ class Turns:
         for places in self._waiting.values():
             for place in places:
                 if not place.done():
-                    place.set_exception(_stopping())
+                    place.set_exception(stopping())
         self._waiting.clear()
 
     def _forget(self, owner: str, place: asyncio.Future[None]) -> None:
@@ -96,10 +96,6 @@ class Turns:
         places.pop(place, None)
         if not places:
             self._waiting.pop(owner, None)
-
-
-def _stopping() -> RejectedError:
-    return RejectedError(ErrorCode.DRAINING, "The server is stopping.", retry_after_s=1.0)
 
 
 class PromptThreads:

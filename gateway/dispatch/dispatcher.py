@@ -18,6 +18,7 @@ from gateway.dispatch.retry_budget import RetryBudget
 from gateway.dispatch.router_link import RouterLink
 from gateway.dispatch.routers import Found, Home, RouterLinks
 from gateway.dispatch.several import SeveralAnswers
+from gateway.stopping import STOPPING_RETRY_S, STOPPING_TEXT
 from sluice.errors import ErrorCode
 
 log = structlog.get_logger(__name__)
@@ -51,13 +52,8 @@ _TRANSIENT = frozenset(
     }
 )
 _SUCCESS = (EndKind.STOP, EndKind.LENGTH)
-_STOPPING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, "The server is stopping.")
-_DRAINING = Ending(
-    EndKind.REFUSED,
-    ErrorCode.DRAINING,
-    "This server is stopping; try again, another one will answer.",
-    retry_after_s=1.0,
-)
+_STOPPING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT)
+_DRAINING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT, STOPPING_RETRY_S)
 _NOBODY = Ending(
     EndKind.REFUSED, ErrorCode.NO_CAPACITY, "No router serves this model at the moment.", 2.0
 )

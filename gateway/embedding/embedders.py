@@ -14,6 +14,7 @@ import structlog
 
 from gateway.embedding.standing import PAUSE_FIRST_S, Outcome, Standing, choose
 from gateway.pool_status import PoolStatus
+from gateway.stopping import stopping
 from sluice.embeddings import EmbeddingClient
 from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError, RejectedError
 from sluice.profiles import EMBED
@@ -222,7 +223,7 @@ class Embedders:
 
     def _admit(self, pool_id: str, width: int) -> None:
         if self._is_draining:
-            raise _stopping()
+            raise stopping()
         usable = self._usable(pool_id)
         if not usable:
             text = "No replica serves this model at the moment."
@@ -285,7 +286,7 @@ class Embedders:
                     raise
                 failure = error
         if self._is_stopping:
-            raise _stopping()
+            raise stopping()
         assert failure is not None, "every attempt returned or failed"
         raise failure
 
@@ -359,11 +360,6 @@ def _all_ejected(standings: Sequence[Standing]) -> RejectedError:
         return RejectedError(ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
     text = "The replicas of this model have just failed; they are tried again in a moment."
     return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=PAUSE_FIRST_S)
-
-
-def _stopping() -> RejectedError:
-    text = "This server is stopping; try again, another one will answer."
-    return RejectedError(ErrorCode.DRAINING, text, retry_after_s=_RETRY_S)
 
 
 def _failed(code: ErrorCode) -> FailedError:

@@ -158,12 +158,13 @@ class HttpServer(web.Server):
 class HttpProtocol(RequestHandler):
     """One connection."""
 
-    __slots__ = ("_head_bytes", "_rest", "_server", "_stalled", "is_surplus")
+    __slots__ = ("_answering", "_head_bytes", "_rest", "_server", "_stalled", "is_surplus")
 
     def __init__(self, server: HttpServer, **options: object) -> None:
         """Prepare; see aiohttp for the options."""
         super().__init__(server, **options)  # pyright: ignore[reportArgumentType] - passed on
         self._server = server
+        self._answering: HttpRequest | None = None  # until the client has its answer
         self._head_bytes = 0  # of a head that has not all come
         # Bytes of a message that are still to come; 0: the parser is between two.
         self._rest = 0
@@ -257,8 +258,8 @@ class HttpProtocol(RequestHandler):
         """Whether all that was asked is here with its body: what comes next is a head."""
         if self._messages:
             return self._messages[-1][1].is_eof()
-        if self._current_request is not None:
-            return self._current_request.content.is_eof()
+        if self._answering is not None:
+            return self._answering.content.is_eof()
         return self._waiter is not None
 
     def _note_head(self, size: int) -> None:
@@ -341,12 +342,14 @@ class HttpProtocol(RequestHandler):
                 if not self._messages:
                     await self._message_comes()
                 request, handler = self._next_request()
+                self._answering = request
                 try:
                     response, is_broken = await self._handle_request(request, None, handler)
                 finally:
                     request.end()
                 if is_broken or not await self._goes_on(request, response):
                     break
+                self._answering = None
                 del request, handler, response  # the connection may be silent for long
         except ConnectionError:
             pass
@@ -356,6 +359,8 @@ class HttpProtocol(RequestHandler):
         except Exception as error:  # noqa: BLE001 - the outermost place
             self.log_exception("Unhandled exception", exc_info=error)
             self.force_close()
+        finally:
+            self._answering = None
         if not self._force_close:
             self._task_handler = None
             if self.transport is not None:

@@ -13,6 +13,7 @@ from gateway.embedding.testing import ScriptedEmbedder, ready_replica, serve_emb
 from sluice.errors import BadRequestError, ErrorCode, FailedError, RejectedError
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as control
+from tests.waiting import until
 
 POOL = "pool"
 
@@ -66,12 +67,6 @@ async def fleet(count: int):
 
 def expected(*texts) -> list[list[float]]:
     return [list(vector_of(text, 8)) for text in texts]
-
-
-async def until(check) -> None:
-    async with asyncio.timeout(60):
-        while not check():  # noqa: ASYNC110 - what it waits for has no event
-            await asyncio.sleep(0.005)
 
 
 async def test_order_is_kept_and_all_replicas_work() -> None:

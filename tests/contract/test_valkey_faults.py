@@ -1,7 +1,7 @@
 """What a gateway does with a Valkey that is late or refuses, over a real connection."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import hiredis
@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from gateway.limits import shared
 from gateway.limits.shared import SharedBuckets
 from gateway.limits.valkey import ValkeyClient
+from tests.waiting import until
 
 DEADLINE_S = 0.2
 PATIENT_S = 5.0
@@ -58,12 +59,6 @@ async def connected(server: Server, deadline_s: float = DEADLINE_S) -> AsyncIter
             yield buckets
         finally:
             run.cancel()
-
-
-async def until(check: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not check():  # noqa: ASYNC110 - what it waits for has no event
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from sluice.artifacts import import_directory
 from sluice.process import ChildProcess, ProcessSpec, free_port
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.waiting import until as eventually
 
 KEY, OTHER_KEY, LIMITED_KEY, DEAD_KEY = "sk-one", "sk-two", "sk-limited", "sk-dead"
 PASSWORD = "test-secret_1"
@@ -188,12 +189,6 @@ def world(tmp_path: Path, artifacts, valkey) -> MakeWorld:
 @pytest.fixture(name="eventually")
 def eventually_fixture() -> Callable[..., Awaitable[None]]:
     return eventually
-
-
-async def eventually(check: Callable[[], object], *, timeout_s: float = 60.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not check():  # noqa: ASYNC110 - what it waits for has no event
-            await asyncio.sleep(0.01)
 
 
 def environment(settings: object, **changes: object) -> dict[str, str]:

@@ -26,6 +26,7 @@ from sluice.artifacts import import_directory
 from sluice.events import EventProducer
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from tests.waiting import until
 
 pytestmark = pytest.mark.real
 
@@ -225,24 +226,31 @@ async def test_a_client_that_hangs_up_stops_the_work(embedding, events, eventual
         assert e.world.gateway.embedders.open == 0
 
 
+EIGHTEEN = {"model": MODEL, "input": ["w" * 50] * 18}
+
+
+async def until_unanswered(e, count: int) -> None:
+    """Wait until the only replica has so many texts, none of which it answers."""
+    (replica,) = e.replicas
+    replica.answers.clear()
+    await until(lambda: len(replica.texts) == count)
+
+
 async def test_who_hangs_up_has_used_what_was_under_way(embedding, events, eventually) -> None:
     async with embedding() as e, e.world.http(LIMITED) as http:
-        (replica,) = e.replicas
-        replica.answers.clear()
-        body = {"model": MODEL, "input": ["w" * 50] * 18}
         async with asyncio.TaskGroup() as tasks:
-            call = tasks.create_task(http.post("/v1/embeddings", json=body))
-            await eventually(lambda: len(replica.texts) == 18)
+            call = tasks.create_task(http.post("/v1/embeddings", json=EIGHTEEN))
+            await until_unanswered(e, 18)
             call.cancel()
         await eventually(lambda: events)
         assert events[0].prompt_tokens == 18 * len(e.ids("w" * 50))
-        response = await http.post("/v1/embeddings", json=body)
+        response = await http.post("/v1/embeddings", json=EIGHTEEN)
         assert response.json()["error"]["code"] == "rate_limit_tokens"
         assert int(response.headers["x-ratelimit-remaining-requests"]) <= 4
 
 
 async def test_who_is_cut_by_a_gateway_that_stops_is_told_so_and_pays_for_no_text_that_did_not_come(
-    embedding, events, eventually, monkeypatch
+    embedding, events, monkeypatch
 ) -> None:
     settled, settle = [], Limiter.settle
 
@@ -252,12 +260,9 @@ async def test_who_is_cut_by_a_gateway_that_stops_is_told_so_and_pays_for_no_tex
 
     monkeypatch.setattr(Limiter, "settle", note)
     async with embedding(drain_s=0.1) as e, e.world.http(LIMITED) as http:
-        (replica,) = e.replicas
-        replica.answers.clear()
-        body = {"model": MODEL, "input": ["w" * 50] * 18}
         async with asyncio.TaskGroup() as tasks:
-            call = tasks.create_task(http.post("/v1/embeddings", json=body))
-            await eventually(lambda: len(replica.texts) == 18)
+            call = tasks.create_task(http.post("/v1/embeddings", json=EIGHTEEN))
+            await until_unanswered(e, 18)
             await e.world.gateway.stop()
         assert call.result().status_code == 503
         assert call.result().json()["error"]["code"] == "draining"

@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ from gateway.limits.limiter import Limiter, LimitExceededError, Reservation
 from gateway.limits.valkey import ValkeyClient
 from sluice.process import ChildProcess, free_port
 from sluice.wire.control.v1 import control_pb2 as control
+from tests.waiting import until
 
 pytestmark = pytest.mark.real
 
@@ -57,12 +58,6 @@ async def gateway(
             yield limiter
         finally:
             run.cancel()
-
-
-async def until(check: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not check():  # noqa: ASYNC110 - what it waits for has no event
-            await asyncio.sleep(0.01)
 
 
 async def granted(limiter: Limiter, who: Principal) -> Reservation:

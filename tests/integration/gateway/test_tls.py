@@ -138,8 +138,9 @@ async def test_workers_speak_tls(world, fleets, tmp_path) -> None:
 
 @pytest.mark.parametrize("issuer", ["test", "of another name"])
 def test_until_when_clients_take_a_certificate(issuer: str, tmp_path) -> None:
-    files = TlsFiles(*write_certificate(tmp_path, 5 * HOUR, issuer))
-    assert abs(files.expires_unix_s - time.time() - 5 * 3600) < 60
+    cert, key = write_certificate(tmp_path, 5 * HOUR, issuer)
+    files, seen = TlsFiles(cert, key), x509.load_pem_x509_certificate(cert.read_bytes())
+    assert files.expires_unix_s == seen.not_valid_after_utc.timestamp()
     for ends_in, refused in ((-1 * HOUR, True), (99 * HOUR, True), (9 * HOUR, False)):
         write_certificate(tmp_path, ends_in, issuer)
         files.reload_changed()
@@ -155,9 +156,11 @@ def test_a_certificate_that_no_client_takes_is_no_reason_not_to_start(tmp_path) 
 
 
 def test_a_certificate_that_came_early_is_good_when_its_time_has_come(tmp_path) -> None:
-    early = CERTIFICATE_HOURS * HOUR + timedelta(seconds=1)
-    files = TlsFiles(*write_certificate(tmp_path, early))
-    assert files.left_s(time.time()) == 0
+    early = timedelta(seconds=2)
+    while (  # a machine that is slow makes one that is good at once
+        files := TlsFiles(*write_certificate(tmp_path, CERTIFICATE_HOURS * HOUR + early))
+    ).left_s(time.time()):
+        early *= 2
     deadline_s = time.monotonic() + 60
     while files.left_s(time.time()) == 0:
         assert time.monotonic() < deadline_s

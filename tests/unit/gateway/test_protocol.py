@@ -347,3 +347,26 @@ async def test_what_is_read_behind_a_refused_request_is_no_head() -> None:
     protocol.connection_lost(None)
     server.idle.close()
     server.heads.close()
+
+
+async def test_so_has_one_that_comes_while_a_slow_client_takes_its_answer() -> None:
+    async def handler(_: web.BaseRequest) -> web.Response:
+        return web.Response(body=b"x" * 1_000_000)
+
+    server = HttpServer(handler, ServerLimits(), lambda *_: None)
+    protocol, transport = server(), Ending()
+    protocol.connection_made(transport)
+    protocol.pause_writing()
+    protocol.data_received(SIMPLE)
+    async with asyncio.timeout(10):
+        while not transport.written:  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    protocol.data_received(b"GET / HTTP/1.1\r\n")
+    for _ in range(4):
+        assert not transport.is_closed.is_set()
+        protocol.data_received(b"X-Y: %b\r\n" % (b"a" * 9_000))
+    assert transport.is_closed.is_set()
+    protocol.connection_lost(None)
+    server.idle.close()
+    server.heads.close()

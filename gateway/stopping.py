@@ -1,0 +1,11 @@
+"""What somebody is told who asks a process that is about to end, or is cut by its end."""
+
+from sluice.errors import ErrorCode, RejectedError
+
+STOPPING_TEXT = "This server is stopping; try again, another one will answer."
+STOPPING_RETRY_S = 1.0
+
+
+def stopping() -> RejectedError:
+    """Return the refusal."""
+    return RejectedError(ErrorCode.DRAINING, STOPPING_TEXT, retry_after_s=STOPPING_RETRY_S)
