@@ -170,6 +170,13 @@ def show_upload(upload: UploadId, *, as_json: AsJson = False) -> None:
     show_fields(found | {"missing": f"{len(found['missing'])} chunks, {lacks}"})
 
 
+@uploads.command("cancel")
+def cancel_upload(upload: UploadId, *, as_json: AsJson = False) -> None:
+    """Cancel an upload or import that is under way; what was sent is forgotten."""
+    ended = ask(lambda api: api.call("POST", f"/v1/artifacts/uploads/{upload}/cancel"))
+    show_objects([ended], _UPLOADS, as_json=as_json)
+
+
 @signing_keys.command("list")
 def list_signing_keys(*, as_json: AsJson = False) -> None:
     """List the keys whose signatures of artifacts count."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from cli.api import Api, ApiError, Json
 from sluice.manifests import CHUNK_BYTES, Manifest
 
-_ENDED = ("ready", "refused")
+_ENDED = ("ready", "refused", "cancelled")
 _POLL_S = 0.5
 _TRIES_MAX = 30
 
@@ -92,10 +92,12 @@ def _read(path: Path, offset: int, size: int) -> bytes:
 
 
 async def ended(api: Api, found: Json) -> Json:
-    """Return an upload once it has ended; ApiError with the reasons if it was refused."""
+    """Return an upload once it was accepted; ApiError if it was refused or cancelled."""
     while found["state"] not in _ENDED:
         await asyncio.sleep(_POLL_S)
         found = await api.call("GET", f"/v1/artifacts/uploads/{found['id']}")
     if found["state"] == "refused":
         raise ApiError("refused: " + "\n".join(found["reasons"]), 400)
+    if found["state"] == "cancelled":
+        raise ApiError(f"upload {found['id']} was cancelled: push it again", 409)
     return found

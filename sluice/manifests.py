@@ -109,6 +109,11 @@ class Manifest:
         """Return the one JSON text that equal manifests have in common."""
         return json.dumps(self.document(), sort_keys=True, separators=(",", ":")).encode()
 
+    @property
+    def sha256(self) -> str:
+        """Of the canonical JSON: unlike `digest` it covers what is claimed of sizes and chunks."""
+        return hashlib.sha256(self.canonical_json()).hexdigest()
+
 
 def parse_manifest(document: object) -> Manifest:
     """Return the manifest in a JSON value.

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 
 import structlog
@@ -15,6 +16,8 @@ log = structlog.get_logger(__name__)
 # The inspector has to find Python and the store, and must not have our secrets.
 _PASSED_ON = ("PATH", "HOME", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _ERRORS_SHOWN = 500
+# The store could not be read, or the process was told to end: the next one may come to a report.
+_UNDECIDED = {STORE_FAILED, -signal.SIGINT, -signal.SIGTERM}
 
 
 async def inspect_apart(job: Job, limit_s: float) -> list[str] | None:
@@ -26,7 +29,7 @@ async def inspect_apart(job: Job, limit_s: float) -> list[str] | None:
 
     Returns:
         One sentence for each reason, none when it is accepted; None when the store could not be
-        read, so that nobody knows.
+        read, or the process was ended, so that nobody knows.
     """
     env = {
         name: value
@@ -55,10 +58,11 @@ async def inspect_apart(job: Job, limit_s: float) -> list[str] | None:
                 process.kill()
             await process.wait()
     if process.returncode == 0:
-        return list(json.loads(report)["reasons"])
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            return [str(reason) for reason in json.loads(report)["reasons"]]
     tail = errors.decode(errors="replace")[-_ERRORS_SHOWN:]
     log.warning("inspection_failed", status=process.returncode, errors=tail)
-    if process.returncode == STORE_FAILED:
+    if process.returncode in _UNDECIDED:
         return None
     return [
         "the process that looked at the files ended while it read them: the tokenizer or template"

@@ -1,9 +1,13 @@
 """What artifacts and uploads are; pure."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 
 UPLOADS_MAX = 32  # of one tenant at once
+# How often an upload is worked on before it is given up; with the pauses below, 23 minutes.
+ATTEMPTS_MAX = 12
+_PAUSE_MAX_S = 300
 
 
 class Kind(StrEnum):
@@ -14,16 +18,22 @@ class Kind(StrEnum):
 
 
 class UploadState(StrEnum):
-    """Where an upload stands; the last two are its ends."""
+    """Where an upload stands; the last three are its ends."""
 
     IMPORTING = "importing"  # the control plane fetches it
     UPLOADING = "uploading"
     VALIDATING = "validating"
     READY = "ready"
     REFUSED = "refused"
+    CANCELLED = "cancelled"
 
 
 LIVE_STATES = (UploadState.IMPORTING, UploadState.UPLOADING, UploadState.VALIDATING)
+
+
+def pause_after(attempts: int) -> timedelta:
+    """Return how long an upload rests after so many attempts that came to no end."""
+    return timedelta(seconds=min(2**attempts, _PAUSE_MAX_S))
 
 
 @dataclass(frozen=True, slots=True)

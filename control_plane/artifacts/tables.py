@@ -93,18 +93,21 @@ artifact_uploads = Table(
     list_column("reasons"),
     Column("size_bytes", BigInteger, nullable=False, server_default="0"),
     object_column("manifest"),
+    words_column("manifest_sha256"),  # of its canonical JSON
     object_column("signatures"),  # base64 by id of the key
     _moment("created_at"),
     _moment("touched_at"),
     words_column("claim"),  # of the process that works on it
     Column("claimed_until", DateTime(timezone=True)),
+    Column("attempts", Integer, nullable=False, server_default="0"),  # in this state
 )
-# One upload of the same thing at a time: whoever begins it again goes on with it.
+# One upload of the same thing at a time: whoever begins it again goes on with it. A digest says
+# nothing of sizes and chunks, so a manifest that claims others is another thing.
 Index(
-    "uq_artifact_uploads_live",
+    "uq_artifact_uploads_live_manifest",
     *(
         artifact_uploads.c[name]
-        for name in ("tenant_id", "digest", "kind", "base_digest", "source")
+        for name in ("tenant_id", "digest", "kind", "base_digest", "source", "manifest_sha256")
     ),
     unique=True,
     postgresql_where=text(f"state IN ({', '.join(repr(str(s)) for s in LIVE_STATES)})"),

@@ -75,6 +75,7 @@ class UploadRoutes:
             answer=row,
             also=(202,),
         )
+        cancel = describe.operation("Cancel an upload or import that is under way", answer=row)
         return [
             Route("POST", every, self.begin, write, _KIND, begin),
             Route("POST", "/v1/artifacts/imports", self.fetch, write, _KIND, fetch),
@@ -85,6 +86,7 @@ class UploadRoutes:
                 is_audited=False,
             ),
             Route("POST", f"{one}/complete", self.complete, write, _KIND, complete),
+            Route("POST", f"{one}/cancel", self.cancel, write, _KIND, cancel),
         ]
 
     async def begin(self, request: web.Request) -> web.Response:
@@ -144,10 +146,13 @@ class UploadRoutes:
         write.require(new.tenant_id)
         connection = write.connection
         await connection.execute(lock_id(_KIND, new.tenant_id or ""))
-        found = await uploads.find_live(connection, new, manifest.digest if manifest else "")
+        found = await uploads.find_live(connection, new, manifest)
         if found is None:
             await self._check(write, new, manifest)
             found = await uploads.create(connection, new, manifest)
+            if problems := await uploads.wrong_sizes(connection, found["id"]):
+                message = "\n".join(f"manifest: {problem}" for problem in problems)
+                raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="manifest")
             after, status, verb = show_upload(found), 201, "create"
         else:
             after, status, verb = show_upload(found), 200, "continue"
@@ -172,7 +177,7 @@ class UploadRoutes:
             return
         held, count = await uploads.held_bytes(connection, tenant_id)
         if count >= UPLOADS_MAX:
-            message = f"{count} uploads of {tenant_id} are under way: end those first"
+            message = f"{count} uploads of {tenant_id} are under way: end or cancel those first"
             raise PlatformError(ErrorCode.CONFLICT, message)
         quota = self._service.bounds.tenant_bytes_max
         if problem := quota_problem(held, manifest.size_bytes if manifest else 0, quota):
@@ -216,9 +221,7 @@ class UploadRoutes:
         upload_id = path_id(request)
 
         async def work(write: Write) -> Answer:
-            upload = await uploads.get(write.connection, upload_id, is_locked=True)
-            if upload is None or not _may_write(write.actor, upload):
-                raise _no_upload(upload_id)
+            upload = await _locked(write, upload_id)
             before, after = show_upload(upload), show_upload(upload)
             if upload["state"] == UploadState.UPLOADING:
                 if missing := await uploads.missing(write.connection, upload_id):
@@ -232,6 +235,24 @@ class UploadRoutes:
         await self._writes.run(request, work)
         self._service.wake()
         return _ended(_checked(await self._wait(request, upload_id)))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """End an upload that is under way; again is fine."""
+        upload_id = path_id(request)
+
+        async def work(write: Write) -> Answer:
+            upload = await _locked(write, upload_id)
+            before, after = show_upload(upload), show_upload(upload)
+            if upload["state"] in LIVE_STATES:
+                await uploads.cancel(write.connection, upload_id)
+                after |= {"state": UploadState.CANCELLED}
+            elif upload["state"] != UploadState.CANCELLED:
+                message = f"upload {upload_id} is {upload['state']}: it has ended already"
+                raise PlatformError(ErrorCode.CONFLICT, message)
+            write.record("cancel", upload_id, before, after, owners=[upload["tenant_id"]])
+            return Answer(after | {"missing": []}, upload_id)
+
+        return await self._writes.run(request, work)
 
     async def _wait(self, request: web.Request, upload_id: str) -> Values:
         """Return an upload as soon as it has ended, or as it is after a while."""
@@ -261,6 +282,14 @@ def _may_write(actor: Actor, upload: Values) -> bool:
     return actor.may(Action.WRITE_ARTIFACTS, upload["tenant_id"])
 
 
+async def _locked(write: Write, upload_id: str) -> Values:
+    """Return an upload that the caller may change, locked; PlatformError when there is none."""
+    upload = await uploads.get(write.connection, upload_id, is_locked=True)
+    if upload is None or not _may_write(write.actor, upload):
+        raise _no_upload(upload_id)
+    return upload
+
+
 def _no_upload(upload_id: str) -> PlatformError:
     return PlatformError(ErrorCode.NOT_FOUND, f"there is no upload {upload_id}")
 
@@ -271,7 +300,13 @@ def _wrong_state(upload: Values) -> PlatformError:
 
 
 def _checked(upload: Values) -> Values:
-    """Return an upload that was not refused; else BadRequestError with all reasons."""
+    """Return an upload that was not refused; else BadRequestError with all reasons.
+
+    PlatformError when it was cancelled.
+    """
+    if upload["state"] == UploadState.CANCELLED:
+        message = f"upload {upload['id']} is cancelled: begin it anew"
+        raise PlatformError(ErrorCode.CONFLICT, message)
     if upload["state"] == UploadState.REFUSED:
         is_adapter = upload["kind"] == Kind.ADAPTER
         code = ErrorCode.ADAPTER_INVALID if is_adapter else ErrorCode.INVALID_REQUEST

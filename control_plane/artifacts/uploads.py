@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from control_plane.artifacts.model import LIVE_STATES, UploadState
+from control_plane.artifacts.model import LIVE_STATES, UploadState, pause_after
 from control_plane.artifacts.tables import (
     artifact_chunks,
     artifact_grants,
@@ -39,6 +39,7 @@ from sluice.ids import new_id
 from sluice.manifests import Manifest
 
 _ROWS_MAX = 20_000  # of one statement, which may take 5 s
+_WRONG_SHOWN = 8
 _SHOWN = tuple(
     column for column in artifact_uploads.c if column.name not in {"manifest", "signatures"}
 )
@@ -64,18 +65,19 @@ class NewUpload:
 
 
 async def find_live(
-    connection: AsyncConnection, new: NewUpload, digest: str
+    connection: AsyncConnection, new: NewUpload, manifest: Manifest | None
 ) -> dict[str, Any] | None:
     """Return the upload of the same thing that is under way, locked; None when there is none.
 
-    An import is the same when its source is, whether its digest is known yet or not.
+    An import is the same when its source is, whether its manifest is known yet or not.
     """
     table = artifact_uploads.c
+    is_same = table.source != "" if manifest is None else table.manifest_sha256 == manifest.sha256
     query = (
         select(artifact_uploads)
         .where(
             table.tenant_id.is_not_distinct_from(new.tenant_id),
-            or_(table.digest == digest, table.source != ""),
+            is_same,
             table.kind == new.kind,
             table.base_digest == new.base_digest,
             table.source == new.source,
@@ -138,6 +140,7 @@ async def set_manifest(
             digest=manifest.digest,
             size_bytes=manifest.size_bytes,
             manifest=manifest.document(),
+            manifest_sha256=manifest.sha256,
             touched_at=func.now(),
         )
     )
@@ -210,6 +213,26 @@ async def missing(connection: AsyncConnection, upload_id: str) -> list[dict[str,
     return [dict(row) for row in (await connection.execute(query)).mappings()]
 
 
+async def wrong_sizes(connection: AsyncConnection, upload_id: str) -> list[str]:
+    """Return which chunks that are present have another size than the manifest claims."""
+    table = artifact_upload_chunks.c
+    query = (
+        select(table.sha256, table.size_bytes, chunks.c.size_bytes)
+        .join(chunks, chunks.c.sha256 == table.sha256)
+        .where(
+            table.upload_id == upload_id,
+            table.is_present,
+            table.size_bytes != chunks.c.size_bytes,
+        )
+        .order_by(table.sha256)
+        .limit(_WRONG_SHOWN)
+    )
+    return [
+        f"chunk {sha256} has {size} bytes, not {claimed}: make the manifest anew"
+        for sha256, claimed, size in await connection.execute(query)
+    ]
+
+
 async def chunk_size(connection: AsyncConnection, upload_id: str, sha256: str) -> int | None:
     """Return the size of an upload's chunk; None when it has no such chunk."""
     table = artifact_upload_chunks.c
@@ -262,14 +285,25 @@ async def submit(connection: AsyncConnection, upload_id: str) -> None:
     await connection.execute(
         update(artifact_uploads)
         .where(artifact_uploads.c.id == upload_id)
-        .values(state=UploadState.VALIDATING, touched_at=func.now(), claimed_until=None)
+        .values(state=UploadState.VALIDATING, touched_at=func.now(), claimed_until=None, attempts=0)
     )
+
+
+async def cancel(connection: AsyncConnection, upload_id: str) -> None:
+    """End an upload that is under way: whoever has claimed it changes nothing any more."""
+    query = update(artifact_uploads).where(artifact_uploads.c.id == upload_id)
+    ended = {"state": UploadState.CANCELLED, "touched_at": func.now(), "claim": ""}
+    await connection.execute(query.values(ended))
+    await _forget_chunks(connection, upload_id)
 
 
 async def claim(
     connection: AsyncConnection, states: tuple[UploadState, ...], lease: timedelta
 ) -> dict[str, Any] | None:
-    """Take an upload that waits to be worked on, or whose worker has been silent for its lease."""
+    """Take an upload that waits to be worked on, or whose worker has been silent for its lease.
+
+    That is an attempt, whatever becomes of the worker.
+    """
     table = artifact_uploads.c
     is_free = or_(table.claimed_until.is_(None), table.claimed_until < func.now())
     waiting = (
@@ -283,7 +317,9 @@ async def claim(
     query = (
         update(artifact_uploads)
         .where(table.id == waiting)
-        .values(claim=new_id("claim"), claimed_until=func.now() + lease)
+        .values(
+            claim=new_id("claim"), claimed_until=func.now() + lease, attempts=table.attempts + 1
+        )
         .returning(artifact_uploads)
     )
     return _row((await connection.execute(query)).mappings().first())
@@ -301,12 +337,19 @@ async def keep_claim(connection: AsyncConnection, upload: dict[str, Any], lease:
     return done.rowcount == 1
 
 
+async def postpone(connection: AsyncConnection, upload: dict[str, Any]) -> None:
+    """Let a claimed upload rest, the longer the more often it was tried; a lost claim stays so."""
+    rests_until = func.now() + pause_after(upload["attempts"])
+    query = update(artifact_uploads).where(_is_claimed(upload))
+    await connection.execute(query.values(claim="", claimed_until=rests_until))
+
+
 async def fetched(connection: AsyncConnection, upload: dict[str, Any], manifest: Manifest) -> bool:
     """Let a claimed import, all of whose chunks are in the store, be looked at.
 
     Returns False when the claim is lost.
     """
-    state = {"state": UploadState.VALIDATING, "claim": "", "claimed_until": None}
+    state = {"state": UploadState.VALIDATING, "claim": "", "claimed_until": None, "attempts": 0}
     query = update(artifact_uploads).where(_is_claimed(upload)).values(state)
     if not (await connection.execute(query)).rowcount:
         return False

@@ -1,12 +1,14 @@
 """Looks at uploads that are complete, and accepts or refuses them.
 
 Every control plane runs it. An upload is claimed for some seconds at a time: when its worker dies
-another one goes on, and whoever lost a claim changes nothing any more.
+another one goes on, and whoever lost a claim changes nothing any more. Each claim is an attempt,
+and they are counted, so that every upload comes to an end.
 """
 
 import asyncio
+from collections.abc import Coroutine
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -15,7 +17,7 @@ from control_plane.artifacts import catalogue, uploads
 from control_plane.artifacts.importing import Importer
 from control_plane.artifacts.inspection import inspect_apart
 from control_plane.artifacts.inspector import Job
-from control_plane.artifacts.model import Bounds, Kind, UploadState
+from control_plane.artifacts.model import ATTEMPTS_MAX, Bounds, Kind, UploadState
 from control_plane.artifacts.signatures import signature_problems
 from control_plane.artifacts.signing_keys import keys_for
 from control_plane.database import Database, DatabaseDownError
@@ -31,6 +33,12 @@ _RENEW_S = 2.0
 _ACCEPT_DEADLINE_S = 30.0  # an artifact may have a hundred thousand chunks
 _INSPECTION_S = 60.0
 _INSPECTED_BYTES_PER_S = 20 << 20
+_GIVEN_UP = (
+    f"it could not be looked at in {ATTEMPTS_MAX} attempts, as the store of artifacts did not give"
+    " it back: send it again, operators see the cause in the control plane's log"
+)
+
+Result = TypeVar("Result")
 
 
 class Worker:
@@ -74,21 +82,36 @@ class Worker:
         return await self._database.run(lambda found: uploads.claim(found, states, _LEASE))
 
     async def _end(self, upload: dict[str, Any]) -> None:
-        """Accept or refuse an upload; one that cannot be looked at now is left for later."""
-        if upload["state"] == UploadState.IMPORTING:
-            await self._fetch(upload)
-            return
+        """Accept or refuse an upload; one that cannot be looked at now rests for a while."""
+        if upload["attempts"] > ATTEMPTS_MAX:
+            log.warning("upload_given_up", upload=upload["id"], attempts=ATTEMPTS_MAX)
+            await self._refuse(upload, [_GIVEN_UP])
+        elif upload["state"] == UploadState.IMPORTING:
+            reasons = await self._while_ours(upload, self._fetch(upload))
+            if reasons is None:
+                await self._postpone(upload)
+            elif reasons:
+                await self._refuse(upload, reasons)
+        else:
+            await self._look_at(upload)
+
+    async def _refuse(self, upload: dict[str, Any], reasons: list[str]) -> None:
+        await self._database.run(lambda found: uploads.refuse(found, upload, reasons))
+
+    async def _postpone(self, upload: dict[str, Any]) -> None:
+        await self._database.run(lambda found: uploads.postpone(found, upload))
+
+    async def _look_at(self, upload: dict[str, Any]) -> None:
         manifest = await asyncio.to_thread(parse_manifest, upload["manifest"])
         base = await self._base(upload)
         reasons: list[str] | None = await self._signatures(upload)
+        reasons += await self._database.run(lambda found: uploads.wrong_sizes(found, upload["id"]))
         if upload["kind"] == Kind.ADAPTER and base is None:
             reasons.append(f"base {upload['base_digest']} is not there any more: upload it first")
         if not reasons:
-            async with asyncio.TaskGroup() as tasks:
-                renewal = tasks.create_task(self._renew(upload))
-                reasons = await self._inspect(upload, manifest, base)
-                renewal.cancel()
+            reasons = await self._while_ours(upload, self._inspect(upload, manifest, base))
         if reasons is None:
+            await self._postpone(upload)
             return
         is_ours = await self._database.run(
             lambda found: (
@@ -106,18 +129,28 @@ class Worker:
             is_ours=is_ours,
         )
 
-    async def _fetch(self, upload: dict[str, Any]) -> None:
-        """Fetch an import; then it waits to be looked at, as an upload does."""
+    async def _fetch(self, upload: dict[str, Any]) -> list[str] | None:
+        """Fetch an import; then it waits to be looked at, as an upload does.
+
+        Returns the reasons why it cannot be had; None when store or database are away.
+        """
+        try:
+            return await self._importer.fetch(upload)
+        except (PlatformError, DBAPIError) as error:
+            log.warning("import_left_for_later", upload=upload["id"], error=str(error))
+            return None
+
+    async def _while_ours(
+        self, upload: dict[str, Any], work: Coroutine[Any, Any, Result]
+    ) -> Result | None:
+        """Return what work on an upload returns; None when its claim was lost meanwhile."""
         async with asyncio.TaskGroup() as tasks:
+            working = tasks.create_task(work)
             renewal = tasks.create_task(self._renew(upload))
-            try:
-                reasons = await self._importer.fetch(upload)
-            except (PlatformError, DBAPIError) as error:  # store or database: later they are there
-                log.warning("import_left_for_later", upload=upload["id"], error=str(error))
-                reasons = []
+            await asyncio.wait({working, renewal}, return_when=asyncio.FIRST_COMPLETED)
+            working.cancel()
             renewal.cancel()
-        if reasons:
-            await self._database.run(lambda found: uploads.refuse(found, upload, reasons))
+        return None if working.cancelled() else working.result()
 
     async def _signatures(self, upload: dict[str, Any]) -> list[str]:
         """Return what is wrong with an upload's signatures."""
@@ -152,10 +185,13 @@ class Worker:
         return await inspect_apart(job, limit_s)
 
     async def _renew(self, upload: dict[str, Any]) -> None:
-        """Keep a claim while it is ours; who lost it finds that out at the end."""
+        """Keep a claim, and return when it is lost: to another worker, or the upload has ended."""
         while True:
             await asyncio.sleep(_RENEW_S)
             try:
-                await self._database.run(lambda conn: uploads.keep_claim(conn, upload, _LEASE))
+                if not await self._database.run(
+                    lambda conn: uploads.keep_claim(conn, upload, _LEASE)
+                ):
+                    return
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("claim_not_renewed", upload=upload["id"], error=str(error))

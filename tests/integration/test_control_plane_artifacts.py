@@ -6,12 +6,14 @@ import json
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from control_plane.artifacts.model import ATTEMPTS_MAX
 from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.artifacts import digest_directory
 from sluice.manifests import CHUNK_BYTES, manifest_of_directory
@@ -338,3 +340,95 @@ async def test_the_manifest_of_a_base_of_140_gb_is_taken(site) -> None:
     assert (again.status_code, again.json()["id"]) == (200, begun.json()["id"])
     assert [chunk["sha256"] for chunk in again.json()["missing"]] == sorted(chunks)
     assert {chunk["size_bytes"] for chunk in again.json()["missing"]} == {CHUNK_BYTES}
+
+
+def claimed(directory: Path, name: str, more_bytes: int) -> dict[str, Any]:
+    """The manifest of a directory that claims another size of one of its files."""
+    document = manifest_of_directory(directory).document()
+    (file,) = [file for file in document["files"] if file["name"] == name]
+    file["size_bytes"] += more_bytes
+    return document
+
+
+async def test_sizes_are_compared_with_what_is_stored(acme, base, adapter_dir, tmp_path) -> None:
+    assert (await push(acme, adapter_dir, base)).status_code == 200
+    size = (adapter_dir / "adapter_config.json").stat().st_size
+    (adapter_dir / "README.md").write_text("another one")
+    lie = claimed(adapter_dir, "adapter_config.json", 1)
+    answer = await begin(acme, adapter_dir, base, manifest=lie)
+    assert (answer.status_code, answer.json()["param"]) == (400, "manifest"), answer.text
+    assert f"has {size} bytes, not {size + 1}" in answer.json()["detail"]
+    assert (await push(acme, adapter_dir, base)).json()["state"] == "ready"
+
+
+async def test_what_another_manifest_claims_holds_up_nobody(acme, base, adapter_dir) -> None:
+    """The chunk is not stored yet, so no size of it is known; the digest says nothing of sizes."""
+    lie = claimed(adapter_dir, "adapter_model.safetensors", 1)
+    lying = await begin(acme, adapter_dir, base, manifest=lie)
+    assert lying.status_code == 201, lying.text
+    honest = await push(acme, adapter_dir, base)
+    assert (honest.status_code, honest.json()["state"]) == (200, "ready"), honest.text
+    assert honest.json()["id"] != lying.json()["id"]
+    assert honest.json()["digest"] == lying.json()["digest"]
+
+
+async def test_an_upload_is_cancelled(site, acme, base, adapter_dir) -> None:
+    begun = (await begin(acme, adapter_dir, base)).json()
+    one = f"{UPLOADS}/{begun['id']}"
+    globex = await site.publisher("globex")
+    assert (await globex.post(f"{one}/cancel")).status_code == 404
+    for _ in range(2):
+        cancelled = await acme.post(f"{one}/cancel")
+        assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
+    chunk = begun["missing"][0]["sha256"]
+    for answer in (
+        await acme.put(f"{one}/chunks/{chunk}", content=b""),
+        await acme.post(f"{one}/complete"),
+    ):
+        assert (answer.status_code, "is cancelled" in answer.json()["detail"]) == (409, True)
+    again = await push(acme, adapter_dir, base)
+    assert (again.status_code, again.json()["id"] != begun["id"]) == (200, True)
+    late = await acme.post(f"{UPLOADS}/{again.json()['id']}/cancel")
+    assert (late.status_code, "is ready" in late.json()["detail"]) == (409, True), late.text
+
+
+async def test_what_cannot_be_looked_at_ends(
+    acme, site, base, adapter_dir, postgres_server, eventually
+) -> None:
+    """A chunk is lost in the store: that may pass, but not for ever."""
+    upload = (await begin(acme, adapter_dir, base)).json()
+    await send(acme, upload, adapter_dir)
+    for path in list(site.store.rglob(upload["missing"][0]["sha256"])):
+        path.unlink()
+    one = f"{UPLOADS}/{upload['id']}"
+    async with asyncio.TaskGroup() as tasks:
+        completed = tasks.create_task(acme.post(f"{one}/complete"))
+
+        async def is_looked_at() -> bool:
+            return (await acme.get(one)).json()["state"] == "validating"
+
+        await eventually(is_looked_at, "somebody looks at the upload")
+        spent = f"UPDATE artifact_uploads SET attempts = {ATTEMPTS_MAX} WHERE id = '{upload['id']}'"
+        await postgres_server.execute(spent, "artifacts")
+    assert completed.result().status_code in {202, 400}
+
+    async def is_refused() -> bool:
+        return (await acme.get(one)).json()["state"] == "refused"
+
+    await eventually(is_refused, "it is given up")
+    (reason,) = (await acme.get(one)).json()["reasons"]
+    assert f"in {ATTEMPTS_MAX} attempts" in reason
+    assert (await push(acme, adapter_dir, base)).json()["state"] == "ready"
+
+
+async def test_a_wrong_size_that_was_taken_is_an_end(
+    acme, base, adapter_dir, postgres_server
+) -> None:
+    """As a control plane that compares none may have left it."""
+    upload = (await begin(acme, adapter_dir, base)).json()
+    await send(acme, upload, adapter_dir)
+    own = f"upload_id = '{upload['id']}'"
+    longer = f"UPDATE artifact_upload_chunks SET size_bytes = size_bytes + 1 WHERE {own}"
+    await postgres_server.execute(longer, "artifacts")
+    answer = await acme.post(f"{UPLOADS}/{upload['id']}/complete")
+    assert (answer.status_code, "bytes, not" in answer.json()["detail"]) == (400, True), answer.text

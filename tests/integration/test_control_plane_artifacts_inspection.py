@@ -101,3 +101,15 @@ async def test_secrets_do_not_reach_it(tmp_path, base_dir, monkeypatch) -> None:
     assert await inspect_apart(await job_of(tmp_path / "store", base_dir), 60) == []
     assert "PATH=" in seen.read_text()
     assert "secret" not in seen.read_text()
+
+
+@pytest.mark.parametrize(("ending", "is_end"), [("kill -TERM $$", False), ("echo report", True)])
+async def test_no_status_is_without_meaning(
+    tmp_path, base_dir, monkeypatch, ending, is_end
+) -> None:
+    """Ended from outside it may report the next time; what it prints instead of a report is an end."""
+    (tmp_path / "fake").write_text(f"#!/bin/sh\ncat > /dev/null\n{ending}\n")
+    (tmp_path / "fake").chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "fake"))
+    found = await inspect_apart(await job_of(tmp_path / "store", base_dir), 60)
+    assert (found is not None) == is_end

@@ -95,6 +95,7 @@ artifacts nodes {D}
 artifacts gc --run
 artifacts uploads list
 artifacts uploads show u
+artifacts uploads cancel u
 artifacts signing-keys list
 artifacts signing-keys show k
 artifacts signing-keys set k AAAA
