@@ -22,7 +22,8 @@ class Settings(ServiceSettings):
         rollout_window_s: Of the windows of time in which both releases of a rollout are compared.
         artifact_store_url: Where artifacts lie: file:///directory or s3://bucket/prefix (with AWS_*
             of the environment); empty: uploads are refused.
-        artifact_rank_max: Of adapters.
+        artifact_rank_max: Largest rank of adapters for bases that no pool with adapters serves;
+            else the pools decide, by their engine option adapter_rank.
         artifact_adapter_bytes_max: Of one adapter's files.
         artifact_tenant_bytes_max: Of all artifacts and uploads of a tenant; 0: any.
         artifact_signatures_required: Whether an artifact needs a signature of a registered key.

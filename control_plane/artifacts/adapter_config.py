@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from control_plane.artifacts.headers import CheckError
+from sluice.adapter_ranks import RANK
 
 CONFIG_FILE = "adapter_config.json"
 PROJECTIONS = (
@@ -122,7 +123,8 @@ def parse_adapter_config(config: Mapping[str, Any], rank_max: int) -> AdapterCon
     for name, rank in [("r", config.get("r")), *[("rank_pattern", v) for v in ranks.values()]]:
         if type(rank) is not int or not 1 <= rank <= rank_max:
             problem = f"{name} is {rank!r:.40}, ranks from 1 to {rank_max} are served"
-            raise _refused(problem, "train it with a rank among them")
+            fix = f"train it with a rank among them, or raise {RANK} of a pool of its base"
+            raise _refused(problem, fix)
     for alpha in (config.get("lora_alpha"), *alphas.values()):
         if not _is_finite(alpha):
             problem = f"lora_alpha is {alpha!r:.40}, a number is needed"
@@ -138,6 +140,11 @@ def parse_adapter_config(config: Mapping[str, Any], rank_max: int) -> AdapterCon
         excluded=_names(config, "exclude_modules"),
         layers=_layers(config),
     )
+
+
+def largest_rank(config: Mapping[str, Any]) -> int:
+    """Return the largest rank that the configuration of an accepted adapter names."""
+    return max(config["r"], *_pattern(config, "rank_pattern").values(), 1)
 
 
 def is_name_of(target: str, module: Module) -> bool:

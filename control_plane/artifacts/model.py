@@ -41,7 +41,7 @@ class Bounds:
     """What artifacts may be.
 
     Attributes:
-        rank_max: Of adapters.
+        rank_max: Of adapters whose base no pool with adapters serves.
         adapter_bytes_max: Of one adapter's files.
         tenant_bytes_max: Of all artifacts of a tenant; 0: any.
         are_signed: Nothing is accepted without a signature.

@@ -52,7 +52,7 @@ class ArtifactRoutes:
         uploads = UploadRoutes(self._database, self._service)
         return [
             *uploads.routes(),
-            *VersionRoutes(self._database, uploads).routes(),
+            *VersionRoutes(self._database, self._service, uploads).routes(),
             *ResourceRoutes(self._database, SIGNING_KEYS).routes(),
             *GarbageRoutes(self._database, self._service).routes(),
             Route("GET", "/v1/artifacts", self.list, read, _KIND, listing),

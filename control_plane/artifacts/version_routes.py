@@ -4,6 +4,7 @@ A promotion points the model at the release at once and for everybody, or in sta
 requests that run end on what they began with.
 """
 
+import json
 from typing import Annotated, Any, Literal, Self
 
 from aiohttp import web
@@ -11,9 +12,14 @@ from pydantic import Field, model_validator
 from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 
-from control_plane.access.roles import Action
+from control_plane.access.roles import Action, Actor
 from control_plane.artifacts import catalogue
+from control_plane.artifacts.adapter_config import CONFIG_FILE, largest_rank
+from control_plane.artifacts.catalogue import seen_by
 from control_plane.artifacts.model import Kind, UploadState
+from control_plane.artifacts.ranks import check_rank
+from control_plane.artifacts.service import Artifacts
+from control_plane.artifacts.tables import artifacts
 from control_plane.artifacts.upload_routes import UploadRoutes, show_upload, shown_upload
 from control_plane.artifacts.uploads import NewUpload
 from control_plane.database import Database
@@ -28,6 +34,7 @@ from control_plane.models.routes import MODELS, check_model
 from control_plane.rollouts.beginning import begin
 from control_plane.tables import models, pools, releases
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
+from sluice.manifests import parse_manifest
 
 Values = dict[str, Any]
 _KIND = "versions"
@@ -69,8 +76,9 @@ class VersionBody(Body):
 class VersionRoutes:
     """Handlers of versions; they come before those of models, whose names may hold slashes."""
 
-    def __init__(self, database: Database, uploads: UploadRoutes) -> None:
+    def __init__(self, database: Database, service: Artifacts, uploads: UploadRoutes) -> None:
         self._database = database
+        self._service = service
         self._uploads = uploads
         self._writes = Writes(database)
 
@@ -111,11 +119,25 @@ class VersionRoutes:
                 return web.json_response(show_upload(upload), status=202)
             digest = upload["digest"]
 
+        rank = await self._rank(request[ACTOR], digest)
+
         async def work(write: Write) -> Answer:
+            await check_rank(write.connection, base["pool_id"], rank)
             values = _values(base["base_digest"], base["pool_id"], digest, version)
             return await _publish(write, model_id, values, body.promote_to)
 
         return await self._writes.run(request, work)
+
+    async def _rank(self, actor: Actor, digest: str) -> int:
+        """Return the largest rank of an adapter; 0: there is none that the caller may see."""
+        query = seen_by(actor).with_only_columns(artifacts.c.manifest)
+        query = query.where(artifacts.c.digest == digest, artifacts.c.kind == Kind.ADAPTER)
+        document = await self._database.run(lambda connection: connection.scalar(query))
+        entry = None if document is None else parse_manifest(document).find(CONFIG_FILE)
+        if entry is None:
+            return 0
+        pieces = [await self._service.read_chunk(sha256) for sha256 in entry.chunk_sha256s]
+        return largest_rank(json.loads(b"".join(pieces)))
 
     async def _base(self, model_id: str, tenant_id: str | None) -> Values:
         """Return base and pool of a model that a tenant may use; BadRequestError if it has none."""

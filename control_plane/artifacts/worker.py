@@ -18,6 +18,7 @@ from control_plane.artifacts.importing import Importer
 from control_plane.artifacts.inspection import inspect_apart
 from control_plane.artifacts.inspector import Job
 from control_plane.artifacts.model import ATTEMPTS_MAX, Bounds, Kind, UploadState
+from control_plane.artifacts.ranks import rank_max_of_base
 from control_plane.artifacts.signatures import signature_problems
 from control_plane.artifacts.signing_keys import keys_for
 from control_plane.database import Database, DatabaseDownError
@@ -109,7 +110,11 @@ class Worker:
         if upload["kind"] == Kind.ADAPTER and base is None:
             reasons.append(f"base {upload['base_digest']} is not there any more: upload it first")
         if not reasons:
-            reasons = await self._while_ours(upload, self._inspect(upload, manifest, base))
+            rank_max = await self._database.run(
+                lambda found: rank_max_of_base(found, upload["base_digest"], self._bounds.rank_max)
+            )
+            inspection = self._inspect(upload, manifest, base, rank_max)
+            reasons = await self._while_ours(upload, inspection)
         if reasons is None:
             await self._postpone(upload)
             return
@@ -169,7 +174,11 @@ class Worker:
         return None if found is None else found["manifest"]
 
     async def _inspect(
-        self, upload: dict[str, Any], manifest: Manifest, base: dict[str, Any] | None
+        self,
+        upload: dict[str, Any],
+        manifest: Manifest,
+        base: dict[str, Any] | None,
+        rank_max: int,
     ) -> list[str] | None:
         """Return the reasons against an upload; None when nobody can tell now."""
         limit_s = _INSPECTION_S + manifest.size_bytes / _INSPECTED_BYTES_PER_S
@@ -178,7 +187,7 @@ class Worker:
             kind=upload["kind"],
             manifest=upload["manifest"],
             base_manifest=base,
-            rank_max=self._bounds.rank_max,
+            rank_max=rank_max,
             adapter_bytes_max=self._bounds.adapter_bytes_max,
             cpu_s=int(limit_s),
         )

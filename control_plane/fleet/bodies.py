@@ -6,6 +6,7 @@ from pydantic import Field, model_serializer, model_validator
 
 from control_plane.fields import Body, Digest, Id, Text
 from control_plane.fleet.model import REPLICAS_MAX
+from sluice.adapter_ranks import RANK, RANK_MAX, SLOTS
 
 Role = Literal["prefill", "decode"]
 Share = Annotated[int, Field(ge=0, le=10_000)]
@@ -58,6 +59,15 @@ class PoolBody(Body):
     cell_replicas_max: Annotated[int, Field(ge=0, le=10_000)] = 64
     roles: Annotated[dict[Role, Share], Field(default_factory=_no_roles)]
     needs: Annotated[NeedsBody, Field(default_factory=NeedsBody)]
+
+    @model_validator(mode="after")
+    def _has_room_for_adapters(self) -> Self:
+        for name, least in ((SLOTS, 0), (RANK, 1)):
+            given = self.engine_options.get(name, str(least))
+            if not given.isdecimal() or not least <= int(given) <= RANK_MAX:
+                bounds = f"{least} to {RANK_MAX} are taken"
+                raise ValueError(f"engine option {name} is {given}: {bounds}")
+        return self
 
 
 class NodeOrders(Body):

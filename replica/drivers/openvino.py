@@ -18,6 +18,7 @@ from replica.engine.graph import read_base
 from replica.engine.sampler import Sampler
 from replica.engine.scheduler import Scheduler
 from replica.engine.types import Capabilities, Limits
+from sluice.adapter_ranks import OPENVINO
 from sluice.hashing import cache_root
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,8 @@ class OpenvinoOptions:
     prefix_cache: bool = True
     precision: str = "auto"
     kv_precision: str = "auto"
-    adapter_slots: int = 8
-    adapter_rank: int = 16
+    adapter_slots: int = OPENVINO.slots
+    adapter_rank: int = OPENVINO.rank
     adapter_memory_bytes: int = 1 << 30
     base_graph: str = "auto"
 

@@ -39,6 +39,7 @@ from replica.engine.core import ScheduledEngine
 from replica.engine.plan import Adapter, ScheduledSequence, StepFailedError, StepOutput, StepPlan
 from replica.engine.scheduler import Scheduler
 from replica.engine.types import Capabilities, Limits, RefusedError, SequenceRequest
+from sluice.adapter_ranks import SIM
 from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
 
@@ -101,8 +102,8 @@ class SimOptions:
     cost_context_token_s: float = 8e-9
     noise: float = 0.0
     seed: int = 0
-    adapter_slots: int = 8
-    adapter_rank: int = 64
+    adapter_slots: int = SIM.slots
+    adapter_rank: int = SIM.rank
     adapter_memory_bytes: int = 16 << 30
     adapter_read_s: float = 1.0
     adapter_load_s: float = 0.05

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from replica.drivers.options import OptionsError
 from replica.drivers.trtllm_api import TrtllmApi
+from sluice.adapter_ranks import TRTLLM
 from sluice.hashing import BLOCK_TOKENS
 
 # The speculation of 1.2 and newer; the class is the first of these that the installed version has.
@@ -80,8 +81,8 @@ class TrtllmOptions:
     stream_interval: int = 1
     grammars: str = "llguidance"
     grammars_unchecked: bool = False
-    adapter_slots: int = 0
-    adapter_rank: int = 64
+    adapter_slots: int = TRTLLM.slots
+    adapter_rank: int = TRTLLM.rank
     adapter_modules: str = "attn_q,attn_k,attn_v,attn_dense,mlp_h_to_4h,mlp_4h_to_h,mlp_gate"
     adapter_memory_bytes: int = 4 << 30
     adapters_cached_max: int = 64

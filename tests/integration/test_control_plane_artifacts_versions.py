@@ -27,9 +27,9 @@ async def site(database_url, tmp_path, start_control_plane) -> AsyncIterator[Sit
         yield found
 
 
-def adapter(site: Site, seed: int) -> Path:
+def adapter(site: Site, seed: int, rank: int = 2) -> Path:
     directory = site.store.parent / f"adapter{seed}"
-    write_random_adapter(directory, site.store.parent / "base", rank=2, seed=seed)
+    write_random_adapter(directory, site.store.parent / "base", rank=rank, seed=seed)
     return directory
 
 
@@ -117,6 +117,41 @@ async def test_what_is_refused(site) -> None:
     changed = good | {"artifact_uri": f"sha256:{digest_directory(other)}"}
     again = await acme.put("/v1/models/acme/x/versions/1", json=changed)
     assert (again.status_code, again.json()["param"]) == (409, "release")
+
+
+async def test_the_rank_that_a_pool_serves_decides(site) -> None:
+    """At upload the largest of the base's pools, at publication the pool that serves the model."""
+    admin, put, base = site.admin, site.plane.put, digest_directory(site.store.parent / "base")
+
+    async def pool(name: str, **options: str) -> None:
+        fields = {"base_digest": base, "engine": "sim", "replicas_wanted": 0}
+        await put(f"pools/{name}", **fields, engine_options=options)
+
+    await pool("main", adapter_rank="16")
+    directory = adapter(site, 5, rank=32)
+    refused = await push(admin, directory, base)
+    assert (refused.status_code, refused.json()["code"]) == (400, "adapter_invalid")
+    assert "r is 32, ranks from 1 to 16 are served" in refused.json()["detail"]
+    await pool("large", adapter_rank="32")
+    uploaded = await push(admin, directory, base)
+    assert uploaded.status_code == 200, uploaded.text
+
+    version = {"artifact_uri": f"sha256:{uploaded.json()['digest']}", "base_model": "tiny"}
+    path = "/v1/models/parrot/versions/1"
+    for options, text in (
+        ({"adapter_rank": "16"}, "has rank 32, pool main serves ranks up to 16"),
+        ({"adapter_slots": "0"}, "has rank 32, pool main serves no adapters"),
+    ):
+        await pool("main", **options)
+        refused = await admin.put(path, json=version | {"promote_to": "100%"})
+        assert (refused.status_code, refused.json()["code"]) == (400, "adapter_invalid")
+        assert text in refused.json()["detail"]
+    await pool("main", adapter_rank="32")
+    made = await admin.put(path, json=version | {"promote_to": "100%"})
+    assert made.status_code == 201, made.text
+    body = {"base_digest": base, "engine": "sim", "engine_options": {"adapter_rank": "0"}}
+    wrong = await admin.put("/v1/pools/main", json=body)
+    assert (wrong.status_code, "adapter_rank is 0" in wrong.json()["detail"]) == (400, True)
 
 
 async def test_a_base_alone_becomes_a_version_that_the_model_does_not_stand_for(site) -> None:

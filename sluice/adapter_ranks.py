@@ -1,0 +1,48 @@
+"""The largest rank of adapters that a replica serves, by its engine and its options; pure.
+
+Engines take their defaults from here, and the control plane refuses by it what they would refuse.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+RANK, SLOTS = "adapter_rank", "adapter_slots"  # options of engines
+RANK_MAX = 1024  # of the option
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRoom:
+    """What an engine has room for by default.
+
+    Attributes:
+        slots: Adapters in one batch; 0: none are served.
+        rank: Largest rank of an adapter.
+    """
+
+    slots: int
+    rank: int
+
+
+OPENVINO = AdapterRoom(slots=8, rank=16)
+SIM = AdapterRoom(slots=8, rank=64)
+TRTLLM = AdapterRoom(slots=0, rank=64)
+_ROOMS: Mapping[str, AdapterRoom] = {"openvino": OPENVINO, "sim": SIM, "trtllm": TRTLLM}
+
+
+def adapter_rank_max(engine: str, options: Mapping[str, str]) -> int | None:
+    """Return the largest rank that is served; 0: no adapters are, None: the engine is not known.
+
+    Args:
+        engine: Its name.
+        options: Of its pool; what is no number counts as not set, an engine refuses to start on it.
+    """
+    room = _ROOMS.get(engine)
+    if room is None:
+        return None
+    slots, rank = _number(options, SLOTS, room.slots), _number(options, RANK, room.rank)
+    return rank if slots else 0
+
+
+def _number(options: Mapping[str, str], name: str, default: int) -> int:
+    given = options.get(name, "")
+    return int(given) if given.isdecimal() else default
