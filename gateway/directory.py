@@ -62,6 +62,7 @@ class ResolvedModel:
         decision: Why it is this release; None: because the name stands for it.
         fork: Decides instead, request by request; None: nothing does.
         shadow: Gets a copy of the request; None: nothing does.
+        instead: Answers when no engine can load it; None: nothing does.
     """
 
     name: str
@@ -73,6 +74,7 @@ class ResolvedModel:
     decision: Decision | None = None
     fork: "Fork | None" = None
     shadow: "ResolvedModel | None" = None
+    instead: "ResolvedModel | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,13 +390,14 @@ class Directory:
             decision = Decision(told.rollout_id, arm)
             arms.append(self._described(principal, resolved.name, model, decision))
         control, canary = arms
+        unloaded = replace(control, decision=Decision(unloaded=told.canary))
         fork = Fork(
             split=_split(told, told.share),
             mirror=_split(told, told.mirrored) if told.mirrored else None,
             control=control,
             instead=replace(control, decision=Decision(unready=told.canary)),
             copied=replace(control, shadow=canary),
-            canary=canary,
+            canary=replace(canary, instead=unloaded),
         )
         return replace(resolved, fork=fork)
 

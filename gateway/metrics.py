@@ -179,7 +179,8 @@ class GatewayMetrics:
         self.decided = Counter(
             "gateway_rollout_requests_total",
             "Accepted requests whose release a rollout (control, canary) or a pin (pinned) chose,"
-            " or would have, were it served (unserved) or its base here (unready: to control)",
+            " or would have, were it served (unserved), its base here (unready: to control) or its"
+            " adapter one that engines load (unloaded: to control)",
             ("arm",),
             registry=self.registry,
         )

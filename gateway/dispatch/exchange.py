@@ -98,7 +98,8 @@ class Exchange:
         requested_model: The name in the request.
         decision: Why it is that release of the model; None: the name stands for it.
         choices: How many answers were asked for.
-        is_copy: Made for a shadow stage; nobody waits for it, and nobody pays.
+        is_copy: Made for a shadow stage, or what canary could not load before control answered;
+            nobody waits for it, and nobody pays.
         is_refusal: The model declined to answer; looked at in rollouts only.
         applied: The reservation, also when it is settled.
         lost: Of a model that another one stands in for.

@@ -44,6 +44,8 @@ _NOT_THERE = _STAND_IN | {
     ErrorCode.ENGINE_REFUSED,
     ErrorCode.TENANT_QUEUE_FULL,
 }
+# Refusals that are canary's own fault: no engine can load its adapter. Control answers then.
+_NOT_LOADED = frozenset({ErrorCode.ADAPTER_INVALID, ErrorCode.ADAPTER_NOT_FOUND})
 # How long a request waits for replicas of a pool that has none, where another model may answer. An
 # engine that starts again at once, or a router that attaches its own, takes a second or two.
 _ABSENCE_MS = 3000
@@ -138,7 +140,7 @@ class Completer:
     async def _answer(self, run: Run) -> web.StreamResponse:
         """Return what the wanted model answers, or one that stands in for it."""
         try:
-            return await run.answer(self._means, self._keep_alives)
+            return await self._answer_by_release(run)
         except PlatformError as refusal:
             if not await self._stands_in(run, refusal):
                 raise
@@ -151,6 +153,22 @@ class Completer:
             raise wanted from other  # nobody asked for the other model
         finally:
             del wanted  # when raised, it holds this frame
+
+    async def _answer_by_release(self, run: Run) -> web.StreamResponse:
+        """Return what the release answers that a split chose, or control if it is not loaded."""
+        try:
+            return await run.answer(self._means, self._keep_alives)
+        except PlatformError as refusal:
+            control = run.plan.resolved.instead
+            if control is None or refusal.code not in _NOT_LOADED or run.has_begun:
+                raise
+            self._copies.tell_fault(run.exchange, identity_of(run.request), run.tally, refusal)
+        exchange, task = run.exchange, run.task
+        plan = await self._plan(task, identity_of(run.request), exchange.principal, control)
+        plan = _with_time_left(plan, task, now_s() - exchange.received_at_s)
+        exchange.stand_in(control.model, control.decision, None)
+        run.start_over(plan)
+        return await run.answer(self._means, self._keep_alives)
 
     def _resolve(
         self,

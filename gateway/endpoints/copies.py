@@ -7,6 +7,7 @@ request that it was made of. There are never more than a few, and none while the
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -101,6 +102,27 @@ class Copies:
         )
         self._running.add(running)
         running.add_done_callback(self._running.discard)
+
+    def tell_fault(
+        self, original: Exchange, identity: Identity, tally: Tally, fault: PlatformError
+    ) -> None:
+        """Tell that canary could not begin with a request, which control answers instead.
+
+        Rollouts count it as a copy that failed: the request's own event is one of control.
+        """
+        names = _copied(identity)
+        exchange = replace(
+            original,
+            uid=names.uid,
+            request_id=names.request_id,
+            upstream=names.upstream,
+            reservation=None,
+            applied=None,
+            is_copy=True,
+            _begun=b"",
+        )
+        exchange.end_by(fault)
+        self._emit(exchange.event(tally, self._gateway_id, now_s()))
 
     async def _run(
         self, task: Task, identity: Identity, original: Exchange, shadow: ResolvedModel

@@ -21,7 +21,7 @@ class Decided:
     def note(self, tenant_id: str, model_id: str, decision: Decision) -> None:
         """Count one accepted request; what is amiss is logged once."""
         self._count[decision.kind]()
-        release = decision.missed or decision.unready
+        release = decision.missed or decision.unready or decision.unloaded
         if not release:
             return
         case = (tenant_id, model_id, release)
@@ -30,5 +30,5 @@ class Decided:
         if len(self._told) >= _TOLD_MAX:
             self._told.clear()
         self._told.add(case)
-        event = "release_unserved" if decision.missed else "release_unready"
+        event = f"release_{decision.kind}"
         log.warning(event, tenant_id=tenant_id, model=model_id, release=release)

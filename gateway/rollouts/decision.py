@@ -19,6 +19,8 @@ class Decision:
             the request goes to what the name stands for.
         unready: The release that a split names and whose base is not loaded here yet: the request
             goes to control, which no rollout counts, because the split did not choose it.
+        unloaded: The release that a split chose and whose adapter no engine could load: control
+            answered, as with `unready`, and an event of a copy tells of canary's fault.
     """
 
     rollout_id: str = ""
@@ -26,21 +28,24 @@ class Decision:
     is_pinned: bool = False
     missed: str = ""
     unready: str = ""
+    unloaded: str = ""
 
     @property
     def has_decided(self) -> bool:
         """Whether a pin or a split chose the release."""
-        return not (self.missed or self.unready)
+        return not (self.missed or self.unready or self.unloaded)
 
     @property
     def kind(self) -> str:
-        """`control`, `canary`, `pinned`, `unserved` or `unready`: a label of metrics."""
+        """A label of metrics: `control`, `canary`, `pinned`, `unserved`, `unready`, `unloaded`."""
         if self.missed:
             return "unserved"
         if self.unready:
             return "unready"
+        if self.unloaded:
+            return "unloaded"
         return "pinned" if self.is_pinned else _ARMS[self.arm]
 
 
 PINNED = Decision(is_pinned=True)
-KINDS = (*_ARMS.values(), "pinned", "unserved", "unready")
+KINDS = (*_ARMS.values(), "pinned", "unserved", "unready", "unloaded")

@@ -228,3 +228,33 @@ async def test_copies_tell_what_canary_makes_of_the_same_requests(
         assert len({it.event_id for it in events}) == 4
         assert [it.outcome for it in events if not it.is_copy] == ["stop", "stop"]
         assert len(rollout.submits(of_canary=True)) == 2
+
+
+@pytest.mark.parametrize("code", ["adapter_invalid", "adapter_not_found"])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_control_answers_what_canary_cannot_load(
+    world, events, eventually, code, is_stream
+) -> None:
+    """The client sees no fault, and the rollout counts it as canary's."""
+    refused = wire.Outcome(kind=wire.OUTCOME_KIND_FAILED, code=code, message="rank 32")
+    async with world() as w, w.http() as http:
+        rollout = Rollout(w, eventually)
+        await rollout.split(SHARE_MAX)
+        w.router.plan = lambda s: Plan([], refused) if s.adapter_digest else w.default_plan(s)
+        body = {"model": "tiny", "messages": HELLO, "stream": is_stream}
+        response = await http.post(CHAT, json=body)
+        assert response.status_code == 200, response.text
+        assert "x-sluice-release" not in response.headers
+        if not is_stream:
+            assert response.json()["choices"][0]["message"]["content"] == w.text
+        await rollout.until(lambda: len(events) == 2)
+        fault, answer = events
+        assert (fault.is_copy, fault.arm, fault.outcome) == (True, telemetry.ARM_CANARY, code)
+        assert (fault.rollout_id, fault.release, fault.output_tokens) == ("r", "2", 0)
+        assert (answer.is_copy, answer.rollout_id, answer.outcome) == (False, "", "stop")
+        assert answer.release == "1"
+        assert len({it.event_id for it in events}) == 2
+        page = w.gateway.metrics.page().decode()
+        assert 'gateway_rollout_requests_total{arm="unloaded"} 1.0' in page
+        named = await http.post(CHAT, json={"model": "tiny@2", "messages": HELLO})
+        assert named.json()["error"]["code"] == code, "who names the release is told"
