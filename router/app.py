@@ -8,8 +8,8 @@ from functools import partial
 import grpc.aio
 import structlog
 
-from router.core.model import CoreConfig
 from router.core.router import RouterCore
+from router.core.types.model import CoreConfig
 from router.fleet import Fleet, Target
 from router.hub import Hub
 from router.metrics import RouterMetrics

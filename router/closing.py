@@ -15,7 +15,7 @@ from itertools import islice, repeat
 
 from google.protobuf.message import DecodeError
 
-from router.core.model import Batch, Gateway, Slot
+from router.core.types.model import Batch, Gateway, Slot
 from router.counting import Key, Prompts, TokenCounts, key_of
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent

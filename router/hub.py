@@ -12,9 +12,9 @@ import structlog
 
 from router import wire as convert
 from router.closing import Accounts, Closings
-from router.core.explain import explain
-from router.core.model import Actions, EngineLimits, ReplicaPlan, Slot, Transfer
+from router.core.explain.explain import explain
 from router.core.router import RouterCore
+from router.core.types.model import Actions, EngineLimits, ReplicaPlan, Slot, Transfer
 from router.counting import TokenCounts
 from router.metrics import RouterMetrics
 from router.outgoing import GatewayLink, HostOutbox

@@ -6,9 +6,9 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from router.core.health import HealthState
-from router.core.model import Stats
+from router.core.fleet.health import HealthState
 from router.core.router import RouterCore
+from router.core.types.model import Stats
 from sluice.certificate_metric import CertificateExpiry
 from sluice.priority import CLASSES
 

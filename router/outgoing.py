@@ -4,7 +4,7 @@ import asyncio
 
 from router import wire as convert
 from router.closing import Accounts
-from router.core.model import Batch, Slot
+from router.core.types.model import Batch, Slot
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 PENDING_TOKENS_MAX = 500_000  # for one gateway; about 10 s of 500 fast streams

@@ -17,7 +17,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 if TYPE_CHECKING:
     from router.attach import Stream
-    from router.core.model import Transfer
+    from router.core.types.model import Transfer
     from router.fleet import Target
 
 log = structlog.get_logger(__name__)

@@ -1,7 +1,7 @@
 """From the messages to the core's plain data and back."""
 
-from router.core.model import Batch, Request, Slot
-from router.core.prefix_index import BlockHashes
+from router.core.fleet.prefix_index import BlockHashes
+from router.core.types.model import Batch, Request, Slot
 from sluice.hashing import BLOCK_TOKENS
 from sluice.tracecontext import is_sampled, later_attempt
 from sluice.wire.engine.v1 import engine_pb2 as engine

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from operator import ne
 
 from router.attach import Attachment
-from router.core.health import HealthState
-from router.core.model import CoreConfig, EngineLimits, ReplicaPlan
+from router.core.fleet.health import HealthState
 from router.core.router import RouterCore
+from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from sim.engine import StepCost, token_at

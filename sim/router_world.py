@@ -13,8 +13,8 @@ from operator import ne
 
 from router import wire as convert
 from router.core import invariants
-from router.core.model import Actions, Batch, CoreConfig, EngineLimits, ReplicaPlan
 from router.core.router import RouterCore
+from router.core.types.model import Actions, Batch, CoreConfig, EngineLimits, ReplicaPlan
 from sim.engine import SimEngine, StepCost, token_at
 from sluice.wire.engine.v1 import engine_pb2 as engine_wire
 from sluice.wire.router.v1 import router_pb2 as wire

@@ -27,7 +27,7 @@ from benchmarks.results import write_result
 from cli.stack.broker import broker_spec
 from gateway.metrics import GatewayMetrics
 from router.closing import Accounts
-from router.core.model import Batch
+from router.core.types.model import Batch
 from router.counting import TokenCounts
 from sluice.process import ChildProcess, free_port
 from sluice.wire.router.v1 import router_pb2 as wire

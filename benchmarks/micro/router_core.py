@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.results import write_result
 from router import wire as convert
-from router.core.model import Actions, CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
+from router.core.types.model import Actions, CoreConfig, EngineLimits, ReplicaPlan, Slot
 from sluice.hashing import BLOCK_TOKENS, block_hashes
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire

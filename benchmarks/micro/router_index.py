@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import write_result
-from router.core.prefix_index import BlockHashes, PrefixIndex
+from router.core.fleet.prefix_index import BlockHashes, PrefixIndex
 from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 
 REPLICAS = 64

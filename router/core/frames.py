@@ -4,8 +4,8 @@ from math import isfinite
 from typing import cast
 
 from router.core import logprobs
-from router.core.model import Gateway, Slot, Stats, wire_us
-from router.core.replica_book import ReplicaBook
+from router.core.fleet.replica import ReplicaBook
+from router.core.types.model import Gateway, Slot, Stats, wire_us
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 

@@ -2,10 +2,10 @@
 
 from collections.abc import KeysView
 
-from router.core.cell_book import CellBook
-from router.core.model import Role, State
-from router.core.placement import ROUNDED_S
+from router.core.cell import CellBook
+from router.core.decide.placement import ROUNDED_S
 from router.core.router import RouterCore
+from router.core.types.model import Role, State
 
 
 def check(core: RouterCore) -> None:

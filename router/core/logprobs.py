@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import repeat
 
-from router.core.replica_book import ReplicaBook
+from router.core.fleet.replica import ReplicaBook
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 

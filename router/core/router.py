@@ -10,11 +10,15 @@ what was sent to it and has not been reported as ended.
 
 from collections.abc import Iterable, Sequence
 
-from router.core import admission, binding, frames
-from router.core.cell_book import CellBook
-from router.core.disaggregation import Handovers
-from router.core.health import HealthState
-from router.core.model import (
+from router.core import dispatch, frames
+from router.core.cell import CellBook
+from router.core.decide import admission
+from router.core.decide.disaggregation import Handovers
+from router.core.fleet.health import HealthState
+from router.core.fleet.replica import ReplicaBook
+from router.core.lifecycle import Requests, moved
+from router.core.types.ending import FINISHED, Ending, count
+from router.core.types.model import (
     Actions,
     Batch,
     CoreConfig,
@@ -25,9 +29,6 @@ from router.core.model import (
     Slot,
     Stats,
 )
-from router.core.outcomes import FINISHED, Ending, count
-from router.core.replica_book import ReplicaBook
-from router.core.requests import Requests, moved
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -311,7 +312,7 @@ class RouterCore:
             if slot.is_prefill and entry.reason == engine.FINISH_REASON_LENGTH:
                 cell.health.succeeded(book.replica_id, now)
                 if slot.is_open:
-                    binding.hand_over(self, cell, slot, now)
+                    dispatch.hand_over(self, cell, slot, now)
                 continue
             if kind is not None:
                 cell.finished(slot, now)
@@ -357,7 +358,7 @@ class RouterCore:
             actions.probes += cell.health.tick(now)
             self._judge(cell, now)
             if cell.queue.requests:
-                binding.bind(self, cell, actions, now)
+                dispatch.bind(self, cell, actions, now)
         if not self.handovers.is_idle:
             self._hand_over(actions, now)
         is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S

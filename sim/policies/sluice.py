@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.dispatch.cell_choice import AFFINITY_BLOCKS, CellView, Wish, choose
-from router.core.model import Actions, CoreConfig, EngineLimits, ReplicaPlan, Request
-from router.core.prefix_index import BlockHashes
+from router.core.fleet.prefix_index import BlockHashes
 from router.core.router import RouterCore
+from router.core.types.model import Actions, CoreConfig, EngineLimits, ReplicaPlan, Request
 from sim.engines import Engine, Job, StepRecord
 from sim.pool import Pool
 from sluice.hashing import BLOCK_TOKENS

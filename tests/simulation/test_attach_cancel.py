@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 from router.attach import Attachment
-from router.core.model import CoreConfig, EngineLimits, ReplicaPlan
 from router.core.router import RouterCore
+from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from sim.engine import StepCost

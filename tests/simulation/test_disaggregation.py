@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from router.core.disaggregation import FEATURE
-from router.core.model import Actions, EngineLimits, ReplicaPlan, Role, Transfer
+from router.core.decide.disaggregation import FEATURE
+from router.core.types.model import Actions, EngineLimits, ReplicaPlan, Role, Transfer
 from sim.router_world import CELL, Fault, Workload, World
 from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 from sluice.wire.router.v1 import router_pb2 as wire

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from router.core import capacity
+from router.core.decide import forecast
 from sim.router_world import Workload, World
 
 TOP, LOW, BATCH = 10, 5, 0
@@ -44,8 +44,8 @@ def test_most_of_what_cannot_be_served_is_refused_at_once(seed: int):
     assert top[""] > 10 * low[""]  # the lower tier has its smallest share, and not more
     assert top["overloaded"] < low["overloaded"]
     told = [c.final.retry_after_ms / 1000 for c in world.clients if c.final and c.final.code]
-    assert min(told) >= capacity.RETRY_AFTER_MIN_S
-    assert max(told) <= capacity.RETRY_AFTER_MAX_S
+    assert min(told) >= forecast.RETRY_AFTER_MIN_S
+    assert max(told) <= forecast.RETRY_AFTER_MAX_S
 
 
 def test_batch_work_goes_first_and_the_top_tier_last():

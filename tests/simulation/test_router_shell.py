@@ -8,8 +8,8 @@ import pytest
 
 from router.attach import CREDIT_EVERY_S, RESUME_S, Attachment
 from router.core import invariants
-from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
+from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from router.outgoing import GatewayLink

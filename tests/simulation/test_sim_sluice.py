@@ -6,7 +6,7 @@ import pytest
 
 from replica.drivers.sim_costs import MODELS_BY_NAME
 from router.core import invariants
-from router.core.prefix_index import BlockHashes
+from router.core.fleet.prefix_index import BlockHashes
 from sim.engines import Engine, Job
 from sim.metrics import measure
 from sim.policies.sluice import RouterSettings, Sluice

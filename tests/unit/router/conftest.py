@@ -5,8 +5,16 @@ from collections.abc import Callable
 import pytest
 
 from router.core import invariants
-from router.core.model import Actions, Batch, CoreConfig, EngineLimits, ReplicaPlan, Request, Slot
 from router.core.router import RouterCore
+from router.core.types.model import (
+    Actions,
+    Batch,
+    CoreConfig,
+    EngineLimits,
+    ReplicaPlan,
+    Request,
+    Slot,
+)
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.adapters import IN_MEMORY_MAX, AdapterResidency, Tier
+from router.core.fleet.adapters import IN_MEMORY_MAX, AdapterResidency, Tier
 
 
 def test_an_adapter_is_free_in_a_slot_cheap_in_memory_and_dear_on_disk() -> None:

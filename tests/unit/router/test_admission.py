@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core import capacity
-from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Request
+from router.core.decide import forecast
 from router.core.router import RouterCore
+from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan, Request
 from sluice.errors import STATUS, ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -356,9 +356,9 @@ def test_a_flood_of_one_tenant_is_not_anothers_wait(flood):
     world.cell.price(light)
     heavy = Request(handle=0, cell_id="cell", prompt_tokens=1000, tenant_id="flood", priority=5)
     world.cell.price(heavy)
-    light_s = capacity.predict_ttft_s(world.cell, light, world.now)
+    light_s = forecast.predict_ttft_s(world.cell, light, world.now)
     assert light_s < 8.0  # its own second, what runs, and one turn of the other
-    assert capacity.predict_ttft_s(world.cell, heavy, world.now) > 0.4 * flood
+    assert forecast.predict_ttft_s(world.cell, heavy, world.now) > 0.4 * flood
 
 
 def test_predictions_follow_what_happens():

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from router.core import admission, capacity, preemption
+from router.core.decide import admission, forecast, preemption
 from sluice.errors import STATUS, ErrorCode
 
 ROOT = Path(__file__).parents[3]
@@ -20,10 +20,10 @@ def test_the_table_has_the_codes_of_admission_with_their_statuses():
 
 
 def test_the_numbers_are_those_of_the_code():
-    low, high = capacity.RETRY_AFTER_MIN_S, capacity.RETRY_AFTER_MAX_S
+    low, high = forecast.RETRY_AFTER_MIN_S, forecast.RETRY_AFTER_MAX_S
     assert f"Between {low:g} and {high:g} s" in PAGE
-    assert f"{capacity.RETRY_AFTER_UNKNOWN_S:g} s when no replica is attached" in PAGE
-    assert f"between {capacity.CORRECTION_MIN:g} and {capacity.CORRECTION_MAX:g};" in PAGE
+    assert f"{forecast.RETRY_AFTER_UNKNOWN_S:g} s when no replica is attached" in PAGE
+    assert f"between {forecast.CORRECTION_MIN:g} and {forecast.CORRECTION_MAX:g};" in PAGE
     assert f"at most {preemption.PREEMPTIONS_MAX} times" in PAGE
     assert PAGE.count(f"{admission.COLD_SHARE:.0%}".replace("%", " %")) == 2
     assert f"| {admission.DRAINING_RETRY_S:g} s |" in PAGE

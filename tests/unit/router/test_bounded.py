@@ -3,9 +3,9 @@
 import gc
 from itertools import count
 
-from router.core.fair_queue import FairQueue
-from router.core.model import Request, State
-from router.core.shedding import AdapterWaiters
+from router.core.queue.adapter_waiters import AdapterWaiters
+from router.core.queue.fair_queue import FairQueue
+from router.core.types.model import Request, State
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 KEPT_MAX = 200

@@ -12,7 +12,7 @@ from router.closing import (
     Closings,
     closed,
 )
-from router.core.model import Batch, Gateway, Request, Slot
+from router.core.types.model import Batch, Gateway, Request, Slot
 from router.counting import HOUR_MS, OTHER, TokenCounts
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.disaggregation import (
+from router.core.decide.disaggregation import (
     FEATURE,
     Split,
     TransferTimes,
@@ -15,7 +15,7 @@ from router.core.disaggregation import (
     split_cost_s,
     whole_cost_s,
 )
-from router.core.model import EngineLimits, ReplicaPlan, Role
+from router.core.types.model import EngineLimits, ReplicaPlan, Role
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.core.disaggregation import FEATURE
-from router.core.explain import explain
-from router.core.model import EngineLimits, ReplicaPlan, Request, Role
+from router.core.decide.disaggregation import FEATURE
+from router.core.explain.explain import explain
+from router.core.types.model import EngineLimits, ReplicaPlan, Request, Role
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 CELL = "cell"

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.core.fair_queue import FairQueue, Tier
-from router.core.model import Request, Slot
+from router.core.queue.fair_queue import FairQueue, Tier
+from router.core.types.model import Request, Slot
 
 PRIORITIES = (0, 5, 9)
 TENANTS = "abcd"

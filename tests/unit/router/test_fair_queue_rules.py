@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.fair_queue import FairQueue
-from router.core.model import Request, Slot
+from router.core.queue.fair_queue import FairQueue
+from router.core.types.model import Request, Slot
 
 STEP_S = 0.02
 

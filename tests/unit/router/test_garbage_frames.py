@@ -8,8 +8,8 @@ import pytest
 
 from router.attach import Attachment
 from router.core import invariants
-from router.core.model import CoreConfig, ReplicaPlan
 from router.core.router import RouterCore
+from router.core.types.model import CoreConfig, ReplicaPlan
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from sluice.wire.engine.v1 import engine_pb2 as engine

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from router.core.model import CoreConfig
 from router.core.router import RouterCore
+from router.core.types.model import CoreConfig
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from router.outgoing import GatewayLink

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from router.core import health
-from router.core.health import CellHealth, HealthState, Verdict
+from router.core.fleet import health
+from router.core.fleet.health import CellHealth, HealthState, Verdict
 
 RIGHT, WRONG = (5, 6, 7), (5, 6, 8)
 EJECTED, HALF_OPEN, HEALTHY = HealthState.EJECTED, HealthState.HALF_OPEN, HealthState.HEALTHY

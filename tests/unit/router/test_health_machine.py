@@ -12,8 +12,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from router.core import health
-from router.core.health import CellHealth, HealthState
+from router.core.fleet import health
+from router.core.fleet.health import CellHealth, HealthState
 
 NAMES = tuple(f"replica-{number}" for number in range(6))
 ANSWERS = ((1, 2), (1, 3), (4,))

@@ -7,7 +7,7 @@ import pytest
 from gateway.dispatch import attempts
 from gateway.dispatch.generation import WholeGeneration
 from gateway.text.pipe import TextPipe
-from router.core.model import Batch
+from router.core.types.model import Batch
 from router.wire import submit_message
 from sluice.tracecontext import attempt_traceparent
 from sluice.wire.engine.v1 import engine_pb2 as engine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.model import Batch
+from router.core.types.model import Batch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 STOP = engine.FINISH_REASON_STOP

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from router.core.model import CoreConfig, EngineLimits, ReplicaPlan, Request, Stats
 from router.core.router import RouterCore
+from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan, Request, Stats
 from router.metrics import RouterMetrics
 
 GOLDEN = Path(__file__).with_name("metrics.golden")

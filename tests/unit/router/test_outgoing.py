@@ -9,8 +9,8 @@ import pytest
 from router import outgoing
 from router import wire as convert
 from router.closing import Accounts
-from router.core.model import UNLIMITED, Batch, CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.core.router import RouterCore
+from router.core.types.model import UNLIMITED, Batch, CoreConfig, EngineLimits, ReplicaPlan, Slot
 from router.counting import TokenCounts
 from router.outgoing import PAUSE_S, GatewayLink, HostOutbox, leaves_at
 from sim.loop import run

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.core import placement
-from router.core.speed import Usual
+from router.core.decide import placement
+from router.core.fleet.speed import Usual
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 NAME = "replica-0"

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from router.core import placement
-from router.core.model import EngineLimits, Request
-from router.core.replica_book import ReplicaBook
-from router.core.speed import Usual
+from router.core.decide import placement
+from router.core.fleet.replica import ReplicaBook
+from router.core.fleet.speed import Usual
+from router.core.types.model import EngineLimits, Request
 
 LIMITS = EngineLimits(
     kv_blocks=2000,

@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.preemption import PREEMPTIONS_MAX, Room, Running, cheapest, fits
+from router.core.decide.preemption import PREEMPTIONS_MAX, Room, Running, cheapest, fits
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 BATCH = {"is_preemptible": True, "priority": 0, "tenant_id": "batch"}

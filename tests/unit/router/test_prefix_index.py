@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from router.core.prefix_index import REMOVAL_GUARD_S, BlockHashes, PrefixIndex
+from router.core.fleet.prefix_index import REMOVAL_GUARD_S, BlockHashes, PrefixIndex
 from sluice.hashing import block_hashes
 
 REPLICAS = ("a", "b", "c")

@@ -1,7 +1,7 @@
 """Homes of sessions: remembered for a while, bounded, gone with their replica."""
 
-from router.core import sessions as module
-from router.core.sessions import FORGOTTEN_AFTER_S, Sessions
+from router.core.fleet import sessions as module
+from router.core.fleet.sessions import FORGOTTEN_AFTER_S, Sessions
 
 
 def test_a_session_has_the_home_where_it_was_served_last() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.shadow import Shadow
-from router.core.speed import Speed
+from router.core.fleet.engine_model import Shadow
+from router.core.fleet.speed import Speed
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 # Powers of two, so that sums of times are exact and can be compared as they are.

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from replica.drivers.sim_costs import CostModel, H70Cost, M8Cost, StepWork
-from router.core.speed import Speed, Usual
+from router.core.fleet.speed import Speed, Usual
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 BUDGET = 2048

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from router.core.model import Transfer
+from router.core.types.model import Transfer
 from router.fleet import Target
 from router.transfers import Transfers
 from sluice.errors import ErrorCode, FailedError

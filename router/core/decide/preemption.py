@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from router.core import capacity
-from router.core.model import Request, Role, Slot, State
+from router.core.decide import forecast
+from router.core.types.model import Request, Role, Slot, State
 
 if TYPE_CHECKING:
-    from router.core.cell_book import CellBook
-    from router.core.replica_book import ReplicaBook
+    from router.core.cell import CellBook
+    from router.core.fleet.replica import ReplicaBook
 
 PREEMPTIONS_MAX = 3  # of one request; then it runs to its end
 _CLAIM_S = 2.0  # an engine gives cancelled sequences up within some steps
@@ -126,7 +126,7 @@ class Preemption:
             return []
         due_s = min(request.arrived_at + request.objective_s, request.deadline_at) - now
         supply = cell.forecast.supply(cell, now)
-        if capacity.queue_s(supply, 0, 0.0) + capacity.alone_s(cell, request) <= due_s:
+        if forecast.queue_s(supply, 0, 0.0) + forecast.alone_s(cell, request) <= due_s:
             return []  # enough ends by itself
         found = self._cheapest_replica(cell, request, due_s, now)
         if found is None:

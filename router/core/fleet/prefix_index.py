@@ -9,7 +9,7 @@ answer costs no more than a worse placement: the engine computes what it lacks.
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import overload
 
-from router.core.block_runs import Held, Run, Use, agreement, distinct, overlap, stretch
+from router.core.fleet.block_runs import Held, Run, Use, agreement, distinct, overlap, stretch
 from sluice.hashing import HASH_BYTES
 
 # An engine's removal that reaches us so soon after our own dispatch of the block is older than that

@@ -1,11 +1,11 @@
 """What the router knows about one replica: what it sent, what came back, how fast it is.
 
-What the engine is doing now follows from that: see `router.core.shadow`.
+What the engine is doing now follows from that: see `router.core.fleet.engine_model`.
 """
 
-from router.core.model import EngineLimits, Role, Slot
-from router.core.shadow import IDLE, Prompt, Shadow
-from router.core.speed import Speed
+from router.core.fleet.engine_model import IDLE, Prompt, Shadow
+from router.core.fleet.speed import Speed
+from router.core.types.model import EngineLimits, Role, Slot
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 _OUTGROWN_PART = 4  # an answer longer than booked is expected to grow by one in so many

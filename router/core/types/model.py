@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from sluice.wire.router.v1 import router_pb2 as wire
 
 if TYPE_CHECKING:
-    from router.core.capacity import Prediction
-    from router.core.fair_queue import Tenant
+    from router.core.decide.forecast import Prediction
+    from router.core.queue.fair_queue import Tenant
     from sluice.wire.engine.v1 import engine_pb2 as engine
 
 UNLIMITED = 1 << 30  # output tokens: the context is the limit
@@ -290,7 +290,7 @@ class Slot:
         output_booked: Output tokens that KV blocks are booked for.
         emitted: Tokens told by the engine.
         first_at: When the first token was told; 0.0 before.
-        credit_s: Of its replica, at the first token; see `router.core.shadow`.
+        credit_s: Of its replica, at the first token; see `router.core.fleet.engine_model`.
         is_open: Somebody still wants its tokens.
         is_placed: The gateway was told where it runs.
         is_prefill: It ends with its first token, and the answer goes on elsewhere.

@@ -7,11 +7,11 @@ when nothing below it is left that runs on more than its reserved share.
 
 from collections.abc import Iterator
 
-from router.core import capacity
-from router.core.capacity import bounded_retry_s
-from router.core.cell_book import CellBook
-from router.core.model import CoreConfig, Request
-from router.core.outcomes import Ending
+from router.core.cell import CellBook
+from router.core.decide import forecast as forecasts
+from router.core.decide.forecast import bounded_retry_s
+from router.core.types.ending import Ending
+from router.core.types.model import CoreConfig, Request
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -109,7 +109,7 @@ def _over_tenant_limit(
         f"{requests} requests with {tokens} tokens of this tenant wait; at most"
         f" {config.tenant_requests_max} with {config.tenant_tokens_max} may: wait for answers"
     )
-    wait_s = capacity.predict_ttft_s(cell, request, now) / 2
+    wait_s = forecasts.predict_ttft_s(cell, request, now) / 2
     return _rejected(ErrorCode.TENANT_QUEUE_FULL, message, bounded_retry_s(wait_s))
 
 
@@ -168,7 +168,7 @@ def told(seconds: float) -> str:
 def drain_s(cell: CellBook, now: float) -> float:
     """Return the predicted time until half of what waits is served, as it may be told."""
     queue = cell.queue
-    wait_s = capacity.queue_s(cell.forecast.supply(cell, now), queue.requests, queue.tokens)
+    wait_s = forecasts.queue_s(cell.forecast.supply(cell, now), queue.requests, queue.tokens)
     return bounded_retry_s(wait_s / 2)
 
 
@@ -186,14 +186,14 @@ def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) 
         # With everybody before it, it would wait longest: cheap to see, and mostly enough.
         everybody = cell.queue.requests, cell.queue.tokens
         accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
-        correction, alone_s = accuracy.correction(), capacity.alone_s(cell, request)
-        longest_s = capacity.queue_s(supply, *everybody) + capacity.HIGHER_TIERS_MAX_S
+        correction, alone_s = accuracy.correction(), forecasts.alone_s(cell, request)
+        longest_s = forecasts.queue_s(supply, *everybody) + forecasts.HIGHER_TIERS_MAX_S
         if longest_s * correction + alone_s <= deadline_s:
             return None
         longest_s = forecast.queue_s(cell, request, everybody, now)
         if longest_s * correction + alone_s <= deadline_s:
             return None
-    prediction = capacity.predict(cell, request, now)
+    prediction = forecasts.predict(cell, request, now)
     wait_s = prediction.ttft_s()
     over_s = wait_s - (deadline_s * COLD_SHARE if is_cold else deadline_s)
     if over_s <= 0.0 or _is_kept(request, cell, now):
@@ -201,6 +201,6 @@ def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) 
         return None
     message = f"the first token would take {told(wait_s)}, the deadline is {told(deadline_s)}"
     message += f", and {_COLD_ADAPTER}" if is_cold else "; try again later"
-    service_s = capacity.service_s(supply, request.uncached_tokens)
+    service_s = forecasts.service_s(supply, request.uncached_tokens)
     retry_s = forecast.promises.retry_after_s(request.priority, over_s, service_s, now)
     return _rejected(ErrorCode.OVERLOADED, message, retry_s)

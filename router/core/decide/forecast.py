@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from math import exp
 from typing import TYPE_CHECKING
 
-from router.core.health import HealthState
-from router.core.model import Role
+from router.core.fleet.health import HealthState
+from router.core.types.model import Role
 
 if TYPE_CHECKING:
-    from router.core.cell_book import CellBook
-    from router.core.model import Request
+    from router.core.cell import CellBook
+    from router.core.types.model import Request
 
 CORRECTION_MIN = 0.5
 CORRECTION_MAX = 8.0

@@ -4,19 +4,19 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from enum import IntEnum
 
-from router.core import placement
-from router.core.adapters import AdapterResidency
-from router.core.capacity import RETRY_AFTER_UNKNOWN_S, Forecast
-from router.core.fair_queue import FairQueue
-from router.core.health import CellHealth
-from router.core.model import CoreConfig, Request, Role, Slot
-from router.core.placement import Choice
-from router.core.preemption import Preemption
-from router.core.prefix_index import BlockHashes, PrefixIndex
-from router.core.replica_book import ReplicaBook
-from router.core.sessions import Sessions
-from router.core.shedding import AdapterWaiters, still_waiting
-from router.core.speed import Speed, Usual
+from router.core.decide import placement
+from router.core.decide.forecast import RETRY_AFTER_UNKNOWN_S, Forecast
+from router.core.decide.placement import Choice
+from router.core.decide.preemption import Preemption
+from router.core.fleet.adapters import AdapterResidency
+from router.core.fleet.health import CellHealth
+from router.core.fleet.prefix_index import BlockHashes, PrefixIndex
+from router.core.fleet.replica import ReplicaBook
+from router.core.fleet.sessions import Sessions
+from router.core.fleet.speed import Speed, Usual
+from router.core.queue.adapter_waiters import AdapterWaiters, still_waiting
+from router.core.queue.fair_queue import FairQueue
+from router.core.types.model import CoreConfig, Request, Role, Slot
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core import capacity
-from router.core.capacity import Accuracy, Arrivals, Forecast, Prediction, Promises, Supply
+from router.core.decide import forecast
+from router.core.decide.forecast import Accuracy, Arrivals, Forecast, Prediction, Promises, Supply
 
 SECONDS = st.floats(0.0, 1e4, allow_nan=False)
 SUPPLIES = st.builds(
@@ -23,23 +23,23 @@ AHEAD = st.tuples(st.integers(0, 100_000), st.floats(0.0, 1e9))
 
 def test_prefill_ahead_is_served_at_the_rate_of_all_replicas():
     supply = Supply(replicas=4, tokens_s=20_000.0, backlog_s=0.1, sequences_free=50, ends_s=5.0)
-    assert capacity.queue_s(supply, 10, 40_000) == pytest.approx(0.1 + 2.0)
+    assert forecast.queue_s(supply, 10, 40_000) == pytest.approx(0.1 + 2.0)
 
 
 def test_where_places_are_scarcer_than_prefill_they_decide():
     supply = Supply(replicas=1, tokens_s=20_000.0, backlog_s=0.1, sequences_free=0, ends_s=2.0)
-    assert capacity.queue_s(supply, 9, 1000) == pytest.approx(10 / 2.0)
+    assert forecast.queue_s(supply, 9, 1000) == pytest.approx(10 / 2.0)
 
 
 def test_nobody_serves_without_replicas():
-    assert capacity.queue_s(capacity.NO_SUPPLY, 0, 0.0) == math.inf
-    assert capacity.service_s(capacity.NO_SUPPLY, 100.0) == 0.0
+    assert forecast.queue_s(forecast.NO_SUPPLY, 0, 0.0) == math.inf
+    assert forecast.service_s(forecast.NO_SUPPLY, 100.0) == 0.0
 
 
 @given(SUPPLIES, AHEAD, AHEAD)
 def test_more_ahead_is_never_a_shorter_wait(supply, ahead, more):
-    wait_s = capacity.queue_s(supply, *ahead)
-    assert capacity.queue_s(supply, ahead[0] + more[0], ahead[1] + more[1]) >= wait_s >= 0.0
+    wait_s = forecast.queue_s(supply, *ahead)
+    assert forecast.queue_s(supply, ahead[0] + more[0], ahead[1] + more[1]) >= wait_s >= 0.0
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), max_size=60), SECONDS, SECONDS)
@@ -48,10 +48,10 @@ def test_the_correction_stays_within_its_bounds(samples, queue_s, own_s):
     for predicted_s, actual_s in samples:
         accuracy.observe(predicted_s, actual_s)
     correction = accuracy.correction()
-    assert capacity.CORRECTION_MIN <= correction <= capacity.CORRECTION_MAX
+    assert forecast.CORRECTION_MIN <= correction <= forecast.CORRECTION_MAX
     ttft_s = Prediction(accuracy, queue_s, own_s).ttft_s()
-    assert ttft_s >= own_s + capacity.CORRECTION_MIN * queue_s
-    assert ttft_s <= own_s + capacity.CORRECTION_MAX * queue_s
+    assert ttft_s >= own_s + forecast.CORRECTION_MIN * queue_s
+    assert ttft_s <= own_s + forecast.CORRECTION_MAX * queue_s
 
 
 @given(st.floats(0.6, 3.5), st.floats(0.5, 50.0))
@@ -120,18 +120,18 @@ def test_a_burst_at_the_start_is_no_rate():
 
 @given(SUPPLIES, st.floats(0.0, 1e6), st.floats(0.0, 1e8), st.floats(0.0, 1.0))
 def test_something_is_always_left(supply, requests_s, tokens_s, reserved):
-    share = capacity.share_left(supply, requests_s, tokens_s, reserved)
+    share = forecast.share_left(supply, requests_s, tokens_s, reserved)
     assert max(reserved, 0.01) <= share <= 1.0
-    assert capacity.share_left(supply, 2 * requests_s, 2 * tokens_s, reserved) <= share
-    assert capacity.share_left(supply, 0.0, 0.0, reserved) == 1.0
+    assert forecast.share_left(supply, 2 * requests_s, 2 * tokens_s, reserved) <= share
+    assert forecast.share_left(supply, 0.0, 0.0, reserved) == 1.0
 
 
 @given(SECONDS, st.floats(0.01, 1.0), st.floats(0.0, 5.0))
 def test_arrivals_are_not_taken_to_go_on_for_ever(wait_s, share, for_s):
-    longer_s = capacity.beside_s(wait_s, share, for_s)
+    longer_s = forecast.beside_s(wait_s, share, for_s)
     assert wait_s <= longer_s <= wait_s + for_s + 1e-9
     assert longer_s <= wait_s / share + 1e-9
-    assert capacity.beside_s(wait_s, share / 2, for_s) >= longer_s - 1e-9
+    assert forecast.beside_s(wait_s, share / 2, for_s) >= longer_s - 1e-9
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), SECONDS, SECONDS, SECONDS), max_size=40))
@@ -140,8 +140,8 @@ def test_a_retry_after_is_never_zero_and_never_long(events):
     for priority, wait_s, service_s, pause_s in events:
         now += pause_s
         told_s = promises.retry_after_s(priority, wait_s, service_s, now)
-        assert capacity.RETRY_AFTER_MIN_S <= told_s <= capacity.RETRY_AFTER_MAX_S
-        assert told_s >= min(wait_s, capacity.RETRY_AFTER_MAX_S) - 1e-6
+        assert forecast.RETRY_AFTER_MIN_S <= told_s <= forecast.RETRY_AFTER_MAX_S
+        assert told_s >= min(wait_s, forecast.RETRY_AFTER_MAX_S) - 1e-6
 
 
 def test_refused_requests_are_told_to_come_one_after_the_other():

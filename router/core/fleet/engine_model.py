@@ -9,7 +9,7 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 
-from router.core.speed import Speed
+from router.core.fleet.speed import Speed
 
 _STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budget
 IDLE = float("-inf")  # `boundary_at` of an engine that does nothing

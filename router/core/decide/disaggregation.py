@@ -9,15 +9,15 @@ on the way costs time and never the answer: the decode side computes the prompt 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from router.core import placement
-from router.core.model import Request, Slot, Transfer
-from router.core.placement import Choice
+from router.core.decide import placement
+from router.core.decide.placement import Choice
+from router.core.types.model import Request, Slot, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from router.core.cell_book import CellBook
-    from router.core.replica_book import ReplicaBook
+    from router.core.cell import CellBook
+    from router.core.fleet.replica import ReplicaBook
 
 FEATURE = "kv_transfer"  # of an engine that hands blocks out and takes them in
 # A second of prefill takes so much from each sequence that decodes there, in seconds of waiting

@@ -3,9 +3,9 @@
 import math
 from heapq import heappop, heappush, heapreplace
 
-from router.core.model import Request, Slot
-from router.core.standing import FRESH_S, Standing
-from router.core.tenant_line import Tenant
+from router.core.queue.backlog_estimate import FRESH_S, Standing
+from router.core.queue.tenant_queue import Tenant
+from router.core.types.model import Request, Slot
 
 OUTPUT_SERVICE = 2.0  # of an output token; one of the prompt is 1
 SHARE_MIN = 0.01  # of every tier that waits, whatever is reserved for it: nobody starves

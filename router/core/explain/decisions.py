@@ -9,10 +9,10 @@ overload may be all.
 
 from typing import Protocol
 
-from router.core import explain
-from router.core.cell_book import CellBook
-from router.core.model import CoreConfig, Slot
-from router.core.placement import Choice
+from router.core.cell import CellBook
+from router.core.decide.placement import Choice
+from router.core.explain import explain
+from router.core.types.model import CoreConfig, Slot
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _FAILED = (wire.OUTCOME_KIND_FAILED, wire.OUTCOME_KIND_LOST)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from zlib import crc32
 
-from router.core.step_times import JUDGE_S, Steps, StepTimes
+from router.core.fleet.step_times import JUDGE_S, Steps, StepTimes
 
 SLOW, LYING, FAILING, LOST = "slow", "lying", "failing", "lost"
 

@@ -3,17 +3,18 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from router.core import decisions, disaggregation
-from router.core.cell_book import CellBook, Readiness
-from router.core.fair_queue import Tenant
-from router.core.model import Actions, Request, Slot, State
-from router.core.outcomes import Ending
-from router.core.placement import Choice
+from router.core.cell import CellBook, Readiness
+from router.core.decide import disaggregation
+from router.core.decide.placement import Choice
+from router.core.explain import decisions
+from router.core.queue.fair_queue import Tenant
+from router.core.types.ending import Ending
+from router.core.types.model import Actions, Request, Slot, State
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 
 if TYPE_CHECKING:
-    from router.core.replica_book import ReplicaBook
+    from router.core.fleet.replica import ReplicaBook
     from router.core.router import RouterCore
 
 _LOOK_AHEAD = 8  # requests behind one that no replica can hold now

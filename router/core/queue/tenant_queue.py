@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from router.core.model import Request
+from router.core.types.model import Request
 
 if TYPE_CHECKING:
-    from router.core.tiers import Tier
+    from router.core.queue.tier import Tier
 
 _LATE_FACTOR = 1.2
 # Dead heap entries are swept when there are more than this and than live ones, or nothing but them:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from router.core.adapters import AdapterResidency
-from router.core.model import Request, State
+from router.core.fleet.adapters import AdapterResidency
+from router.core.types.model import Request, State
 
 _SLACK = 64  # of those that do not wait any more, besides as many as do
 

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
-from router.core import admission, decisions
-from router.core.cell_book import CellBook
-from router.core.model import CoreConfig, Gateway, Request, Slot, State, Stats, wire_us
-from router.core.outcomes import Ending, count
+from router.core.cell import CellBook
+from router.core.decide import admission
+from router.core.explain import decisions
+from router.core.types.ending import Ending, count
+from router.core.types.model import CoreConfig, Gateway, Request, Slot, State, Stats, wire_us
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 

@@ -7,10 +7,10 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from router.core.model import Request, Role
-from router.core.replica_book import ReplicaBook
-from router.core.shadow import IDLE
-from router.core.speed import Usual
+from router.core.fleet.engine_model import IDLE
+from router.core.fleet.replica import ReplicaBook
+from router.core.fleet.speed import Usual
+from router.core.types.model import Request, Role
 
 # Computing what another replica holds takes capacity from everybody else, too.
 _RECOMPUTE_WEIGHT = 1.0

@@ -3,17 +3,17 @@
 Tiers by priority, but a lower one that waits gets at least its reserved share of the service
 (`Tier.credit`), and every tier `SHARE_MIN`: the head of a tier is served at the latest when the
 cell has given cost(head) / share of service since the tier's last turn. Inside a tier virtual
-token counters per tenant (`router.core.tiers`), one count over all replicas of the cell; inside a
-tenant the order of `router.core.tenant_line`.
+token counters per tenant (`router.core.queue.tier`), one count over all replicas of the cell;
+inside a tenant the order of `router.core.queue.tenant_queue`.
 
 What is charged is what is computed: prompt tokens that are not found in a cache, at dispatch, and
 output tokens as they come. At the end the charge is set to what the engine did compute; a request
 that never ran pays nothing, and what is computed again after a loss is not paid again.
 """
 
-from router.core.model import Request, Slot
-from router.core.tenant_line import Tenant
-from router.core.tiers import SHARE_MIN, Tier
+from router.core.queue.tenant_queue import Tenant
+from router.core.queue.tier import SHARE_MIN, Tier
+from router.core.types.model import Request, Slot
 
 __all__ = ["FairQueue", "Tenant", "Tier"]
 

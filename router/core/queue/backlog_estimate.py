@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
-from router.core.tenant_line import Tenant
+from router.core.queue.tenant_queue import Tenant
 
 FRESH_S = 0.25  # counters move with every token: a picture is not used for longer
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from copy import copy, deepcopy
 from typing import Protocol
 
-from router.core import admission, capacity, disaggregation, placement
-from router.core.cell_book import CellBook
-from router.core.disaggregation import Handovers
-from router.core.model import CoreConfig, Gateway, Request, Slot
-from router.core.placement import Choice
-from router.core.replica_book import ReplicaBook
+from router.core.cell import CellBook
+from router.core.decide import admission, disaggregation, forecast, placement
+from router.core.decide.disaggregation import Handovers
+from router.core.decide.placement import Choice
+from router.core.fleet.replica import ReplicaBook
+from router.core.types.model import CoreConfig, Gateway, Request, Slot
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _LONGEST_S = 4e6  # what fits into 32 bits of milliseconds; also for what never happens
@@ -224,8 +224,8 @@ def _aside(cell: CellBook) -> CellBook:
 
 
 def _predict(explanation: wire.Explanation, cell: CellBook, request: Request, now: float) -> None:
-    demand = capacity.demand_of(cell, request, now)
-    prediction = capacity.predict(cell, request, now)
+    demand = forecast.demand_of(cell, request, now)
+    prediction = forecast.predict(cell, request, now)
     explanation.predicted_queue_ms = _ms(prediction.wait_s())
     explanation.predicted_ttft_ms = _ms(prediction.ttft_s())
     explanation.requests_ahead = demand.requests_ahead
