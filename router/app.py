@@ -9,7 +9,7 @@ import grpc.aio
 import structlog
 
 from router.core.router import RouterCore
-from router.core.types.model import CoreConfig
+from router.core.types.config import CoreConfig
 from router.fleet import Fleet, Target
 from router.hub import Hub
 from router.metrics import RouterMetrics

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 import structlog
 
-from router.core.types.model import EngineLimits
+from router.core.types.plan import EngineLimits
 from router.hub import Hub
 from router.outgoing import HostOutbox
 from sluice.errors import ErrorCode, FailedError

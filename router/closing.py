@@ -15,7 +15,8 @@ from itertools import islice, repeat
 
 from google.protobuf.message import DecodeError
 
-from router.core.types.model import Batch, Gateway, Slot
+from router.core.types.batch import GatewayBatch
+from router.core.types.request import Dispatch, Gateway
 from router.counting import Key, Prompts, TokenCounts, key_of
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
@@ -142,7 +143,7 @@ class Accounts:
                 self._counts.add(account.key, 0, has_prompts=False)
         return is_known
 
-    def told(self, batch: Batch, now: float) -> None:
+    def told(self, batch: GatewayBatch, now: float) -> None:
         """Take note of what a gateway is told."""
         accounts = self._open
         if not accounts:
@@ -238,7 +239,7 @@ class Closings:
     def __init__(self, router_id: str, counts: TokenCounts) -> None:
         self._router_id = router_id
         self._counts = counts
-        self._waiting: list[tuple[_Account, Slot, int, float]] = []
+        self._waiting: list[tuple[_Account, Dispatch, int, float]] = []
         self._cut: deque[Iterator[bytes | tuple[_Account, int]]] = deque()
         self._ready: deque[bytes] = deque()
         self._reports: deque[Iterator[bytes]] = deque()
@@ -275,18 +276,18 @@ class Closings:
             account = accounts.open(request.handle)
             if account is None:
                 continue
-            slot = request.slot
+            dispatch = request.dispatch
             made = len(request.output) if request.output is not None else 0
-            if slot is None:
+            if dispatch is None:
                 account.output_tokens += made
                 queued.append(account)
             else:
-                account.placed = account.placed or _placed(slot)
-                before = account.output_tokens + max(0, made - slot.emitted)
-                self._waiting.append((account, slot, before, now + _LAST_WORD_S))
+                account.placed = account.placed or _placed(dispatch)
+                before = account.output_tokens + max(0, made - dispatch.emitted)
+                self._waiting.append((account, dispatch, before, now + _LAST_WORD_S))
         self._cut.append(_left(accounts, queued, now))
 
-    def settle(self, is_over: Callable[[Slot], bool], now: float) -> None:
+    def settle(self, is_over: Callable[[Dispatch], bool], now: float) -> None:
         """Close some of what is left, once engines have said their last word or had their time."""
         budget = _SLICE
         while self._cut and budget:
@@ -301,10 +302,10 @@ class Closings:
                 self._close(*left)
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
-            account, slot, before, due_at = entry
-            if budget and (is_over(slot) or now >= due_at):
+            account, dispatch, before, due_at = entry
+            if budget and (is_over(dispatch) or now >= due_at):
                 budget -= 1
-                account.output_tokens = before + slot.emitted
+                account.output_tokens = before + dispatch.emitted
                 self._close(account)
             else:
                 self._waiting.append(entry)
@@ -395,8 +396,8 @@ def _lean(placed: wire.Placed) -> wire.Placed:
     )
 
 
-def _placed(slot: Slot) -> wire.Placed | None:
+def _placed(dispatch: Dispatch) -> wire.Placed | None:
     """Return where a request runs, if its engine has begun; else it has cost nothing."""
-    if not slot.is_admitted and not slot.emitted:
+    if not dispatch.is_admitted and not dispatch.emitted:
         return None
-    return wire.Placed(replica_id=slot.replica_id, cached_tokens=slot.cached_tokens)
+    return wire.Placed(replica_id=dispatch.replica_id, cached_tokens=dispatch.cached_tokens)

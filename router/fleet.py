@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from router.attach import Attachment, Stream
-from router.core.types.model import ReplicaPlan, Role
+from router.core.types.plan import ReplicaPlan, Role
 from router.hub import Hub
 from sluice.profiles import FRAMES
 from sluice.watch import ControlState

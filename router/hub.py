@@ -14,7 +14,9 @@ from router import wire as convert
 from router.closing import Accounts, Closings
 from router.core.explain.explain import explain
 from router.core.router import RouterCore
-from router.core.types.model import Actions, EngineLimits, ReplicaPlan, Slot, Transfer
+from router.core.types.actions import Actions, Transfer
+from router.core.types.plan import EngineLimits, ReplicaPlan
+from router.core.types.request import Dispatch
 from router.counting import TokenCounts
 from router.metrics import RouterMetrics
 from router.outgoing import GatewayLink, HostOutbox
@@ -167,7 +169,7 @@ class Hub:
         """Note which adapters a replica holds in host memory."""
         book = self.core.replicas.get(replica_id)
         if book is not None and book.limits is not None:
-            self.core.cells[book.cell_id].residency.held(replica_id, digests)
+            self.core.cells[book.cell_id].fleet.residency.held(replica_id, digests)
 
     def transfer_by(self, start: Callable[[Transfer], None]) -> None:
         """Say who carries KV blocks between replicas; without anybody they are computed again."""
@@ -180,7 +182,7 @@ class Hub:
 
     def _transfer(self, transfer: Transfer) -> None:
         if self._start_transfer is None:
-            self.transferred(transfer.slot.sequence, 0)
+            self.transferred(transfer.dispatch.sequence, 0)
         else:
             self._start_transfer(transfer)
 
@@ -211,10 +213,10 @@ class Hub:
             self._tick_handle = self._loop.call_at(due, self.tick)
 
     def _hand_out(self, actions: Actions, now: float) -> None:
-        for replica_id, slots in actions.dispatches.items():
-            self._outboxes[replica_id].dispatch(slots)
+        for replica_id, dispatches in actions.dispatches.items():
+            self._outboxes[replica_id].dispatch(dispatches)
             if self.core.config.decision_sample:
-                _log_decisions(slots)
+                _log_decisions(dispatches)
         for replica_id, sequences in actions.cancels.items():
             self._outboxes[replica_id].cancel(sequences)
         for replica_id in actions.probes:
@@ -321,17 +323,17 @@ class Hub:
         return not self.core.live_requests
 
 
-def _log_decisions(slots: list[Slot]) -> None:
+def _log_decisions(dispatches: list[Dispatch]) -> None:
     """Log the placements of the sample, with the replicas that came closest."""
-    for slot in slots:
-        decision = slot.decision
+    for dispatch in dispatches:
+        decision = dispatch.decision
         if decision is not None:
             log.info(
                 "decision",
                 request_id=decision.request_id,
                 cell_id=decision.cell_id,
                 replica_id=decision.chosen,
-                waited_ms=round(1000 * (slot.dispatched_at - slot.request.arrived_at)),
+                waited_ms=round(1000 * (dispatch.dispatched_at - dispatch.request.arrived_at)),
                 predicted_ttft_ms=decision.predicted_ttft_ms,
                 reason=decision.reason,
                 candidates=[

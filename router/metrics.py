@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from router.core.fleet.health import HealthState
 from router.core.router import RouterCore
-from router.core.types.model import Stats
+from router.core.types.actions import Stats
 from sluice.certificate_metric import CertificateExpiry
 from sluice.priority import CLASSES
 
@@ -116,7 +116,7 @@ class RouterMetrics:
         self.count_mismatches.inc(stats.count_mismatches)
         for value in stats.ttft_s:
             self.ttft_s.observe(value)
-        for value in stats.queue_s:
+        for value in stats.queue_times_s:
             self.queue_s.observe(value)
 
     def exposition(self, core: RouterCore) -> bytes:
@@ -125,8 +125,8 @@ class RouterMetrics:
         values = {
             "queued": sum(cell.queue.requests for cell in cells),
             "queued_tokens": sum(cell.queue.tokens for cell in cells),
-            "running": sum(len(book.slots) for book in core.replicas.values()),
-            "replicas": sum(len(cell.replicas_ready()) for cell in cells),
+            "running": sum(len(book.dispatches) for book in core.replicas.values()),
+            "replicas": sum(len(cell.fleet.ready()) for cell in cells),
             "cells": len(cells),
             "gateways": len(core.gateways),
         }
@@ -138,7 +138,7 @@ class RouterMetrics:
                 depth = self._depth.labels(self._pool_of(cell.cell_id), str(priority // CLASSES))
                 depth.inc(requests)
         health = Counts(
-            core.cells[book.cell_id].health.state(book.replica_id)
+            core.cells[book.cell_id].fleet.health.state(book.replica_id)
             for book in core.replicas.values()
             if book.limits is not None
         )

@@ -4,7 +4,8 @@ import asyncio
 
 from router import wire as convert
 from router.closing import Accounts
-from router.core.types.model import Batch, Slot
+from router.core.types.batch import GatewayBatch
+from router.core.types.request import Dispatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 PENDING_TOKENS_MAX = 500_000  # for one gateway; about 10 s of 500 fast streams
@@ -53,12 +54,12 @@ class GatewayLink:
         self._closings: list[bytes] = []
         self._loop = asyncio.get_running_loop()
         self._left_at = float("-inf")
-        self._leaving: Batch | None = None
-        self._held: Batch | None = None  # leaves by a timer
+        self._leaving: GatewayBatch | None = None
+        self._held: GatewayBatch | None = None  # leaves by a timer
         self._held_handles: set[int] = set()
         self._is_armed = False
 
-    def put(self, batch: Batch, now: float) -> None:
+    def put(self, batch: GatewayBatch, now: float) -> None:
         """Add a tick's batch; a gateway that lets too much pile up is cut."""
         if self.cut.is_set():
             return
@@ -90,7 +91,7 @@ class GatewayLink:
                 self._is_armed = True
                 self._loop.call_at(at, self._look)
 
-    def _leave(self, batch: Batch, now: float) -> None:
+    def _leave(self, batch: GatewayBatch, now: float) -> None:
         self._held = None
         self._left_at = now
         self.ready.set()
@@ -122,7 +123,7 @@ class GatewayLink:
         batch, self._leaving = self._leaving, None
         self.ready.clear()
         if self._closings:
-            message = convert.connect_response(batch or Batch())
+            message = convert.connect_response(batch or GatewayBatch())
             message.closings.extend(self._closings)
             self._closings.clear()
             return message.SerializeToString()
@@ -156,10 +157,10 @@ class HostOutbox:
         self._request = engine.HostRequest()
         self._credit = 0
 
-    def dispatch(self, slots: list[Slot]) -> None:
+    def dispatch(self, dispatches: list[Dispatch]) -> None:
         """Add sequences, converted now: their requests may end before they are written."""
-        for slot in slots:
-            convert.add_sequence(self._request.submit, slot)
+        for dispatch in dispatches:
+            convert.add_sequence(self._request.submit, dispatch)
         self.ready.set()
 
     def cancel(self, sequences: list[int]) -> None:

@@ -17,7 +17,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 if TYPE_CHECKING:
     from router.attach import Stream
-    from router.core.types.model import Transfer
+    from router.core.types.actions import Transfer
     from router.fleet import Target
 
 log = structlog.get_logger(__name__)
@@ -56,11 +56,11 @@ class Transfers:
 
     def start(self, transfer: "Transfer") -> None:
         """Begin a transfer; its end is told to `done`, within its deadline and a moment."""
-        slot = transfer.slot
-        source, target = self._target_of(transfer.source), self._target_of(slot.replica_id)
-        payload = slot.request.payload
+        dispatch = transfer.dispatch
+        source, target = self._target_of(transfer.source), self._target_of(dispatch.replica_id)
+        payload = dispatch.request.payload
         if source is None or target is None or payload is None:
-            self._done(slot.sequence, 0)
+            self._done(dispatch.sequence, 0)
             return
         first = transfer.first * HASH_BYTES
         hashes = payload.block_hashes[first : first + transfer.blocks * HASH_BYTES]
@@ -84,12 +84,12 @@ class Transfers:
                 log.info(
                     "transfer_incomplete",
                     source=transfer.source,
-                    target=transfer.slot.replica_id,
+                    target=transfer.dispatch.replica_id,
                     blocks=transfer.blocks,
                     brought=relay.brought,
                     reason=reason,
                 )
-            self._done(transfer.slot.sequence, relay.brought)
+            self._done(transfer.dispatch.sequence, relay.brought)
         finally:  # in order even after a failure: hosts do not like streams that are cut off
             for stream in (giver, taker):
                 await stream.close(timeout_s=_CLOSE_TIMEOUT_S)

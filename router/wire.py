@@ -1,7 +1,8 @@
 """From the messages to the core's plain data and back."""
 
 from router.core.fleet.prefix_index import BlockHashes
-from router.core.types.model import Batch, Request, Slot
+from router.core.types.batch import GatewayBatch
+from router.core.types.request import Dispatch, Request
 from sluice.hashing import BLOCK_TOKENS
 from sluice.tracecontext import is_sampled, later_attempt
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -41,18 +42,18 @@ def request(submit: wire.Submit) -> Request:
     )
 
 
-def add_sequence(message: engine.Submit, slot: Slot) -> None:
+def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
     """Append what the engine is told about a dispatch.
 
     The prompt goes over in its packed form, copied and parsed in C: 20 times as fast as going
     through Python integers. A request that was preempted goes on behind what it has emitted.
     """
-    submit = slot.request.payload
+    submit = dispatch.request.payload
     assert submit is not None, "a dispatch is converted before its request can end"
-    output = slot.request.output or ()
+    output = dispatch.request.output or ()
     sequence = message.sequences.add(
-        id=slot.sequence,
-        output_tokens_max=slot.output_max,
+        id=dispatch.sequence,
+        output_tokens_max=dispatch.output_max,
         cache_root=submit.cache_root,
         priority=submit.tier_priority,
     )
@@ -62,7 +63,7 @@ def add_sequence(message: engine.Submit, slot: Slot) -> None:
     if submit.adapter_digest:
         sequence.adapter_digest = submit.adapter_digest
     if submit.traceparent:
-        sequence.traceparent = _of_dispatch(submit, slot.request.interrupted)
+        sequence.traceparent = _of_dispatch(submit, dispatch.request.interrupted)
         if submit.tracestate:
             sequence.tracestate = submit.tracestate
     if submit.ignore_eos:
@@ -83,15 +84,15 @@ def _of_dispatch(submit: wire.Submit, interrupted: int) -> str:
     return later_attempt(submit.traceparent, submit.attempt, interrupted)
 
 
-def submit_message(epoch: int, slots: list[Slot]) -> engine.Submit:
-    """Return one message with all of `slots`."""
+def submit_message(epoch: int, dispatches: list[Dispatch]) -> engine.Submit:
+    """Return one message with all of `dispatches`."""
     message = engine.Submit(epoch=epoch)
-    for slot in slots:
-        add_sequence(message, slot)
+    for dispatch in dispatches:
+        add_sequence(message, dispatch)
     return message
 
 
-def connect_response(batch: Batch) -> wire.ConnectResponse:
+def connect_response(batch: GatewayBatch) -> wire.ConnectResponse:
     """Return one message with everything that a tick brought for one gateway."""
     message = wire.ConnectResponse(handle=batch.handles, count=batch.counts, token=batch.tokens)
     # Most have none of these, and an empty list costs as much as a full one.

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from router.core.types.model import EngineLimits
+from router.core.types.plan import EngineLimits
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 

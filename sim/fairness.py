@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from replica.drivers.sim_costs import EngineSize, M8Cost
-from router.core.types.model import Request
+from router.core.types.request import Request
 from sim.engines import Job
 from sim.fair_schedulers import OUTPUT_SERVICE, SCHEDULERS, PerEngine
 from sim.metrics import percentile, ttft_s

@@ -13,7 +13,8 @@ from operator import ne
 from router.attach import Attachment
 from router.core.fleet.health import HealthState
 from router.core.router import RouterCore
-from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from sim.engine import StepCost, token_at
@@ -239,7 +240,7 @@ class FaultWorld:
     def _is_healthy(self) -> bool:
         core = self.hub.core
         book = core.replicas["replica-0"]
-        state = core.cells[CELL].health.state("replica-0")
+        state = core.cells[CELL].fleet.health.state("replica-0")
         return book.limits is not None and not book.is_broken and state is HealthState.HEALTHY
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> float | None:

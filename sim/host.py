@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from router.core.types.model import EngineLimits
+from router.core.types.plan import EngineLimits
 from sim.engine import SimEngine, StepCost
 from sluice.errors import ErrorCode, FailedError
 from sluice.wire.engine.v1 import engine_pb2 as engine

@@ -14,7 +14,10 @@ from operator import ne
 from router import wire as convert
 from router.core import invariants
 from router.core.router import RouterCore
-from router.core.types.model import Actions, Batch, CoreConfig, EngineLimits, ReplicaPlan
+from router.core.types.actions import Actions
+from router.core.types.batch import GatewayBatch
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
 from sim.engine import SimEngine, StepCost, token_at
 from sluice.wire.engine.v1 import engine_pb2 as engine_wire
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -203,7 +206,7 @@ class World:
 
     def _is_at_rest(self) -> bool:
         is_idle = not self._to_come and not self.core.live_requests
-        return is_idle and not any(book.slots for book in self.core.replicas.values())
+        return is_idle and not any(book.dispatches for book in self.core.replicas.values())
 
     def verify(self) -> None:
         """Assert what clients were promised, and that nothing is left behind."""
@@ -222,7 +225,7 @@ class World:
                 assert len(client.tokens) == client.submit.output_tokens_max
         assert not self.core.live_requests
         for book in self.core.replicas.values():
-            assert not book.slots, "the engine has reported the end of everything"
+            assert not book.dispatches, "the engine has reported the end of everything"
         stats = self.core.take_stats()
         self.preemptions = stats.preemptions
         assert not stats.count_mismatches
@@ -255,7 +258,7 @@ class World:
             if owner is client:
                 self.core.cancel(GATEWAY, handle)
 
-    def _receive(self, batch: Batch) -> None:
+    def _receive(self, batch: GatewayBatch) -> None:
         start = 0
         for handle, number in zip(batch.handles, batch.counts, strict=True):
             client = self._by_handle[handle]  # nothing follows an outcome
@@ -274,11 +277,13 @@ class World:
     # --- engines ----------------------------------------------------------------------------
 
     def _perform(self, actions: Actions) -> None:
-        for replica_id, slots in actions.dispatches.items():
+        for replica_id, dispatches in actions.dispatches.items():
             node = self._nodes[replica_id]
             assert not node.is_cut, "nothing is sent to a replica whose stream is gone"
-            self.trace.append((round(self.now, 9), replica_id, *(slot.handle for slot in slots)))
-            message = convert.submit_message(node.epoch, slots)
+            self.trace.append(
+                (round(self.now, 9), replica_id, *(dispatch.handle for dispatch in dispatches))
+            )
+            message = convert.submit_message(node.epoch, dispatches)
             self._send(node, partial(node.engine.submit, message.sequences))
         for replica_id, gone in actions.cancels.items():
             node = self._nodes[replica_id]

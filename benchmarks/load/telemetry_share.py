@@ -27,7 +27,7 @@ from benchmarks.results import write_result
 from cli.stack.broker import broker_spec
 from gateway.metrics import GatewayMetrics
 from router.closing import Accounts
-from router.core.types.model import Batch
+from router.core.types.batch import GatewayBatch
 from router.counting import TokenCounts
 from sluice.process import ChildProcess, free_port
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -81,18 +81,18 @@ def router_parts() -> dict[str, float]:
     """Return microseconds per request of what the router does for closings and counts."""
     accounts, callers = Accounts(TokenCounts("router-1", 1)), Callers()
 
-    def prepare(number: int) -> tuple[wire.Submit, Batch]:
+    def prepare(number: int) -> tuple[wire.Submit, GatewayBatch]:
         asked = generation()
         callers.request(number).prepare_closings([asked], 1, "gateway-11")
         submit = wire.Submit(handle=number, closing=asked.closing)
         submit.prompt.extend([1] * 1234)
-        batch = Batch()
+        batch = GatewayBatch()
         batch.placed.append(wire.Placed(handle=number, replica_id="replica-00017"))
         kind = wire.OUTCOME_KIND_LENGTH
         batch.outcomes.append(wire.Outcome(handle=number, kind=kind, output_tokens=321))
         return submit, batch
 
-    def account(it: tuple[wire.Submit, Batch]) -> None:
+    def account(it: tuple[wire.Submit, GatewayBatch]) -> None:
         accounts.submitted([it[0]])
         accounts.told(it[1], time.monotonic())
 

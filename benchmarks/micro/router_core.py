@@ -16,15 +16,20 @@ Read both as process CPU time of one core. Run: `python -m benchmarks.micro.rout
 import gc
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.results import write_result
 from router import wire as convert
 from router.core.router import RouterCore
-from router.core.types.model import Actions, CoreConfig, EngineLimits, ReplicaPlan, Slot
+from router.core.types.actions import Actions
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
 from sluice.hashing import BLOCK_TOKENS, block_hashes
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
+
+if TYPE_CHECKING:
+    from router.core.types.request import Dispatch
 
 CELL = "cell"
 LIMITS = EngineLimits(131_072, 256, 2048, 65_536, 32)
@@ -45,12 +50,12 @@ class Bench:
         self.core = RouterCore(CoreConfig())
         self.now = 0.0
         self.handles = 0
-        self.slots: dict[str, list[Slot]] = {f"replica-{n}": [] for n in range(replicas)}
+        self.dispatches: dict[str, list[Dispatch]] = {f"replica-{n}": [] for n in range(replicas)}
         for key in range(GATEWAYS):
             self.core.on_gateway(key, self.now)
-        plans = [ReplicaPlan(name, CELL) for name in self.slots]
+        plans = [ReplicaPlan(name, CELL) for name in self.dispatches]
         self.core.on_cells([CELL], plans)
-        for name in self.slots:
+        for name in self.dispatches:
             self.core.on_attached(name, 1, limits, self.now)
 
     def message(self, tokens: int = PROMPT_TOKENS) -> wire.Submit:
@@ -77,37 +82,37 @@ class Bench:
         admitted_s = time.process_time()
         actions = self.core.tick(self.now)
         placed_s = time.process_time()
-        for slots in actions.dispatches.values():
-            convert.submit_message(1, slots)
+        for dispatches in actions.dispatches.values():
+            convert.submit_message(1, dispatches)
         spent_s = time.process_time() - started_s
         self._sent(actions)
         return spent_s, placed_s - admitted_s
 
     def _sent(self, actions: Actions) -> None:
-        for name, slots in actions.dispatches.items():
-            self.slots[name] += slots
+        for name, dispatches in actions.dispatches.items():
+            self.dispatches[name] += dispatches
 
     def frames(self, *, kept: int, tokens: int = 1) -> list[tuple[str, bytes]]:
         """Return a frame of each replica: `tokens` for every sequence; all but `kept` end."""
         frames: list[tuple[str, bytes]] = []
-        for name, slots in self.slots.items():
-            prompts = sum(slot.prefill_owed for slot in slots)
+        for name, dispatches in self.dispatches.items():
+            prompts = sum(dispatch.prefill_owed for dispatch in dispatches)
             frame = engine.StepFrame(step=1, steps=tokens)
-            frame.sequence.extend(slot.sequence for slot in slots)
-            frame.count.extend([tokens] * len(slots))
-            frame.token.extend(range(1000, 1000 + tokens * len(slots)))
-            for slot in slots[: max(0, len(slots) - kept)]:
+            frame.sequence.extend(dispatch.sequence for dispatch in dispatches)
+            frame.count.extend([tokens] * len(dispatches))
+            frame.token.extend(range(1000, 1000 + tokens * len(dispatches)))
+            for dispatch in dispatches[: max(0, len(dispatches) - kept)]:
                 frame.finished.add(
-                    sequence=slot.sequence,
+                    sequence=dispatch.sequence,
                     reason=engine.FINISH_REASON_STOP,
-                    output_tokens=slot.emitted + tokens,
+                    output_tokens=dispatch.emitted + tokens,
                 )
-                slots.remove(slot)
+                dispatches.remove(dispatch)
             state = engine.EngineState(
-                running=len(slots),
+                running=len(dispatches),
                 step_us=round(STEP_S * 1e6),
                 step_prompt_tokens=prompts,
-                kv_blocks_used=40 * len(slots),
+                kv_blocks_used=40 * len(dispatches),
             )
             frame.state.CopyFrom(state)
             frames.append((name, engine.HostFrame(step=frame).SerializeToString()))
@@ -115,7 +120,7 @@ class Bench:
 
     def frame(self, name: str, data: bytes) -> float:
         """Handle one frame from bytes to bytes; return the CPU seconds."""
-        self.now += STEP_S / len(self.slots)
+        self.now += STEP_S / len(self.dispatches)
         started_s = time.process_time()
         self.core.on_frame(name, 1, engine.HostFrame.FromString(data).step, self.now)
         actions = self.core.tick(self.now)
@@ -183,10 +188,10 @@ def per_token_us(sequences: int, tokens: int) -> dict[str, Any]:
     """Return the CPU of frames with `sequences` rows of `tokens` tokens."""
     bench = Bench(64, replace(LIMITS, sequences_max=sequences))  # full, so all have as many
     for _ in range(sequences):
-        for _ in bench.slots:
+        for _ in bench.dispatches:
             bench.submit(bench.message(SHORT_TOKENS))
         bench.step(kept=sequences)
-    assert all(len(slots) == sequences for slots in bench.slots.values())
+    assert all(len(dispatches) == sequences for dispatches in bench.dispatches.values())
     samples: list[float] = []
     while len(samples) < FRAMES:
         samples += [bench.frame(*frame) for frame in bench.frames(kept=sequences, tokens=tokens)]

@@ -19,7 +19,8 @@ import uvloop
 from benchmarks.results import write_result
 from router import outgoing
 from router.core.router import RouterCore
-from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from router.outgoing import HostOutbox

@@ -1,38 +1,48 @@
-"""One cell: its queue, its replicas, and what is known to place requests on them."""
+"""Holds one cell: its queue, its fleet, and the numbers of both that decisions are made on.
 
-from collections import OrderedDict, deque
-from collections.abc import Mapping
+Nothing else reads such numbers for `router.core.decide`, which never sees a cell.
+"""
+
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
-from router.core.decide import placement
-from router.core.decide.forecast import RETRY_AFTER_UNKNOWN_S, Forecast
+from router.core.decide import placement, preemption
+from router.core.decide.forecast import (
+    NO_SUPPLY,
+    RETRY_AFTER_UNKNOWN_S,
+    Demand,
+    Forecast,
+    Prediction,
+    Supply,
+    queue_wait_s,
+)
 from router.core.decide.placement import Choice
-from router.core.decide.preemption import Preemption
-from router.core.fleet.adapters import AdapterResidency
-from router.core.fleet.health import CellHealth
-from router.core.fleet.prefix_index import BlockHashes, PrefixIndex
+from router.core.decide.preemption import PREEMPTIONS_MAX, Room, RoomClaims, RunningSequence
+from router.core.fleet.answer_lengths import AnswerLengths
+from router.core.fleet.cell_fleet import CellFleet
+from router.core.fleet.health import HealthState
 from router.core.fleet.replica import ReplicaBook
-from router.core.fleet.sessions import Sessions
-from router.core.fleet.speed import Speed, Usual
-from router.core.queue.adapter_waiters import AdapterWaiters, still_waiting
+from router.core.queue.adapter_waiters import AdapterWaiters
 from router.core.queue.fair_queue import FairQueue
-from router.core.types.model import CoreConfig, Request, Role, Slot
-from sluice.wire.engine.v1 import engine_pb2 as engine
+from router.core.queue.repricing import Repricing
+from router.core.types.config import CoreConfig
+from router.core.types.plan import Role
+from router.core.types.request import Dispatch, Request
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
-_OUTPUT_MARGIN = 1.0  # what is booked, over the mean answer; more when it outgrows that
-_TENANTS_KEPT = 4096
-_REPRICED_PER_PASS = 4  # waiting requests whose cached tokens are looked up again
-_SLACK = 64  # of those that were to be looked at and do not wait, besides as many as do
 _LATE_FACTOR = 4.0  # times the objective: from then on a request waits for a group
 _GATHER_S = 0.4  # between two groups of prompts for a replica whose memory is full
-_USUAL_KEPT_S = 0.1
-_LOOK_AGAIN_S = 0.001  # frames come as often; this is for those that are late
+# A walk over all replicas takes microseconds for each of them. The more there are, the less one
+# dispatch changes of what all can do.
+_SUPPLY_KEPT_S = 0.01
+_SUPPLY_KEPT_PER_REPLICA_S = 0.0005
+_RUNS_KEPT_S = 0.05
+_PREEMPT_AGAIN_S = 0.05  # after a walk that found no sequence to interrupt
 
 
 class Readiness(IntEnum):
-    """What the replicas that may be sent more now say to a request."""
+    """The answer of the replicas that may be sent more now to a request."""
 
     READY = 1
     PACED = 2  # they had better decode before they take it
@@ -43,245 +53,112 @@ class CellBook:
     """The state of one cell that this router owns (or owned, while its requests run).
 
     Attributes:
-        absent_since: When somebody first saw that no replica is ready; None: one is, or was later.
-        takers: Replicas that may be sent more, now or when their window opens.
-        owed_until: `Shadow.owed_until` of the takers, as of their last change.
-        prefillers: Those of them that compute prompts for others, and are no takers.
-        prompt_tokens_max: Of any replica; None: nothing is attached.
-        has_adapters: Whether any attached replica can serve adapters.
         uncached_mean: Prompt tokens to compute per request, of late.
-        is_dirty: Gateways have not heard of the latest change.
+        told: State that gateways heard last.
+        is_dirty: Whether gateways have not heard of the latest change.
     """
 
     __slots__ = (
-        *(
-            "absent_since",
-            "adapter_waiters",
-            "cell_id",
-            "config",
-            "forecast",
-            "has_adapters",
-            "health",
-            "index",
-        ),
-        *("is_dirty", "is_owned", "output_mean", "preemption", "prompt_tokens_max", "queue"),
-        *("replicas", "residency", "sessions"),
-        *(
-            "owed_until",
-            "prefillers",
-            "takers",
-            "told",
-            "uncached_mean",
-            "_output_means",
-            "_to_price",
-            "_seen",
-        ),
-        *("usual", "_fastest", "_usual_until"),
+        *("cell_id", "config", "is_owned", "queue", "fleet", "forecast", "answers"),
+        *("adapter_waiters", "uncached_mean", "told", "is_dirty"),
+        *("_claims", "_preempt_at", "_repricing", "_priced", "_supply", "_supply_until"),
+        *("_runs_below", "_runs_below_of", "_runs_below_until"),
     )
 
     def __init__(self, cell_id: str, config: CoreConfig) -> None:
         self.cell_id = cell_id
         self.config = config
         self.is_owned = True
-        self.absent_since: float | None = None
         self.queue = FairQueue()
-        self.replicas: dict[str, ReplicaBook] = {}
-        self.takers: dict[str, ReplicaBook] = {}
-        self.owed_until: dict[str, float] = {}
-        self.prefillers: dict[str, ReplicaBook] = {}
-        self.index = PrefixIndex()
-        self.residency = AdapterResidency()
-        self.sessions = Sessions()
-        self.health = CellHealth()
-        self.usual = Usual()
-        self._fastest: Speed | None = None
-        self._usual_until = float("-inf")
+        self.fleet = CellFleet()
         self.forecast = Forecast()
-        self.preemption = Preemption()
+        self.answers = AnswerLengths(config.output_tokens_expected)
         self.adapter_waiters = AdapterWaiters()
-        self.output_mean = config.output_tokens_expected / _OUTPUT_MARGIN
         self.uncached_mean = 0.0
-        self.prompt_tokens_max: int | None = None
-        self.has_adapters = False
         self.told = wire.CellState()
         self.is_dirty = True
-        self._output_means: OrderedDict[str, float] = OrderedDict()
-        self._to_price: deque[Request] = deque()
-        self._seen = 0
+        self._claims = RoomClaims()
+        self._preempt_at = float("-inf")
+        self._repricing = Repricing()
+        self._priced = 0
+        self._supply = NO_SUPPLY
+        self._supply_until = float("-inf")
+        self._runs_below = False
+        self._runs_below_of = 0
+        self._runs_below_until = float("-inf")
 
     # --- replicas ---------------------------------------------------------------------------
 
     def update(self, book: ReplicaBook) -> None:
-        """Predict a replica anew after a change and file it under `takers` or not."""
-        book.refresh(is_healthy=self.health.may_take(book.replica_id, len(book.slots)))
-        self._file(book)
-
-    def _file(self, book: ReplicaBook) -> None:
+        """Predict a replica anew after a change."""
+        self.fleet.update(book)
         self.is_dirty = True
-        is_prefiller = book.role is Role.PREFILL
-        ours = self.prefillers if is_prefiller else self.takers
-        others = self.takers if is_prefiller else self.prefillers
-        others.pop(book.replica_id, None)
-        if book.may_take:
-            ours[book.replica_id] = book
-            self.absent_since = None
-        else:
-            ours.pop(book.replica_id, None)
-        if book.may_take and not is_prefiller:
-            self.owed_until[book.replica_id] = book.shadow.owed_until
-        else:
-            self.owed_until.pop(book.replica_id, None)
 
-    def attached(self, book: ReplicaBook, now: float) -> None:
-        """Begin to use a replica that holds nothing of ours."""
-        assert book.limits is not None
-        self.index.drop_replica(book.replica_id)  # what it caches, it tells
-        self.index.add_replica(book.replica_id, book.limits.kv_blocks)
-        self.residency.forget(book.replica_id)
-        self.health.attached(book.replica_id, now)
-        self._relimit()
-        self.update(book)
+    def finished(self, dispatch: Dispatch, now: float) -> None:
+        """Learn from a complete answer."""
+        request = dispatch.request
+        self.answers.observe(request.tenant_id, dispatch.emitted)
+        self.fleet.health.succeeded(dispatch.replica_id, now)
+        if request.session:
+            self.fleet.sessions.seen(request.session, dispatch.replica_id, now)
 
-    def detached(self, book: ReplicaBook, slots: list[Slot], now: float) -> None:
-        """Stop using a replica; `slots` is what was alive there."""
-        for slot in slots:
-            self.released(slot)
-        self.health.lost(book.replica_id, now)
-        self._relimit()
-        self.update(book)
-
-    def cached(self, replica_id: str, events: engine.KvEvents, now: float) -> None:
-        """Take over what an engine says that it caches, and does not any more."""
-        if events.reset:
-            self.index.reset(replica_id)
-        if events.stored:
-            self.index.stored(replica_id, BlockHashes(events.stored), now)
-        if events.removed:
-            self.index.removed(replica_id, BlockHashes(events.removed), now)
-
-    def forget(self, replica_id: str) -> None:
-        """Forget a replica that is not planned any more."""
-        self.index.drop_replica(replica_id)
-        self.residency.forget(replica_id)
-        self.sessions.forget_replica(replica_id)
-        self.health.forget(replica_id)
-        self.takers.pop(replica_id, None)
-        self.owed_until.pop(replica_id, None)
-        self.prefillers.pop(replica_id, None)
-
-    def replicas_ready(self) -> list[ReplicaBook]:
-        """Return the replicas that are attached and not draining."""
-        return [
-            book
-            for book in self.replicas.values()
-            if book.limits is not None and not book.is_draining
-        ]
-
-    def absent_s(self, now: float) -> float:
-        """Return for how long it has been seen to have no replica, of those who ask this."""
-        if self.replicas_ready():
-            self.absent_since = None
-            return 0.0
-        if self.absent_since is None:
-            self.absent_since = now
-        return now - self.absent_since
-
-    def _relimit(self) -> None:
-        """Find anew what any replica can take."""
-        self._usual_until = float("-inf")
-        limits = [book.limits for book in self.replicas.values() if book.limits is not None]
-        longest = (entry.prompt_tokens_max for entry in limits)
-        self.prompt_tokens_max = max(longest, default=None)
-        self.has_adapters = any(entry.adapter_slots for entry in limits)
-
-    def opens_at(self, now: float) -> float:
-        """Return when the next replica may be sent something: `now` or later; inf: not by time."""
-        first = float("inf")
-        for book in self.takers.values():
-            opens_at = book.opens_at(now)
-            if opens_at <= now:
-                return now
-            first = min(first, opens_at)
-        return first
-
-    def retry_at(self, now: float) -> float:
-        """Return when binding is to be tried again without any event; inf: not by time."""
-        first, soonest = float("inf"), now + _LOOK_AGAIN_S
-        for book in self.takers.values():
-            at = book.shadow.boundary_at
-            if now < at < first:
-                if at <= soonest:
-                    return soonest
-                first = at
-        return first
-
-    def tokens_s(self) -> float:
-        """Return the prompt tokens that the cell computes per second at most."""
-        return sum(book.tokens_s for book in self.replicas_ready())
-
-    # --- requests ---------------------------------------------------------------------------
+    # --- waiting requests -------------------------------------------------------------------
 
     def price(self, request: Request) -> None:
-        """Predict what a new request costs, and what its objective is."""
-        self.find_usual(request.arrived_at)
-        matches = self.index.matches(request.hashes) if request.hashes else {}
-        request.uncached_tokens = request.prompt_tokens - self._most_cached(request, matches)
-        config = self.config
-        alone_s = self.prefill_alone_s(request.prompt_tokens)
-        request.objective_s = config.ttft_base_s + config.ttft_factor * alone_s
+        """Predict the uncached tokens of a new request, and set its objective."""
+        fleet, config = self.fleet, self.config
+        self.renew_mean_speed(request.arrived_at)
+        request.uncached_tokens = request.prompt_tokens - fleet.most_cached(
+            request, self._matches(request)
+        )
+        least_s = fleet.least_prefill_s(request.prompt_tokens)
+        request.objective_s = config.ttft_base_s + config.ttft_factor * least_s
         uncached = request.uncached_tokens
-        own_s = self.usual.prefill_s(uncached, request.prompt_tokens - uncached)
-        request.late_at = request.arrived_at + request.objective_s - own_s
+        prefill_s = fleet.mean_speed.prefill_s(uncached, request.prompt_tokens - uncached)
+        request.late_at = request.arrived_at + request.objective_s - prefill_s
         request.overdue_at = request.arrived_at + config.overtake_factor * request.objective_s
-        self._seen += 1
-        weight = max(_SMOOTHING, 1 / self._seen)
+        self._priced += 1
+        weight = max(_SMOOTHING, 1 / self._priced)
         self.uncached_mean += weight * (request.uncached_tokens - self.uncached_mean)
 
-    def prefill_alone_s(self, prompt_tokens: int) -> float:
-        """Return the time of a prompt's prefill on a replica of the cell that does nothing else."""
-        fastest = self._fastest
-        return 0.0 if fastest is None else fastest.prefill_s(prompt_tokens, 0)
+    def renew_mean_speed(self, now: float) -> None:
+        """Find the mean speed of the replicas anew, now and then."""
+        self.fleet.renew_mean_speed(now, self.uncached_mean or 1.0)
 
     def enqueue(self, request: Request, now: float) -> None:
         """Let a new request wait."""
         self.is_dirty = True
         self.queue.push(request, now)
-        waiting = self.queue.requests
-        self.adapter_waiters.add(request, waiting)
-        if request.hashes:
-            self._to_price.append(request)
-            if len(self._to_price) > 2 * waiting + _SLACK:  # mostly of those who have gone
-                self._to_price = deque(still_waiting(self._to_price))
-
-    def find_usual(self, now: float) -> None:
-        """Take the mean of the replicas' speeds anew, and the fastest of them, now and then."""
-        if now >= self._usual_until:
-            self._usual_until = now + _USUAL_KEPT_S
-            speeds = [book.speed for book in self.replicas_ready()]
-            self.usual = Usual(speeds)
-            tokens = self.uncached_mean or 1.0
-            self._fastest = min(speeds, key=lambda it: it.prefill_s(tokens, 0), default=None)
+        self.adapter_waiters.add(request, self.queue.requests)
+        self._repricing.add(request, self.queue.requests)
 
     def reprice_some(self) -> None:
-        """Look again, in turn, at what waiting requests would find cached."""
-        for _ in range(min(_REPRICED_PER_PASS, len(self._to_price))):
-            request = self._to_price.popleft()
-            if request.slot is not None or request.is_done:
-                continue  # one that comes back is looked at when it is next
-            self._to_price.append(request)
+        """Look again, in turn, at the cached tokens of waiting requests."""
+        for request in self._repricing.due():
             if self.queue.requests > 1:  # one alone is next, and looked at anyway
-                self._reprice(request, self.index.matches(request.hashes))
+                self.look_up(request)
 
     def look_up(self, request: Request) -> Mapping[str, int]:
         """Return a waiting request's cached blocks by replica, and price it anew by them."""
-        matches = self.index.matches(request.hashes) if request.hashes else {}
-        self._reprice(request, matches)
+        matches = self._matches(request)
+        uncached = request.prompt_tokens - self.fleet.most_cached(request, matches)
+        if uncached != request.uncached_tokens:
+            self.queue.reprice(request, uncached)
         return matches
 
-    def readiness(self, request: Request, matches: Mapping[str, int], now: float) -> "Readiness":
+    def _matches(self, request: Request) -> Mapping[str, int]:
+        return self.fleet.index.matches(request.hashes) if request.hashes else {}
+
+    def output_expected(self, request: Request) -> int:
+        """Return the output tokens to book for a request."""
+        return self.answers.expected(request.tenant_id, request.output_max)
+
+    # --- placement --------------------------------------------------------------------------
+
+    def readiness(self, request: Request, matches: Mapping[str, int], now: float) -> Readiness:
         """Return whether any replica that may be sent more now can take a request."""
         found = Readiness.FULL
-        for book in self.takers.values():
+        for book in self.fleet.open_replicas.values():
             if book.opens_at(now) > now:
                 continue
             cached = placement.cached_tokens(book, request, matches)
@@ -292,17 +169,18 @@ class CellBook:
         return found
 
     def held_for(self, request: Request) -> ReplicaBook | None:
-        """Return the replica whose memory is to be kept for a request that finds none free.
+        """Return the replica whose memory is kept for a request that finds no room anywhere.
 
-        Whoever is behind it may go elsewhere, but must not take what it waits for. All that are
-        full are sent to in groups from now on: a step with a prompt in it costs more, however short
-        the prompt, and who has missed its objective by far loses little until the next group.
+        Requests behind it may go elsewhere, but must not take the room that it waits for. From now
+        on all full replicas are sent prompts in groups: a step with a prompt in it costs more,
+        however short the prompt, and a request far beyond its objective loses little until then.
         """
-        output, takers = self.output_expected(request), self.takers
+        output, replicas = self.output_expected(request), self.fleet.open_replicas
+        is_only = len(replicas) == 1
         full = [
             book
-            for book in takers.values()
-            if placement.excluded_by(book, request, output, 0, is_only=len(takers) == 1) == "kv"
+            for book in replicas.values()
+            if placement.excluded_by(book, request, output, 0, is_only=is_only) == "kv"
         ]
         for book in full:
             book.gathers_until = book.sent_at + _GATHER_S
@@ -312,7 +190,7 @@ class CellBook:
         """Return whether a request is left for a replica's next group."""
         if not _is_far_too_late(request, now):
             return False
-        return any(book.gathers_until > now for book in self.takers.values())
+        return any(book.gathers_until > now for book in self.fleet.open_replicas.values())
 
     def choose(
         self,
@@ -323,115 +201,214 @@ class CellBook:
         held: ReplicaBook | None = None,
     ) -> Choice | None:
         """Return the best replica but `held` for a request; None: none can hold it now."""
+        fleet = self.fleet
         without: set[str] = set()
         if held is not None:
             without.add(held.replica_id)
-        takers = self.takers
+        replicas = fleet.open_replicas
         if _is_far_too_late(request, now):
-            without.update(key for key, book in takers.items() if book.gathers_until > now)
+            without.update(key for key, book in replicas.items() if book.gathers_until > now)
         return placement.choose(
-            takers,
+            replicas,
             request,
             matches,
-            owed_until=self.owed_until,
-            usual=self.usual,
+            owed_until=fleet.owed_until,
+            mean_speed=fleet.mean_speed,
             output=self.output_expected(request),
-            home=self.sessions.home(request.session, now) if request.session else None,
-            adapter_s=self.adapter_s(request.adapter) if request.adapter else {},
+            home=fleet.sessions.home(request.session, now) if request.session else None,
+            adapter_s=fleet.adapter_waits_s(request.adapter) if request.adapter else {},
             without=without,
-            is_only=len(takers) == 1,
+            is_only=len(replicas) == 1,
             now=now,
         )
 
-    def adapter_s(self, adapter: str) -> dict[str, float]:
-        """Return the seconds until an adapter is in a slot, by replica; inf: none is free."""
-        return {
-            replica_id: self._adapter_s(book, adapter) for replica_id, book in self.takers.items()
-        }
-
-    def _adapter_s(self, book: ReplicaBook, adapter: str) -> float:
-        slots = book.limits.adapter_slots if book.limits is not None else 0
-        if not self.residency.has_room(book.replica_id, adapter, slots):
-            return float("inf")
-        return self.residency.load_s(book.replica_id, adapter)
-
-    def _reprice(self, request: Request, matches: Mapping[str, int]) -> None:
-        uncached = request.prompt_tokens - self._most_cached(request, matches)
-        if uncached != request.uncached_tokens:
-            self.queue.reprice(request, uncached)
-
-    def _most_cached(self, request: Request, matches: Mapping[str, int]) -> int:
-        most = most_blocks = 0
-        for replica_id, blocks in matches.items():
-            if blocks > most_blocks:  # most replicas hold the same few blocks
-                book = self.replicas.get(replica_id)
-                if book is not None and book.limits is not None:
-                    most_blocks = blocks
-                    most = placement.cached_tokens(book, request, matches)
-        return most
-
     def dispatched(self, book: ReplicaBook, request: Request, now: float) -> None:
         """Note what a dispatch brings to a replica."""
-        if request.hashes:
-            self.index.dispatched(book.replica_id, request.hashes, now)
-        if request.adapter:
-            self.residency.acquire(book.replica_id, request.adapter)
-        if request.session:
-            self.sessions.seen(request.session, book.replica_id, now)
-        book.recount(is_healthy=self.health.may_take(book.replica_id, len(book.slots)))
-        self._file(book)
+        self.fleet.dispatched(book, request, now)
+        self.is_dirty = True
 
-    def released(self, slot: Slot) -> None:
-        """Note that an engine has ended a sequence."""
-        if slot.request.adapter:
-            self.residency.release(slot.replica_id, slot.request.adapter)
+    # --- forecasts --------------------------------------------------------------------------
 
-    def finished(self, slot: Slot, now: float) -> None:
-        """Learn from a complete answer."""
-        request = slot.request
-        self.observe_output(request.tenant_id, slot.emitted)
-        self.health.succeeded(slot.replica_id, now)
-        if request.session:
-            self.sessions.seen(request.session, slot.replica_id, now)
+    def supply(self, now: float) -> Supply:
+        """Return what the replicas can do, as of a moment ago: a walk over all takes its time."""
+        if now >= self._supply_until:
+            self._supply = self._supply_now(now)
+            self._supply_until = now + max(
+                _SUPPLY_KEPT_S, self._supply.replicas * _SUPPLY_KEPT_PER_REPLICA_S
+            )
+        return self._supply
 
-    # --- answers ----------------------------------------------------------------------------
+    def _supply_now(self, now: float) -> Supply:
+        queue, answer_tokens = self.queue, max(1.0, self.answers.mean)
+        prompt = queue.tokens / queue.requests if queue.requests else self.uncached_mean
+        sequence_tokens = max(1.0, prompt + self.answers.mean)  # of a further sequence
+        tokens_s = ends_s = 0.0
+        backlog_s = float("inf")
+        free = replicas = 0
+        for book in self.fleet.ready():
+            limits = book.limits
+            assert limits is not None, "ready means attached"
+            if self.fleet.health.state(book.replica_id) is HealthState.EJECTED:
+                continue
+            replicas += 1
+            tokens_s += book.tokens_s
+            backlog_s = min(backlog_s, book.backlog_s(now))
+            if book.role is Role.PREFILL:
+                continue  # answers have their places elsewhere
+            running = len(book.dispatches)
+            room = int(book.kv_free_blocks() * limits.block_tokens / sequence_tokens)
+            if not running:
+                room = max(room, 1)  # one sequence alone always goes
+            free += max(0, min(limits.sequences_max - running, room))
+            speed, engine_model = book.speed, book.engine_model
+            is_prefilling = engine_model.tokens > 0.0 or not engine_model.pauses
+            step_s = speed.full_step_s() if is_prefilling else speed.decode_step_s
+            ends_s += running / (answer_tokens * step_s)
+        return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
 
-    def output_expected(self, request: Request) -> int:
-        """Return how many output tokens to book for a request."""
-        mean = int(self._output_means.get(request.tenant_id, self.output_mean) * _OUTPUT_MARGIN)
-        return mean if 1 <= mean <= request.output_max else min(request.output_max, max(1, mean))
+    def demand(self, request: Request, now: float) -> Demand:
+        """Return the work before a request that came now, and its own."""
+        uncached = request.uncached_tokens
+        requests, tokens = self.queue.ahead(
+            request.priority, request.tenant_id, request.weight, uncached, now
+        )
+        prefill_s = self.idle_prefill_s(request)
+        return Demand(requests, tokens, prefill_s, self.fleet.cold_load_s(request.adapter))
 
-    def observe_output(self, tenant_id: str, tokens: int) -> None:
-        """Learn from the length of an answer."""
-        self.output_mean += _SMOOTHING * (tokens - self.output_mean)
-        means = self._output_means
-        mean = means.pop(tenant_id, self.output_mean)
-        means[tenant_id] = mean + _SMOOTHING * (tokens - mean)
-        if len(means) > _TENANTS_KEPT:
-            means.popitem(last=False)
+    def idle_prefill_s(self, request: Request) -> float:
+        """Return the seconds of a request's own prefill on a replica that does nothing else."""
+        uncached = request.uncached_tokens
+        return self.fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
 
-    # --- what others are told ---------------------------------------------------------------
+    def wait_ahead_s(self, request: Request, ahead: tuple[int, float], now: float) -> float:
+        """Return the uncorrected wait of a request behind so many requests and prompt tokens."""
+        return self.forecast.wait_s(
+            self.supply(now),
+            ahead,
+            priority=request.priority,
+            reserved_permille=request.reserved_permille,
+            now=now,
+        )
+
+    def predict(self, request: Request, now: float) -> Prediction:
+        """Return the predicted first token of a request that came now."""
+        demand = self.demand(request, now)
+        wait_s = self.wait_ahead_s(request, (demand.requests_ahead, demand.tokens_ahead), now)
+        accuracy = self.forecast.accuracy(request.uncached_tokens, self.uncached_mean)
+        overdue_s = request.overdue_at - request.arrived_at
+        return Prediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)
+
+    def runs_below(self, priority: int, now: float) -> bool:
+        """Return whether lower tiers run on more than their reserved share; a moment old."""
+        if now >= self._runs_below_until or priority != self._runs_below_of:
+            self._runs_below = any(
+                dispatch.is_open
+                and dispatch.request.priority < priority
+                and not dispatch.request.reserved_permille
+                for book in self.fleet.replicas.values()
+                for dispatch in book.dispatches.values()
+            )
+            self._runs_below_of = priority
+            self._runs_below_until = now + _RUNS_KEPT_S
+        return self._runs_below
+
+    # --- preemption -------------------------------------------------------------------------
+
+    def makes_room_for(self, request: Request) -> bool:
+        """Return whether room is being made for a waiting request."""
+        return self._claims.has(request)
+
+    def victims(self, request: Request, now: float) -> list[Dispatch]:
+        """Return the dispatches to interrupt for a waiting request; empty: none would help.
+
+        A request makes room for itself once, and the room made for others is not counted as free.
+        """
+        if request.is_preemptible or now < self._preempt_at:
+            return []
+        self._claims.forget_ended(now)
+        if self._claims.has(request):
+            return []
+        due_s = min(request.arrived_at + request.objective_s, request.deadline_at) - now
+        if queue_wait_s(self.supply(now), 0, 0.0) + self.idle_prefill_s(request) <= due_s:
+            return []  # enough ends by itself
+        books = self._preemptible_replicas(request)
+        rooms: list[Room | None] = []
+        for book in books:
+            room = self._room(book, request, now)
+            if preemption.fits(room, due_s):
+                self._preempt_at = now + _PREEMPT_AGAIN_S
+                return []
+            has_victims = any(_may_stop(one, request) for one in book.dispatches.values())
+            rooms.append(room if has_victims else None)
+        stopped = self._claims.stopped()
+
+        def running(index: int) -> Sequence[RunningSequence]:
+            book = books[index]
+            return [_running(book, one, stopped) for one in _occupants(book, request)]
+
+        deadline_s = request.deadline_at - now
+        found = preemption.cheapest_replica(rooms, running, due_s=due_s, deadline_s=deadline_s)
+        if found is None:
+            self._preempt_at = now + _PREEMPT_AGAIN_S
+            return []
+        index, chosen = found
+        book, room = books[index], rooms[index]
+        assert room is not None, "a replica without room is not chosen"
+        occupants = _occupants(book, request)
+        victims = [occupants[one] for one in chosen]
+        sequences = [victim.sequence for victim in victims]
+        self._claims.add(request, book.replica_id, room.blocks_needed, sequences, now)
+        return victims
+
+    def _preemptible_replicas(self, request: Request) -> list[ReplicaBook]:
+        """Return the replicas that could serve a request if they had room."""
+        return [
+            book
+            for book in self.fleet.ready()
+            if book.limits is not None
+            and request.prompt_tokens <= book.limits.prompt_tokens_max
+            and (book.limits.adapter_slots or not request.adapter)
+            and book.role is not Role.PREFILL
+            and not book.is_broken
+            and self.fleet.health.may_take(book.replica_id, len(book.dispatches))
+        ]
+
+    def _room(self, book: ReplicaBook, request: Request, now: float) -> Room:
+        limits = book.limits
+        assert limits is not None, "candidates are attached"
+        claims = self._claims.of(book.replica_id)
+        uncached = request.uncached_tokens
+        blocks = book.blocks(request.prompt_tokens + self.output_expected(request))
+        return Room(
+            sequences_free=limits.sequences_max - len(book.dispatches) - len(claims),
+            blocks_free=book.kv_free_blocks() - sum(claim.blocks for claim in claims),
+            blocks_needed=min(blocks, limits.kv_blocks),  # one sequence alone always goes
+            backlog_s=book.backlog_s(now),
+            prefill_s=book.prefill_s(uncached, request.prompt_tokens - uncached),
+        )
+
+    # --- news for gateways ------------------------------------------------------------------
 
     def wait_s(self, now: float) -> float:
-        """Return the predicted time until a short request that came now would be started."""
-        ready = self.replicas_ready()
+        """Return the predicted seconds until a short request that came now would be started."""
+        ready = self.fleet.ready()
         if not ready:
             return RETRY_AFTER_UNKNOWN_S
         backlog_s = min(book.backlog_s(now) for book in ready)
-        return backlog_s + self.queue.tokens / max(1.0, self.tokens_s())
+        return backlog_s + self.queue.tokens / max(1.0, sum(book.tokens_s for book in ready))
 
     def state(self, now: float, *, is_draining: bool = False) -> wire.CellState:
-        """Return what gateways are told about the cell."""
-        output = int(self.output_mean)
-        books = self.replicas.values()
+        """Return the state that gateways choose a cell by."""
+        output = int(self.answers.mean)
+        books = self.fleet.replicas.values()
         owed = sum(int(book.owed_tokens(now)) + book.output_owed() for book in books)
-        ready = self.replicas_ready()
+        ready = self.fleet.ready()
         blocks = sum(book.limits.kv_blocks for book in ready if book.limits is not None)
         free = sum(max(0, book.kv_free_blocks()) for book in ready)
         return wire.CellState(
             cell_id=self.cell_id,
             queued=self.queue.requests,
-            running=sum(len(book.slots) for book in books),
+            running=sum(len(book.dispatches) for book in books),
             replicas_ready=len(ready),
             tokens_owed=owed + self.queue.tokens + output * self.queue.requests,
             kv_free_permille=1000 * free // blocks if blocks else 0,
@@ -442,3 +419,28 @@ class CellBook:
 
 def _is_far_too_late(request: Request, now: float) -> bool:
     return now > request.arrived_at + _LATE_FACTOR * request.objective_s
+
+
+def _may_stop(dispatch: Dispatch, request: Request) -> bool:
+    owner = dispatch.request
+    return (
+        owner.is_preemptible
+        and dispatch.is_open
+        and owner.priority < request.priority
+        and owner.preemptions < PREEMPTIONS_MAX
+    )
+
+
+def _occupants(book: ReplicaBook, request: Request) -> list[Dispatch]:
+    """Return the dispatches of a replica that may be interrupted for a request, or are ending."""
+    return [one for one in book.dispatches.values() if not one.is_open or _may_stop(one, request)]
+
+
+def _running(book: ReplicaBook, dispatch: Dispatch, stopped: frozenset[int]) -> RunningSequence:
+    computed = dispatch.prompt_tokens - dispatch.cached_tokens - dispatch.prefill_owed
+    return RunningSequence(
+        blocks=dispatch.kv_blocks,
+        progress_tokens=max(0, computed) + dispatch.emitted,
+        owed_s=dispatch.prefill_owed / book.tokens_s,
+        is_ending=not dispatch.is_open or dispatch.sequence in stopped,
+    )

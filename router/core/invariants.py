@@ -5,7 +5,8 @@ from collections.abc import KeysView
 from router.core.cell import CellBook
 from router.core.decide.placement import ROUNDED_S
 from router.core.router import RouterCore
-from router.core.types.model import Role, State
+from router.core.types.plan import Role
+from router.core.types.request import RequestState
 
 
 def check(core: RouterCore) -> None:
@@ -27,22 +28,22 @@ def _check_cell(core: RouterCore, cell: CellBook, live: KeysView[int]) -> int:
     assert cell.queue.requests == len(waiting)
     assert cell.queue.tokens == sum(request.prompt_tokens for request in waiting)
     for request in waiting:
-        assert request.state is State.QUEUED
-        assert request.slot is None
+        assert request.state is RequestState.QUEUED
+        assert request.dispatch is None
         assert id(request) in live
-    limits = [book.limits for book in cell.replicas.values() if book.limits is not None]
+    limits = [book.limits for book in cell.fleet.replicas.values() if book.limits is not None]
     longest = max((entry.prompt_tokens_max for entry in limits), default=None)
-    assert cell.prompt_tokens_max == longest
+    assert cell.fleet.prompt_tokens_max == longest
     assert cell.is_owned or not waiting, "nothing waits for a cell that moved away"
-    for replica_id, book in cell.replicas.items():
+    for replica_id, book in cell.fleet.replicas.items():
         assert core.replicas[replica_id] is book
         is_prefiller = book.role is Role.PREFILL
-        assert (replica_id in cell.takers) == (book.may_take and not is_prefiller)
-        assert (replica_id in cell.prefillers) == (book.may_take and is_prefiller)
-    assert list(cell.owed_until) == list(cell.takers)
-    for replica_id, owed_until in cell.owed_until.items():
-        shadow = cell.takers[replica_id].shadow
-        assert shadow.is_idle or owed_until <= shadow.owed_until + ROUNDED_S
+        assert (replica_id in cell.fleet.open_replicas) == (book.may_take and not is_prefiller)
+        assert (replica_id in cell.fleet.open_prefillers) == (book.may_take and is_prefiller)
+    assert list(cell.fleet.owed_until) == list(cell.fleet.open_replicas)
+    for replica_id, owed_until in cell.fleet.owed_until.items():
+        engine_model = cell.fleet.open_replicas[replica_id].engine_model
+        assert engine_model.is_idle or owed_until <= engine_model.owed_until + ROUNDED_S
     return len(waiting)
 
 
@@ -50,14 +51,16 @@ def _check_replicas(core: RouterCore) -> int:
     """Return how many live requests run."""
     running = 0
     for book in core.replicas.values():
-        assert book.limits is not None or not book.slots, "only an attached replica holds slots"
+        assert book.limits is not None or not book.dispatches, (
+            "only an attached replica holds dispatches"
+        )
         if book.limits is not None:
-            assert len(book.slots) <= book.limits.sequences_max, "more than a replica holds"
+            assert len(book.dispatches) <= book.limits.sequences_max, "more than a replica holds"
         book.check()
-        for sequence, slot in book.slots.items():
-            assert slot.sequence == sequence
-            if slot.is_open:
+        for sequence, dispatch in book.dispatches.items():
+            assert dispatch.sequence == sequence
+            if dispatch.is_open:
                 running += 1
-                assert slot.request.slot is slot
-                assert slot.request.state is State.RUNNING
+                assert dispatch.request.dispatch is dispatch
+                assert dispatch.request.state is RequestState.RUNNING
     return running

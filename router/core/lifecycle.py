@@ -5,9 +5,12 @@ from heapq import heapify, heappop, heappush
 
 from router.core.cell import CellBook
 from router.core.decide import admission
-from router.core.explain import decisions
+from router.core.explain.decision_log import DecisionLog
+from router.core.types.actions import Stats
+from router.core.types.batch import wire_us
+from router.core.types.config import CoreConfig
 from router.core.types.ending import Ending, count
-from router.core.types.model import CoreConfig, Gateway, Request, Slot, State, Stats, wire_us
+from router.core.types.request import Dispatch, Gateway, Request, RequestState
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -17,22 +20,25 @@ _LOOK_S = 1.0  # at the cells of those who do not wait long for a replica
 MOVED_RETRY_S = 0.2  # the gateway's next snapshot names the new owner
 
 
-class Requests:
-    """All live requests of a router.
+class RequestLifecycle:
+    """Moves the live requests of a router from acceptance to their single end.
 
     Attributes:
-        live: Accepted and not ended.
+        live: Number of accepted requests that have not ended.
         cancels: Sequences to cancel, by replica; the core takes them at its tick.
-        stats: Since they were last taken.
+        stats: Totals since the shell last took them.
     """
 
-    def __init__(self, config: CoreConfig, cells: Mapping[str, CellBook]) -> None:
+    def __init__(
+        self, config: CoreConfig, cells: Mapping[str, CellBook], decisions: DecisionLog
+    ) -> None:
         self._config = config
         self._cells = cells
+        self._decisions = decisions
         self._orders = 0
         self._deadlines: list[tuple[float, int, Request]] = []
         self._looks: list[tuple[float, int, Request]] = []
-        self._telling = decisions.Pause(config.decision_pause_s)
+        self._now = 0.0  # of the last tick
         self.live = 0
         self.cancels: dict[str, list[int]] = {}
         self.stats = Stats()
@@ -58,17 +64,17 @@ class Requests:
 
     # --- back into the queue ----------------------------------------------------------------
 
-    def retry(self, slot: Slot, code: ErrorCode | None, what: str, now: float) -> None:
-        """Queue an open slot's request again if nothing was emitted; end it otherwise.
+    def retry(self, dispatch: Dispatch, code: ErrorCode | None, what: str, now: float) -> None:
+        """Queue an open dispatch's request again if nothing was emitted; end it otherwise.
 
         Without a code it is backpressure: that is nobody's failure and has no limit but the
         deadline. `what` happened is told in words that go on behind the replica's name.
         """
-        request = slot.request
-        message = f"replica {slot.replica_id}{what}"
-        if slot.emitted:
+        request = dispatch.request
+        message = f"replica {dispatch.replica_id}{what}"
+        if dispatch.emitted:
             kind = wire.OUTCOME_KIND_LOST
-            emitted = slot.emitted
+            emitted = dispatch.emitted
             self.end(
                 request,
                 Ending(kind, code or ErrorCode.ENGINE_BUSY, message, output_tokens=emitted),
@@ -76,37 +82,40 @@ class Requests:
             return
         if code is not None:
             request.attempts += 1
-            request.avoid = slot.replica_id
+            request.avoid = dispatch.replica_id
             if request.attempts > self._config.retries_max:
                 # For the client, too: which replica it was is told with the dispatch.
                 text = f"gave up after {request.attempts} attempts; last: the replica{what}"
                 self.end(request, Ending(wire.OUTCOME_KIND_FAILED, code, text))
                 return
-        if code is not None or slot.is_placed:
-            _interrupted(slot, code or "", message, now)
-        self.requeue(slot, now)
+        if code is not None or dispatch.is_placed:
+            _interrupted(dispatch, code or "", message, now)
+        self.requeue(dispatch, now)
 
-    def preempt(self, slot: Slot, now: float) -> None:
-        """Interrupt an open slot's request: it goes on later, behind what it has emitted."""
-        assert slot.request.output is not None, "only preemptible requests keep their output"
-        self.cancels.setdefault(slot.replica_id, []).append(slot.sequence)
-        slot.request.preemptions += 1
+    def preempt(self, dispatch: Dispatch, now: float) -> None:
+        """Interrupt an open dispatch's request: it goes on later, behind what it has emitted."""
+        assert dispatch.request.output is not None, "only preemptible requests keep their output"
+        self.cancels.setdefault(dispatch.replica_id, []).append(dispatch.sequence)
+        dispatch.request.preemptions += 1
         self.stats.preemptions += 1
         _interrupted(
-            slot, "", f"replica {slot.replica_id}: interrupted for work that goes first", now
+            dispatch,
+            "",
+            f"replica {dispatch.replica_id}: interrupted for work that goes first",
+            now,
         )
-        self.requeue(slot, now)
+        self.requeue(dispatch, now)
 
-    def requeue(self, slot: Slot, now: float) -> None:
-        """Let an open slot's request wait again, behind what it has emitted."""
-        request = slot.request
+    def requeue(self, dispatch: Dispatch, now: float) -> None:
+        """Let an open dispatch's request wait again, behind what it has emitted."""
+        request = dispatch.request
         cell = self._cells[request.cell_id]
         if not cell.is_owned:
             self.end(request, moved(cell.cell_id, emitted=bool(request.output)))
             return
-        slot.is_open = False
-        request.slot = None
-        request.state = State.QUEUED
+        dispatch.is_open = False
+        request.dispatch = None
+        request.state = RequestState.QUEUED
         cell.queue.push_front(request, now)
         cell.is_dirty = True
         self.stats.requeues += 1
@@ -114,20 +123,20 @@ class Requests:
     # --- out --------------------------------------------------------------------------------
 
     def end(self, request: Request, ending: Ending) -> None:
-        """Give a request its single outcome; what its slot still holds stays booked."""
-        assert request.state is not State.DONE, "a request ends once"
+        """Give a request its single outcome; what its dispatch still holds stays booked."""
+        assert request.state is not RequestState.DONE, "a request ends once"
         if request.output:
             ending.output_tokens = len(request.output)  # of all its dispatches
-        request.state = State.DONE
+        request.state = RequestState.DONE
         request.payload = None
         outcome = ending.outcome(request.handle)
         if request.untold is not None:
             outcome.before.extend(request.untold)
-        if request.slot is not None:
-            decisions.tell(request.slot, outcome, self._telling)
-            request.slot.tenant.tier.settle(request.slot)
-            request.slot.is_open = False
-            request.slot = None
+        if request.dispatch is not None:
+            self._decisions.tell(request.dispatch, outcome, self._now)
+            self._cells[request.cell_id].queue.settle(request.dispatch)
+            request.dispatch.is_open = False
+            request.dispatch = None
         self.live -= 1
         del request.gateway.requests[request.handle]
         request.gateway.batch.outcomes.append(outcome)
@@ -135,19 +144,19 @@ class Requests:
 
     def withdraw(self, request: Request, ending: Ending) -> None:
         """End a request that waits or runs, on somebody's wish."""
-        slot = request.slot
-        if slot is None:
+        dispatch = request.dispatch
+        if dispatch is None:
             cell = self._cells[request.cell_id]
             cell.queue.remove(request)
             cell.is_dirty = True
         else:
-            ending.output_tokens = slot.emitted
-            self.cancels.setdefault(slot.replica_id, []).append(slot.sequence)
+            ending.output_tokens = dispatch.emitted
+            self.cancels.setdefault(dispatch.replica_id, []).append(dispatch.sequence)
         self.end(request, ending)
 
     def expire(self, now: float) -> None:
         """Evict what has no first token at its deadline, or waits for replicas that are away."""
-        self._telling.now = now
+        self._now = now
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now:
             request = heappop(deadlines)[2]
@@ -164,8 +173,8 @@ class Requests:
             request = heappop(looks)[2]
             if _has_begun(request):
                 continue
-            left_s = request.absence_s - self._cells[request.cell_id].absent_s(now)
-            if left_s <= 0.0 and request.slot is None:
+            left_s = request.absence_s - self._cells[request.cell_id].fleet.absent_s(now)
+            if left_s <= 0.0 and request.dispatch is None:
                 self._evict(request, now)
             else:
                 again_at = now + (min(left_s, _LOOK_S) if left_s > 0.0 else _LOOK_S)
@@ -178,7 +187,7 @@ class Requests:
         waited_s = now - request.arrived_at
         if request.prediction is not None:
             request.prediction.expired(waited_s)
-        if cell.replicas_ready():
+        if cell.fleet.ready():
             code = ErrorCode.DEADLINE_EXCEEDED
             message = f"no first token after {admission.told(waited_s)}; try again later"
         else:
@@ -195,8 +204,8 @@ class Requests:
 
 def _has_begun(request: Request) -> bool:
     """Return whether a request has a first token, or has ended."""
-    slot = request.slot
-    return bool(request.is_done or request.output or (slot is not None and slot.emitted))
+    dispatch = request.dispatch
+    return bool(request.is_done or request.output or (dispatch is not None and dispatch.emitted))
 
 
 def _live(entries: list[tuple[float, int, Request]]) -> list[tuple[float, int, Request]]:
@@ -212,9 +221,9 @@ def _next_at(entries: list[tuple[float, int, Request]]) -> float:
     return entries[0][0] if entries else float("inf")
 
 
-def _interrupted(slot: Slot, code: str, message: str, now: float) -> None:
+def _interrupted(dispatch: Dispatch, code: str, message: str, now: float) -> None:
     """Keep for the gateway how a dispatch ended that does not end its request."""
-    request = slot.request
+    request = dispatch.request
     if request.prefilled_on:  # two replicas at one answer: the gateway knows of the first one
         return
     arrived_at = request.arrived_at
@@ -225,10 +234,10 @@ def _interrupted(slot: Slot, code: str, message: str, now: float) -> None:
         untold.pop()
     untold.append(
         wire.Interruption(
-            replica_id=slot.replica_id,
+            replica_id=dispatch.replica_id,
             code=code,
             reason=message[:_REASON_MAX],
-            queue_us=wire_us(slot.dispatched_at - arrived_at),
+            queue_us=wire_us(dispatch.dispatched_at - arrived_at),
             ended_us=wire_us(now - arrived_at),
         )
     )

@@ -25,19 +25,19 @@ def check(frame: engine.StepFrame) -> None:
 
 def file(book: ReplicaBook, columns: engine.Logprobs) -> None:
     """Append the columns of a checked frame to the batches of the gateways, as its tokens were."""
-    slots = book.slots
+    dispatches = book.dispatches
     top_tokens, top_logprobs = columns.top_token[:], columns.top_logprob[:]
     start = 0
     rows = zip(columns.sequence[:], columns.logprob[:], columns.top_count[:], strict=True)
     for sequence, logprob, top_count in rows:
         end = start + top_count
-        slot = slots.get(sequence)
-        if slot is not None and slot.is_open:
-            batch = slot.gateway.batch
+        dispatch = dispatches.get(sequence)
+        if dispatch is not None and dispatch.is_open:
+            batch = dispatch.gateway.batch
             told = batch.logprobs
             if told is None:
                 told = batch.logprobs = engine.Logprobs()
-            told.sequence.append(slot.handle)
+            told.sequence.append(dispatch.handle)
             told.logprob.append(logprob)
             told.top_count.append(top_count)
             if top_count:

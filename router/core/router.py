@@ -3,32 +3,28 @@
 Sans-I/O. The shell calls one method per event and then `tick`, which binds waiting requests to
 replicas and returns everything that is to be sent. Nothing here reads a clock.
 
-Invariants, asserted here or in `router.core.invariants`: every accepted request ends exactly once;
-no replica is sent more than it holds; queues stay within their bounds; the books of a replica are
-what was sent to it and has not been reported as ended.
+Invariants, asserted here or in `router.core.invariants`: every accepted request ends
+exactly once; no replica is sent more than it holds; queues stay within their bounds; the books of a
+replica are its dispatches that have not been reported as ended.
 """
 
 from collections.abc import Iterable, Sequence
 
-from router.core import dispatch, frames
+from router.core import frames
 from router.core.cell import CellBook
 from router.core.decide import admission
-from router.core.decide.disaggregation import Handovers
+from router.core.dispatch import Dispatcher
+from router.core.explain.decision_log import DecisionLog
 from router.core.fleet.health import HealthState
 from router.core.fleet.replica import ReplicaBook
-from router.core.lifecycle import Requests, moved
+from router.core.handovers import Handovers
+from router.core.lifecycle import RequestLifecycle, moved
+from router.core.types.actions import Actions, Stats
+from router.core.types.batch import GatewayBatch
+from router.core.types.config import CoreConfig
 from router.core.types.ending import FINISHED, Ending, count
-from router.core.types.model import (
-    Actions,
-    Batch,
-    CoreConfig,
-    EngineLimits,
-    Gateway,
-    ReplicaPlan,
-    Request,
-    Slot,
-    Stats,
-)
+from router.core.types.plan import EngineLimits, ReplicaPlan
+from router.core.types.request import Dispatch, Gateway, Request
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -46,11 +42,11 @@ class RouterCore:
         self.cells: dict[str, CellBook] = {}
         self.replicas: dict[str, ReplicaBook] = {}
         self.gateways: dict[int, Gateway] = {}
-        self.requests = Requests(config, self.cells)
+        decisions = DecisionLog(config)
+        self.lifecycle = RequestLifecycle(config, self.cells, decisions)
         self.handovers = Handovers()
+        self.dispatcher = Dispatcher(self.lifecycle, self.handovers, decisions)
         self.is_draining = False
-        self.sequences = 0
-        self.explained_at = float("-inf")
         self._busy: dict[str, ReplicaBook] = {}  # said "busy" a moment ago
         self._cells_told_at = self._alive_at = self._recited_at = float("-inf")
 
@@ -69,7 +65,7 @@ class RouterCore:
         """End a connection: nobody wants its answers any more."""
         gateway = self.gateways.pop(key)
         for request in list(gateway.requests.values()):
-            self.requests.withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))
+            self.lifecycle.withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))
 
     def submit(self, key: int, request: Request, now: float) -> None:
         """Queue a request or reject it at once.
@@ -80,7 +76,7 @@ class RouterCore:
         gateway = self.gateways[key]
         if request.handle in gateway.requests:
             raise ValueError(f"handle {request.handle} is in use")
-        self.requests.stamp(gateway, request, now)
+        self.lifecycle.stamp(gateway, request, now)
         cell = self.cells.get(request.cell_id)
         if cell is not None:
             cell.price(request)
@@ -89,18 +85,18 @@ class RouterCore:
         )
         if rejection is not None:
             gateway.batch.outcomes.append(rejection.outcome(request.handle))
-            count(rejection, self.requests.stats)
+            count(rejection, self.lifecycle.stats)
             return
         assert cell is not None, "without a cell it was rejected"
         for victim, ending in admission.room_for(request, cell, self.config, now):
-            self.requests.withdraw(victim, ending)
-        self.requests.accept(request, cell, now)
+            self.lifecycle.withdraw(victim, ending)
+        self.lifecycle.accept(request, cell, now)
 
     def cancel(self, key: int, handle: int) -> None:
         """End a request on its gateway's wish; an unknown handle has already ended."""
         request = self.gateways[key].requests.get(handle)
         if request is not None:
-            self.requests.withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))
+            self.lifecycle.withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))
 
     # --- cells and replicas -----------------------------------------------------------------
 
@@ -121,7 +117,7 @@ class RouterCore:
             if book is None:
                 book = ReplicaBook(plan.replica_id, plan.cell_id, self.config.tpot_s)
                 self.replicas[plan.replica_id] = book
-                self.cells[plan.cell_id].replicas[plan.replica_id] = book
+                self.cells[plan.cell_id].fleet.replicas[plan.replica_id] = book
         for book in list(self.replicas.values()):
             plan = planned.get(book.replica_id)
             book.is_leaving = plan is None or plan.cell_id != book.cell_id
@@ -135,31 +131,31 @@ class RouterCore:
         self._forget(wanted)
 
     def _give_up_cell(self, cell: CellBook) -> None:
-        cell.is_owned, cell.absent_since = False, None
+        cell.is_owned = False
+        cell.fleet.absent_since = None
         for request in cell.queue.drain():
-            self.requests.end(request, moved(cell.cell_id, emitted=bool(request.output)))
+            self.lifecycle.end(request, moved(cell.cell_id, emitted=bool(request.output)))
 
     def _forget(self, wanted: dict[str, None]) -> None:
         """Drop replicas and cells that are no longer planned and hold nothing."""
         for book in list(self.replicas.values()):
-            if book.is_leaving and not book.slots and book.limits is None:
+            if book.is_leaving and not book.dispatches and book.limits is None:
                 cell = self.cells[book.cell_id]
                 del self.replicas[book.replica_id]
-                del cell.replicas[book.replica_id]
-                cell.forget(book.replica_id)
+                cell.fleet.forget(book.replica_id)
         for cell in list(self.cells.values()):
-            if cell.cell_id not in wanted and not cell.replicas:
+            if cell.cell_id not in wanted and not cell.fleet.replicas:
                 del self.cells[cell.cell_id]
 
-    def has_ended(self, slot: Slot) -> bool:
+    def has_ended(self, dispatch: Dispatch) -> bool:
         """Return whether an engine has said its last word about a sequence, or is gone."""
-        book = self.replicas.get(slot.replica_id)
-        return book is None or book.slots.get(slot.sequence) is not slot
+        book = self.replicas.get(dispatch.replica_id)
+        return book is None or book.dispatches.get(dispatch.sequence) is not dispatch
 
     def is_surplus(self, replica_id: str) -> bool:
         """Return whether a replica left its cell and runs nothing of ours: time to detach."""
         book = self.replicas.get(replica_id)
-        return book is None or (book.is_leaving and not book.slots)
+        return book is None or (book.is_leaving and not book.dispatches)
 
     def on_attached(self, replica_id: str, epoch: int, limits: EngineLimits, now: float) -> None:
         """Begin to use a replica: its engine holds nothing of ours."""
@@ -168,7 +164,7 @@ class RouterCore:
             return
         assert book.limits is None, "a replica has one attachment"
         book.attach(epoch, limits, now)
-        self.cells[book.cell_id].attached(book, now)
+        self.cells[book.cell_id].fleet.attached(book, now)
 
     def on_broken(self, replica_id: str, epoch: int) -> None:
         """Send nothing to a replica whose stream is gone, until it is resumed or lost."""
@@ -196,11 +192,11 @@ class RouterCore:
         if book is None or book.epoch != epoch or book.limits is None:
             return
         for entry in resumed:
-            slot = book.slots.get(entry.sequence)
-            if slot is None or not slot.is_open:  # a cancel may have got lost
-                self.requests.cancels.setdefault(replica_id, []).append(entry.sequence)
-            if slot is not None:
-                frames.file_missed(book, slot, entry, self.requests.stats, now)
+            dispatch = book.dispatches.get(entry.sequence)
+            if dispatch is None or not dispatch.is_open:  # a cancel may have got lost
+                self.lifecycle.cancels.setdefault(replica_id, []).append(entry.sequence)
+            if dispatch is not None:
+                frames.file_missed(book, dispatch, entry, self.lifecycle.stats, now)
         book.resume(new_epoch, {entry.sequence for entry in resumed}, now)
         self.cells[book.cell_id].update(book)
 
@@ -209,16 +205,16 @@ class RouterCore:
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
             return
-        self.requests.cancels.pop(replica_id, None)
+        self.lifecycle.cancels.pop(replica_id, None)
         self._give_up(book, " was lost", now)
 
     def _give_up(self, book: ReplicaBook, what: str, now: float) -> None:
         cell = self.cells[book.cell_id]
-        slots = book.detach()
-        cell.detached(book, slots, now)
-        for slot in slots:
-            if slot.is_open:
-                self.requests.retry(slot, ErrorCode.REPLICA_LOST, what, now)
+        dispatches = book.detach()
+        cell.fleet.detached(book, dispatches, now)
+        for dispatch in dispatches:
+            if dispatch.is_open:
+                self.lifecycle.retry(dispatch, ErrorCode.REPLICA_LOST, what, now)
 
     # --- canary probes ----------------------------------------------------------------------
 
@@ -226,19 +222,19 @@ class RouterCore:
         """Take the answer of a canary inference."""
         book = self.replicas.get(replica_id)
         if book is not None:
-            self.cells[book.cell_id].health.answered(replica_id, tokens, now)
+            self.cells[book.cell_id].fleet.health.answered(replica_id, tokens, now)
 
     def on_probe_failed(self, replica_id: str, now: float) -> None:
         """Note that a canary inference brought no answer in time."""
         book = self.replicas.get(replica_id)
         if book is not None:
-            self.cells[book.cell_id].health.probe_failed(replica_id, now)
+            self.cells[book.cell_id].fleet.health.probe_failed(replica_id, now)
 
     def on_transferred(self, sequence: int, blocks: int, now: float) -> None:
         """End a transfer that brought so many blocks, in order; the request goes on anyway."""
         result = self.handovers.end(self.cells, sequence, blocks, now)
         if result:
-            transfers = self.requests.stats.transfers
+            transfers = self.lifecycle.stats.transfers
             transfers[result] = transfers.get(result, 0) + 1
 
     # --- frames -----------------------------------------------------------------------------
@@ -257,15 +253,15 @@ class RouterCore:
         if frame.admitted:
             self._admitted(book, cell, frame, now)
         book.progress(frame)
-        frames.file_frame(book, frame, self.requests.stats, now)
+        frames.file_frame(book, frame, self.lifecycle.stats, now)
         if frame.finished:
             self._finish(book, cell, frame, now)
         if frame.HasField("kv_events"):
-            cell.cached(replica_id, frame.kv_events, now)
+            cell.fleet.cached(replica_id, frame.kv_events, now)
         if state.adapters_changed:
-            cell.residency.resident(replica_id, state.adapters_resident)
+            cell.fleet.residency.resident(replica_id, state.adapters_resident)
         if frame.steps and state.step_us:  # a heartbeat repeats the last step
-            cell.health.stepped(
+            cell.fleet.health.stepped(
                 replica_id,
                 state.step_us * 1e-6,
                 now,
@@ -274,11 +270,11 @@ class RouterCore:
                 kv_blocks=state.kv_blocks_used,
             )
         book.observe(frame, now)
-        for slot in book.take_unlisted():
-            book.finish(slot)
-            cell.released(slot)
-            if slot.is_open:
-                self.requests.retry(slot, ErrorCode.REPLICA_LOST, " did not get it", now)
+        for dispatch in book.take_unlisted():
+            book.finish(dispatch)
+            cell.fleet.released(dispatch)
+            if dispatch.is_open:
+                self.lifecycle.retry(dispatch, ErrorCode.REPLICA_LOST, " did not get it", now)
         cell.update(book)
 
     def _admitted(
@@ -286,103 +282,108 @@ class RouterCore:
     ) -> None:
         step_s = frame.state.step_us * 1e-6
         for entry in frame.admitted:
-            slot = book.slots.get(entry.sequence)
-            if slot is None:
+            dispatch = book.dispatches.get(entry.sequence)
+            if dispatch is None:
                 continue
             if frame.steps == 1 and step_s:
-                lag_s = now - slot.dispatched_at - entry.queue_us * 1e-6 - step_s
+                lag_s = now - dispatch.dispatched_at - entry.queue_us * 1e-6 - step_s
                 book.speed.observe_lag(lag_s)
-            book.admitted(slot, entry.cached_tokens)
-            if slot.request.adapter:
+            book.admitted(dispatch, entry.cached_tokens)
+            if dispatch.request.adapter:
                 waited_s = entry.queue_us * 1e-6
-                cell.residency.loaded(book.replica_id, slot.request.adapter, waited_s)
-            if slot.is_open:
-                frames.place(slot, entry.queue_us, self.requests.stats, entry.load_us)
+                cell.fleet.residency.loaded(book.replica_id, dispatch.request.adapter, waited_s)
+            if dispatch.is_open:
+                frames.place(dispatch, entry.queue_us, self.lifecycle.stats, entry.load_us)
 
     def _finish(
         self, book: ReplicaBook, cell: CellBook, frame: engine.StepFrame, now: float
     ) -> None:
         for entry in frame.finished:
-            slot = book.slots.get(entry.sequence)
-            if slot is None:
+            dispatch = book.dispatches.get(entry.sequence)
+            if dispatch is None:
                 continue
-            book.finish(slot)
-            cell.released(slot)
+            book.finish(dispatch)
+            cell.fleet.released(dispatch)
             kind = FINISHED.get(entry.reason)
-            if slot.is_prefill and entry.reason == engine.FINISH_REASON_LENGTH:
-                cell.health.succeeded(book.replica_id, now)
-                if slot.is_open:
-                    dispatch.hand_over(self, cell, slot, now)
+            if dispatch.is_prefill and entry.reason == engine.FINISH_REASON_LENGTH:
+                cell.fleet.health.succeeded(book.replica_id, now)
+                if dispatch.is_open:
+                    self.dispatcher.hand_over(cell, dispatch, now)
                 continue
             if kind is not None:
-                cell.finished(slot, now)
-                self.requests.stats.count_mismatches += slot.emitted != entry.output_tokens
-            if not slot.is_open:
+                cell.finished(dispatch, now)
+                self.lifecycle.stats.count_mismatches += dispatch.emitted != entry.output_tokens
+            if not dispatch.is_open:
                 continue
             if kind is not None:
                 tokens, prefill_us = entry.output_tokens, entry.prefill_us
                 ending = Ending(kind, output_tokens=tokens, prefill_us=prefill_us)
-                self.requests.end(slot.request, ending)
+                self.lifecycle.end(dispatch.request, ending)
             else:
-                self._finish_badly(book, cell, slot, entry, now)
+                self._finish_badly(book, cell, dispatch, entry, now)
 
     def _finish_badly(
-        self, book: ReplicaBook, cell: CellBook, slot: Slot, entry: engine.Finished, now: float
+        self,
+        book: ReplicaBook,
+        cell: CellBook,
+        dispatch: Dispatch,
+        entry: engine.Finished,
+        now: float,
     ) -> None:
         message = entry.message or entry.code
         what = f": {message}"
         if entry.reason == engine.FINISH_REASON_REFUSED:  # the request's fault, wherever it ran
             code = _REFUSALS.get(entry.code, ErrorCode.ENGINE_REFUSED)
-            kind, tokens = wire.OUTCOME_KIND_FAILED, slot.emitted
+            kind, tokens = wire.OUTCOME_KIND_FAILED, dispatch.emitted
             ending = Ending(kind, code, message, param=entry.param, output_tokens=tokens)
-            self.requests.end(slot.request, ending)
+            self.lifecycle.end(dispatch.request, ending)
         elif entry.reason == engine.FINISH_REASON_BUSY:
             drains = entry.code == ErrorCode.DRAINING
             pause_s = self.config.draining_pause_s if drains else self.config.busy_pause_s
             book.busy_until = now + pause_s
             self._busy[book.replica_id] = book
-            self.requests.retry(slot, None, what, now)
+            self.lifecycle.retry(dispatch, None, what, now)
         else:
-            cell.health.failed(book.replica_id, now)
-            self.requests.retry(slot, ErrorCode.ENGINE_FAILED, what, now)
+            cell.fleet.health.failed(book.replica_id, now)
+            self.lifecycle.retry(dispatch, ErrorCode.ENGINE_FAILED, what, now)
 
     # --- time -------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Actions:
         """Expire, bind what can start soon, and return all that is to be sent since the last."""
         actions = Actions()
-        self.requests.expire(now)
+        self.lifecycle.expire(now)
         if self._busy:
             self._wake_busy(now)
         for cell in self.cells.values():
-            actions.probes += cell.health.tick(now)
+            actions.probes += cell.fleet.health.tick(now)
             self._judge(cell, now)
             if cell.queue.requests:
-                dispatch.bind(self, cell, actions, now)
+                self.dispatcher.bind(cell, actions, now)
         if not self.handovers.is_idle:
             self._hand_over(actions, now)
         is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S
         if is_sign_of_life:
             self._alive_at = now
         self._tell_cells(now, everything=is_sign_of_life and now - self._recited_at >= _RECITAL_S)
-        if self.requests.cancels:
-            actions.cancels, self.requests.cancels = self.requests.cancels, {}
+        if self.lifecycle.cancels:
+            actions.cancels, self.lifecycle.cancels = self.lifecycle.cancels, {}
         for gateway in self.gateways.values():
             if gateway.batch or is_sign_of_life:
                 actions.batches.append((gateway.key, gateway.batch))
-                gateway.batch = Batch()
+                gateway.batch = GatewayBatch()
         return actions
 
     def next_tick_at(self, now: float) -> float:
         """Return when `tick` is due even if nothing happens."""
-        due = [self._alive_at + SIGN_OF_LIFE_S, self.requests.next_deadline()]
+        due = [self._alive_at + SIGN_OF_LIFE_S, self.lifecycle.next_deadline()]
         for cell in self.cells.values():
             if cell.is_dirty:
                 # While there are frames, one brings a tick before: it tells this with its tokens.
                 due.append(self._cells_told_at + _ALONE_FACTOR * self.config.cell_state_interval_s)
             if cell.queue.requests:
-                due.append(cell.retry_at(now))
-            due.append(cell.health.next_at(now))
+                due.append(cell.fleet.retry_at(now))
+            due.append(cell.fleet.health.next_at(now))
         if self._busy:
             due += [book.busy_until for book in self._busy.values()]
         due.append(self.handovers.next_at())
@@ -393,17 +394,17 @@ class RouterCore:
         handovers = self.handovers
         for sequence in handovers.overdue(now):
             self.on_transferred(sequence, 0, now)
-        for slot in handovers.ready:
-            book = self.replicas.get(slot.replica_id)
-            if book is None or book.slots.get(slot.sequence) is not slot:
+        for dispatch in handovers.ready:
+            book = self.replicas.get(dispatch.replica_id)
+            if book is None or book.dispatches.get(dispatch.sequence) is not dispatch:
                 continue
-            if slot.is_open:
-                slot.dispatched_at = now
-                actions.dispatches.setdefault(slot.replica_id, []).append(slot)
+            if dispatch.is_open:
+                dispatch.dispatched_at = now
+                actions.dispatches.setdefault(dispatch.replica_id, []).append(dispatch)
             else:  # cancelled before its engine heard of it
                 cell = self.cells[book.cell_id]
-                book.finish(slot)
-                cell.released(slot)
+                book.finish(dispatch)
+                cell.fleet.released(dispatch)
                 cell.update(book)
         handovers.ready = []
         actions.transfers, handovers.transfers = handovers.transfers, []
@@ -417,27 +418,27 @@ class RouterCore:
 
     def _judge(self, cell: CellBook, now: float) -> None:
         """Act on what the health of the cell's replicas has become."""
-        for verdict in cell.health.verdicts():
-            book = cell.replicas.get(verdict.replica_id)
+        for verdict in cell.fleet.health.verdicts():
+            book = cell.fleet.replicas.get(verdict.replica_id)
             if book is None:
                 continue
             if verdict.state is HealthState.EJECTED:
-                ejections = self.requests.stats.ejections
+                ejections = self.lifecycle.stats.ejections
                 ejections[verdict.reason] = ejections.get(verdict.reason, 0) + 1
                 if verdict.reason == "lying":
                     self._abandon(book, now)
             elif verdict.state is HealthState.HALF_OPEN:
-                ready = cell.replicas_ready()
+                ready = cell.fleet.ready()
                 book.speed.adopt([peer.speed for peer in ready if peer is not book])
             cell.update(book)
 
     def _abandon(self, book: ReplicaBook, now: float) -> None:
         """Take away what runs on a replica whose tokens are wrong."""
         what = " gives wrong answers"
-        for slot in list(book.slots.values()):
-            if slot.is_open:
-                self.requests.cancels.setdefault(book.replica_id, []).append(slot.sequence)
-                self.requests.retry(slot, ErrorCode.REPLICA_LOST, what, now)
+        for dispatch in list(book.dispatches.values()):
+            if dispatch.is_open:
+                self.lifecycle.cancels.setdefault(book.replica_id, []).append(dispatch.sequence)
+                self.lifecycle.retry(dispatch, ErrorCode.REPLICA_LOST, what, now)
 
     def _tell_cells(self, now: float, *, everything: bool) -> None:
         """Broadcast what changed, not too often."""
@@ -460,7 +461,7 @@ class RouterCore:
 
     def take_stats(self) -> Stats:
         """Return what happened since the last call."""
-        stats, self.requests.stats = self.requests.stats, Stats()
+        stats, self.lifecycle.stats = self.lifecycle.stats, Stats()
         return stats
 
     def drain(self) -> None:
@@ -472,20 +473,22 @@ class RouterCore:
     @property
     def live_requests(self) -> int:
         """Number of accepted requests that have not ended."""
-        return self.requests.live
+        return self.lifecycle.live
 
     def end_all(self) -> None:
         """End what the drain time was too short for, so that no gateway waits in vain."""
         for gateway in self.gateways.values():
             for request in list(gateway.requests.values()):
-                has_emitted = request.output or (request.slot is not None and request.slot.emitted)
+                has_emitted = request.output or (
+                    request.dispatch is not None and request.dispatch.emitted
+                )
                 ending = Ending(
                     wire.OUTCOME_KIND_LOST if has_emitted else wire.OUTCOME_KIND_EVICTED,
                     ErrorCode.DRAINING,
                     "this router is shutting down; try again",
                     retry_after_s=admission.DRAINING_RETRY_S,
                 )
-                self.requests.withdraw(request, ending)
+                self.lifecycle.withdraw(request, ending)
 
 
 # What an engine may refuse a request for; anything else is told as engine_refused.

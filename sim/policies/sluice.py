@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from gateway.dispatch.cell_choice import AFFINITY_BLOCKS, CellView, Wish, choose
 from router.core.fleet.prefix_index import BlockHashes
 from router.core.router import RouterCore
-from router.core.types.model import Actions, CoreConfig, EngineLimits, ReplicaPlan, Request
+from router.core.types.actions import Actions
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
+from router.core.types.request import Request
 from sim.engines import Engine, Job, StepRecord
 from sim.pool import Pool
 from sluice.hashing import BLOCK_TOKENS
@@ -250,12 +253,12 @@ class Sluice:
             self._tick(cell)
 
     def _perform(self, cell: _Cell, actions: Actions) -> None:
-        for replica_id, slots in actions.dispatches.items():
+        for replica_id, dispatches in actions.dispatches.items():
             link = self._by_id[replica_id]
-            for slot in slots:
-                job = self._jobs[slot.handle]
-                link.jobs[slot.sequence] = job
-                self._after(LINK_S, self._deliver_job, link, slot.sequence, job)
+            for dispatch in dispatches:
+                job = self._jobs[dispatch.handle]
+                link.jobs[dispatch.sequence] = job
+                self._after(LINK_S, self._deliver_job, link, dispatch.sequence, job)
         for replica_id, sequences in actions.cancels.items():
             self._after(LINK_S, self._cancel, self._by_id[replica_id], sequences)
         for replica_id in actions.probes:

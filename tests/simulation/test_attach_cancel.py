@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from router.attach import Attachment
 from router.core.router import RouterCore
-from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from sim.engine import StepCost

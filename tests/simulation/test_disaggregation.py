@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 
-from router.core.decide.disaggregation import FEATURE
-from router.core.types.model import Actions, EngineLimits, ReplicaPlan, Role, Transfer
+from router.core.handovers import FEATURE
+from router.core.types.actions import Actions, Transfer
+from router.core.types.plan import EngineLimits, ReplicaPlan, Role
 from sim.router_world import CELL, Fault, Workload, World
 from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -45,7 +46,7 @@ class SplitWorld(World):
 
     def _transferred(self, transfer: Transfer, blocks: int) -> None:
         self.brought += blocks
-        self.core.on_transferred(transfer.slot.sequence, blocks, self.now)
+        self.core.on_transferred(transfer.dispatch.sequence, blocks, self.now)
 
 
 LENGTHS = {"rate_per_s": 30, "prompt_tokens": 500, "output_tokens": 40}
@@ -66,7 +67,7 @@ def test_prompts_and_answers_run_on_different_replicas(seed: int):
     world = run(SplitWorld(seed), WORKLOAD)
     assert all(client.final and client.final.kind in FINISHED for client in world.clients)
     assert len(world.transfers) > 10
-    ways = {(entry.source[-1], entry.slot.replica_id[-1]) for entry in world.transfers}
+    ways = {(entry.source[-1], entry.dispatch.replica_id[-1]) for entry in world.transfers}
     assert {source for source, _ in ways} <= {"0", "1"}
     assert {target for _, target in ways} <= {"2", "3"}
 

@@ -9,7 +9,9 @@ import pytest
 from router.attach import CREDIT_EVERY_S, RESUME_S, Attachment
 from router.core import invariants
 from router.core.router import RouterCore
-from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan, Slot
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
+from router.core.types.request import Dispatch
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from router.outgoing import GatewayLink
@@ -23,10 +25,10 @@ LIMITS = EngineLimits(4096, 16, 256, 512, 16)
 SILENCE_S = 1.0
 
 
-def slots(setup: "Setup") -> list[Slot]:
+def dispatches(setup: "Setup") -> list[Dispatch]:
     """What is open on any replica."""
     books = setup.hub.core.replicas.values()
-    return [slot for book in books for slot in book.slots.values() if slot.is_open]
+    return [dispatch for book in books for dispatch in book.dispatches.values() if dispatch.is_open]
 
 
 class Setup:
@@ -216,7 +218,7 @@ def test_a_cancel_while_the_stream_is_broken_reaches_the_engine():
         await setup.until(lambda: len(host.engine.held) == 1)
         setup.hub.request(setup.link, wire.ConnectRequest(cancels=[2]))
         await setup.until(lambda: not host.engine.held)
-        await setup.until(lambda: not setup.hub.core.replicas["replica-0"].slots)
+        await setup.until(lambda: not setup.hub.core.replicas["replica-0"].dispatches)
 
     simulate(scenario, replicas=1)
 
@@ -296,9 +298,9 @@ def test_a_replica_that_lies_is_found_by_probes_and_given_nothing_more():
         setup.submit(*range(1, 9), output=600)
         await setup.until(lambda: len(setup.tokens) == 8)
         setup.hosts[2].engine.is_lying = True
-        health = setup.hub.core.cells[CELL].health
+        health = setup.hub.core.cells[CELL].fleet.health
         await setup.until(lambda: health.reason("replica-2") == "lying")
-        running = {slot.replica_id for slot in slots(setup)}
+        running = {dispatch.replica_id for dispatch in dispatches(setup)}
         assert "replica-2" not in running
         setup.submit(*range(100, 130), output=20)
         await setup.until(lambda: all(handle in setup.outcomes for handle in range(100, 130)))

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from router.core.types.model import CoreConfig, EngineLimits
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits
 from sim.router_world import Fault, Workload, World
 from sluice.wire.router.v1 import router_pb2 as wire
 

@@ -36,7 +36,7 @@ def check(pool: Pool, policy: Sluice) -> None:
     for core in policy.cores:
         invariants.check(core)
         assert not core.live_requests
-        assert not any(book.slots for book in core.replicas.values())
+        assert not any(book.dispatches for book in core.replicas.values())
         stats = core.take_stats()
         assert not stats.count_mismatches
         assert not stats.stray_tokens

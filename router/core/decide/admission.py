@@ -1,17 +1,28 @@
-"""Whether a request may wait at all, and whom it replaces when there is no room.
+"""Decides whether a request may wait at all, and which one it replaces when there is no room.
 
-Refused here it was never queued. What is refused or shed under pressure, in this order: batch
-work, requests whose adapter no replica has, the lowest tiers. The highest tier is refused only
-when nothing below it is left that runs on more than its reserved share.
+A request refused here was never queued. Under pressure these are refused or shed, in this order:
+batch work, requests whose adapter no replica has, the lowest tiers. The highest tier is refused
+only when no lower tier is left that runs on more than its reserved share.
 """
 
 from collections.abc import Iterator
+from typing import Protocol
 
-from router.core.cell import CellBook
-from router.core.decide import forecast as forecasts
-from router.core.decide.forecast import bounded_retry_s
+from router.core.decide.forecast import (
+    HIGHER_TIERS_MAX_S,
+    Forecast,
+    Prediction,
+    Supply,
+    bounded_retry_s,
+    queue_wait_s,
+    service_s,
+)
+from router.core.fleet.adapters import AdapterResidency
+from router.core.queue.adapter_waiters import AdapterWaiters
+from router.core.queue.fair_queue import FairQueue
+from router.core.types.config import CoreConfig
 from router.core.types.ending import Ending
-from router.core.types.model import CoreConfig, Request
+from router.core.types.request import Request
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -22,9 +33,52 @@ _COLD_ADAPTER = "the adapter is on no replica yet; try again later, or ask for t
 _SAMPLE = 4  # one of so many predictions is made although nothing depends on it, to learn from it
 
 
+class FleetLimits(Protocol):
+    """The limits of a cell's replicas that admission reads; see `CellFleet`."""
+
+    prompt_tokens_max: int | None
+    has_adapters: bool
+    residency: AdapterResidency
+
+
+class AdmissionCell(Protocol):
+    """The numbers of a cell that admission reads; see `AdmissionCell`."""
+
+    is_owned: bool
+    queue: FairQueue
+    forecast: Forecast
+    adapter_waiters: AdapterWaiters
+    uncached_mean: float
+
+    @property
+    def fleet(self) -> FleetLimits:
+        """The limits of its replicas."""
+        ...
+
+    def supply(self, now: float) -> Supply:
+        """Return the supply of its replicas."""
+        ...
+
+    def predict(self, request: Request, now: float) -> Prediction:
+        """Return the predicted first token of a request that came now."""
+        ...
+
+    def idle_prefill_s(self, request: Request) -> float:
+        """Return the seconds of a request's own prefill."""
+        ...
+
+    def wait_ahead_s(self, request: Request, ahead: tuple[int, float], now: float) -> float:
+        """Return the uncorrected wait behind so many requests and prompt tokens."""
+        ...
+
+    def runs_below(self, priority: int, now: float) -> bool:
+        """Return whether lower tiers run on more than their reserved share."""
+        ...
+
+
 def rejection(
     request: Request,
-    cell: CellBook | None,
+    cell: AdmissionCell | None,
     config: CoreConfig,
     now: float,
     *,
@@ -54,7 +108,7 @@ def rejection(
 
 
 def room_for(
-    request: Request, cell: CellBook, config: CoreConfig, now: float
+    request: Request, cell: AdmissionCell, config: CoreConfig, now: float
 ) -> Iterator[tuple[Request, Ending]]:
     """Yield whom an admitted request replaces in the queue, and with which ending.
 
@@ -75,46 +129,40 @@ def _rejected(code: ErrorCode, message: str, retry_after_s: float = 0.0) -> Endi
     return Ending(wire.OUTCOME_KIND_REJECTED, code, message, retry_after_s=retry_after_s)
 
 
-def _unservable(request: Request, cell: CellBook) -> Ending | None:
+def _unservable(request: Request, cell: AdmissionCell) -> Ending | None:
     """Refuse what no replica of the cell can take, whatever the load."""
-    longest = cell.prompt_tokens_max
+    longest = cell.fleet.prompt_tokens_max
     if longest is None:
         return None  # nothing is attached: nobody knows yet
     if request.prompt_tokens > longest:
         message = f"the prompt has {request.prompt_tokens} tokens, {longest} fit; shorten it"
         return _rejected(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message)
-    if request.adapter and not cell.has_adapters:
+    if request.adapter and not cell.fleet.has_adapters:
         message = "the engines of this model serve no adapters; ask for the base model"
         return _rejected(ErrorCode.ADAPTER_NOT_FOUND, message)
     return None
 
 
-def _is_begun(request: Request) -> bool:
-    """Return whether its client is being answered already: to refuse it would break the answer."""
-    submit = request.payload
-    return submit is not None and (submit.resumed_tokens > 0 or submit.is_begun)
-
-
 def _over_tenant_limit(
-    request: Request, cell: CellBook, config: CoreConfig, now: float
+    request: Request, cell: AdmissionCell, config: CoreConfig, now: float
 ) -> Ending | None:
     requests, tokens = cell.queue.tenant_load(request.priority, request.tenant_id)
     is_over = (
         requests >= config.tenant_requests_max
         or tokens + request.prompt_tokens > config.tenant_tokens_max
     )
-    if not is_over or not requests or _is_begun(request):
+    if not is_over or not requests or request.is_begun:
         return None
     message = (
         f"{requests} requests with {tokens} tokens of this tenant wait; at most"
         f" {config.tenant_requests_max} with {config.tenant_tokens_max} may: wait for answers"
     )
-    wait_s = forecasts.predict_ttft_s(cell, request, now) / 2
+    wait_s = cell.predict(request, now).ttft_s() / 2
     return _rejected(ErrorCode.TENANT_QUEUE_FULL, message, bounded_retry_s(wait_s))
 
 
 def _excess(
-    request: Request, cell: CellBook, config: CoreConfig, *, share: float = 1.0
+    request: Request, cell: AdmissionCell, config: CoreConfig, *, share: float = 1.0
 ) -> tuple[float, float] | None:
     """Return by how many requests and tokens the queue would be over its bounds; None: not."""
     queue = cell.queue
@@ -124,7 +172,7 @@ def _excess(
 
 
 def _over_queue_limit(
-    request: Request, cell: CellBook, config: CoreConfig, now: float
+    request: Request, cell: AdmissionCell, config: CoreConfig, now: float
 ) -> Ending | None:
     if _excess(request, cell, config, share=COLD_SHARE) is None:
         return None
@@ -141,23 +189,25 @@ def _over_queue_limit(
     return _rejected(ErrorCode.OVERLOADED, message, drain_s(cell, now))
 
 
-def _is_cold(request: Request, cell: CellBook) -> bool:
+def _is_cold(request: Request, cell: AdmissionCell) -> bool:
     return (
-        bool(request.adapter) and cell.residency.is_cold(request.adapter) and not _is_begun(request)
+        bool(request.adapter)
+        and cell.fleet.residency.is_cold(request.adapter)
+        and not request.is_begun
     )
 
 
-def _is_kept(request: Request, cell: CellBook, now: float) -> bool:
+def _is_kept(request: Request, cell: AdmissionCell, now: float) -> bool:
     """Return whether it is of the highest tier while lower ones run: then it waits with them."""
-    forecast = cell.forecast
-    return forecast.is_top(request.priority) and forecast.runs_below(cell, request.priority, now)
+    priority = request.priority
+    return cell.forecast.is_top(priority) and cell.runs_below(priority, now)
 
 
-def _cheapest_to_lose(request: Request, cell: CellBook, now: float) -> Request | None:
+def _cheapest_to_lose(request: Request, cell: AdmissionCell, now: float) -> Request | None:
     victim = cell.queue.cheapest_to_lose(request.priority, now)
     if victim is None or victim.is_preemptible:
         return victim
-    return cell.adapter_waiters.cheapest_cold(request.priority, cell.residency) or victim
+    return cell.adapter_waiters.cheapest_cold(request.priority, cell.fleet.residency) or victim
 
 
 def told(seconds: float) -> str:
@@ -165,35 +215,37 @@ def told(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
-def drain_s(cell: CellBook, now: float) -> float:
+def drain_s(cell: AdmissionCell, now: float) -> float:
     """Return the predicted time until half of what waits is served, as it may be told."""
     queue = cell.queue
-    wait_s = forecasts.queue_s(cell.forecast.supply(cell, now), queue.requests, queue.tokens)
+    wait_s = queue_wait_s(cell.supply(now), queue.requests, queue.tokens)
     return bounded_retry_s(wait_s / 2)
 
 
-def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) -> Ending | None:
+def _too_late(
+    request: Request, cell: AdmissionCell, config: CoreConfig, now: float
+) -> Ending | None:
     """Refuse what would not have its first token by its deadline, however long it waited."""
-    if not cell.queue.requests or _is_begun(request):
+    if not cell.queue.requests or request.is_begun:
         return None  # with nobody before it, only trying shows how long it takes
     forecast = cell.forecast
-    supply = forecast.supply(cell, now)
+    supply = cell.supply(now)
     if not supply.replicas:
         return None
     deadline_s = request.deadline_s or config.deadline_default_s
     is_cold = _is_cold(request, cell)
     if not is_cold and request.order % _SAMPLE:
-        # With everybody before it, it would wait longest: cheap to see, and mostly enough.
-        everybody = cell.queue.requests, cell.queue.tokens
+        # Behind all that waits it would wait longest: cheap to see, and mostly enough.
+        everything = cell.queue.requests, cell.queue.tokens
         accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
-        correction, alone_s = accuracy.correction(), forecasts.alone_s(cell, request)
-        longest_s = forecasts.queue_s(supply, *everybody) + forecasts.HIGHER_TIERS_MAX_S
-        if longest_s * correction + alone_s <= deadline_s:
+        correction, prefill_s = accuracy.correction(), cell.idle_prefill_s(request)
+        longest_s = queue_wait_s(supply, *everything) + HIGHER_TIERS_MAX_S
+        if longest_s * correction + prefill_s <= deadline_s:
             return None
-        longest_s = forecast.queue_s(cell, request, everybody, now)
-        if longest_s * correction + alone_s <= deadline_s:
+        longest_s = cell.wait_ahead_s(request, everything, now)
+        if longest_s * correction + prefill_s <= deadline_s:
             return None
-    prediction = forecasts.predict(cell, request, now)
+    prediction = cell.predict(request, now)
     wait_s = prediction.ttft_s()
     over_s = wait_s - (deadline_s * COLD_SHARE if is_cold else deadline_s)
     if over_s <= 0.0 or _is_kept(request, cell, now):
@@ -201,6 +253,6 @@ def _too_late(request: Request, cell: CellBook, config: CoreConfig, now: float) 
         return None
     message = f"the first token would take {told(wait_s)}, the deadline is {told(deadline_s)}"
     message += f", and {_COLD_ADAPTER}" if is_cold else "; try again later"
-    service_s = forecasts.service_s(supply, request.uncached_tokens)
-    retry_s = forecast.promises.retry_after_s(request.priority, over_s, service_s, now)
+    taken_s = service_s(supply, request.uncached_tokens)
+    retry_s = forecast.promises.retry_after_s(request.priority, over_s, taken_s, now)
     return _rejected(ErrorCode.OVERLOADED, message, retry_s)

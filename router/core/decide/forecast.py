@@ -1,20 +1,11 @@
-"""When a request that came now would have its first token: predicted, and corrected by experience.
+"""Predicts the first token of a request that came now, for admission, and learns from the real one.
 
-Plain numbers in, plain numbers out; `supply_of` and `demand_of` read them off a cell. A prediction
-decides whether a request is refused at once, so what it does not know it leaves to the correction,
-which follows what really happened and stays within bounds.
+Every input is a plain number. A prediction decides whether a request is refused at once, so the
+unknown part of it is left to a correction, which follows the real times and stays within bounds.
 """
 
 from dataclasses import dataclass
 from math import exp
-from typing import TYPE_CHECKING
-
-from router.core.fleet.health import HealthState
-from router.core.types.model import Role
-
-if TYPE_CHECKING:
-    from router.core.cell import CellBook
-    from router.core.types.model import Request
 
 CORRECTION_MIN = 0.5
 CORRECTION_MAX = 8.0
@@ -23,11 +14,6 @@ RETRY_AFTER_MAX_S = 30.0
 RETRY_AFTER_UNKNOWN_S = 2.0  # nothing is attached: about the time a replica takes to come back
 _SMOOTHING = 0.05  # weight of a new error
 _PRIOR_S = 1.0  # waits that the first errors are weighed against
-# A walk over all replicas takes microseconds for each of them. The more there are, the less one
-# dispatch changes of what all can do.
-_SUPPLY_KEPT_S = 0.01
-_SUPPLY_KEPT_PER_REPLICA_S = 0.0005
-_RUNS_KEPT_S = 0.05
 _SHARE_MIN = 0.02  # of what higher tiers leave
 _ARRIVALS_S = 5.0  # horizon of what is known of arrivals
 HIGHER_TIERS_MAX_S = _ARRIVALS_S  # what has come of late adds no more to a wait; see `beside_s`
@@ -57,13 +43,13 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A request and what is served before it.
+    """A request, and the work that is served before it.
 
     Attributes:
         requests_ahead: Waiting requests that are served before it.
         tokens_ahead: Prompt tokens that have to be computed for them.
         prefill_s: Its own prefill, on a replica that does nothing else.
-        adapter_s: Until its adapter is in a slot.
+        adapter_s: Seconds until its adapter is loaded.
     """
 
     requests_ahead: int
@@ -75,7 +61,7 @@ class Demand:
 NO_SUPPLY = Supply(0, 0.0, 0.0, 0, 0.0)
 
 
-def queue_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> float:
+def queue_wait_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> float:
     """Return the time until a request with so much before it is started; inf: nobody serves.
 
     Prefill and places are used up at the same time, so the scarcer of the two decides.
@@ -208,24 +194,28 @@ class Promises:
 
 
 class Prediction:
-    """What was predicted for one request; told what became of it, once.
+    """The predicted first token of one request; learns once from the real one.
 
     Attributes:
-        queue_s: Until it is started, before the correction.
-        own_s: From then on.
+        uncorrected_s: Seconds until the request is started, before the correction.
+        served_s: Seconds from then on to the first token.
     """
 
-    __slots__ = ("_accuracy", "_wait_s", "own_s", "queue_s")
+    __slots__ = ("_accuracy", "_wait_s", "served_s", "uncorrected_s")
 
     def __init__(
-        self, accuracy: Accuracy, queue_s: float, own_s: float, overdue_s: float = float("inf")
+        self,
+        accuracy: Accuracy,
+        uncorrected_s: float,
+        served_s: float,
+        overdue_s: float = float("inf"),
     ) -> None:
-        """Predict with what is known now; after `overdue_s` nobody overtakes the request."""
+        """Predict; after `overdue_s` no request overtakes this one."""
         self._accuracy = accuracy
-        self.queue_s = queue_s
-        self.own_s = own_s
+        self.uncorrected_s = uncorrected_s
+        self.served_s = served_s
         # What is before it now is served whatever comes; what overtakes it does so for a time.
-        self._wait_s = min(queue_s * accuracy.correction(), max(queue_s, overdue_s))
+        self._wait_s = min(uncorrected_s * accuracy.correction(), max(uncorrected_s, overdue_s))
 
     def wait_s(self) -> float:
         """Return the time until it is started, corrected by what was known; inf: nobody serves."""
@@ -233,37 +223,29 @@ class Prediction:
 
     def ttft_s(self) -> float:
         """Return the time until the first token; inf: nobody serves."""
-        return self.wait_s() + self.own_s
+        return self.wait_s() + self.served_s
 
     def first_token(self, waited_s: float) -> None:
         """Learn from the first token."""
-        self._accuracy.observe(self.queue_s, max(0.0, waited_s - self.own_s))
+        self._accuracy.observe(self.uncorrected_s, max(0.0, waited_s - self.served_s))
 
     def expired(self, waited_s: float) -> None:
         """Learn from a request that had none by now: it took longer than this."""
-        if waited_s > self.queue_s + self.own_s:
+        if waited_s > self.uncorrected_s + self.served_s:
             self.first_token(waited_s)
 
 
 class Forecast:
     """One cell's predictions, what they turned out to be worth, and what was promised by them."""
 
-    __slots__ = (
-        *("_below", "_below_of", "_below_until", "_supply", "_supply_until", "_top", "_top_until"),
-        *("_accuracies", "arrivals", "promises"),
-    )
+    __slots__ = ("_accuracies", "_top", "_top_until", "arrivals", "promises")
 
     def __init__(self) -> None:
         self._accuracies = tuple(Accuracy() for _ in range(len(_SIZES) + 1))
         self.arrivals = Arrivals()
         self.promises = Promises()
-        self._supply = NO_SUPPLY
-        self._supply_until = float("-inf")
         self._top = 0
         self._top_until = float("-inf")
-        self._below = False
-        self._below_of = 0
-        self._below_until = float("-inf")
 
     def accuracy(self, uncached_tokens: int, mean: float) -> Accuracy:
         """Return what is known about predictions for prompts of a size.
@@ -273,30 +255,27 @@ class Forecast:
         size = sum(uncached_tokens > factor * mean for factor in _SIZES)
         return self._accuracies[size]
 
-    def supply(self, cell: "CellBook", now: float) -> Supply:
-        """Return what the cell can do, as of a moment ago: walking over it takes its time."""
-        if now >= self._supply_until:
-            self._supply = supply_of(cell, now)
-            self._supply_until = now + max(
-                _SUPPLY_KEPT_S, self._supply.replicas * _SUPPLY_KEPT_PER_REPLICA_S
-            )
-        return self._supply
-
-    def queue_s(
-        self, cell: "CellBook", request: "Request", ahead: tuple[int, float], now: float
+    def wait_s(
+        self,
+        supply: Supply,
+        ahead: tuple[int, float],
+        *,
+        priority: int,
+        reserved_permille: int,
+        now: float,
     ) -> float:
-        """Return the time until a request with so much before it is started, as yet uncorrected.
+        """Return the uncorrected seconds until a request is started, beside higher tiers.
 
         Args:
-            cell: Whose forecast this is.
-            request: Not yet waiting.
+            supply: Of the cell.
             ahead: Requests and prompt tokens that are served before it.
+            priority: Of the request.
+            reserved_permille: Share that its tier gets at least.
             now: Time.
         """
-        supply = self.supply(cell, now)
-        wait_s = queue_s(supply, *ahead)
-        above = self.arrivals.above(request.priority, now)
-        share = share_left(supply, *above, request.reserved_permille / 1000)
+        wait_s = queue_wait_s(supply, *ahead)
+        above = self.arrivals.above(priority, now)
+        share = share_left(supply, *above, reserved_permille / 1000)
         return beside_s(wait_s, share, self.arrivals.known_s(now))
 
     def seen(self, priority: int, now: float) -> None:
@@ -308,87 +287,3 @@ class Forecast:
     def is_top(self, priority: int) -> bool:
         """Return whether no higher tier had any work of late."""
         return priority >= self._top
-
-    def runs_below(self, cell: "CellBook", priority: int, now: float) -> bool:
-        """Return whether lower tiers run on more than what is reserved for them; a moment old."""
-        if now >= self._below_until or priority != self._below_of:
-            self._below = any(
-                slot.is_open
-                and slot.request.priority < priority
-                and not slot.request.reserved_permille
-                for book in cell.replicas.values()
-                for slot in book.slots.values()
-            )
-            self._below_of = priority
-            self._below_until = now + _RUNS_KEPT_S
-        return self._below
-
-
-def supply_of(cell: "CellBook", now: float) -> Supply:
-    """Return what the replicas of a cell can do now."""
-    queue = cell.queue
-    prompt = queue.tokens / queue.requests if queue.requests else cell.uncached_mean
-    sequence_tokens = max(1.0, prompt + cell.output_mean)  # that a further sequence would hold
-    tokens_s = ends_s = 0.0
-    backlog_s = float("inf")
-    free = replicas = 0
-    for book in cell.replicas_ready():
-        limits = book.limits
-        assert limits is not None, "ready means attached"
-        if cell.health.state(book.replica_id) is HealthState.EJECTED:
-            continue
-        replicas += 1
-        tokens_s += book.tokens_s
-        backlog_s = min(backlog_s, book.backlog_s(now))
-        if book.role is Role.PREFILL:
-            continue  # answers have their places elsewhere
-        running = len(book.slots)
-        room = int(book.kv_free_blocks() * limits.block_tokens / sequence_tokens)
-        if not running:
-            room = max(room, 1)  # one sequence alone always goes
-        free += max(0, min(limits.sequences_max - running, room))
-        speed, shadow = book.speed, book.shadow
-        is_prefilling = shadow.tokens > 0.0 or not shadow.pauses  # in this step or the next
-        step_s = speed.full_step_s() if is_prefilling else speed.decode_step_s
-        ends_s += running / (max(1.0, cell.output_mean) * step_s)
-    return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
-
-
-def demand_of(cell: "CellBook", request: "Request", now: float) -> Demand:
-    """Return what a request would wait for if it came now."""
-    uncached = request.uncached_tokens
-    requests, tokens = cell.queue.ahead(
-        request.priority, request.tenant_id, request.weight, uncached, now
-    )
-    return Demand(requests, tokens, alone_s(cell, request), adapter_s(cell, request))
-
-
-def adapter_s(cell: "CellBook", request: "Request") -> float:
-    """Return the time until a request's adapter could be in a slot somewhere."""
-    if not request.adapter or not cell.residency.is_cold(request.adapter):
-        return 0.0
-    anywhere = next(iter(cell.replicas), "")
-    return cell.residency.load_s(anywhere, request.adapter)
-
-
-def predict(cell: "CellBook", request: "Request", now: float) -> Prediction:
-    """Return when a request would have its first token if it came now."""
-    forecast = cell.forecast
-    demand = demand_of(cell, request, now)
-    ahead = demand.requests_ahead, demand.tokens_ahead
-    wait_s = forecast.queue_s(cell, request, ahead, now)
-    accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
-    overdue_s = request.overdue_at - request.arrived_at
-    return Prediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)
-
-
-def predict_ttft_s(cell: "CellBook", request: "Request", now: float) -> float:
-    """Return when a request would have its first token if it came now; inf: nobody serves."""
-    return predict(cell, request, now).ttft_s()
-
-
-def alone_s(cell: "CellBook", request: "Request") -> float:
-    """Return the time of a request's own prefill, on a replica that does nothing else."""
-    uncached = request.uncached_tokens
-    book = next(iter(cell.takers.values()), None) or next(iter(cell.replicas_ready()), None)
-    return 0.0 if book is None else book.prefill_s(uncached, request.prompt_tokens - uncached)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from router.core.fleet.engine_model import IDLE
 from router.core.fleet.replica import ReplicaBook
-from router.core.fleet.speed import Usual
-from router.core.types.model import Request, Role
+from router.core.fleet.speed import MeanSpeed
+from router.core.types.plan import Role
+from router.core.types.request import Request
 
 # Computing what another replica holds takes capacity from everybody else, too.
 _RECOMPUTE_WEIGHT = 1.0
@@ -45,7 +46,7 @@ class Choice:
 
 def cost_s(
     book: ReplicaBook,
-    usual: Usual,
+    mean_speed: MeanSpeed,
     uncached: int,
     cached: int,
     adapter_s: float,
@@ -54,16 +55,18 @@ def cost_s(
     is_home: bool,
 ) -> float:
     """Return what placement minimises: the predicted time until the first token, weighted."""
-    cost = book.backlog_s(now) + own_s(usual, uncached, cached) + adapter_s
-    shadow = book.shadow
-    at_risk = shadow.at_risk(uncached, book.speed.prompt_s(uncached, cached))
-    cost += _RISK_SHARE * shadow.tpot_s * at_risk
-    return cost - _HOME_TOKENS * usual.token_s if is_home else cost
+    cost = book.backlog_s(now) + prompt_cost_s(mean_speed, uncached, cached) + adapter_s
+    engine_model = book.engine_model
+    at_risk = engine_model.at_risk(uncached, book.speed.prompt_s(uncached, cached))
+    cost += _RISK_SHARE * engine_model.tpot_s * at_risk
+    return cost - _HOME_TOKENS * mean_speed.token_s if is_home else cost
 
 
-def own_s(usual: Usual, uncached: int, cached: int) -> float:
+def prompt_cost_s(mean_speed: MeanSpeed, uncached: int, cached: int) -> float:
     """Return the part of the cost that is the same wherever as much of the prompt is cached."""
-    return usual.prefill_s(uncached, cached) + _RECOMPUTE_WEIGHT * uncached * usual.token_s
+    return (
+        mean_speed.prefill_s(uncached, cached) + _RECOMPUTE_WEIGHT * uncached * mean_speed.token_s
+    )
 
 
 def is_paced(book: ReplicaBook, uncached: int, cached: int) -> bool:
@@ -71,10 +74,10 @@ def is_paced(book: ReplicaBook, uncached: int, cached: int) -> bool:
 
     Call after `opens_at` or `cost_s`.
     """
-    shadow = book.shadow
-    if shadow.is_idle or shadow.pauses >= _PAUSES_MAX:
+    engine_model = book.engine_model
+    if engine_model.is_idle or engine_model.pauses >= _PAUSES_MAX:
         return False
-    return shadow.at_risk(uncached, book.speed.prompt_s(uncached, cached)) > 0
+    return engine_model.at_risk(uncached, book.speed.prompt_s(uncached, cached)) > 0
 
 
 def excluded_by(
@@ -88,7 +91,7 @@ def excluded_by(
     reason = ""
     if book.is_draining:
         reason = "draining"
-    elif len(book.slots) >= limits.sequences_max:
+    elif len(book.dispatches) >= limits.sequences_max:
         reason = "sequences"
     elif not book.may_take:
         reason = "ejected"
@@ -108,14 +111,7 @@ def excluded_by(
 def cached_tokens(book: ReplicaBook, request: Request, matches: Mapping[str, int]) -> int:
     """Return how many prompt tokens a replica is predicted to have cached; never the last one."""
     blocks = matches.get(book.replica_id)
-    return cached_in(book, request, blocks) if blocks else 0
-
-
-def cached_in(book: ReplicaBook, request: Request, blocks: int) -> int:
-    """Return how many prompt tokens so many leading blocks hold; never the last one."""
-    if not blocks or book.limits is None:
-        return 0
-    return min(blocks * book.limits.block_tokens, request.prompt_tokens - 1)
+    return book.cached_in(request.prompt_tokens, blocks) if blocks else 0
 
 
 def choose(
@@ -124,7 +120,7 @@ def choose(
     matches: Mapping[str, int],
     *,
     owed_until: dict[str, float],
-    usual: Usual,
+    mean_speed: MeanSpeed,
     output: int,
     home: str | None,
     adapter_s: Mapping[str, float],
@@ -141,8 +137,8 @@ def choose(
         books: Those that may take something, by name; the first of equals is chosen.
         request: To be placed.
         matches: Cached leading blocks by replica; holders only.
-        owed_until: `Shadow.owed_until` of `books`, in their order; renewed where it has passed.
-        usual: Speed of the cell's replicas.
+        owed_until: `EngineModel.owed_until` of `books`, in order; renewed where it has passed.
+        mean_speed: Speed of the cell's replicas.
         output: Output tokens that KV blocks are to be booked for.
         home: Where the session's last request ran.
         adapter_s: Seconds until its adapter is in a slot, by replica; empty for the base.
@@ -152,17 +148,17 @@ def choose(
     """
     names, best_s, best_at, best_cached = list(books), float("inf"), -1, 0
 
-    def look_at(name: str, least_own_s: float) -> bool:
+    def look_at(name: str, least_prompt_s: float) -> bool:
         """Price a replica, unless it can be seen that it costs more than the best."""
         nonlocal best_s, best_at, best_cached
         at, left_s = names.index(name), owed_until[name] - now - ROUNDED_S
-        least_s = least_own_s + left_s if left_s > 0.0 else least_own_s
+        least_s = least_prompt_s + left_s if left_s > 0.0 else least_prompt_s
         if (least_s, at) >= (best_s, best_at):
             return False
         book = books[name]
         cached = cached_tokens(book, request, matches)
         uncached, wait_s = request.prompt_tokens - cached, adapter_s.get(name, 0.0)
-        score_s = cost_s(book, usual, uncached, cached, wait_s, now, is_home=name == home)
+        score_s = cost_s(book, mean_speed, uncached, cached, wait_s, now, is_home=name == home)
         is_better = (score_s, at) < (best_s, best_at) and name not in without
         if is_better and not excluded_by(book, request, output, cached, is_only=is_only):
             best_s, best_at, best_cached = score_s, at, cached
@@ -170,11 +166,11 @@ def choose(
 
     if not books:
         return None
-    own_of_most_s, first = _looked_at_first(books, request, matches, usual, home)
-    for name, least_own_s in first.items():
-        look_at(name, least_own_s)
+    prompt_of_most_s, first = _looked_at_first(books, request, matches, mean_speed, home)
+    for name, least_prompt_s in first.items():
+        look_at(name, least_prompt_s)
     for name in _by_owed(books, owed_until, now):
-        if not look_at(name, own_of_most_s):
+        if not look_at(name, prompt_of_most_s):
             break
     return Choice(books[names[best_at]], best_cached, best_s) if best_at >= 0 else None
 
@@ -183,26 +179,26 @@ def _looked_at_first(
     books: Mapping[str, ReplicaBook],
     request: Request,
     matches: Mapping[str, int],
-    usual: Usual,
+    mean_speed: MeanSpeed,
     home: str | None,
 ) -> tuple[float, dict[str, float]]:
-    """Return `own_s` of most, and of each that is looked at first: home, and who holds more.
+    """Return `prompt_cost_s` of most replicas, and of each seen first: home, holders of more.
 
     Home stands first, since no bound knows of its bonus.
     """
     book = next(iter(books.values()))
     blocks_of_all = min(matches.values()) if len(matches) >= len(books) else 0
-    own_by_blocks: dict[int, float] = {}
+    cost_by_blocks: dict[int, float] = {}
     for blocks in {blocks_of_all, *matches.values()}:
-        cached = cached_in(book, request, blocks)
-        own_by_blocks[blocks] = own_s(usual, request.prompt_tokens - cached, cached)
+        cached = book.cached_in(request.prompt_tokens, blocks)
+        cost_by_blocks[blocks] = prompt_cost_s(mean_speed, request.prompt_tokens - cached, cached)
     first: dict[str, float] = {}
     if home is not None and home in books:
-        first[home] = own_by_blocks[blocks_of_all]
+        first[home] = cost_by_blocks[blocks_of_all]
     for name, blocks in matches.items():
         if blocks > blocks_of_all and name in books:
-            first[name] = own_by_blocks[blocks]
-    return own_by_blocks[blocks_of_all], first
+            first[name] = cost_by_blocks[blocks]
+    return cost_by_blocks[blocks_of_all], first
 
 
 def _by_owed(
@@ -214,8 +210,8 @@ def _by_owed(
     free = bisect_right(order, now, key=until)
     if free and until(order[free - 1]) > IDLE:  # what was owed is done, and no frame says so yet
         for name in order[:free]:
-            shadow = books[name].shadow
-            shadow.advance(now)
-            owed_until[name] = shadow.owed_until
+            engine_model = books[name].engine_model
+            engine_model.advance(now)
+            owed_until[name] = engine_model.owed_until
         order = sorted(owed_until, key=until)
     return order

@@ -1,35 +1,28 @@
-"""Which running batch work is interrupted so that a waiting request of a higher tier is in time.
+"""Decides which running batch work is interrupted for a waiting request of a higher tier.
 
-An interrupted request goes back into the queue with what it has emitted: it loses its places, not
-its tokens, and most of its prompt is still cached when it comes back.
+An interrupted request goes back into the queue with its emitted tokens: it loses its place, not its
+tokens, and most of its prompt is still cached when it comes back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from router.core.decide import forecast
-from router.core.types.model import Request, Role, Slot, State
-
-if TYPE_CHECKING:
-    from router.core.cell import CellBook
-    from router.core.fleet.replica import ReplicaBook
+from router.core.types.request import Request, RequestState
 
 PREEMPTIONS_MAX = 3  # of one request; then it runs to its end
 _CLAIM_S = 2.0  # an engine gives cancelled sequences up within some steps
-_LOOK_AGAIN_S = 0.05  # after a walk that found nobody
 _REPLICAS_MAX = 8  # looked at closely for one request, those that owe least
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A sequence that occupies a replica, and that may be interrupted or has been.
+class RunningSequence:
+    """A sequence that occupies a replica, and may be interrupted or is ending already.
 
     Attributes:
         blocks: KV blocks booked for it.
-        progress_tokens: Computed so far, prompt and output: what may have to be computed again.
-        owed_s: Of its prefill.
-        is_ending: It was cancelled, and its room is free in a moment.
+        progress_tokens: Computed tokens, prompt and output, that may have to be computed again.
+        owed_s: Seconds of its prefill that are left.
+        is_ending: Whether it was cancelled, and its room is free in a moment.
     """
 
     blocks: int
@@ -40,14 +33,14 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a replica has, and what a request needs of it.
+    """The room of a replica, and the needs of a request there.
 
     Attributes:
-        sequences_free: Places; without those of sequences that are ending.
-        blocks_free: KV blocks; likewise.
-        blocks_needed: By the request, with its expected output.
-        backlog_s: Prefill owed.
-        prefill_s: Of the request itself.
+        sequences_free: Places, without those of sequences that are ending.
+        blocks_free: KV blocks, likewise.
+        blocks_needed: KV blocks of the request with its expected output.
+        backlog_s: Seconds of prefill owed.
+        prefill_s: Seconds of the request's own prefill.
     """
 
     sequences_free: int
@@ -58,7 +51,7 @@ class Room:
 
 
 def fits(room: Room, left_s: float) -> bool:
-    """Return whether the first token comes within `left_s` if nobody is interrupted."""
+    """Return whether the first token comes within `left_s` without an interruption."""
     return (
         room.sequences_free > 0
         and room.blocks_free >= room.blocks_needed
@@ -66,11 +59,11 @@ def fits(room: Room, left_s: float) -> bool:
     )
 
 
-def cheapest(room: Room, running: Sequence[Running], left_s: float) -> list[int] | None:
-    """Return whom to interrupt, as indexes, so that the first token comes within `left_s`.
+def cheapest(room: Room, running: Sequence[RunningSequence], left_s: float) -> list[int] | None:
+    """Return the sequences to interrupt, as indexes, so that the first token comes within `left_s`.
 
-    The least progress is lost first, and nobody is interrupted in vain: without any one of them
-    there would be too little room or too little time. None: not even all of them would help.
+    The least progress is lost first, and each interruption is needed: without it there would be too
+    little room or too little time. None: not even all of them would help.
     """
     sequences = room.sequences_free + sum(entry.is_ending for entry in running)
     blocks = room.blocks_free + sum(entry.blocks for entry in running if entry.is_ending)
@@ -105,136 +98,92 @@ def cheapest(room: Room, running: Sequence[Running], left_s: float) -> list[int]
     return chosen
 
 
-class Preemption:
-    """What was interrupted in a cell, and for whom the room is that becomes free."""
-
-    __slots__ = ("_claims", "_nobody_until")
-
-    def __init__(self) -> None:
-        self._claims: dict[int, _Claim] = {}  # by order of the request
-        self._nobody_until = float("-inf")
-
-    def victims(self, cell: "CellBook", request: Request, now: float) -> list[Slot]:
-        """Return whom to interrupt for a waiting request; empty: nobody, or it would not help.
-
-        Every request makes room for itself once, and what others have made is not counted as room.
-        """
-        if request.is_preemptible or now < self._nobody_until:
-            return []
-        self._forget_claims(now)
-        if request.order in self._claims:
-            return []
-        due_s = min(request.arrived_at + request.objective_s, request.deadline_at) - now
-        supply = cell.forecast.supply(cell, now)
-        if forecast.queue_s(supply, 0, 0.0) + forecast.alone_s(cell, request) <= due_s:
-            return []  # enough ends by itself
-        found = self._cheapest_replica(cell, request, due_s, now)
-        if found is None:
-            self._nobody_until = now + _LOOK_AGAIN_S
-            return []
-        book, slots, blocks = found
-        stopped = frozenset(slot.sequence for slot in slots)
-        until = now + _CLAIM_S
-        self._claims[request.order] = _Claim(request, book.replica_id, blocks, stopped, until)
-        return slots
-
-    def has_claim(self, request: Request) -> bool:
-        """Return whether room is being made for a waiting request."""
-        return request.order in self._claims
-
-    def _forget_claims(self, now: float) -> None:
-        gone = [
-            order
-            for order, claim in self._claims.items()
-            if claim.until <= now or claim.request.state is not State.QUEUED
-        ]
-        for order in gone:
-            del self._claims[order]
-
-    def _cheapest_replica(
-        self, cell: "CellBook", request: Request, due_s: float, now: float
-    ) -> "tuple[ReplicaBook, list[Slot], int] | None":
-        """Return where the least is lost; None: somewhere there is room in time, or nowhere."""
-        stopped = frozenset[int]().union(*(claim.stopped for claim in self._claims.values()))
-        places: list[tuple[float, int, ReplicaBook, Room]] = []
-        for index, book in enumerate(_candidates(cell, request)):
-            room = self._room(book, cell, request, now)
-            if fits(room, due_s):
-                return None
-            if any(_may_stop(slot, request) for slot in book.slots.values()):
-                places.append((room.backlog_s, index, book, room))
-        places.sort()
-        best: tuple[ReplicaBook, list[Slot], int] | None = None
-        best_cost = (1 << 62, 0)
-        for _, _, book, room in places[:_REPLICAS_MAX]:
-            slots = [s for s in book.slots.values() if not s.is_open or _may_stop(s, request)]
-            running = [_running(book, slot, stopped) for slot in slots]
-            chosen = cheapest(room, running, due_s)
-            if chosen is None:  # late it is already, but it need not wait any longer
-                chosen = cheapest(room, running, request.deadline_at - now)
-            if not chosen:
-                continue
-            cost = (sum(running[index].progress_tokens for index in chosen), len(chosen))
-            if cost < best_cost:
-                best_cost = cost
-                best = book, [slots[index] for index in chosen], room.blocks_needed
-        return best
-
-    def _room(self, book: "ReplicaBook", cell: "CellBook", request: Request, now: float) -> Room:
-        limits = book.limits
-        assert limits is not None, "candidates are attached"
-        claims = [c for c in self._claims.values() if c.replica_id == book.replica_id]
-        uncached = request.uncached_tokens
-        blocks = book.blocks(request.prompt_tokens + cell.output_expected(request))
-        return Room(
-            sequences_free=limits.sequences_max - len(book.slots) - len(claims),
-            blocks_free=book.kv_free_blocks() - sum(claim.blocks for claim in claims),
-            blocks_needed=min(blocks, limits.kv_blocks),  # one sequence alone always goes
-            backlog_s=book.backlog_s(now),
-            prefill_s=book.prefill_s(uncached, request.prompt_tokens - uncached),
-        )
-
-
 @dataclass(frozen=True, slots=True)
-class _Claim:
-    """Room on a replica that was made for a request, and that it has not taken yet."""
+class RoomClaim:
+    """Room on a replica that was made for a request, which has not taken it yet.
+
+    Attributes:
+        blocks: KV blocks.
+        stopped: Interrupted sequences.
+        until: Time at which the claim ends by itself.
+    """
 
     request: Request
     replica_id: str
     blocks: int
-    stopped: frozenset[int]  # sequences
+    stopped: frozenset[int]
     until: float
 
 
-def _candidates(cell: "CellBook", request: Request) -> "list[ReplicaBook]":
-    """Return the replicas that could serve a request if they had room."""
-    return [
-        book
-        for book in cell.replicas_ready()
-        if book.limits is not None
-        and request.prompt_tokens <= book.limits.prompt_tokens_max
-        and (book.limits.adapter_slots or not request.adapter)
-        and book.role is not Role.PREFILL
-        and not book.is_broken
-        and cell.health.may_take(book.replica_id, len(book.slots))
-    ]
+class RoomClaims:
+    """The room that is being made in a cell; a request makes room for itself once."""
+
+    __slots__ = ("_claims",)
+
+    def __init__(self) -> None:
+        self._claims: dict[int, RoomClaim] = {}  # by order of the request
+
+    def has(self, request: Request) -> bool:
+        """Return whether room is being made for a waiting request."""
+        return request.order in self._claims
+
+    def add(
+        self, request: Request, replica_id: str, blocks: int, stopped: Iterable[int], now: float
+    ) -> None:
+        """Note that sequences were interrupted for a request."""
+        until = now + _CLAIM_S
+        self._claims[request.order] = RoomClaim(
+            request, replica_id, blocks, frozenset(stopped), until
+        )
+
+    def forget_ended(self, now: float) -> None:
+        """Drop claims that are over, or whose request does not wait any more."""
+        gone = [
+            order
+            for order, claim in self._claims.items()
+            if claim.until <= now or claim.request.state is not RequestState.QUEUED
+        ]
+        for order in gone:
+            del self._claims[order]
+
+    def of(self, replica_id: str) -> list[RoomClaim]:
+        """Return the claims on one replica."""
+        return [claim for claim in self._claims.values() if claim.replica_id == replica_id]
+
+    def stopped(self) -> frozenset[int]:
+        """Return all interrupted sequences."""
+        return frozenset[int]().union(*(claim.stopped for claim in self._claims.values()))
 
 
-def _may_stop(slot: Slot, request: Request) -> bool:
-    owner = slot.request
-    return (
-        owner.is_preemptible
-        and slot.is_open
-        and owner.priority < request.priority
-        and owner.preemptions < PREEMPTIONS_MAX
-    )
+def cheapest_replica(
+    rooms: Sequence[Room | None],
+    running: Callable[[int], Sequence[RunningSequence]],
+    *,
+    due_s: float,
+    deadline_s: float,
+) -> tuple[int, list[int]] | None:
+    """Return the replica where the least progress is lost, and the sequences to interrupt there.
 
-
-def _running(book: "ReplicaBook", slot: Slot, stopped: frozenset[int]) -> Running:
-    computed = slot.prompt_tokens - slot.cached_tokens - slot.prefill_owed
-    return Running(
-        blocks=slot.kv_blocks,
-        progress_tokens=max(0, computed) + slot.emitted,
-        owed_s=slot.prefill_owed / book.tokens_s,
-        is_ending=not slot.is_open or slot.sequence in stopped,
-    )
+    Args:
+        rooms: Of the replicas with sequences that may be interrupted; None: without such.
+        running: Returns the sequences of a replica; called for a few of them only.
+        due_s: Seconds until the request's objective.
+        deadline_s: Seconds until its deadline, which counts where the objective is lost.
+    """
+    places = sorted((room.backlog_s, index) for index, room in enumerate(rooms) if room is not None)
+    best: tuple[int, list[int]] | None = None
+    best_cost = (1 << 62, 0)
+    for _, index in places[:_REPLICAS_MAX]:
+        room = rooms[index]
+        assert room is not None, "places have room"
+        sequences = running(index)
+        chosen = cheapest(room, sequences, due_s)
+        if chosen is None:  # late it is already, but it need not wait any longer
+            chosen = cheapest(room, sequences, deadline_s)
+        if not chosen:
+            continue
+        cost = (sum(sequences[one].progress_tokens for one in chosen), len(chosen))
+        if cost < best_cost:
+            best_cost = cost
+            best = index, chosen
+    return best

@@ -9,18 +9,19 @@ from copy import copy, deepcopy
 from typing import Protocol
 
 from router.core.cell import CellBook
-from router.core.decide import admission, disaggregation, forecast, placement
-from router.core.decide.disaggregation import Handovers
+from router.core.decide import admission, placement
 from router.core.decide.placement import Choice
 from router.core.fleet.replica import ReplicaBook
-from router.core.types.model import CoreConfig, Gateway, Request, Slot
+from router.core.handovers import Handovers
+from router.core.types.config import CoreConfig
+from router.core.types.request import Dispatch, Gateway, Request
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _LONGEST_S = 4e6  # what fits into 32 bits of milliseconds; also for what never happens
 
 
-class Core(Protocol):
-    """What is looked at of the router's core."""
+class ExplainedCore(Protocol):
+    """The state of the router core that an explanation reads."""
 
     config: CoreConfig
     cells: dict[str, CellBook]
@@ -29,7 +30,7 @@ class Core(Protocol):
     is_draining: bool
 
 
-def explain(core: Core, what: str | Request, now: float) -> wire.Explanation:
+def explain(core: ExplainedCore, what: str | Request, now: float) -> wire.Explanation:
     """Return what the router knows of a request.
 
     Args:
@@ -61,32 +62,32 @@ def decision(cell: CellBook, request: Request, choice: Choice, now: float) -> wi
     return explanation
 
 
-def recalled(slot: Slot, cost_s: float, backlog_s: float, waiting: int) -> wire.Explanation:
+def recalled(dispatch: Dispatch, cost_s: float, backlog_s: float, waiting: int) -> wire.Explanation:
     """Return what is left of what was known when a request was placed.
 
     Args:
-        slot: Of the request.
+        dispatch: Of the request.
         cost_s: Of the chosen replica.
         backlog_s: Prefill that was owed there.
         waiting: Requests that were left in the queue of the cell.
     """
-    request = slot.request
+    request = dispatch.request
     words = [
         *_history(request),
         f"least cost: {_shown(_us(cost_s))}; what the other replicas would have cost was not kept",
         f"{waiting} other requests waited in its cell",
     ]
     chosen = wire.Candidate(
-        replica_id=slot.replica_id,
+        replica_id=dispatch.replica_id,
         cost_us=_us(cost_s),
         backlog_us=_us(backlog_s),
-        cached_tokens=slot.cached_tokens,
+        cached_tokens=dispatch.cached_tokens,
     )
     return wire.Explanation(
         cell_id=request.cell_id,
         request_id=request.request_id,
         state="placed",
-        chosen=slot.replica_id,
+        chosen=dispatch.replica_id,
         candidates=[chosen],
         reason="; ".join(words),
     )
@@ -98,13 +99,13 @@ def candidates(cell: CellBook, request: Request, now: float) -> list[wire.Candid
     Those that may take it stand before the others. Of equals, the one that placement would take is
     the first.
     """
-    matches = cell.index.matches(request.hashes) if request.hashes else {}
-    home = cell.sessions.home(request.session, now) if request.session else None
-    waits_s = cell.adapter_s(request.adapter) if request.adapter else {}
+    matches = cell.fleet.index.matches(request.hashes) if request.hashes else {}
+    home = cell.fleet.sessions.home(request.session, now) if request.session else None
+    waits_s = cell.fleet.adapter_waits_s(request.adapter) if request.adapter else {}
     output = cell.output_expected(request)
-    is_shut = cell.opens_at(now) > now  # one open window lets all be looked at
+    is_shut = cell.fleet.opens_at(now) > now  # one open window lets all be looked at
     rows: list[tuple[bool, float, wire.Candidate]] = []
-    for book in (cell.takers | cell.replicas).values():
+    for book in (cell.fleet.open_replicas | cell.fleet.replicas).values():
         candidate = _candidate(cell, book)
         if book.limits is None:
             candidate.excluded_by = "not attached"
@@ -116,8 +117,12 @@ def candidates(cell: CellBook, request: Request, now: float) -> list[wire.Candid
         has_slot = wait_s < float("inf")
         wait_s = wait_s if has_slot else 0.0
         is_home = home == book.replica_id
-        cost_s = placement.cost_s(book, cell.usual, uncached, cached, wait_s, now, is_home=is_home)
-        reason = placement.excluded_by(book, request, output, cached, is_only=len(cell.takers) == 1)
+        cost_s = placement.cost_s(
+            book, cell.fleet.mean_speed, uncached, cached, wait_s, now, is_home=is_home
+        )
+        reason = placement.excluded_by(
+            book, request, output, cached, is_only=len(cell.fleet.open_replicas) == 1
+        )
         candidate.excluded_by = (
             reason or ("" if has_slot else "adapter") or ("window" if is_shut else "")
         )
@@ -133,11 +138,11 @@ def candidates(cell: CellBook, request: Request, now: float) -> list[wire.Candid
 
 
 def _candidate(cell: CellBook, book: ReplicaBook) -> wire.Candidate:
-    state = cell.health.state(book.replica_id)
-    words = [state.name.lower().replace("_", " "), cell.health.reason(book.replica_id)]
+    state = cell.fleet.health.state(book.replica_id)
+    words = [state.name.lower().replace("_", " "), cell.fleet.health.reason(book.replica_id)]
     return wire.Candidate(
         replica_id=book.replica_id,
-        active=len(book.slots),
+        active=len(book.dispatches),
         kv_free_blocks=max(0, book.kv_free_blocks()),
         health=": ".join(word for word in words if word),
     )
@@ -152,33 +157,33 @@ def _outline(request: Request, state: str, now: float) -> wire.Explanation:
     )
 
 
-def _known(core: Core, cell: CellBook, request: Request, now: float) -> wire.Explanation:
-    slot = request.slot
-    if slot is None:
+def _known(core: ExplainedCore, cell: CellBook, request: Request, now: float) -> wire.Explanation:
+    dispatch = request.dispatch
+    if dispatch is None:
         explanation = _outline(request, "queued", now)
         explanation.candidates.extend(candidates(cell, request, now))
         _predict(explanation, cell, request, now)
         may_go = _choice(core, cell, request, now) is not None
         explanation.reason = _why_queued(explanation, cell, request, now, may_go=may_go)
         return explanation
-    explanation = _outline(request, "running" if slot.emitted else "placed", now)
-    explanation.chosen = slot.replica_id
+    explanation = _outline(request, "running" if dispatch.emitted else "placed", now)
+    explanation.chosen = dispatch.replica_id
     seen = "as they are now"
-    if slot.decision is not None:
-        explanation.candidates.extend(slot.decision.candidates)
+    if dispatch.decision is not None:
+        explanation.candidates.extend(dispatch.decision.candidates)
         seen = "as they were when it was placed"
     else:
         explanation.candidates.extend(candidates(cell, request, now))
-    if slot.emitted:
+    if dispatch.emitted:
         explanation.deadline_left_ms = 0
     else:
-        book = cell.replicas.get(slot.replica_id)
+        book = cell.fleet.replicas.get(dispatch.replica_id)
         explanation.predicted_ttft_ms = _ms(book.backlog_s(now) if book is not None else 0.0)
-    explanation.reason = f"{_why_running(slot, now)}; replicas {seen}"
+    explanation.reason = f"{_why_running(dispatch, now)}; replicas {seen}"
     return explanation
 
 
-def _new(core: Core, request: Request, now: float) -> wire.Explanation:
+def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
     """Explain what would become of a request that came now."""
     request.arrived_at = now
     request.deadline_at = now + (request.deadline_s or core.config.deadline_default_s)
@@ -207,13 +212,13 @@ def _new(core: Core, request: Request, now: float) -> wire.Explanation:
     return explanation
 
 
-def _choice(core: Core, cell: CellBook, request: Request, now: float) -> Choice | None:
+def _choice(core: ExplainedCore, cell: CellBook, request: Request, now: float) -> Choice | None:
     """Return where a request that is next would be sent now; None: it waits."""
-    matches = cell.index.matches(request.hashes) if request.hashes else {}
+    matches = cell.fleet.index.matches(request.hashes) if request.hashes else {}
     choice = cell.choose(request, matches, now)
-    if choice is not None and cell.prefillers:
-        return disaggregation.refine(core.handovers, cell, request, choice, now)
-    return choice if cell.opens_at(now) <= now else None
+    if choice is not None and cell.fleet.open_prefillers:
+        return core.handovers.refine(cell, request, choice, now)
+    return choice if cell.fleet.opens_at(now) <= now else None
 
 
 def _aside(cell: CellBook) -> CellBook:
@@ -224,8 +229,8 @@ def _aside(cell: CellBook) -> CellBook:
 
 
 def _predict(explanation: wire.Explanation, cell: CellBook, request: Request, now: float) -> None:
-    demand = forecast.demand_of(cell, request, now)
-    prediction = forecast.predict(cell, request, now)
+    demand = cell.demand(request, now)
+    prediction = cell.predict(request, now)
     explanation.predicted_queue_ms = _ms(prediction.wait_s())
     explanation.predicted_ttft_ms = _ms(prediction.ttft_s())
     explanation.requests_ahead = demand.requests_ahead
@@ -311,21 +316,21 @@ def _why_none(found: Sequence[wire.Candidate], cell: CellBook, now: float) -> st
     if not reasons:
         return "its cell has no replicas"
     if "window" in reasons:
-        opens_s = cell.opens_at(now) - now
+        opens_s = cell.fleet.opens_at(now) - now
         return f"all replicas have work enough; the next takes more in {opens_s * 1000:.0f} ms"
     counted = ", ".join(f"{reasons.count(reason)} {reason}" for reason in dict.fromkeys(reasons))
     return f"no replica can take it: {counted}"
 
 
-def _why_running(slot: Slot, now: float) -> str:
-    waited_s = slot.dispatched_at - slot.request.arrived_at
+def _why_running(dispatch: Dispatch, now: float) -> str:
+    waited_s = dispatch.dispatched_at - dispatch.request.arrived_at
     text = (
-        f"sent to {slot.replica_id} {_shown(int(waited_s * 1e6))} after it came, with"
-        f" {slot.cached_tokens} of {slot.prompt_tokens} prompt tokens cached"
+        f"sent to {dispatch.replica_id} {_shown(int(waited_s * 1e6))} after it came, with"
+        f" {dispatch.cached_tokens} of {dispatch.prompt_tokens} prompt tokens cached"
     )
-    if slot.emitted:
-        return f"{text}; {slot.emitted} tokens so far"
-    return f"{text}; its prefill takes {_shown(int((now - slot.dispatched_at) * 1e6))} already"
+    if dispatch.emitted:
+        return f"{text}; {dispatch.emitted} tokens so far"
+    return f"{text}; its prefill takes {_shown(int((now - dispatch.dispatched_at) * 1e6))} already"
 
 
 def _shown(micros: int) -> str:

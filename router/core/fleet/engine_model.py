@@ -21,7 +21,7 @@ IDLE = float("-inf")  # `boundary_at` of an engine that does nothing
 Prompt = tuple[float, float, float]
 
 
-class Shadow:
+class EngineModel:
     """One engine, followed; `advance` before anything is read.
 
     Attributes:
@@ -29,13 +29,13 @@ class Shadow:
         tokens: Prompt tokens owed beyond the step in flight.
         work_s: Seconds that they add to the steps that compute them.
         decoding: Sequences that decode, at the end of the step in flight.
-        credit_s: Running sum, over all its steps, of the objective per output token minus what the
+        slack_s: Running sum, over all its steps, of the objective per output token minus what the
             step took. A sequence that began at another value of it is by so much in time or late.
         pauses: Decode-only steps since the last one that computed a prompt.
     """
 
     __slots__ = (
-        *("boundary_at", "budget", "credit_s", "decoding", "pauses", "speed", "tokens"),
+        *("boundary_at", "budget", "slack_s", "decoding", "pauses", "speed", "tokens"),
         *("tpot_s", "work_s", "_begun", "_guessed", "_prompts"),
     )
 
@@ -44,7 +44,7 @@ class Shadow:
         self.budget = budget
         self.tpot_s = tpot_s
         self.boundary_at = IDLE
-        self.tokens = self.work_s = self.credit_s = 0.0
+        self.tokens = self.work_s = self.slack_s = 0.0
         self.decoding = self.pauses = 0
         self._prompts: deque[Prompt] = deque()  # in the order of arrival
         self._begun: list[float] = []  # credit at the first token of each that decodes, sorted
@@ -53,16 +53,16 @@ class Shadow:
 
     # --- what is known ----------------------------------------------------------------------
 
-    def began(self, credit_s: float) -> None:
+    def began(self, slack_s: float) -> None:
         """Note a first token, at the credit that was known then."""
-        insort(self._begun, credit_s)
+        insort(self._begun, slack_s)
 
-    def ended(self, credit_s: float) -> None:
+    def ended(self, slack_s: float) -> None:
         """Note the end of a sequence that began at this credit."""
-        del self._begun[bisect_right(self._begun, credit_s) - 1]
+        del self._begun[bisect_right(self._begun, slack_s) - 1]
 
     def anchor(
-        self, at: float, prompts: list[Prompt], decoding: int, credit_s: float, *, pauses: int
+        self, at: float, prompts: list[Prompt], decoding: int, slack_s: float, *, pauses: int
     ) -> None:
         """Begin anew from what was true at the end of a step, at a time not after now."""
         self._prompts = deque(prompts)
@@ -71,7 +71,7 @@ class Shadow:
             self.tokens += tokens
             self.work_s += work_s
         self.decoding = decoding
-        self.credit_s = credit_s
+        self.slack_s = slack_s
         self.pauses = pauses
         self.boundary_at = at
         self._guessed.clear()
@@ -121,11 +121,11 @@ class Shadow:
                 completed += 1
         self.tokens -= computed
         self.boundary_at += step_s
-        self.credit_s += self.tpot_s - step_s
+        self.slack_s += self.tpot_s - step_s
         self.pauses = 0
         self.decoding += completed
         if completed:
-            self._guessed.append((self.credit_s, completed))
+            self._guessed.append((self.slack_s, completed))
         if not prompts:
             self.tokens = self.work_s = 0.0  # what rounding left
 
@@ -133,7 +133,7 @@ class Shadow:
         step_s = self.speed.decode_step_s
         steps = max(1, int((min(until, now) - self.boundary_at) / step_s) + 1)
         self.boundary_at += steps * step_s
-        self.credit_s += steps * (self.tpot_s - step_s)
+        self.slack_s += steps * (self.tpot_s - step_s)
         self.pauses += steps
 
     # --- what is asked ----------------------------------------------------------------------
@@ -169,9 +169,9 @@ class Shadow:
         loss_s = self.work_s + work_s - steps * spare_s
         if loss_s <= 0.0 or spare_s <= 0.0:
             return 0
-        least_s = self.credit_s - loss_s
+        least_s = self.slack_s - loss_s
         at_risk = len(begun) - bisect_right(begun, least_s)
-        return at_risk + sum(count for credit_s, count in self._guessed if credit_s > least_s)
+        return at_risk + sum(count for slack_s, count in self._guessed if slack_s > least_s)
 
     def check(self, begun: Iterable[float]) -> None:
         """Assert that the credits are those of the sequences that decode."""

@@ -3,23 +3,24 @@
 What the engine is doing now follows from that: see `router.core.fleet.engine_model`.
 """
 
-from router.core.fleet.engine_model import IDLE, Prompt, Shadow
+from router.core.fleet.engine_model import IDLE, EngineModel, Prompt
 from router.core.fleet.speed import Speed
-from router.core.types.model import EngineLimits, Role, Slot
+from router.core.types.plan import EngineLimits, Role
+from router.core.types.request import Dispatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 _OUTGROWN_PART = 4  # an answer longer than booked is expected to grow by one in so many
 
 
 class ReplicaBook:
-    """One replica's slots and predicted backlog; `refresh` after every change.
+    """One replica's dispatches and predicted backlog; `refresh` after every change.
 
     Attributes:
         limits: None while it is not attached.
         is_leaving: No longer planned for this cell.
         is_broken: Its stream is gone, it may be back in a moment.
         may_take: Attached, not draining, healthy, with a sequence to spare: the rest is time.
-        credit_s: See `Shadow`; by the last frame.
+        slack_s: See `EngineModel`; by the last frame.
         tokens_s: Prompt tokens that it computes per second in full steps.
         foreign: Sequences of others: of the cell's last owner, or of an operator.
         foreign_blocks: KV blocks that they hold.
@@ -29,10 +30,10 @@ class ReplicaBook:
     """
 
     __slots__ = (
-        *("_book_owed", "_prefills", "_tpot_s", "_unlisted", "busy_until", "cell_id", "credit_s"),
+        *("_book_owed", "_prefills", "_tpot_s", "_unlisted", "busy_until", "cell_id", "slack_s"),
         *("emitted", "epoch", "foreign", "foreign_blocks", "frame_at", "is_broken", "is_draining"),
         *("is_leaving", "kv_booked", "limits", "may_take", "output_booked", "pauses", "replica_id"),
-        *("role", "running", "shadow", "slots", "speed", "tokens_s"),
+        *("role", "running", "engine_model", "dispatches", "speed", "tokens_s"),
         *("sent_at", "gathers_until", "_kv_told"),
     )
 
@@ -51,8 +52,8 @@ class ReplicaBook:
         self._reset()
 
     def _reset(self) -> None:
-        self.slots: dict[int, Slot] = {}  # by sequence, in the order of dispatch
-        self._prefills: dict[int, Slot] = {}  # of these, those without a first token
+        self.dispatches: dict[int, Dispatch] = {}  # by sequence, in the order of dispatch
+        self._prefills: dict[int, Dispatch] = {}  # of these, those without a first token
         self.kv_booked = 0
         self._kv_told = 0  # blocks in use by the engine's account, and of what it lacks
         self.sent_at = self.gathers_until = 0.0
@@ -61,18 +62,18 @@ class ReplicaBook:
         self.busy_until = self.frame_at = 0.0
         self.is_broken = self.may_take = False
         self.output_booked = 0
-        self.emitted = 0  # of live slots
-        self.credit_s = 0.0
+        self.emitted = 0  # of live dispatches
+        self.slack_s = 0.0
         self.pauses = 0
-        self.shadow = Shadow(self.speed, self.speed.budget, self._tpot_s)
-        self._book_owed = 0  # prompt tokens of slots without a first token
+        self.engine_model = EngineModel(self.speed, self.speed.budget, self._tpot_s)
+        self._book_owed = 0  # prompt tokens of dispatches without a first token
         self._unlisted: set[int] = set()
 
     # --- attachment -------------------------------------------------------------------------
 
     def attach(self, epoch: int, limits: EngineLimits, now: float) -> None:
         """Begin an attachment with an empty engine."""
-        assert not self.slots, "the slots of an older attachment were not given up"
+        assert not self.dispatches, "the dispatches of an older attachment were not given up"
         if self.speed.budget != limits.step_tokens_max:
             self.speed = Speed(limits.step_tokens_max)
         self._reset()
@@ -80,29 +81,29 @@ class ReplicaBook:
         self.limits = limits
         self.frame_at = now
 
-    def detach(self) -> list[Slot]:
-        """End the attachment; return the slots that were alive, in the order of dispatch."""
-        slots = list(self.slots.values())
+    def detach(self) -> list[Dispatch]:
+        """End the attachment; return the dispatches that were alive, in the order of dispatch."""
+        dispatches = list(self.dispatches.values())
         self._reset()
         self.limits = None
-        return slots
+        return dispatches
 
     def resume(self, epoch: int, listed: set[int], now: float) -> None:
         """Go on under a new epoch; what is not `listed` was ended, or never arrived."""
         self.epoch = epoch
         self.frame_at = now
         self.is_broken = False
-        self._unlisted = set(self.slots) - listed
+        self._unlisted = set(self.dispatches) - listed
 
-    def take_unlisted(self) -> list[Slot]:
+    def take_unlisted(self) -> list[Dispatch]:
         """Return, after the first frame of a resumed attachment, what the engine does not know."""
         if not self._unlisted:
             return []
-        gone = [self.slots[key] for key in sorted(self._unlisted) if key in self.slots]
+        gone = [self.dispatches[key] for key in sorted(self._unlisted) if key in self.dispatches]
         self._unlisted = set()
         return gone
 
-    # --- slots ------------------------------------------------------------------------------
+    # --- dispatches ------------------------------------------------------------------------------
 
     def blocks(self, tokens: int) -> int:
         """Return how many KV blocks `tokens` need."""
@@ -135,69 +136,73 @@ class ReplicaBook:
         if prompt_tokens > limits.prompt_tokens_max:
             return False
         needed = self.blocks(prompt_tokens - cached_tokens + output_tokens)
-        return needed <= self.kv_free_blocks() or not self.slots
+        return needed <= self.kv_free_blocks() or not self.dispatches
 
-    def add(self, slot: Slot, output_tokens: int, cached_tokens: int, now: float) -> None:
+    def add(self, dispatch: Dispatch, output_tokens: int, cached_tokens: int, now: float) -> None:
         """Book a dispatch with the cached tokens and the output that it is expected to have."""
         limits = self.limits
         assert limits is not None
-        assert len(self.slots) < limits.sequences_max, "a replica was sent more than it holds"
-        slot.output_booked = output_tokens
-        slot.cached_tokens = cached_tokens
-        slot.prefill_owed = slot.prompt_tokens - cached_tokens
-        room = limits.context_tokens_max - slot.prompt_tokens
-        prior = slot.prompt_tokens - slot.request.prompt_tokens  # emitted before a preemption
-        slot.output_max = min(slot.request.output_max - prior, room)
-        slot.kv_blocks = self.blocks(slot.prompt_tokens + output_tokens)
-        self.slots[slot.sequence] = self._prefills[slot.sequence] = slot
-        self.kv_booked += slot.kv_blocks
-        self._kv_told += slot.kv_blocks
+        assert len(self.dispatches) < limits.sequences_max, "a replica was sent more than it holds"
+        dispatch.output_booked = output_tokens
+        dispatch.cached_tokens = cached_tokens
+        dispatch.prefill_owed = dispatch.prompt_tokens - cached_tokens
+        room = limits.context_tokens_max - dispatch.prompt_tokens
+        prior = (
+            dispatch.prompt_tokens - dispatch.request.prompt_tokens
+        )  # emitted before a preemption
+        dispatch.output_max = min(dispatch.request.output_max - prior, room)
+        dispatch.kv_blocks = self.blocks(dispatch.prompt_tokens + output_tokens)
+        self.dispatches[dispatch.sequence] = self._prefills[dispatch.sequence] = dispatch
+        self.kv_booked += dispatch.kv_blocks
+        self._kv_told += dispatch.kv_blocks
         self.sent_at = now
-        self._book_owed += slot.prefill_owed
+        self._book_owed += dispatch.prefill_owed
         self.output_booked += output_tokens
-        self.shadow.send(slot.prefill_owed, self._work_s(slot), now)
+        self.engine_model.send(dispatch.prefill_owed, self._work_s(dispatch), now)
 
-    def admitted(self, slot: Slot, cached_tokens: int) -> None:
+    def admitted(self, dispatch: Dispatch, cached_tokens: int) -> None:
         """Take over how much of a prompt the engine really found in its cache."""
-        if slot.sequence in self._prefills:
-            owed = slot.prompt_tokens - min(cached_tokens, slot.prompt_tokens - 1)
-            self._owe(slot, owed)
-            slot.cached_tokens = cached_tokens
-            slot.is_admitted = True
+        if dispatch.sequence in self._prefills:
+            owed = dispatch.prompt_tokens - min(cached_tokens, dispatch.prompt_tokens - 1)
+            self._owe(dispatch, owed)
+            dispatch.cached_tokens = cached_tokens
+            dispatch.is_admitted = True
 
-    def prefilled(self, slot: Slot) -> None:
+    def prefilled(self, dispatch: Dispatch) -> None:
         """Note a first token: nothing of the prompt is owed any more."""
-        if self._prefills.pop(slot.sequence, None) is not None:
-            self._owe(slot, 0)
-            slot.credit_s = self.credit_s
-            self.shadow.began(slot.credit_s)
+        if self._prefills.pop(dispatch.sequence, None) is not None:
+            self._owe(dispatch, 0)
+            dispatch.slack_s = self.slack_s
+            self.engine_model.began(dispatch.slack_s)
 
-    def outgrow(self, slot: Slot) -> None:
+    def outgrow(self, dispatch: Dispatch) -> None:
         """Book more for an answer that is longer than was expected, and may get longer yet."""
-        output = min(slot.output_max, slot.emitted + max(1, slot.emitted // _OUTGROWN_PART))
-        self.output_booked += output - slot.output_booked
-        slot.output_booked = output
-        blocks = self.blocks(slot.prompt_tokens + slot.output_booked)
-        self.kv_booked += blocks - slot.kv_blocks
-        slot.kv_blocks = blocks
+        output = min(
+            dispatch.output_max, dispatch.emitted + max(1, dispatch.emitted // _OUTGROWN_PART)
+        )
+        self.output_booked += output - dispatch.output_booked
+        dispatch.output_booked = output
+        blocks = self.blocks(dispatch.prompt_tokens + dispatch.output_booked)
+        self.kv_booked += blocks - dispatch.kv_blocks
+        dispatch.kv_blocks = blocks
 
-    def finish(self, slot: Slot) -> None:
+    def finish(self, dispatch: Dispatch) -> None:
         """Take a sequence that the engine has ended out of the books."""
-        del self.slots[slot.sequence]
-        if self._prefills.pop(slot.sequence, None) is None:
-            self.shadow.ended(slot.credit_s)
-        self.kv_booked -= slot.kv_blocks
-        self._book_owed -= slot.prefill_owed
-        self.output_booked -= slot.output_booked
-        self.emitted -= slot.emitted
+        del self.dispatches[dispatch.sequence]
+        if self._prefills.pop(dispatch.sequence, None) is None:
+            self.engine_model.ended(dispatch.slack_s)
+        self.kv_booked -= dispatch.kv_blocks
+        self._book_owed -= dispatch.prefill_owed
+        self.output_booked -= dispatch.output_booked
+        self.emitted -= dispatch.emitted
 
-    def _owe(self, slot: Slot, tokens: int) -> None:
-        self._book_owed += tokens - slot.prefill_owed
-        slot.prefill_owed = tokens
+    def _owe(self, dispatch: Dispatch, tokens: int) -> None:
+        self._book_owed += tokens - dispatch.prefill_owed
+        dispatch.prefill_owed = tokens
 
-    def _work_s(self, slot: Slot) -> float:
-        done = slot.prompt_tokens - slot.prefill_owed
-        return self.speed.prompt_s(slot.prefill_owed, done)
+    def _work_s(self, dispatch: Dispatch) -> float:
+        done = dispatch.prompt_tokens - dispatch.prefill_owed
+        return self.speed.prompt_s(dispatch.prefill_owed, done)
 
     # --- what the engine says ---------------------------------------------------------------
 
@@ -209,18 +214,18 @@ class ReplicaBook:
         head = next(iter(self._prefills.values()), None)
         context = 0.0 if head is None else head.prompt_tokens - head.prefill_owed
         self.speed.observe(state, context + state.step_prompt_tokens / 2)
-        self.credit_s += frame.steps * (self._tpot_s - state.step_us * 1e-6)
+        self.slack_s += frame.steps * (self._tpot_s - state.step_us * 1e-6)
         computed = state.step_prompt_tokens
         self.pauses = 0 if computed else self.pauses + frame.steps
         if frame.steps > 1:  # what the other steps computed is seen in what is left
-            waiting = len(self.slots) - state.running - state.waiting
+            waiting = len(self.dispatches) - state.running - state.waiting
             if not waiting:
                 computed = max(computed, self._book_owed - state.prefill_tokens_owed)
-        for slot in self._prefills.values():
+        for dispatch in self._prefills.values():
             if computed <= 0:
                 break
-            part = min(computed, slot.prefill_owed)
-            self._owe(slot, slot.prefill_owed - part)
+            part = min(computed, dispatch.prefill_owed)
+            self._owe(dispatch, dispatch.prefill_owed - part)
             computed -= part
 
     def observe(self, frame: engine.StepFrame, now: float) -> None:
@@ -228,7 +233,7 @@ class ReplicaBook:
         state = frame.state
         self.frame_at = now
         self.running = state.running
-        surplus = state.running + state.waiting - len(self.slots)
+        surplus = state.running + state.waiting - len(self.dispatches)
         self.foreign = max(0, surplus)
         self.foreign_blocks = max(0, state.kv_blocks_used - self.kv_booked) if surplus > 0 else 0
         self._kv_told = state.kv_blocks_used + self._not_admitted_blocks()
@@ -241,10 +246,10 @@ class ReplicaBook:
         # nothing takes where nothing runs: there the host has not heard of it yet.
         began_at = written_at - state.step_us * 1e-6 if state.running else float("-inf")
         prompt_s = self.speed.prompt_s
-        for slot in self._prefills.values():
-            owed, sent_at = slot.prefill_owed, slot.dispatched_at
-            work_s = prompt_s(owed, slot.prompt_tokens - owed)
-            if sent_at < began_at and not slot.is_admitted:
+        for dispatch in self._prefills.values():
+            owed, sent_at = dispatch.prefill_owed, dispatch.dispatched_at
+            work_s = prompt_s(owed, dispatch.prompt_tokens - owed)
+            if sent_at < began_at and not dispatch.is_admitted:
                 blocked.append((float("inf"), owed, work_s))
             else:
                 prompts.append((sent_at, owed, work_s))
@@ -253,15 +258,15 @@ class ReplicaBook:
             tokens = max(0, state.prefill_tokens_owed - self._book_owed)
             prompts.insert(0, (written_at, tokens, tokens / self.tokens_s))
         decoding = state.running - state.prefilling
-        self.shadow.anchor(written_at, prompts, decoding, self.credit_s, pauses=self.pauses)
+        self.engine_model.anchor(written_at, prompts, decoding, self.slack_s, pauses=self.pauses)
 
     def _not_admitted_blocks(self) -> int:
         """Return the blocks of the youngest sequences, which the engine does not run yet."""
-        blocks, left = 0, len(self.slots) - self.running
-        for slot in reversed(self.slots.values()):
+        blocks, left = 0, len(self.dispatches) - self.running
+        for dispatch in reversed(self.dispatches.values()):
             if left <= 0:
                 break
-            blocks += slot.kv_blocks
+            blocks += dispatch.kv_blocks
             left -= 1
         return blocks
 
@@ -269,27 +274,34 @@ class ReplicaBook:
 
     def owed_tokens(self, now: float) -> float:
         """Return the prompt tokens that are owed beyond the step in flight."""
-        self.shadow.advance(now)
-        return self.shadow.tokens
+        self.engine_model.advance(now)
+        return self.engine_model.tokens
 
     def output_owed(self) -> int:
-        """Return the output tokens that are still expected of live slots."""
+        """Return the output tokens that are still expected of live dispatches."""
         return max(0, self.output_booked - self.emitted)
 
     def backlog_s(self, now: float) -> float:
         """Return the time until a prompt that is sent now is begun."""
-        shadow = self.shadow
-        boundary_at = shadow.boundary_at
+        engine_model = self.engine_model
+        boundary_at = engine_model.boundary_at
         if boundary_at == IDLE:
             return 0.0
         if boundary_at <= now:
-            shadow.advance(now)
-            boundary_at = shadow.boundary_at
-        work_s = shadow.work_s
+            engine_model.advance(now)
+            boundary_at = engine_model.boundary_at
+        work_s = engine_model.work_s
         if work_s:
-            work_s += shadow.tokens / shadow.budget * self.speed.decode_step_s
+            work_s += engine_model.tokens / engine_model.budget * self.speed.decode_step_s
         left_s = boundary_at - now
         return work_s + left_s if left_s > 0.0 else work_s
+
+    def cached_in(self, prompt_tokens: int, blocks: int) -> int:
+        """Return the prompt tokens that so many leading blocks hold; never the last one."""
+        limits = self.limits
+        if not blocks or limits is None:
+            return 0
+        return min(blocks * limits.block_tokens, prompt_tokens - 1)
 
     def prefill_s(self, uncached: int, cached: int) -> float:
         """Return the time that a prompt would take here, after what is owed already."""
@@ -297,10 +309,10 @@ class ReplicaBook:
 
     def opens_at(self, now: float) -> float:
         """Return when it may be sent more: as soon as its next step is not full."""
-        shadow = self.shadow
-        if shadow.boundary_at <= now:
-            shadow.advance(now)
-        at = shadow.boundary_at if shadow.next_is_full() else now
+        engine_model = self.engine_model
+        if engine_model.boundary_at <= now:
+            engine_model.advance(now)
+        at = engine_model.boundary_at if engine_model.next_is_full() else now
         return max(at, self.busy_until)
 
     def refresh(self, *, is_healthy: bool) -> None:
@@ -319,15 +331,17 @@ class ReplicaBook:
             and is_healthy
             and not self.is_draining
             and not self.is_broken
-            and len(self.slots) + self.foreign < limits.sequences_max
+            and len(self.dispatches) + self.foreign < limits.sequences_max
         )
 
     def check(self) -> None:
-        """Assert that the running sums are those of the slots."""
-        slots = self.slots.values()
-        assert self._book_owed == sum(slot.prefill_owed for slot in slots)
-        assert self.output_booked == sum(slot.output_booked for slot in slots)
-        assert self.emitted == sum(slot.emitted for slot in slots)
-        assert self.kv_booked == sum(slot.kv_blocks for slot in slots)
-        assert list(self._prefills) == [key for key, slot in self.slots.items() if not slot.emitted]
-        self.shadow.check(slot.credit_s for slot in slots if slot.emitted)
+        """Assert that the running sums are those of the dispatches."""
+        dispatches = self.dispatches.values()
+        assert self._book_owed == sum(dispatch.prefill_owed for dispatch in dispatches)
+        assert self.output_booked == sum(dispatch.output_booked for dispatch in dispatches)
+        assert self.emitted == sum(dispatch.emitted for dispatch in dispatches)
+        assert self.kv_booked == sum(dispatch.kv_blocks for dispatch in dispatches)
+        assert list(self._prefills) == [
+            key for key, dispatch in self.dispatches.items() if not dispatch.emitted
+        ]
+        self.engine_model.check(dispatch.slack_s for dispatch in dispatches if dispatch.emitted)

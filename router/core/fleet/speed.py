@@ -22,7 +22,7 @@ _LAG_MAX_S = 1.0
 _CONTEXT_SPREAD_MIN = 500.0  # contexts as alike as this do not tell a trend
 
 
-class Usual:
+class MeanSpeed:
     """The mean speed of a cell's replicas.
 
     What a prompt costs by itself is compared by this one speed: by each replica's own, a fast one

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from router.core.fleet.adapters import AdapterResidency
-from router.core.types.model import Request, State
+from router.core.types.request import Request, RequestState
 
 _SLACK = 64  # of those that do not wait any more, besides as many as do
 
@@ -43,7 +43,7 @@ class AdapterWaiters:
         best: Request | None = None
         for digest in list(self._waiting):
             waiting = self._waiting[digest]
-            while waiting and waiting[-1].state is not State.QUEUED:
+            while waiting and waiting[-1].state is not RequestState.QUEUED:
                 waiting.pop()
             if not waiting:
                 del self._waiting[digest]
@@ -58,4 +58,4 @@ class AdapterWaiters:
 
 def still_waiting(requests: Iterable[Request]) -> list[Request]:
     """Return those that wait."""
-    return [request for request in requests if request.state is State.QUEUED]
+    return [request for request in requests if request.state is RequestState.QUEUED]

@@ -10,12 +10,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
-from router.core.queue.tenant_queue import Tenant
+from router.core.queue.tenant_queue import TenantQueue
 
 FRESH_S = 0.25  # counters move with every token: a picture is not used for longer
 
 
-class Standing:
+class BacklogEstimate:
     """The spans of the tenants that had work waiting when it was made; O(n log n) to make.
 
     Attributes:
@@ -34,11 +34,11 @@ class Standing:
         "made_at",
     )
 
-    def __init__(self, tenants: Sequence[Tenant], output_service: float, now: float) -> None:
+    def __init__(self, tenants: Sequence[TenantQueue], output_service: float, now: float) -> None:
         self.made_at = now
         self.changes = 0
         self._output = output_service
-        self._spans: dict[Tenant, tuple[float, float, int, int]] = {}
+        self._spans: dict[TenantQueue, tuple[float, float, int, int]] = {}
         edges: list[tuple[float, float, float]] = []  # at, change of both slopes
         for tenant in tenants:
             first, end = tenant.counter, finish_tag(tenant, output_service)
@@ -70,7 +70,7 @@ class Standing:
         ]
         heapify(self._losers)
 
-    def before(self, point: float, without: Tenant | None) -> tuple[float, float]:
+    def before(self, point: float, without: TenantQueue | None) -> tuple[float, float]:
         """Return the requests and uncached tokens of others that are served before `point`."""
         index = bisect_right(self._points, point) - 1
         if index < 0:
@@ -85,7 +85,7 @@ class Standing:
             tokens -= part * span[3]
         return max(0.0, requests), max(0.0, tokens)
 
-    def last_served(self) -> Tenant | None:
+    def last_served(self) -> TenantQueue | None:
         """Return the tenant whose waiting work would be done last; None: nobody's is left."""
         losers = self._losers
         while losers:
@@ -100,7 +100,7 @@ class Standing:
         return None
 
 
-def finish_tag(tenant: Tenant, output_service: float) -> float:
+def finish_tag(tenant: TenantQueue, output_service: float) -> float:
     """Return the tenant's counter when all that waits now will have been served."""
     service = tenant.uncached_tokens + output_service * tenant.requests
     return tenant.counter + max(1.0, service) / tenant.weight

@@ -11,11 +11,11 @@ output tokens as they come. At the end the charge is set to what the engine did 
 that never ran pays nothing, and what is computed again after a loss is not paid again.
 """
 
-from router.core.queue.tenant_queue import Tenant
+from router.core.queue.tenant_queue import TenantQueue
 from router.core.queue.tier import SHARE_MIN, Tier
-from router.core.types.model import Request, Slot
+from router.core.types.request import Dispatch, Request
 
-__all__ = ["FairQueue", "Tenant", "Tier"]
+__all__ = ["FairQueue", "TenantQueue", "Tier"]
 
 
 class FairQueue:
@@ -58,7 +58,7 @@ class FairQueue:
         tier.push(request, is_new=is_new)
         self._count(request, 1)
 
-    def take(self, request: Request, now: float) -> Tenant:
+    def take(self, request: Request, now: float) -> TenantQueue:
         """Remove a waiting request that is dispatched; its tenant and its tier are charged."""
         tier = self._tiers[request.priority]
         service = tier.cost(request)
@@ -79,9 +79,9 @@ class FairQueue:
         tier.give_back(request)
         self._count(request, -1)
 
-    def settle(self, slot: Slot) -> None:
-        """Correct what a request was charged, when it ends while `slot` is its dispatch."""
-        slot.tenant.tier.settle(slot)
+    def settle(self, dispatch: Dispatch) -> None:
+        """Correct what a request was charged, when it ends while `dispatch` is its dispatch."""
+        self._tiers[dispatch.request.priority].settle(dispatch)
 
     def reprice(self, request: Request, uncached_tokens: int) -> None:
         """Set the prediction of a waiting request; its place follows."""
@@ -170,9 +170,9 @@ class FairQueue:
                 limit = (tokens + uncached_tokens) * other.share
             else:
                 continue
-            part = min(1.0, limit / max(1, other.uncached_tokens))
+            part = min(1.0, limit / max(1, other.totals.uncached_tokens))
             requests += part * other.requests
-            tokens += part * other.uncached_tokens
+            tokens += part * other.totals.uncached_tokens
         return round(requests), round(tokens)
 
     def cheapest_to_lose(self, below_priority: int, now: float) -> Request | None:

@@ -1,4 +1,4 @@
-"""One tenant of one tier: what it has been served, and the order of what it has waiting.
+"""Orders the waiting requests of one tenant in one tier, for the tier that serves it.
 
 Order inside a tenant: what came back (a replica was lost, or it was preempted), then what is
 overdue, by when it became so, then the rest by `order_key`.
@@ -6,12 +6,9 @@ overdue, by when it became so, then the rest by `order_key`.
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
 
-from router.core.types.model import Request
-
-if TYPE_CHECKING:
-    from router.core.queue.tier import Tier
+from router.core.types.account import ServiceAccount, TierTotals
+from router.core.types.request import Request
 
 _LATE_FACTOR = 1.2
 # Dead heap entries are swept when there are more than this and than live ones, or nothing but them:
@@ -87,29 +84,25 @@ class _Entry:
         return False
 
 
-class Tenant:
-    """The account of one tenant in one tier, and its waiting requests.
+class TenantQueue(ServiceAccount):
+    """The waiting requests of one tenant in one tier, beside the tenant's account.
 
     Attributes:
-        counter: Virtual service: prompt tokens computed and 2 x output tokens, over the weight.
-            Whoever passes tokens on adds theirs; everything else is the queue's.
         running: Dispatches that were neither settled nor pushed back.
-        requests: Waiting.
-        tokens: Of their prompts.
-        listing: Number of its entry in the tier's heap; 0 when it has none.
+        requests: Number of waiting requests.
+        tokens: Prompt tokens of the waiting requests.
+        listing: Number of the tenant's entry in the tier's heap; 0: no entry.
     """
 
     __slots__ = (
-        *("tenant_id", "tier", "weight", "counter", "running", "requests", "tokens", "listing"),
+        *("tenant_id", "running", "requests", "tokens", "listing"),
         *("_returned", "_overdue", "_overdue_tokens", "_rest", "_sizes"),
         *("_shortest", "_due", "_late", "_hidden", "_stash"),
     )
 
-    def __init__(self, tenant_id: str, tier: "Tier") -> None:
+    def __init__(self, tenant_id: str, totals: TierTotals) -> None:
+        super().__init__(totals)
         self.tenant_id = tenant_id
-        self.tier = tier
-        self.weight = 1
-        self.counter = 0.0
         self.running = self.requests = self.tokens = self.listing = 0
         self._returned: dict[int, _Entry] = {}
         self._overdue: dict[int, _Entry] = {}
@@ -128,7 +121,7 @@ class Tenant:
         """Add a new request."""
         self.requests += 1
         self.tokens += request.prompt_tokens
-        self.tier.uncached_tokens += request.uncached_tokens
+        self.totals.uncached_tokens += request.uncached_tokens
         self._rank(request)
         if request.overdue_at < float("inf"):
             heappush(self._due, (request.overdue_at, request.order))
@@ -140,7 +133,7 @@ class Tenant:
         """Add one that comes back, behind earlier ones that did."""
         self.requests += 1
         self.tokens += request.prompt_tokens
-        self.tier.uncached_tokens += request.uncached_tokens
+        self.totals.uncached_tokens += request.uncached_tokens
         self._first(self._returned, _Entry(request))
 
     def remove(self, request: Request) -> None:
@@ -155,7 +148,7 @@ class Tenant:
         else:
             entry = (self._returned if order in self._returned else self._overdue).pop(order)
             self._overdue_tokens -= entry.tokens
-        self.tier.uncached_tokens -= entry.tokens
+        self.totals.uncached_tokens -= entry.tokens
         self._hidden.pop(order, None)
         self.requests -= 1
         self.tokens -= request.prompt_tokens
@@ -173,7 +166,7 @@ class Tenant:
         else:
             entry = (self._returned if order in self._returned else self._overdue)[order]
             self._overdue_tokens += uncached_tokens - entry.tokens
-        self.tier.uncached_tokens += uncached_tokens - entry.tokens
+        self.totals.uncached_tokens += uncached_tokens - entry.tokens
         entry.tokens = uncached_tokens
 
     def _rank(self, request: Request) -> None:

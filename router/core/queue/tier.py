@@ -3,9 +3,10 @@
 import math
 from heapq import heappop, heappush, heapreplace
 
-from router.core.queue.backlog_estimate import FRESH_S, Standing
-from router.core.queue.tenant_queue import Tenant
-from router.core.types.model import Request, Slot
+from router.core.queue.backlog_estimate import FRESH_S, BacklogEstimate
+from router.core.queue.tenant_queue import TenantQueue
+from router.core.types.account import TierTotals
+from router.core.types.request import Dispatch, Request
 
 OUTPUT_SERVICE = 2.0  # of an output token; one of the prompt is 1
 SHARE_MIN = 0.01  # of every tier that waits, whatever is reserved for it: nobody starves
@@ -27,17 +28,16 @@ class Tier:
     has when others got more while its queue was empty for a moment.
 
     Attributes:
-        served: Service so far: prompt tokens computed, and 2 x output tokens.
+        totals: Service so far, and uncached tokens that wait; its tenants keep the sums.
         credit: Service that the tier may claim before higher ones. While it waits it earns its
             share of all service of the cell; what it is served is paid from it.
         requests: Waiting.
         tokens: Of their prompts.
-        uncached_tokens: Those that have to be computed; its tenants keep the sum.
     """
 
     __slots__ = (
-        *("priority", "is_preemptible", "share", "served", "credit"),
-        *("requests", "tokens", "uncached_tokens"),
+        *("priority", "is_preemptible", "share", "totals", "credit"),
+        *("requests", "tokens"),
         *("_tenants", "_tenants_max", "_heap", "_listings", "_last"),
         *(
             "_behind",
@@ -46,7 +46,7 @@ class Tier:
             "_service_mean",
             "_debt_at",
             "_largest",
-            "_standing",
+            "_backlog_estimate",
         ),
     )
 
@@ -54,21 +54,22 @@ class Tier:
         self.priority = priority
         self.is_preemptible = False
         self.share = SHARE_MIN
-        self.served = self.credit = 0.0
-        self.requests = self.tokens = self.uncached_tokens = 0
-        self._tenants: dict[str, Tenant] = {}
+        self.totals = TierTotals()
+        self.credit = 0.0
+        self.requests = self.tokens = 0
+        self._tenants: dict[str, TenantQueue] = {}
         self._tenants_max = _TENANTS_KEPT
         # (counter when listed, number of the listing, tenant). Counters grow while listed, so an
         # entry may be too low but never too high: the top is corrected until it is true. A counter
         # that falls gets a new listing.
-        self._heap: list[tuple[float, int, Tenant]] = []
+        self._heap: list[tuple[float, int, TenantQueue]] = []
         self._listings = 0
-        self._last: Tenant | None = None  # served
-        self._behind: list[Tenant] = []  # their heads were set aside during this look-ahead
-        self._looked_at: dict[Tenant, None] = {}
+        self._last: TenantQueue | None = None  # served
+        self._behind: list[TenantQueue] = []  # their heads were set aside during this look-ahead
+        self._looked_at: dict[TenantQueue, None] = {}
         self._output_mean, self._service_mean = _OUTPUT_PRIOR, _SERVICE_PRIOR
         self._debt_at = self._largest = 0.0
-        self._standing: Standing | None = None
+        self._backlog_estimate: BacklogEstimate | None = None
 
     # --- in and out -------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class Tier:
             self._list(tenant)
         self._changed(request, 1)
 
-    def take(self, request: Request) -> Tenant:
+    def take(self, request: Request) -> TenantQueue:
         """Remove a request that is dispatched and charge its tenant, once, for the prompt."""
         tenant = self.remove(request)
         tenant.running += 1
@@ -101,10 +102,10 @@ class Tier:
             request.is_charged = True
             request.charged_tokens = request.uncached_tokens
             tenant.counter += request.charged_tokens / tenant.weight
-            self.served += request.charged_tokens
+            self.totals.served += request.charged_tokens
         return tenant
 
-    def remove(self, request: Request) -> Tenant:
+    def remove(self, request: Request) -> TenantQueue:
         """Remove a waiting request.
 
         Raises:
@@ -119,18 +120,20 @@ class Tier:
         """Change the predicted cost of a waiting request."""
         self._tenants[request.tenant_id].reprice(request, uncached_tokens)
 
-    def settle(self, slot: Slot) -> None:
+    def settle(self, dispatch: Dispatch) -> None:
         """Correct the charge of a request that ends to what was computed, and learn from it."""
-        request, tenant = slot.request, slot.tenant
+        request = dispatch.request
+        tenant = self._tenants[request.tenant_id]
+        assert tenant is dispatch.account, "a tenant with a running request is kept"
         tenant.running -= 1
-        has_run = slot.is_placed or slot.emitted > 0
+        has_run = dispatch.is_placed or dispatch.emitted > 0
         if has_run:
-            self._output_mean += _SMOOTHING * (slot.emitted - self._output_mean)
-            service = request.charged_tokens + OUTPUT_SERVICE * slot.emitted
+            self._output_mean += _SMOOTHING * (dispatch.emitted - self._output_mean)
+            service = request.charged_tokens + OUTPUT_SERVICE * dispatch.emitted
             self._service_mean += _SMOOTHING * (service - self._service_mean)
         if request.attempts or request.preemptions or request.prefilled_on:
             return  # what was computed twice, or elsewhere, is paid once, as predicted first
-        computed = slot.prompt_tokens - slot.cached_tokens if has_run else 0
+        computed = dispatch.prompt_tokens - dispatch.cached_tokens if has_run else 0
         self._correct(tenant, request, computed)
 
     def give_back(self, request: Request) -> None:
@@ -138,10 +141,10 @@ class Tier:
         if request.is_charged and not request.output:
             self._correct(self._tenant(request.tenant_id), request, 0)
 
-    def _correct(self, tenant: Tenant, request: Request, computed: int) -> None:
+    def _correct(self, tenant: TenantQueue, request: Request, computed: int) -> None:
         more = computed - request.charged_tokens
         request.charged_tokens = computed
-        self.served += more
+        self.totals.served += more
         tenant.counter += more / tenant.weight
         if more < 0 and tenant.listing:
             self._list(tenant)
@@ -149,20 +152,22 @@ class Tier:
     def _changed(self, request: Request, count: int) -> None:
         self.requests += count
         self.tokens += count * request.prompt_tokens
-        if self._standing is not None:
-            self._standing.changes += 1
+        if self._backlog_estimate is not None:
+            self._backlog_estimate.changes += 1
 
     # --- tenants ----------------------------------------------------------------------------
 
-    def _tenant(self, tenant_id: str) -> Tenant:
+    def _tenant(self, tenant_id: str) -> TenantQueue:
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
             if len(self._tenants) >= self._tenants_max:
                 self._forget_idle()
-            tenant = self._tenants[tenant_id] = Tenant(tenant_id, self)  # `push` lifts it
+            tenant = self._tenants[tenant_id] = TenantQueue(
+                tenant_id, self.totals
+            )  # `push` lifts it
         return tenant
 
-    def _lift(self, tenant: Tenant) -> None:
+    def _lift(self, tenant: TenantQueue) -> None:
         top = self._top() or self._last
         if top is not None:
             credit = self.lift_credit / tenant.weight if tenant.running else 0.0
@@ -173,12 +178,12 @@ class Tier:
         """Service that a tenant may lack when its queue fills again while it has some running."""
         return _CREDIT_REQUESTS * self._service_mean
 
-    def _list(self, tenant: Tenant) -> None:
+    def _list(self, tenant: TenantQueue) -> None:
         self._listings += 1
         tenant.listing = self._listings
         heappush(self._heap, (tenant.counter, tenant.listing, tenant))
 
-    def _top(self) -> Tenant | None:
+    def _top(self) -> TenantQueue | None:
         """Return the listed tenant with the least counter that has anything to offer."""
         heap = self._heap
         while heap:
@@ -288,7 +293,7 @@ class Tier:
         others = self._picture(now).before(turn, tenant)
         # The picture may be a little old.
         return min(requests + others[0], self.requests), min(
-            tokens + others[1], self.uncached_tokens
+            tokens + others[1], self.totals.uncached_tokens
         )
 
     def cheapest_to_lose(self, now: float) -> Request | None:
@@ -297,21 +302,21 @@ class Tier:
             return None
         tenant = self._picture(now).last_served()
         if tenant is None:  # all of the picture have gone, others came
-            self._standing = None
+            self._backlog_estimate = None
             tenant = self._picture(now).last_served()
         return None if tenant is None else tenant.last()
 
-    def _picture(self, now: float) -> Standing:
-        standing = self._standing
+    def _picture(self, now: float) -> BacklogEstimate:
+        estimate = self._backlog_estimate
         if (
-            standing is None
-            or now - standing.made_at > FRESH_S
-            or 4 * standing.changes > len(self._heap)
+            estimate is None
+            or now - estimate.made_at > FRESH_S
+            or 4 * estimate.changes > len(self._heap)
         ):
             waiting = [tenant for tenant in self._tenants.values() if tenant.requests]
-            standing = Standing(waiting, OUTPUT_SERVICE * self._output_mean, now)
-            self._standing = standing
-        return standing
+            estimate = BacklogEstimate(waiting, OUTPUT_SERVICE * self._output_mean, now)
+            self._backlog_estimate = estimate
+        return estimate
 
     def waiting(self) -> list[Request]:
         """Return everything that waits; for checks and for the end, not for decisions."""

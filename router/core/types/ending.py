@@ -1,6 +1,6 @@
 """How requests end: the one place that writes an outcome, and what each engine reason means."""
 
-from router.core.types.model import Stats
+from router.core.types.actions import Stats
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire

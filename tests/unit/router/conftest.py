@@ -6,15 +6,11 @@ import pytest
 
 from router.core import invariants
 from router.core.router import RouterCore
-from router.core.types.model import (
-    Actions,
-    Batch,
-    CoreConfig,
-    EngineLimits,
-    ReplicaPlan,
-    Request,
-    Slot,
-)
+from router.core.types.actions import Actions
+from router.core.types.batch import GatewayBatch
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
+from router.core.types.request import Dispatch, Request
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -29,8 +25,8 @@ class Bench:
         self.core = RouterCore(CoreConfig(**config))
         self.limits = limits
         self.now = 100.0
-        self.heard: dict[int, Batch] = {}
-        self.sent: dict[str, list[Slot]] = {}
+        self.heard: dict[int, GatewayBatch] = {}
+        self.sent: dict[str, list[Dispatch]] = {}
         self.cancelled: dict[str, list[int]] = {}
         self.handles = 0
         self.steps = 0
@@ -53,12 +49,12 @@ class Bench:
     def tick(self, advance_s: float = 0.0) -> Actions:
         self.now += advance_s
         actions = self.core.tick(self.now)
-        for name, slots in actions.dispatches.items():
-            self.sent.setdefault(name, []).extend(slots)
+        for name, dispatches in actions.dispatches.items():
+            self.sent.setdefault(name, []).extend(dispatches)
         for name, gone in actions.cancels.items():
             self.cancelled.setdefault(name, []).extend(gone)
         for key, batch in actions.batches:
-            self.heard.setdefault(key, Batch()).merge(batch)
+            self.heard.setdefault(key, GatewayBatch()).merge(batch)
         invariants.check(self.core)
         return actions
 
@@ -72,30 +68,30 @@ class Bench:
         return self.handles
 
     def frame(self, name: str, epoch: int = 1, *, tick=True, **columns) -> None:
-        """Deliver a frame: tokens={slot: [ids]}, admitted=[...], finished={slot: reason}.
+        """Deliver a frame: tokens={dispatch: [ids]}, admitted=[...], finished={dispatch: reason}.
 
-        `logprobs` are rows of (slot, logprob, {alternative: logprob}).
+        `logprobs` are rows of (dispatch, logprob, {alternative: logprob}).
         """
         self.steps += 1
         frame = engine.StepFrame(step=self.steps, steps=columns.get("steps", 1))
-        for slot, tokens in columns.get("tokens", {}).items():
-            frame.sequence.append(slot.sequence)
+        for dispatch, tokens in columns.get("tokens", {}).items():
+            frame.sequence.append(dispatch.sequence)
             frame.count.append(len(tokens))
             frame.token.extend(tokens)
-        for slot, logprob, top in columns.get("logprobs", ()):
-            add_logprobs(frame.logprobs, slot.sequence, logprob, top)
-        for slot in columns.get("admitted", ()):
+        for dispatch, logprob, top in columns.get("logprobs", ()):
+            add_logprobs(frame.logprobs, dispatch.sequence, logprob, top)
+        for dispatch in columns.get("admitted", ()):
             frame.admitted.add(
-                sequence=slot.sequence,
+                sequence=dispatch.sequence,
                 queue_us=5,
                 cached_tokens=columns.get("cached", 3),
                 load_us=columns.get("load_us", 0),
             )
-        for slot, reason in columns.get("finished", {}).items():
-            count = slot.emitted + len(columns.get("tokens", {}).get(slot, ()))
+        for dispatch, reason in columns.get("finished", {}).items():
+            count = dispatch.emitted + len(columns.get("tokens", {}).get(dispatch, ()))
             code, message = columns.get("code", ""), columns.get("message", "")
             frame.finished.add(
-                sequence=slot.sequence,
+                sequence=dispatch.sequence,
                 reason=reason,
                 output_tokens=count,
                 code=code,
@@ -107,24 +103,32 @@ class Bench:
         if tick:
             self.tick()
 
-    def batch(self, gateway: int = GATEWAY) -> Batch:
-        return self.heard.setdefault(gateway, Batch())
+    def batch(self, gateway: int = GATEWAY) -> GatewayBatch:
+        return self.heard.setdefault(gateway, GatewayBatch())
 
     def outcome(self, handle: int, gateway: int = GATEWAY) -> wire.Outcome:
         found = [entry for entry in self.batch(gateway).outcomes if entry.handle == handle]
         assert len(found) == 1, f"{len(found)} outcomes"
         return found[0]
 
-    def slot(self, handle: int) -> Slot:
+    def dispatch(self, handle: int) -> Dispatch:
         """The latest dispatch of a handle."""
-        slots = [slot for sent in self.sent.values() for slot in sent if slot.handle == handle]
-        return max(slots, key=lambda slot: slot.sequence)
+        dispatches = [
+            dispatch
+            for sent in self.sent.values()
+            for dispatch in sent
+            if dispatch.handle == handle
+        ]
+        return max(dispatches, key=lambda dispatch: dispatch.sequence)
 
     @property
     def order(self) -> list[int]:
         """Handles in the order of dispatch."""
-        slots = [slot for sent in self.sent.values() for slot in sent]
-        return [slot.handle for slot in sorted(slots, key=lambda slot: slot.sequence)]
+        dispatches = [dispatch for sent in self.sent.values() for dispatch in sent]
+        return [
+            dispatch.handle
+            for dispatch in sorted(dispatches, key=lambda dispatch: dispatch.sequence)
+        ]
 
 
 def add_logprobs(

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.decide import forecast
 from router.core.router import RouterCore
-from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan, Request
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
+from router.core.types.request import Request
 from sluice.errors import STATUS, ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -45,7 +46,7 @@ class Cell:
         """Occupy every place."""
         while not self.cell.queue.requests:
             self.submit(**fields)
-            for book in self.cell.replicas.values():
+            for book in self.cell.fleet.replicas.values():
                 self.frame(book)
         for request in self.cell.queue.waiting():
             self.core.cancel(1, request.handle)
@@ -53,8 +54,8 @@ class Cell:
 
     def frame(self, book) -> None:
         """A first token of everything."""
-        fresh = [slot.sequence for slot in book.slots.values() if not slot.emitted]
-        state = engine.EngineState(running=len(book.slots))
+        fresh = [dispatch.sequence for dispatch in book.dispatches.values() if not dispatch.emitted]
+        state = engine.EngineState(running=len(book.dispatches))
         columns = {"sequence": fresh, "count": [1] * len(fresh), "token": [1] * len(fresh)}
         frame = engine.StepFrame(step=1, steps=1, state=state, **columns)
         self.core.on_frame(book.replica_id, 1, frame, self.now)
@@ -125,9 +126,9 @@ def test_what_belongs_to_a_begun_answer_is_let_in(begun):
 
 def test_what_an_idle_engine_has_not_heard_of_yet_does_not_wait_for_memory(bench):
     world = bench(replicas=1, sequences=64, blocks=4096, deadline_default_s=60.0)
-    slot = world.slot(world.submit())
+    dispatch = world.dispatch(world.submit())
     done = engine.EngineState(step_us=20_000)
-    world.frame("replica-0", tokens={slot: [1]}, finished={slot: engine.FINISH_REASON_STOP})
+    world.frame("replica-0", tokens={dispatch: [1]}, finished={dispatch: engine.FINISH_REASON_STOP})
     world.now += 1.0
     for _ in range(30):
         world.submit(tick=False)
@@ -228,7 +229,7 @@ def test_for_lack_of_room_nobody_is_refused_while_enough_of_lower_tiers_waits(ar
 
 
 def slow(world: Cell, token_s: float) -> None:
-    for book in world.cell.replicas.values():
+    for book in world.cell.fleet.replicas.values():
         book.speed.token_s = token_s
         world.cell.update(book)
     world.tick(0.1)
@@ -255,18 +256,18 @@ def serve(world: Cell, seconds: float) -> None:
     left: dict[int, float] = {}
     for _ in range(round(seconds / 0.05)):
         world.tick(0.05)
-        for book in world.cell.replicas.values():
+        for book in world.cell.fleet.replicas.values():
             budget = 0.05 * book.tokens_s
-            for slot in list(book.slots.values()):
-                owed = left.setdefault(slot.sequence, slot.prompt_tokens)
-                left[slot.sequence] = max(0.0, owed - budget)
+            for dispatch in list(book.dispatches.values()):
+                owed = left.setdefault(dispatch.sequence, dispatch.prompt_tokens)
+                left[dispatch.sequence] = max(0.0, owed - budget)
                 budget = max(0.0, budget - owed)
-            done = [sequence for sequence in book.slots if not left[sequence]]
-            owed = sum(left[sequence] for sequence in book.slots)
+            done = [sequence for sequence in book.dispatches if not left[sequence]]
+            owed = sum(left[sequence] for sequence in book.dispatches)
             frame = engine.StepFrame(sequence=done, count=[1] * len(done), token=[1] * len(done))
             for sequence in done:
                 frame.finished.add(sequence=sequence, reason=STOP, output_tokens=1)
-            frame.state.running = len(book.slots) - len(done)
+            frame.state.running = len(book.dispatches) - len(done)
             frame.state.prefill_tokens_owed = int(owed)
             world.core.on_frame(book.replica_id, 1, frame, world.now)
 
@@ -335,10 +336,10 @@ def test_whatever_comes_the_top_tier_is_shed_only_when_it_is_alone(arrivals):
         top = max(top, priority)
         world.tick(0.06)  # what runs is looked at again after 50 ms
         others = [
-            slot.request.priority
-            for book in world.cell.replicas.values()
-            for slot in book.slots.values()
-            if slot.is_open
+            dispatch.request.priority
+            for book in world.cell.fleet.replicas.values()
+            for dispatch in book.dispatches.values()
+            if dispatch.is_open
         ]
         code = world.code(world.submit(prompt=prompt, priority=priority))
         if code == "overloaded" and priority == top:
@@ -356,9 +357,9 @@ def test_a_flood_of_one_tenant_is_not_anothers_wait(flood):
     world.cell.price(light)
     heavy = Request(handle=0, cell_id="cell", prompt_tokens=1000, tenant_id="flood", priority=5)
     world.cell.price(heavy)
-    light_s = forecast.predict_ttft_s(world.cell, light, world.now)
+    light_s = world.cell.predict(light, world.now).ttft_s()
     assert light_s < 8.0  # its own second, what runs, and one turn of the other
-    assert forecast.predict_ttft_s(world.cell, heavy, world.now) > 0.4 * flood
+    assert world.cell.predict(heavy, world.now).ttft_s() > 0.4 * flood
 
 
 def test_predictions_follow_what_happens():

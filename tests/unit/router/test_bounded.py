@@ -5,7 +5,7 @@ from itertools import count
 
 from router.core.queue.adapter_waiters import AdapterWaiters
 from router.core.queue.fair_queue import FairQueue
-from router.core.types.model import Request, State
+from router.core.types.request import Request, RequestState
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 KEPT_MAX = 200
@@ -24,10 +24,12 @@ def test_what_comes_in_crowds_and_goes_is_not_kept(bench):
         for _ in range(20):  # more than are priced anew at a time
             world.submit(hashes=[next(keys)], prompt=32, tick=False)
         world.tick(0.02)
-        slots = world.sent.pop("replica-0")
-        ends = dict.fromkeys(slots, engine.FINISH_REASON_LENGTH)
-        world.frame("replica-0", admitted=slots, tokens={it: [1] for it in slots}, finished=ends)
-        del slots, ends
+        dispatches = world.sent.pop("replica-0")
+        ends = dict.fromkeys(dispatches, engine.FINISH_REASON_LENGTH)
+        world.frame(
+            "replica-0", admitted=dispatches, tokens={it: [1] for it in dispatches}, finished=ends
+        )
+        del dispatches, ends
     assert world.core.live_requests == 0
     assert kept() - before < KEPT_MAX
 
@@ -37,7 +39,7 @@ def test_adapters_that_nobody_waits_for_any_more_take_no_room():
     for number in range(2000):
         request = Request(handle=1, cell_id="", prompt_tokens=1, adapter=f"adapter-{number}")
         waiters.add(request, waiting=1)
-        request.state = State.RUNNING
+        request.state = RequestState.RUNNING
     assert kept() - before < KEPT_MAX
 
 
@@ -50,7 +52,7 @@ def test_who_waits_for_long_keeps_nobody_who_came_later():
         request = Request(handle=1, cell_id="", prompt_tokens=1, adapter="adapter")
         waiters.add(request, waiting=3)
         if last is not patient:
-            last.state = State.RUNNING
+            last.state = RequestState.RUNNING
         last = request
     assert kept() - before < KEPT_MAX
 

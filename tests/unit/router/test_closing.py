@@ -12,7 +12,8 @@ from router.closing import (
     Closings,
     closed,
 )
-from router.core.types.model import Batch, Gateway, Request, Slot
+from router.core.types.batch import GatewayBatch
+from router.core.types.request import Dispatch, Gateway, Request
 from router.counting import HOUR_MS, OTHER, TokenCounts
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
@@ -32,8 +33,8 @@ def submit(handle: int, *, resumed: int = 0, of: str = "", part: int = 0) -> wir
     return wire.Submit(handle=handle, closing=closing.SerializeToString(), resumed_tokens=resumed)
 
 
-def ended(handle: int, tokens: int, kind: wire.OutcomeKind = FINISH) -> Batch:
-    batch = Batch()
+def ended(handle: int, tokens: int, kind: wire.OutcomeKind = FINISH) -> GatewayBatch:
+    batch = GatewayBatch()
     batch.placed.append(wire.Placed(handle=handle, replica_id="r", cached_tokens=2))
     batch.outcomes.append(wire.Outcome(handle=handle, kind=kind, output_tokens=tokens))
     return batch
@@ -42,8 +43,8 @@ def ended(handle: int, tokens: int, kind: wire.OutcomeKind = FINISH) -> Batch:
 def running(handle: int, emitted: int, output: list[int] | None = None) -> Request:
     request = Request(handle=handle, cell_id="c", prompt_tokens=7)
     request.output = output
-    request.slot = Slot(request, _Tenant(), "r", sequence=handle, now=0.0)  # type: ignore[arg-type]
-    request.slot.emitted = emitted
+    request.dispatch = Dispatch(request, _Tenant(), "r", sequence=handle, now=0.0)  # type: ignore[arg-type]
+    request.dispatch.emitted = emitted
     return request
 
 
@@ -64,13 +65,13 @@ def test_what_runs_is_told_when_its_engine_has_said_its_last_word():
     preempted = running(3, 4, output=[0] * 9)  # five of them on another replica
     queued = Request(handle=4, cell_id="c", prompt_tokens=7)
     gateway.requests = {it.handle: it for it in (request, resumed, preempted, queued)}
-    slots = [it.slot for it in (request, resumed, preempted)]
+    dispatches = [it.dispatch for it in (request, resumed, preempted)]
     closings.cut(accounts, gateway, now=1.0)
     closings.settle(lambda _: False, now=1.0)
     [waited] = told(closings).values()
     assert (waited.event_id, waited.replica_id, waited.output_tokens) == ("e4", "", 0)
-    slots[0].emitted += 2  # before the engine heard of the cancel
-    closings.settle(lambda slot: slot is slots[0], now=1.1)
+    dispatches[0].emitted += 2  # before the engine heard of the cancel
+    closings.settle(lambda dispatch: dispatch is dispatches[0], now=1.1)
     [event] = told(closings).values()
     assert (event.outcome, event.status, event.schema_version) == (OUTCOME, 500, SCHEMA_VERSION)
     assert (event.output_tokens, event.prompt_tokens, event.replica_id) == (5, 7, "r")
@@ -280,10 +281,10 @@ def test_prompts_count_once_and_where_their_gateways_know_of_them():
     accounts.cancelled(heard)
     for handle in (1, 2, 3, 4, 5):
         accounts.told(ended(handle, 1), now=0.0)
-    moved = Batch()  # its replica was lost before its first token, and another one took it
+    moved = GatewayBatch()  # its replica was lost before its first token, and another one took it
     moved.placed.extend(wire.Placed(handle=6, replica_id=name) for name in "ab")
     accounts.told(moved, now=0.0)
-    queued = Batch()
+    queued = GatewayBatch()
     queued.outcomes.append(wire.Outcome(handle=7, kind=wire.OUTCOME_KIND_EVICTED))
     accounts.told(queued, now=0.0)
     assert prompts(counts) == (110, 0, 20, 130)

@@ -6,7 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.core import invariants
 from router.core.router import RouterCore
-from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan, Request, Slot
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
+from router.core.types.request import Dispatch, Request
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -31,7 +33,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.core = RouterCore(CoreConfig(queue_requests_max=6, queue_tokens_max=600))
         self.open: dict[tuple[int, int], int] = {}  # (gateway, handle) -> tokens told
-        self.engines: dict[str, dict[int, Slot]] = {name: {} for name in NAMES}
+        self.engines: dict[str, dict[int, Dispatch]] = {name: {} for name in NAMES}
         self.epochs = dict.fromkeys(NAMES, 0)
         self.attached: set[str] = set()
         self.planned = set(NAMES)
@@ -49,11 +51,11 @@ class CoreMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         actions = self.core.tick(self.now)
-        for name, slots in actions.dispatches.items():
+        for name, dispatches in actions.dispatches.items():
             assert name in self.attached
-            for slot in slots:
-                assert slot.sequence not in self.engines[name]
-                self.engines[name][slot.sequence] = slot
+            for dispatch in dispatches:
+                assert dispatch.sequence not in self.engines[name]
+                self.engines[name][dispatch.sequence] = dispatch
             assert len(self.engines[name]) <= LIMITS.sequences_max
         for name, gone in actions.cancels.items():
             assert set(gone) <= set(self.engines[name])
@@ -145,7 +147,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.settle()
         held = self.engines[name]
         frame = engine.StepFrame(step=1, steps=1)
-        for sequence, slot in list(held.items()):
+        for sequence, dispatch in list(held.items()):
             what = data.draw(st.sampled_from(["nothing", "token", "token", "tokens", "end"]))
             count = {"token": 1, "tokens": 3}.get(what, 0)
             if count:
@@ -154,11 +156,11 @@ class CoreMachine(RuleBasedStateMachine):
                 frame.sequence.append(sequence)
                 frame.count.append(count)
                 frame.token.extend(tokens)
-                if slot.is_open:
-                    self.engine_tokens[slot.gateway.key, slot.handle] += tokens
+                if dispatch.is_open:
+                    self.engine_tokens[dispatch.gateway.key, dispatch.handle] += tokens
             elif what == "end":
                 reason = data.draw(st.sampled_from(REASONS))
-                frame.finished.add(sequence=sequence, reason=reason, output_tokens=slot.emitted)
+                frame.finished.add(sequence=sequence, reason=reason, output_tokens=dispatch.emitted)
                 del held[sequence]
         frame.state.running = len(held)
         self.core.on_frame(name, self.epochs[name], frame, self.now)
@@ -184,7 +186,7 @@ class CoreMachine(RuleBasedStateMachine):
         for cell in self.core.cells.values():
             assert cell.queue.requests <= 6 + len(NAMES) * LIMITS.sequences_max
         for name in self.attached:
-            assert set(self.core.replicas[name].slots) == set(self.engines[name])
+            assert set(self.core.replicas[name].dispatches) == set(self.engines[name])
 
     def teardown(self):
         self.core.end_all()

@@ -13,8 +13,8 @@ FAILED = engine.FINISH_REASON_FAILED
 def test_a_lost_replica_moves_what_was_not_emitted(bench):
     world = bench(step=4096)
     handles = [world.submit() for _ in range(6)]
-    moved = [handle for handle in handles if world.slot(handle).replica_id == "replica-0"]
-    emitted = world.slot(moved[0])
+    moved = [handle for handle in handles if world.dispatch(handle).replica_id == "replica-0"]
+    emitted = world.dispatch(moved[0])
     world.frame("replica-0", tokens={emitted: [1, 2]})
     world.core.on_replica_lost("replica-0", 1, world.now)
     world.tick()
@@ -22,8 +22,8 @@ def test_a_lost_replica_moves_what_was_not_emitted(bench):
     assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_LOST, "replica_lost")
     assert outcome.output_tokens == 2
     for handle in moved[1:]:
-        assert world.slot(handle).replica_id == "replica-1"
-    assert world.core.requests.stats.requeues == len(moved) - 1
+        assert world.dispatch(handle).replica_id == "replica-1"
+    assert world.core.lifecycle.stats.requeues == len(moved) - 1
 
 
 def test_what_comes_back_goes_first(bench):
@@ -34,8 +34,8 @@ def test_what_comes_back_goes_first(bench):
     world.tick()
     for _ in range(3):
         book = world.core.replicas["replica-1"]
-        slot = next(iter(book.slots.values()))
-        world.frame("replica-1", tokens={slot: [1]}, finished={slot: STOP})
+        dispatch = next(iter(book.dispatches.values()))
+        world.frame("replica-1", tokens={dispatch: [1]}, finished={dispatch: STOP})
     assert set(world.order[:6]) == set(first)
     assert world.order[-1] == late
 
@@ -55,10 +55,10 @@ def test_retries_are_bounded(bench):
 def test_a_failed_sequence_is_tried_elsewhere(bench):
     world = bench()
     handle = world.submit()
-    slot = world.slot(handle)
-    world.frame(slot.replica_id, finished={slot: FAILED})
-    assert world.slot(handle).replica_id != slot.replica_id
-    again = world.slot(handle)
+    dispatch = world.dispatch(handle)
+    world.frame(dispatch.replica_id, finished={dispatch: FAILED})
+    assert world.dispatch(handle).replica_id != dispatch.replica_id
+    again = world.dispatch(handle)
     world.frame(again.replica_id, tokens={again: [1]}, finished={again: FAILED})
     assert world.outcome(handle).kind == wire.OUTCOME_KIND_LOST
 
@@ -67,8 +67,8 @@ def test_a_caller_is_told_what_failed_at_last_and_not_where(bench):
     world = bench(retries_max=1)
     handle = world.submit()
     for _ in range(2):
-        slot = world.slot(handle)
-        world.frame(slot.replica_id, finished={slot: FAILED}, message="out of luck")
+        dispatch = world.dispatch(handle)
+        world.frame(dispatch.replica_id, finished={dispatch: FAILED}, message="out of luck")
     outcome = world.outcome(handle)
     assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_FAILED, "engine_failed")
     assert outcome.message == "gave up after 2 attempts; last: the replica: out of luck"
@@ -78,7 +78,7 @@ def test_what_an_engine_said_reaches_the_caller_as_it_is(bench):
     world = bench(replicas=1, retries_max=0)
     handle = world.submit()
     message = "no adapter replica-0: replica replica-0"
-    world.frame("replica-0", finished={world.slot(handle): FAILED}, message=message)
+    world.frame("replica-0", finished={world.dispatch(handle): FAILED}, message=message)
     said = world.outcome(handle).message
     assert said == f"gave up after 1 attempts; last: the replica: {message}"
 
@@ -87,21 +87,21 @@ def test_busy_is_nobodys_failure_and_pauses_the_replica(bench):
     world = bench(replicas=1, retries_max=0)
     handle = world.submit()
     for _ in range(5):
-        slot = world.slot(handle)
-        world.frame("replica-0", finished={slot: BUSY}, tick=False)
+        dispatch = world.dispatch(handle)
+        world.frame("replica-0", finished={dispatch: BUSY}, tick=False)
         world.tick()
-        assert world.slot(handle) is slot
+        assert world.dispatch(handle) is dispatch
         due = world.core.next_tick_at(world.now)
         world.tick(due - world.now)
-        assert world.slot(handle) is not slot
+        assert world.dispatch(handle) is not dispatch
     assert world.core.live_requests == 1
 
 
 def test_refused_is_final(bench):
     world = bench()
     handle = world.submit()
-    slot = world.slot(handle)
-    world.frame(slot.replica_id, finished={slot: engine.FINISH_REASON_REFUSED})
+    dispatch = world.dispatch(handle)
+    world.frame(dispatch.replica_id, finished={dispatch: engine.FINISH_REASON_REFUSED})
     outcome = world.outcome(handle)
     assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_FAILED, "engine_refused")
 
@@ -109,8 +109,8 @@ def test_refused_is_final(bench):
 def test_a_refused_caller_is_told_why_and_not_by_whom(bench):
     world = bench()
     handle = world.submit()
-    refused = {world.slot(handle): engine.FINISH_REASON_REFUSED}
-    replica_id = world.slot(handle).replica_id
+    refused = {world.dispatch(handle): engine.FINISH_REASON_REFUSED}
+    replica_id = world.dispatch(handle).replica_id
     why = {"code": "invalid_request", "message": "no such grammar", "param": "grammar"}
     world.frame(replica_id, finished=refused, **why)
     outcome = world.outcome(handle)
@@ -121,20 +121,20 @@ def test_a_draining_replica_gets_nothing_new(bench):
     world = bench(sequences=100, step=4096)
     world.plan(draining=("replica-0",))
     for _ in range(5):
-        assert world.slot(world.submit()).replica_id == "replica-1"
+        assert world.dispatch(world.submit()).replica_id == "replica-1"
 
 
 def test_frames_of_an_older_attachment_count_for_nothing(bench):
     world = bench(replicas=1)
     handle = world.submit()
-    slot = world.slot(handle)
+    dispatch = world.dispatch(handle)
     world.core.on_replica_lost("replica-0", 1, world.now)
     world.attach("replica-0", 2)
     world.tick()
-    world.frame("replica-0", epoch=1, tokens={slot: [1]}, finished={slot: STOP})
+    world.frame("replica-0", epoch=1, tokens={dispatch: [1]}, finished={dispatch: STOP})
     assert world.batch().tokens == []
     assert world.core.live_requests == 1
-    assert world.core.requests.stats.stray_tokens == 0  # ignored as a whole
+    assert world.core.lifecycle.stats.stray_tokens == 0  # ignored as a whole
 
 
 def resumed(*entries: tuple[int, list[int]]) -> list[engine.Resumed]:
@@ -144,7 +144,7 @@ def resumed(*entries: tuple[int, list[int]]) -> list[engine.Resumed]:
 def test_a_resumed_attachment_costs_no_token_and_no_retry(bench):
     world = bench(replicas=1, sequences=4, step=4096)
     goes_on, ended, lost_on_the_way = (world.submit() for _ in range(3))
-    a, b, c = (world.slot(handle) for handle in (goes_on, ended, lost_on_the_way))
+    a, b, c = (world.dispatch(handle) for handle in (goes_on, ended, lost_on_the_way))
     world.frame("replica-0", tokens={a: [1], b: [2]})
     world.core.on_broken("replica-0", 1)
     waits = world.submit()
@@ -154,7 +154,7 @@ def test_a_resumed_attachment_costs_no_token_and_no_retry(bench):
     assert world.batch().tokens == [1, 2, 10, 11]
     world.frame("replica-0", epoch=2, tokens={b: [20]}, finished={b: STOP})
     assert world.outcome(ended).output_tokens == 2
-    assert world.slot(lost_on_the_way) is not c, "it is sent again"
+    assert world.dispatch(lost_on_the_way) is not c, "it is sent again"
     world.frame("replica-0", epoch=2, tokens={a: [12]}, finished={a: STOP})
     assert world.outcome(goes_on).output_tokens == 4
     assert world.core.take_stats().count_mismatches == 0
@@ -163,23 +163,23 @@ def test_a_resumed_attachment_costs_no_token_and_no_retry(bench):
 def test_a_cancel_that_got_lost_is_said_again_at_the_resume(bench):
     world = bench(replicas=1)
     handle = world.submit()
-    slot = world.slot(handle)
+    dispatch = world.dispatch(handle)
     world.core.cancel(1, handle)
     world.tick()
     world.core.on_broken("replica-0", 1)
-    world.core.on_resumed("replica-0", 1, 2, resumed((slot.sequence, [5])), world.now)
+    world.core.on_resumed("replica-0", 1, 2, resumed((dispatch.sequence, [5])), world.now)
     world.tick()
-    assert world.cancelled["replica-0"] == [slot.sequence] * 2
+    assert world.cancelled["replica-0"] == [dispatch.sequence] * 2
     assert not world.batch().tokens
 
 
 def test_a_resumed_sequence_that_has_lost_tokens_is_an_error(bench):
     world = bench(replicas=1)
-    slot = world.slot(world.submit())
-    world.frame("replica-0", tokens={slot: [1, 2]})
+    dispatch = world.dispatch(world.submit())
+    world.frame("replica-0", tokens={dispatch: [1, 2]})
     world.core.on_broken("replica-0", 1)
     with pytest.raises(ValueError, match="shorter"):
-        world.core.on_resumed("replica-0", 1, 2, resumed((slot.sequence, [1])), world.now)
+        world.core.on_resumed("replica-0", 1, 2, resumed((dispatch.sequence, [1])), world.now)
 
 
 def test_what_the_last_owner_left_on_an_engine_counts(bench):
@@ -216,7 +216,7 @@ def test_who_would_be_answered_elsewhere_does_not_wait_long_for_replicas(bench):
 def test_what_a_draining_replica_computes_is_not_taken_away(bench):
     world = bench(replicas=1, sequences=1)
     computed, waiting = (world.submit(absence_s=3.0) for _ in range(2))
-    slot = world.slot(computed)
+    dispatch = world.dispatch(computed)
     world.plan(draining=("replica-0",))
     for _ in range(5):
         world.tick(1.0)
@@ -225,7 +225,7 @@ def test_what_a_draining_replica_computes_is_not_taken_away(bench):
     world.core.on_replica_lost("replica-0", 1, world.now)
     world.tick(1.0)
     assert world.outcome(computed).code == "no_capacity"
-    assert slot.is_open is False
+    assert dispatch.is_open is False
 
 
 def test_replicas_that_were_there_meanwhile_are_waited_for_anew(bench):

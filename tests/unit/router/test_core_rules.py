@@ -13,7 +13,7 @@ STOP = engine.FINISH_REASON_STOP
 def test_tokens_reach_the_gateway_in_columns(bench):
     world = bench(replicas=1)
     first, second = world.submit(), world.submit()
-    a, b = world.slot(first), world.slot(second)
+    a, b = world.dispatch(first), world.dispatch(second)
     world.frame("replica-0", admitted=[a, b], tokens={a: [1, 2], b: [3]})
     world.frame("replica-0", tokens={b: [4]}, finished={b: STOP})
     batch = world.batch()
@@ -28,8 +28,8 @@ def test_tokens_reach_the_gateway_in_columns(bench):
 def test_a_gateway_hears_how_long_an_adapter_was_waited_for(bench):
     world = bench(replicas=1)
     cold, warm = world.submit(), world.submit()
-    world.frame("replica-0", admitted=[world.slot(cold)], load_us=4)
-    world.frame("replica-0", admitted=[world.slot(warm)])
+    world.frame("replica-0", admitted=[world.dispatch(cold)], load_us=4)
+    world.frame("replica-0", admitted=[world.dispatch(warm)])
     placed = {it.handle: (it.engine_queue_us, it.load_us) for it in world.batch().placed}
     assert placed == {cold: (5, 4), warm: (5, 0)}
 
@@ -47,8 +47,8 @@ def test_a_replica_never_gets_more_than_it_holds(bench):
     world = bench(replicas=1, sequences=3, step=4096)
     handles = [world.submit() for _ in range(10)]
     assert world.order == handles[:3]
-    slot = world.slot(handles[0])
-    world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+    dispatch = world.dispatch(handles[0])
+    world.frame("replica-0", tokens={dispatch: [1]}, finished={dispatch: STOP})
     assert world.order == handles[:4]
 
 
@@ -66,20 +66,20 @@ def test_a_prompt_that_needs_the_whole_cache_still_goes_alone(bench):
     world = bench(replicas=1, blocks=10, context=1000)
     handle = world.submit(prompt=159, output=500)
     assert world.order == [handle]
-    assert world.slot(handle).output_max == 500
+    assert world.dispatch(handle).output_max == 500
 
 
 def test_output_is_cut_to_the_context(bench):
     world = bench(replicas=1, context=100)
-    assert world.slot(world.submit(prompt=90, output=50)).output_max == 10
-    assert world.slot(world.submit(prompt=10, output=0)).output_max == 90
+    assert world.dispatch(world.submit(prompt=90, output=50)).output_max == 10
+    assert world.dispatch(world.submit(prompt=10, output=0)).output_max == 90
 
 
 def test_the_less_loaded_replica_is_picked(bench):
     world = bench(sequences=100, step=4096)
     long = world.submit(prompt=900)
-    assert world.slot(world.submit()).replica_id != world.slot(long).replica_id
-    assert world.slot(world.submit()).replica_id != world.slot(long).replica_id
+    assert world.dispatch(world.submit()).replica_id != world.dispatch(long).replica_id
+    assert world.dispatch(world.submit()).replica_id != world.dispatch(long).replica_id
 
 
 def test_higher_tiers_go_first_then_arrival(bench):
@@ -87,9 +87,9 @@ def test_higher_tiers_go_first_then_arrival(bench):
     running = world.submit()
     low, high, higher = (world.submit(priority=p) for p in (0, 5, 9))
     for handle in (running, higher, high, low):
-        slot = world.slot(handle)
+        dispatch = world.dispatch(handle)
         assert world.order[-1] == handle
-        world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+        world.frame("replica-0", tokens={dispatch: [1]}, finished={dispatch: STOP})
 
 
 def test_a_flooding_tenant_does_not_starve_another(bench):
@@ -98,8 +98,8 @@ def test_a_flooding_tenant_does_not_starve_another(bench):
         world.submit(tenant_id="flood", prompt=50)
     light = world.submit(tenant_id="light", prompt=50)
     for _ in range(3):
-        slot = world.slot(world.order[-1])
-        world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+        dispatch = world.dispatch(world.order[-1])
+        world.frame("replica-0", tokens={dispatch: [1]}, finished={dispatch: STOP})
     assert light in world.order
 
 
@@ -110,8 +110,8 @@ def test_weights_share_a_tier(bench):
         world.submit(tenant_id="three", weight=3, prompt=100, tick=False)
     world.tick()
     for _ in range(39):
-        slot = world.slot(world.order[-1])
-        world.frame("replica-0", tokens={slot: [1] * 10}, finished={slot: STOP})
+        dispatch = world.dispatch(world.order[-1])
+        world.frame("replica-0", tokens={dispatch: [1] * 10}, finished={dispatch: STOP})
     heavy = sum(world.core.gateways[1].requests.get(handle) is None for handle in range(2, 81, 2))
     light = sum(world.core.gateways[1].requests.get(handle) is None for handle in range(1, 81, 2))
     assert heavy == pytest.approx(3 * light, abs=2)
@@ -123,12 +123,12 @@ def test_idleness_earns_no_credit(bench):
     for _ in range(30):
         world.submit(tenant_id="steady", prompt=50)
     for _ in range(10):
-        slot = world.slot(world.order[-1])
-        world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+        dispatch = world.dispatch(world.order[-1])
+        world.frame("replica-0", tokens={dispatch: [1]}, finished={dispatch: STOP})
     back = [world.submit(tenant_id="returning", prompt=50) for _ in range(10)]
     for _ in range(8):
-        slot = world.slot(world.order[-1])
-        world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+        dispatch = world.dispatch(world.order[-1])
+        world.frame("replica-0", tokens={dispatch: [1]}, finished={dispatch: STOP})
     assert len([handle for handle in world.order if handle in back]) <= 5
 
 
@@ -182,8 +182,8 @@ def test_a_deadline_evicts_what_has_no_token(bench):
     world = bench(replicas=1, sequences=1)
     runs = world.submit(deadline_s=1.0)
     stuck = world.submit(deadline_s=1.0)
-    slot = world.slot(runs)
-    world.frame("replica-0", tokens={slot: [1]})
+    dispatch = world.dispatch(runs)
+    world.frame("replica-0", tokens={dispatch: [1]})
     world.tick(2.0)
     outcome = world.outcome(stuck)
     assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_EVICTED, "deadline_exceeded")
@@ -204,8 +204,8 @@ def test_a_deadline_also_ends_a_dispatch_without_a_token(bench):
     handle = world.submit(deadline_s=1.0)
     world.tick(1.5)
     assert world.outcome(handle).kind == wire.OUTCOME_KIND_EVICTED
-    assert world.cancelled["replica-0"] == [world.slot(handle).sequence]
-    assert len(world.core.replicas["replica-0"].slots) == 1  # until the engine says so
+    assert world.cancelled["replica-0"] == [world.dispatch(handle).sequence]
+    assert len(world.core.replicas["replica-0"].dispatches) == 1  # until the engine says so
 
 
 def test_without_replicas_the_deadline_says_no_capacity(bench):
@@ -218,14 +218,16 @@ def test_without_replicas_the_deadline_says_no_capacity(bench):
 def test_cancel_is_answered_at_once_and_booked_until_the_engine_ends(bench):
     world = bench(replicas=1, sequences=1)
     handle, waiting = world.submit(), world.submit()
-    slot = world.slot(handle)
-    world.frame("replica-0", tokens={slot: [1]})
+    dispatch = world.dispatch(handle)
+    world.frame("replica-0", tokens={dispatch: [1]})
     world.core.cancel(1, handle)
     world.core.cancel(1, handle)  # races are harmless
     world.tick()
     assert world.outcome(handle).kind == wire.OUTCOME_KIND_CANCELLED
     assert world.order == [handle]  # its place is not free yet
-    world.frame("replica-0", tokens={slot: [2]}, finished={slot: engine.FINISH_REASON_CANCELLED})
+    world.frame(
+        "replica-0", tokens={dispatch: [2]}, finished={dispatch: engine.FINISH_REASON_CANCELLED}
+    )
     assert world.batch().tokens == [1]
     assert world.order == [handle, waiting]
 
@@ -237,10 +239,12 @@ def test_a_gateway_that_leaves_takes_its_requests_along(bench):
     other = world.submit()
     world.core.on_gateway_gone(2)
     world.tick()
-    assert world.cancelled["replica-0"] == [world.slot(runs).sequence]
+    assert world.cancelled["replica-0"] == [world.dispatch(runs).sequence]
     assert world.core.live_requests == 1
-    slot = world.slot(runs)
-    world.frame("replica-0", tokens={slot: [9]}, finished={slot: engine.FINISH_REASON_CANCELLED})
+    dispatch = world.dispatch(runs)
+    world.frame(
+        "replica-0", tokens={dispatch: [9]}, finished={dispatch: engine.FINISH_REASON_CANCELLED}
+    )
     assert world.order == [runs, other]
     assert waits not in world.order
 
@@ -262,8 +266,8 @@ def test_a_cell_that_moves_away_gives_back_what_waits_and_ends_what_runs(bench):
     assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_EVICTED, "unavailable")
     assert world.outcome(world.submit()).code == "unavailable"
     assert not world.core.is_surplus("replica-0")
-    slot = world.slot(runs)
-    world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+    dispatch = world.dispatch(runs)
+    world.frame("replica-0", tokens={dispatch: [1]}, finished={dispatch: STOP})
     assert world.outcome(runs).kind == wire.OUTCOME_KIND_STOP
     assert world.core.is_surplus("replica-0")
     world.core.on_replica_lost("replica-0", 1, world.now)
@@ -275,8 +279,8 @@ def test_a_cell_that_moves_away_gives_back_what_waits_and_ends_what_runs(bench):
 def test_the_end_ends_everything_once(bench):
     world = bench(replicas=1, sequences=2)
     emitted, silent, waiting = (world.submit() for _ in range(3))
-    slot = world.slot(emitted)
-    world.frame("replica-0", tokens={slot: [1]})
+    dispatch = world.dispatch(emitted)
+    world.frame("replica-0", tokens={dispatch: [1]})
     world.core.end_all()
     world.tick()
     assert world.outcome(emitted).kind == wire.OUTCOME_KIND_LOST
@@ -345,10 +349,10 @@ def test_speed_is_learned_from_frames(bench):
 def test_a_prompt_goes_where_its_blocks_are(bench):
     world = bench(sequences=100, step=256)
     first = world.submit(prompt=200, hashes=range(12))
-    home = world.slot(first)
+    home = world.dispatch(first)
     world.frame(home.replica_id, admitted=[home], tokens={home: [1]}, finished={home: STOP})
     for _ in range(3):  # the other one is as idle, and free of what was sent before
-        again = world.slot(world.submit(prompt=200, hashes=range(12)))
+        again = world.dispatch(world.submit(prompt=200, hashes=range(12)))
         assert again.replica_id == home.replica_id
         assert again.cached_tokens == 192
         world.frame(home.replica_id, admitted=[again], tokens={again: [1]}, finished={again: STOP})
@@ -356,19 +360,19 @@ def test_a_prompt_goes_where_its_blocks_are(bench):
 
 def test_load_overrides_a_cached_prefix(bench):
     world = bench(sequences=100, step=4096, context=4000, blocks=4096)
-    first = world.slot(world.submit(prompt=320, hashes=range(20)))
+    first = world.dispatch(world.submit(prompt=320, hashes=range(20)))
     world.frame(first.replica_id, tokens={first: [1]}, finished={first: STOP})
     for _ in range(20):
         world.submit(prompt=3200, hashes=range(20))
-    used = {slot.replica_id for slots in world.sent.values() for slot in slots}
+    used = {dispatch.replica_id for dispatches in world.sent.values() for dispatch in dispatches}
     assert used == {"replica-0", "replica-1"}
 
 
 def test_a_session_stays_where_it_was_while_that_costs_nothing(bench):
     world = bench(replicas=4, sequences=100, step=4096)
-    first = world.slot(world.submit(session=77))
+    first = world.dispatch(world.submit(session=77))
     world.frame(first.replica_id, tokens={first: [1]}, finished={first: STOP})
-    again = world.slot(world.submit(session=77))
+    again = world.dispatch(world.submit(session=77))
     assert again.replica_id == first.replica_id
 
 
@@ -379,9 +383,9 @@ def test_shorter_prompts_of_a_tenant_overtake_but_not_for_ever(bench):
     waited = 0
     while long not in world.order and waited < 50:
         world.submit(prompt=20)
-        slot = world.slot(world.order[-1])
+        dispatch = world.dispatch(world.order[-1])
         world.now += 0.2
-        world.frame("replica-0", tokens={slot: [1]}, finished={slot: STOP})
+        world.frame("replica-0", tokens={dispatch: [1]}, finished={dispatch: STOP})
         waited += 1
     assert world.order[0] == running
     assert world.order[1] != long, "a shorter one went first"
@@ -392,20 +396,22 @@ def test_shorter_prompts_of_a_tenant_overtake_but_not_for_ever(bench):
 def test_preempted_work_goes_on_behind_what_it_had_emitted(bench):
     world = bench(replicas=1, sequences=1, deadline_default_s=30.0)
     batch = world.submit(is_preemptible=True, output=50)
-    slot = world.slot(batch)
-    world.frame("replica-0", admitted=[slot], tokens={slot: [1, 2, 3]})
+    dispatch = world.dispatch(batch)
+    world.frame("replica-0", admitted=[dispatch], tokens={dispatch: [1, 2, 3]})
     state = engine.EngineState(running=1, step_us=20_000)
     for _ in range(10):
         world.now += 0.02
-        world.frame("replica-0", tokens={slot: [4]}, state=state)
+        world.frame("replica-0", tokens={dispatch: [4]}, state=state)
     urgent = world.submit(priority=9, deadline_s=0.3)
-    assert world.cancelled["replica-0"] == [slot.sequence]
-    world.frame("replica-0", tokens={slot: [99]}, finished={slot: engine.FINISH_REASON_CANCELLED})
+    assert world.cancelled["replica-0"] == [dispatch.sequence]
+    world.frame(
+        "replica-0", tokens={dispatch: [99]}, finished={dispatch: engine.FINISH_REASON_CANCELLED}
+    )
     assert world.order == [batch, urgent]
-    fast = world.slot(urgent)
+    fast = world.dispatch(urgent)
     world.frame("replica-0", tokens={fast: [7]}, finished={fast: STOP})
-    again = world.slot(batch)
-    assert again is not slot
+    again = world.dispatch(batch)
+    assert again is not dispatch
     assert (again.prompt_tokens, again.output_max) == (10 + 13, 50 - 13)
     world.frame("replica-0", tokens={again: [5]}, finished={again: STOP})
     assert world.outcome(batch).output_tokens == 14

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.decide.disaggregation import (
-    FEATURE,
     Split,
     TransferTimes,
     Whole,
@@ -15,7 +14,8 @@ from router.core.decide.disaggregation import (
     split_cost_s,
     whole_cost_s,
 )
-from router.core.types.model import EngineLimits, ReplicaPlan, Role
+from router.core.handovers import FEATURE
+from router.core.types.plan import EngineLimits, ReplicaPlan, Role
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -129,9 +129,11 @@ def world(bench):
 
         world.tick = keep
         for _ in range(busy // 2):  # one each
-            for slot in [world.slot(world.submit(prompt=4, output=900)) for _ in range(2)]:
-                name = slot.replica_id
-                world.frame(name, admitted=[slot], tokens={slot: [1]}, state=state(world, name))
+            for dispatch in [world.dispatch(world.submit(prompt=4, output=900)) for _ in range(2)]:
+                name = dispatch.replica_id
+                world.frame(
+                    name, admitted=[dispatch], tokens={dispatch: [1]}, state=state(world, name)
+                )
         for book in world.core.replicas.values():
             book.speed.token_s = 0.001
         world.tick(1.0)
@@ -141,7 +143,7 @@ def world(bench):
 
 
 def state(world, name: str) -> engine.EngineState:
-    return engine.EngineState(running=len(world.core.replicas[name].slots))
+    return engine.EngineState(running=len(world.core.replicas[name].dispatches))
 
 
 def submit(world, *, prompt=1000, output=200, **fields) -> int:
@@ -149,30 +151,30 @@ def submit(world, *, prompt=1000, output=200, **fields) -> int:
 
 
 def prefill(world, handle: int, reason=LENGTH, **columns) -> None:
-    slot = world.slot(handle)
-    assert slot.replica_id == P
+    dispatch = world.dispatch(handle)
+    assert dispatch.replica_id == P
     if "logprobs" in columns:
-        columns["logprobs"] = [(slot, *columns["logprobs"])]
-    finished = {slot: reason}
-    world.frame(P, tokens={slot: [77]}, finished=finished, state=state(world, P), **columns)
+        columns["logprobs"] = [(dispatch, *columns["logprobs"])]
+    finished = {dispatch: reason}
+    world.frame(P, tokens={dispatch: [77]}, finished=finished, state=state(world, P), **columns)
 
 
 def test_the_prompt_runs_there_the_answer_here(world):
     world = world()
     handle = submit(world)
-    first = world.slot(handle)
+    first = world.dispatch(handle)
     assert (first.replica_id, first.output_max) == (P, 1)
     assert first.kv_blocks == -(-1001 // BLOCK)
     prefill(world, handle)
     (transfer,) = world.transfers
-    target = transfer.slot.replica_id
+    target = transfer.dispatch.replica_id
     assert (transfer.source, transfer.first, transfer.blocks) == (P, 0, 1000 // BLOCK)
     assert target in {D, D2}
-    assert world.slot(handle) is first  # nothing is sent before the blocks are there
-    assert transfer.slot.sequence in world.core.replicas[target].slots  # but there is room
-    world.core.on_transferred(transfer.slot.sequence, transfer.blocks, world.now)
+    assert world.dispatch(handle) is first  # nothing is sent before the blocks are there
+    assert transfer.dispatch.sequence in world.core.replicas[target].dispatches  # but there is room
+    world.core.on_transferred(transfer.dispatch.sequence, transfer.blocks, world.now)
     world.tick(0.1)
-    second = world.slot(handle)
+    second = world.dispatch(handle)
     assert second.replica_id == target
     assert (second.prompt_tokens, second.output_max) == (1001, 199)
     assert second.cached_tokens == 1000 // BLOCK * BLOCK
@@ -185,7 +187,7 @@ def test_the_prompt_runs_there_the_answer_here(world):
     told = [t for h, t in zip(batch.handles, batch.counts, strict=True) if h == handle]
     assert sum(told) == 3
     assert sum(entry.handle == handle for entry in batch.placed) == 1
-    assert not world.core.replicas[P].slots
+    assert not world.core.replicas[P].dispatches
 
 
 def test_both_parts_bring_their_log_probabilities(world):
@@ -193,9 +195,9 @@ def test_both_parts_bring_their_log_probabilities(world):
     handle = submit(world)
     prefill(world, handle, logprobs=(-0.5, {77: -0.5}))
     (transfer,) = world.transfers
-    world.core.on_transferred(transfer.slot.sequence, transfer.blocks, world.now)
+    world.core.on_transferred(transfer.dispatch.sequence, transfer.blocks, world.now)
     world.tick(0.1)
-    second = world.slot(handle)
+    second = world.dispatch(handle)
     world.frame(
         second.replica_id,
         tokens={second: [78]},
@@ -221,17 +223,17 @@ def test_what_gains_nothing_stays_whole(world, fields):
     world = world()
     words = {"prompt": 1000, "output": 200, **fields}
     handle = world.submit(**{"hashes": range(words["prompt"] // BLOCK), **words})
-    assert world.slot(handle).replica_id in {D, D2}
+    assert world.dispatch(handle).replica_id in {D, D2}
 
 
 def test_engines_that_cannot_transfer_do_not_split(world):
     world = world(features=frozenset())
-    assert world.slot(submit(world)).replica_id in {D, D2}
+    assert world.dispatch(submit(world)).replica_id in {D, D2}
 
 
 def test_idle_decoders_compute_their_prompts_themselves(world):
     world = world(busy=0)
-    assert world.slot(submit(world)).replica_id in {D, D2}
+    assert world.dispatch(submit(world)).replica_id in {D, D2}
 
 
 @pytest.mark.parametrize("blocks", [0, 10])
@@ -239,16 +241,16 @@ def test_a_transfer_that_fails_costs_time_and_nothing_else(world, blocks):
     world = world()
     handle = submit(world)
     prefill(world, handle)
-    slot = world.transfers[0].slot
-    world.core.on_transferred(slot.sequence, blocks, world.now)
+    dispatch = world.transfers[0].dispatch
+    world.core.on_transferred(dispatch.sequence, blocks, world.now)
     assert world.core.take_stats().transfers == {"partial" if blocks else "failed": 1}
     world.tick()
-    assert world.slot(handle) is slot
-    assert slot.prefill_owed == 1001 - blocks * BLOCK
-    world.frame(slot.replica_id, tokens={slot: [78]}, finished={slot: STOP})
+    assert world.dispatch(handle) is dispatch
+    assert dispatch.prefill_owed == 1001 - blocks * BLOCK
+    world.frame(dispatch.replica_id, tokens={dispatch: [78]}, finished={dispatch: STOP})
     assert world.outcome(handle).output_tokens == 2
-    assert world.slot(submit(world)).replica_id in {D, D2}  # and not at once again
-    assert world.slot(world.submit(prompt=5)).replica_id in {D, D2}
+    assert world.dispatch(submit(world)).replica_id in {D, D2}  # and not at once again
+    assert world.dispatch(world.submit(prompt=5)).replica_id in {D, D2}
 
 
 def test_a_transfer_that_nobody_answers_for_is_given_up(world):
@@ -258,8 +260,8 @@ def test_a_transfer_that_nobody_answers_for_is_given_up(world):
     transfer = world.transfers[0]
     assert world.core.next_tick_at(world.now) <= world.now + transfer.deadline_s + 1.0
     world.tick(transfer.deadline_s + 1.0)
-    assert world.slot(handle) is transfer.slot
-    world.core.on_transferred(transfer.slot.sequence, transfer.blocks, world.now)  # too late
+    assert world.dispatch(handle) is transfer.dispatch
+    world.core.on_transferred(transfer.dispatch.sequence, transfer.blocks, world.now)  # too late
     world.tick()
     assert world.order.count(handle) == 2
 
@@ -268,15 +270,15 @@ def test_cancelled_on_the_way_its_room_is_free_again(world):
     world = world()
     handle = submit(world)
     prefill(world, handle)
-    slot = world.transfers[0].slot
+    dispatch = world.transfers[0].dispatch
     world.core.cancel(1, handle)
     world.tick()
     assert world.outcome(handle).kind == wire.OUTCOME_KIND_CANCELLED
-    world.core.on_transferred(slot.sequence, 0, world.now)
+    world.core.on_transferred(dispatch.sequence, 0, world.now)
     assert world.core.take_stats().transfers == {"abandoned": 1}
     world.tick()
-    assert world.slot(submit(world)).replica_id == P  # that was nobody's failure
-    assert slot.sequence not in world.core.replicas[slot.replica_id].slots
+    assert world.dispatch(submit(world)).replica_id == P  # that was nobody's failure
+    assert dispatch.sequence not in world.core.replicas[dispatch.replica_id].dispatches
     assert world.order.count(handle) == 1
 
 
@@ -284,15 +286,15 @@ def test_a_decoder_lost_on_the_way_is_replaced(world):
     world = world()
     handle = submit(world)
     prefill(world, handle)
-    slot = world.transfers[0].slot
-    world.core.on_replica_lost(slot.replica_id, 1, world.now)
+    dispatch = world.transfers[0].dispatch
+    world.core.on_replica_lost(dispatch.replica_id, 1, world.now)
     world.tick()
-    again = world.transfers[1].slot
-    assert {slot.replica_id, again.replica_id} == {D, D2}
-    world.core.on_transferred(slot.sequence, 62, world.now)  # of the first one
+    again = world.transfers[1].dispatch
+    assert {dispatch.replica_id, again.replica_id} == {D, D2}
+    world.core.on_transferred(dispatch.sequence, 62, world.now)  # of the first one
     world.core.on_transferred(again.sequence, 62, world.now)
     world.tick()
-    assert world.slot(handle) is again
+    assert world.dispatch(handle) is again
     assert again.prompt_tokens == 1001
 
 
@@ -301,8 +303,8 @@ def test_a_prefill_replica_lost_before_the_first_token_is_a_retry(world):
     handle = submit(world)
     world.core.on_replica_lost(P, 1, world.now)
     world.tick()
-    assert world.slot(handle).replica_id in {D, D2}
-    assert world.slot(handle).prompt_tokens == 1000
+    assert world.dispatch(handle).replica_id in {D, D2}
+    assert world.dispatch(handle).prompt_tokens == 1000
 
 
 def test_with_no_place_to_decode_it_waits_first_in_line(world):
@@ -311,15 +313,17 @@ def test_with_no_place_to_decode_it_waits_first_in_line(world):
     for _ in range(200):  # every place
         world.submit(prompt=4, output=900, tenant_id="others")
         for name in (D, D2):
-            slots = [s for s in world.core.replicas[name].slots.values() if not s.emitted]
-            world.frame(name, tokens={slot: [1] for slot in slots}, state=state(world, name))
+            dispatches = [s for s in world.core.replicas[name].dispatches.values() if not s.emitted]
+            world.frame(
+                name, tokens={dispatch: [1] for dispatch in dispatches}, state=state(world, name)
+            )
     prefill(world, handle)
     assert not world.transfers
-    victim = next(iter(world.core.replicas[D].slots.values()))
+    victim = next(iter(world.core.replicas[D].dispatches.values()))
     for _ in range(60):
-        victim = next(iter(world.core.replicas[D].slots.values()))
+        victim = next(iter(world.core.replicas[D].dispatches.values()))
         world.frame(D, tokens={victim: [2]}, finished={victim: STOP}, state=state(world, D))
         world.tick(0.1)
         if world.transfers:
             break
-    assert world.transfers[0].slot.handle == handle
+    assert world.transfers[0].dispatch.handle == handle

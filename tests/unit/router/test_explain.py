@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.core.decide.disaggregation import FEATURE
 from router.core.explain.explain import explain
-from router.core.types.model import EngineLimits, ReplicaPlan, Request, Role
+from router.core.handovers import FEATURE
+from router.core.types.plan import EngineLimits, ReplicaPlan, Role
+from router.core.types.request import Request
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 CELL = "cell"
@@ -32,7 +33,7 @@ def by_name(explanation):
 
 def test_a_request_that_might_come_is_told_where_it_would_go(bench):
     world = bench(replicas=3, sequences=100, step=4096)
-    busy = world.slot(world.submit(prompt=900)).replica_id
+    busy = world.dispatch(world.submit(prompt=900)).replica_id
     explanation = told(world, asked(request_id="maybe", prompt_tokens=900))
     assert (explanation.state, explanation.request_id) == ("admitted", "maybe")
     assert explanation.chosen == explanation.candidates[0].replica_id != busy
@@ -47,8 +48,8 @@ def test_a_request_that_might_come_is_told_where_it_would_go(bench):
 def test_what_is_cached_and_whose_session_it_is_can_be_seen(bench):
     world = bench(replicas=2, sequences=100, step=4096)
     first = world.submit(prompt=960, hashes=HASHES, session=7)
-    home = world.slot(first).replica_id
-    world.frame(home, tokens={world.slot(first): [1]}, state=engine.EngineState(running=1))
+    home = world.dispatch(first).replica_id
+    world.frame(home, tokens={world.dispatch(first): [1]}, state=engine.EngineState(running=1))
     explanation = told(world, asked(prompt_tokens=990, hashes=HASHES, session=7))
     best = explanation.candidates[0]
     assert (best.replica_id, best.cached_tokens, best.is_session_home) == (home, 960, True)
@@ -63,12 +64,12 @@ def test_every_exclusion_is_named(bench):
     world = bench(replicas=4, sequences=2, step=4096, context=1000, blocks=100)
     world.plan(draining=("replica-0",))
     for handle in (world.submit(), world.submit()):
-        assert world.slot(handle)
+        assert world.dispatch(handle)
     world.core.on_replica_lost("replica-3", 1, world.now)
     world.tick()
     crowded = [name for name in ("replica-1", "replica-2") if len(world.sent.get(name, ())) == 2]
     for name in ("replica-1", "replica-2"):
-        while len(world.core.replicas[name].slots) < 2:
+        while len(world.core.replicas[name].dispatches) < 2:
             world.submit()
     reasons = {
         name: candidate.excluded_by for name, candidate in by_name(told(world, asked())).items()
@@ -126,12 +127,12 @@ def test_a_request_is_followed_from_the_queue_to_its_end(bench):
     assert (placed.state, placed.chosen) == ("placed", "replica-0")
     assert "its prefill takes" in placed.reason
     assert placed.reason.endswith("; replicas as they are now")
-    slot = world.slot(first)
-    world.frame("replica-0", admitted=[slot], tokens={slot: [1, 2]})
+    dispatch = world.dispatch(first)
+    world.frame("replica-0", admitted=[dispatch], tokens={dispatch: [1, 2]})
     running = told(world, "first")
     assert (running.state, running.deadline_left_ms) == ("running", 0)
     assert "3 of 10 prompt tokens cached; 2 tokens so far" in running.reason
-    world.frame("replica-0", finished={slot: STOP})
+    world.frame("replica-0", finished={dispatch: STOP})
     gone = told(world, "first")
     assert (gone.state, len(gone.candidates)) == ("unknown", 0)
     assert "may have ended" in gone.reason
@@ -152,20 +153,20 @@ def test_failed_attempts_are_told(bench):
 def test_one_of_so_many_placements_is_explained_to_the_gateway(bench):
     world = bench(replicas=3, sequences=100, step=4096, decision_sample=2)
     handles = [world.submit(request_id=f"r{number}") for number in range(6)]
-    decisions = [world.slot(handle).decision for handle in handles]
+    decisions = [world.dispatch(handle).decision for handle in handles]
     assert [decision is not None for decision in decisions] == [False, True] * 3
-    slot = world.slot(handles[1])
-    decision = slot.decision
+    dispatch = world.dispatch(handles[1])
+    decision = dispatch.decision
     assert decision is not None
     assert (decision.chosen, decision.request_id, decision.state) == (
-        slot.replica_id,
+        dispatch.replica_id,
         "r1",
         "placed",
     )
-    assert decision.candidates[0].replica_id == slot.replica_id
+    assert decision.candidates[0].replica_id == dispatch.replica_id
     assert len(decision.candidates) == 3
     assert told(world, "r1").reason.endswith("; replicas as they were when it was placed")
-    world.frame(slot.replica_id, admitted=[slot])
+    world.frame(dispatch.replica_id, admitted=[dispatch])
     [placed] = [entry for entry in world.batch().placed if entry.handle == handles[1]]
     assert placed.decision == decision
 
@@ -173,14 +174,14 @@ def test_one_of_so_many_placements_is_explained_to_the_gateway(bench):
 def test_traced_and_troubled_requests_are_explained_now_and_then(bench):
     world = bench(replicas=3, sequences=100, step=4096, decision_pause_s=1.0)
     plain, first, soon = (world.submit(is_traced=traced) for traced in (False, True, True))
-    decisions = [world.slot(handle).decision for handle in (plain, first, soon)]
+    decisions = [world.dispatch(handle).decision for handle in (plain, first, soon)]
     assert [decision is not None for decision in decisions] == [False, True, False]
     world.tick(1.0)
-    lost = world.slot(plain)
+    lost = world.dispatch(plain)
     world.core.on_replica_lost(lost.replica_id, 1, world.now)
     world.tick()
     decision = next(
-        d for h in (plain, first, soon) if (d := world.slot(h).decision) and d.reason[0] == "1"
+        d for h in (plain, first, soon) if (d := world.dispatch(h).decision) and d.reason[0] == "1"
     )
     assert f"1 attempts failed, the last on {lost.replica_id}; least cost" in decision.reason
 
@@ -188,12 +189,12 @@ def test_traced_and_troubled_requests_are_explained_now_and_then(bench):
 def test_of_what_went_wrong_is_told_at_the_end_what_is_left_of_the_decision(bench):
     world = bench(replicas=1, sequences=100, step=4096)
     good, slow, lost = (world.submit(prompt=20) for _ in range(3))
-    world.frame("replica-0", admitted=[world.slot(good)], tokens={world.slot(good): [1]})
-    world.frame("replica-0", finished={world.slot(good): STOP})
+    world.frame("replica-0", admitted=[world.dispatch(good)], tokens={world.dispatch(good): [1]})
+    world.frame("replica-0", finished={world.dispatch(good): STOP})
     world.tick(5.0)
-    slot = world.slot(slow)
-    world.frame("replica-0", tokens={slot: [1], world.slot(lost): [1]})
-    world.frame("replica-0", finished={slot: STOP})
+    dispatch = world.dispatch(slow)
+    world.frame("replica-0", tokens={dispatch: [1], world.dispatch(lost): [1]})
+    world.frame("replica-0", finished={dispatch: STOP})
     world.core.on_replica_lost("replica-0", 1, world.now)
     world.tick()
     told_of = {it.handle: it for it in world.batch().outcomes}
@@ -208,12 +209,12 @@ def test_of_what_went_wrong_is_told_at_the_end_what_is_left_of_the_decision(benc
 def test_what_is_left_of_slow_requests_is_told_now_and_then_and_of_failed_ones_always(bench):
     world = bench(replicas=1, sequences=100, step=4096, decision_pause_s=0.05)
     slow = [world.submit(prompt=20) for _ in range(8)]
-    slots = [world.slot(handle) for handle in slow]
+    dispatches = [world.dispatch(handle) for handle in slow]
     world.tick(5.0)
-    world.frame("replica-0", admitted=slots, tokens={slot: [1] for slot in slots})
-    world.frame("replica-0", finished=dict.fromkeys(slots[:3], STOP))
+    world.frame("replica-0", admitted=dispatches, tokens={dispatch: [1] for dispatch in dispatches})
+    world.frame("replica-0", finished=dict.fromkeys(dispatches[:3], STOP))
     world.tick(0.06)
-    world.frame("replica-0", finished=dict.fromkeys(slots[3:6], STOP))
+    world.frame("replica-0", finished=dict.fromkeys(dispatches[3:6], STOP))
     world.core.on_replica_lost("replica-0", 1, world.now)
     world.tick()
     told_of = {it.handle: it.HasField("decision") for it in world.batch().outcomes}
@@ -222,7 +223,7 @@ def test_what_is_left_of_slow_requests_is_told_now_and_then_and_of_failed_ones_a
 
 def test_nothing_is_explained_unasked(bench):
     world = bench(replicas=2)
-    assert world.slot(world.submit()).decision is None
+    assert world.dispatch(world.submit()).decision is None
 
 
 @pytest.fixture
@@ -239,10 +240,10 @@ def split_world(bench):
     for name in world.names:
         world.attach(name)
     for _ in range(20):  # one each
-        for slot in [world.slot(world.submit(prompt=4, output=900)) for _ in range(2)]:
-            running = len(world.core.replicas[slot.replica_id].slots)
+        for dispatch in [world.dispatch(world.submit(prompt=4, output=900)) for _ in range(2)]:
+            running = len(world.core.replicas[dispatch.replica_id].dispatches)
             state = engine.EngineState(running=running)
-            world.frame(slot.replica_id, tokens={slot: [1]}, state=state)
+            world.frame(dispatch.replica_id, tokens={dispatch: [1]}, state=state)
     for book in world.core.replicas.values():
         book.speed.token_s = 0.001
     world.tick(1.0)
@@ -254,19 +255,19 @@ def test_a_request_on_two_replicas_is_explained(split_world):
     fields = {"hashes": range(62), "request_id": "split"}
     expected = told(world, asked(prompt_tokens=1000, output_max=200, **fields))
     handle = world.submit(prompt=1000, output=200, **fields)
-    decision = world.slot(handle).decision
+    decision = world.dispatch(handle).decision
     for explanation in (expected, decision):
         assert explanation.chosen == "prefill"
         assert "cheaper on two replicas: prefill computes the prompt" in explanation.reason
         assert by_name(explanation)["prefill"].excluded_by == "role"
         assert explanation.candidates[0].replica_id in {"decode-1", "decode-2"}
-    slot = world.slot(handle)
-    world.frame("prefill", tokens={slot: [7]}, finished={slot: engine.FINISH_REASON_LENGTH})
+    dispatch = world.dispatch(handle)
+    world.frame("prefill", tokens={dispatch: [7]}, finished={dispatch: engine.FINISH_REASON_LENGTH})
     [follower] = [
-        slot
+        dispatch
         for name in ("decode-1", "decode-2")
-        for slot in world.core.replicas[name].slots.values()
-        if slot.handle == handle
+        for dispatch in world.core.replicas[name].dispatches.values()
+        if dispatch.handle == handle
     ]
     assert follower.decision is not None
     assert follower.decision.chosen == follower.replica_id
@@ -277,12 +278,15 @@ def books(world) -> bytes:
     """What must not change when somebody asks, as far as later decisions can see it."""
     cell = world.core.cells[CELL]
     values = [
-        (cell.uncached_mean, cell.output_mean, cell.queue.requests, cell.queue.tokens),
+        (cell.uncached_mean, cell.answers.mean, cell.queue.requests, cell.queue.tokens),
         [entry.correction() for entry in cell.forecast._accuracies],
         deepcopy(vars_of(cell.forecast.promises)),
-        (world.core.sequences, world.core.live_requests, len(cell.index)),
-        [(book.replica_id, book.kv_booked, len(book.slots)) for book in cell.replicas.values()],
-        (world.core.next_tick_at(world.now), vars(world.core.requests)["_orders"]),
+        (world.core.dispatcher.sequences, world.core.live_requests, len(cell.fleet.index)),
+        [
+            (book.replica_id, book.kv_booked, len(book.dispatches))
+            for book in cell.fleet.replicas.values()
+        ],
+        (world.core.next_tick_at(world.now), vars(world.core.lifecycle)["_orders"]),
     ]
     return pickle.dumps(values)
 
@@ -325,16 +329,18 @@ def test_an_explanation_says_what_then_happens_and_changes_nothing(worlds, comin
     assert books(world) == before
     handle = world.submit(**last)
     outcomes = {outcome.handle: outcome for outcome in world.batch().outcomes}
-    slots = [slot for sent in world.sent.values() for slot in sent if slot.handle == handle]
+    dispatches = [
+        dispatch for sent in world.sent.values() for dispatch in sent if dispatch.handle == handle
+    ]
     if explanation.state == "rejected":
         assert outcomes[handle].code == explanation.code
         assert outcomes[handle].retry_after_ms == pytest.approx(explanation.retry_after_ms, abs=1)
         return
     assert handle not in outcomes
     if explanation.chosen:
-        assert slots[0].replica_id == explanation.chosen
+        assert dispatches[0].replica_id == explanation.chosen
     elif explanation.requests_ahead:
         assert "are served before it" in explanation.reason
         assert "kept for others" not in explanation.reason
     else:
-        assert not slots
+        assert not dispatches

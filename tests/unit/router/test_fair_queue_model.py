@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.core.queue.fair_queue import FairQueue, Tier
-from router.core.types.model import Request, Slot
+from router.core.types.request import Dispatch, Request
 
 PRIORITIES = (0, 5, 9)
 TENANTS = "abcd"
@@ -84,7 +84,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.naive = {priority: Naive() for priority in PRIORITIES}
         self.now = 0.0
         self.orders = 0
-        self.running: list[Slot] = []
+        self.running: list[Dispatch] = []
         self.paid: dict[int, int] = {}  # by request: prompt tokens
         self.emitted = dict.fromkeys(((p, t) for p in PRIORITIES for t in TENANTS), 0)
 
@@ -142,41 +142,41 @@ class QueueMachine(RuleBasedStateMachine):
         self.naive[request.priority].take(request, pays=pays)
         self.paid.setdefault(request.order, request.uncached_tokens)
         assert tenant.tenant_id == request.tenant_id
-        slot = Slot(request, tenant, "replica", sequence=self.orders, now=self.now)
-        slot.cached_tokens = request.prompt_tokens - request.uncached_tokens
-        request.slot = slot
-        self.running.append(slot)
+        dispatch = Dispatch(request, tenant, "replica", sequence=self.orders, now=self.now)
+        dispatch.cached_tokens = request.prompt_tokens - request.uncached_tokens
+        request.dispatch = dispatch
+        self.running.append(dispatch)
 
     @precondition(lambda self: self.running)
     @rule(number=st.integers(0, 99), tokens=st.integers(1, 30))
     def tokens(self, number, tokens) -> None:
-        slot = self.running[number % len(self.running)]
-        slot.emitted += tokens
-        slot.is_placed = True
-        slot.tenant.counter += slot.charge * tokens
-        key = (slot.request.priority, slot.request.tenant_id)
+        dispatch = self.running[number % len(self.running)]
+        dispatch.emitted += tokens
+        dispatch.is_placed = True
+        dispatch.account.counter += dispatch.charge * tokens
+        key = (dispatch.request.priority, dispatch.request.tenant_id)
         self.emitted[key] += tokens
-        self.naive[key[0]].lines[key[1]].counter += 2.0 * tokens / slot.request.weight
+        self.naive[key[0]].lines[key[1]].counter += 2.0 * tokens / dispatch.request.weight
 
     @precondition(lambda self: self.running)
     @rule(number=st.integers(0, 99))
     def lose(self, number) -> None:
-        slot = self.running.pop(number % len(self.running))
-        slot.request.attempts += 1
-        credit = self.credit(slot.request)
-        self.queue.push_front(slot.request, self.now)
-        self.naive[slot.request.priority].push(slot.request, comes_back=True, credit=credit)
+        dispatch = self.running.pop(number % len(self.running))
+        dispatch.request.attempts += 1
+        credit = self.credit(dispatch.request)
+        self.queue.push_front(dispatch.request, self.now)
+        self.naive[dispatch.request.priority].push(dispatch.request, comes_back=True, credit=credit)
 
     @precondition(lambda self: self.running)
     @rule(number=st.integers(0, 99), cached=st.integers(0, 50))
     def finish(self, number, cached) -> None:
-        slot = self.running.pop(number % len(self.running))
-        request = slot.request
-        slot.cached_tokens = min(cached, request.prompt_tokens - 1)
-        self.queue.settle(slot)
+        dispatch = self.running.pop(number % len(self.running))
+        request = dispatch.request
+        dispatch.cached_tokens = min(cached, request.prompt_tokens - 1)
+        self.queue.settle(dispatch)
         if not request.attempts:
-            has_run = slot.is_placed or slot.emitted
-            self._pay(request, request.prompt_tokens - slot.cached_tokens if has_run else 0)
+            has_run = dispatch.is_placed or dispatch.emitted
+            self._pay(request, request.prompt_tokens - dispatch.cached_tokens if has_run else 0)
 
     def _pay(self, request: Request, computed: int) -> None:
         line = self.naive[request.priority].lines[request.tenant_id]
@@ -262,7 +262,7 @@ class QueueMachine(RuleBasedStateMachine):
                     len(mine),
                     sum(r.prompt_tokens for r in mine),
                 )
-                assert tier.uncached_tokens == sum(r.uncached_tokens for r in mine)
+                assert tier.totals.uncached_tokens == sum(r.uncached_tokens for r in mine)
             for tenant in TENANTS:
                 own = [r for r in mine if r.tenant_id == tenant]
                 load = (len(own), sum(r.prompt_tokens for r in own))
@@ -274,8 +274,8 @@ class QueueMachine(RuleBasedStateMachine):
             for tenant_id, line in naive.lines.items():
                 tenant = self.tier(priority)._tenants[tenant_id]
                 assert abs(tenant.counter - line.counter) < 1e-6
-        for slot in self.running:
-            assert slot.request.charged_tokens == self.paid[slot.request.order]
+        for dispatch in self.running:
+            assert dispatch.request.charged_tokens == self.paid[dispatch.request.order]
 
     @precondition(lambda self: self.queue.requests)
     @rule(priority=st.sampled_from(PRIORITIES), size=st.integers(1, 50))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.queue.fair_queue import FairQueue
-from router.core.types.model import Request, Slot
+from router.core.types.request import Dispatch, Request
 
 STEP_S = 0.02
 
@@ -32,7 +32,7 @@ class Server:
         self.now = 0.0
         self.random = random.Random(seed)
         self.orders = count(1)
-        self.running: dict[Slot, int] = {}  # output tokens to come
+        self.running: dict[Dispatch, int] = {}  # output tokens to come
         self.service: dict[tuple[int, str], float] = {}  # by priority and tenant
         self.taken: list[Request] = []
 
@@ -43,28 +43,28 @@ class Server:
 
     def step(self, output: int = 50) -> None:
         self.now += STEP_S
-        for slot in list(self.running):
-            slot.emitted += 1
-            slot.tenant.counter += slot.charge
-            slot.tenant.tier.served += 2
-            self._serve(slot, 2)
-            self.running[slot] -= 1
-            if not self.running[slot]:
-                del self.running[slot]
-                self.queue.settle(slot)
+        for dispatch in list(self.running):
+            dispatch.emitted += 1
+            dispatch.account.counter += dispatch.charge
+            dispatch.account.totals.served += 2
+            self._serve(dispatch, 2)
+            self.running[dispatch] -= 1
+            if not self.running[dispatch]:
+                del self.running[dispatch]
+                self.queue.settle(dispatch)
         while len(self.running) < self.room:
             request = self.queue.peek(self.now)
             if request is None:
                 break
             tenant = self.queue.take(request, self.now)
             self.taken.append(request)
-            slot = Slot(request, tenant, "r", sequence=request.order, now=self.now)
-            slot.is_placed = True
-            self.running[slot] = 1 + int(self.random.random() * 2 * output)
-            self._serve(slot, request.prompt_tokens)
+            dispatch = Dispatch(request, tenant, "r", sequence=request.order, now=self.now)
+            dispatch.is_placed = True
+            self.running[dispatch] = 1 + int(self.random.random() * 2 * output)
+            self._serve(dispatch, request.prompt_tokens)
 
-    def _serve(self, slot: Slot, service: float) -> None:
-        key = (slot.request.priority, slot.request.tenant_id)
+    def _serve(self, dispatch: Dispatch, service: float) -> None:
+        key = (dispatch.request.priority, dispatch.request.tenant_id)
         self.service[key] = self.service.get(key, 0.0) + service
 
 
@@ -117,10 +117,10 @@ def test_who_still_runs_something_keeps_a_small_credit_at_its_return(runs):
     queue = FairQueue()
     first = make(1, "brief", 10)
     queue.push(first, 0.0)
-    slot = dispatch(queue, first)
-    slot.is_placed = True
+    dispatch = begin(queue, first)
+    dispatch.is_placed = True
     if not runs:
-        queue.settle(slot)
+        queue.settle(dispatch)
     for order in range(2, 200):
         queue.push(make(order, "flood", 100), 0.0)
     for _ in range(100):
@@ -129,11 +129,11 @@ def test_who_still_runs_something_keeps_a_small_credit_at_its_return(runs):
         queue.take(head, 0.0)
     flood = queue.peek(0.0)
     assert flood is not None
-    flood_counter = slot.tenant.tier._tenants["flood"].counter
+    flood_counter = queue._tiers[0]._tenants["flood"].counter
     queue.push(make(300, "brief", 10), 0.0)
-    credit = slot.tenant.tier.lift_credit if runs else 0.0
-    assert 0.0 < slot.tenant.tier.lift_credit < flood_counter - 10.0
-    assert slot.tenant.counter == pytest.approx(flood_counter - credit)
+    credit = queue._tiers[0].lift_credit if runs else 0.0
+    assert 0.0 < queue._tiers[0].lift_credit < flood_counter - 10.0
+    assert dispatch.account.counter == pytest.approx(flood_counter - credit)
 
 
 def test_a_light_tenant_goes_next_beside_a_flood():
@@ -242,11 +242,11 @@ def test_a_higher_tier_goes_first_otherwise():
 # --- charges --------------------------------------------------------------------------------
 
 
-def dispatch(queue: FairQueue, request: Request) -> Slot:
+def begin(queue: FairQueue, request: Request) -> Dispatch:
     tenant = queue.take(request, 0.0)
-    slot = Slot(request, tenant, "replica", sequence=request.order, now=0.0)
-    request.slot = slot
-    return slot
+    dispatch = Dispatch(request, tenant, "replica", sequence=request.order, now=0.0)
+    request.dispatch = dispatch
+    return dispatch
 
 
 def test_a_retried_request_is_charged_once():
@@ -254,15 +254,15 @@ def test_a_retried_request_is_charged_once():
     request = make(1, prompt=300)
     queue.push(request, 0.0)
     for _ in range(3):
-        slot = dispatch(queue, request)
-        assert slot.tenant.counter == 300
+        dispatch = begin(queue, request)
+        assert dispatch.account.counter == 300
         request.attempts += 1
         queue.push_front(request, 0.0)
-    slot = dispatch(queue, request)
-    slot.is_placed = True
-    queue.settle(slot)
-    assert slot.tenant.counter == 300
-    assert slot.tenant.running == 0
+    dispatch = begin(queue, request)
+    dispatch.is_placed = True
+    queue.settle(dispatch)
+    assert dispatch.account.counter == 300
+    assert dispatch.account.running == 0
 
 
 def test_what_never_ran_is_not_paid():
@@ -270,19 +270,19 @@ def test_what_never_ran_is_not_paid():
     ran, cancelled, lost = make(1, prompt=100), make(2, prompt=200), make(3, prompt=400)
     for request in (ran, cancelled, lost):
         queue.push(request, 0.0)
-    slots = [dispatch(queue, request) for request in (ran, cancelled, lost)]
-    tenant = slots[0].tenant
+    dispatches = [begin(queue, request) for request in (ran, cancelled, lost)]
+    tenant = dispatches[0].account
     assert tenant.counter == 700
-    slots[0].is_placed = True
-    slots[0].cached_tokens = 60  # the engine found more than was predicted
-    queue.settle(slots[0])
+    dispatches[0].is_placed = True
+    dispatches[0].cached_tokens = 60  # the engine found more than was predicted
+    queue.settle(dispatches[0])
     assert tenant.counter == 640
-    queue.settle(slots[1])  # cancelled before the engine began
+    queue.settle(dispatches[1])  # cancelled before the engine began
     assert tenant.counter == 440
     queue.push_front(lost, 0.0)
     queue.remove(lost)  # cancelled while it waits to be tried again
     assert tenant.counter == 40
-    assert tenant.tier.served == 40
+    assert tenant.totals.served == 40
 
 
 def test_cached_tokens_are_free():
@@ -290,42 +290,42 @@ def test_cached_tokens_are_free():
     request = make(1, prompt=1000)
     queue.push(request, 0.0)
     queue.reprice(request, 10)
-    assert dispatch(queue, request).tenant.counter == 10
+    assert begin(queue, request).account.counter == 10
 
 
 def test_a_preempted_request_pays_no_second_prompt():
     queue = FairQueue()
     request = make(1, prompt=100, is_preemptible=True)
     queue.push(request, 0.0)
-    slot = dispatch(queue, request)
+    dispatch = begin(queue, request)
     assert request.output is not None
     request.output += [1] * 40
-    slot.emitted = 40
-    slot.tenant.counter += 40 * slot.charge
+    dispatch.emitted = 40
+    dispatch.account.counter += 40 * dispatch.charge
     request.preemptions += 1
     queue.push_front(request, 0.0)
-    slot = dispatch(queue, request)
-    assert slot.tenant.counter == 180
+    dispatch = begin(queue, request)
+    assert dispatch.account.counter == 180
     queue.push_front(request, 0.0)
     queue.remove(request)
-    assert slot.tenant.counter == 180, "its client has had the output"
+    assert dispatch.account.counter == 180, "its client has had the output"
 
 
 def test_idle_tenants_are_forgotten_and_those_that_run_are_not():
     queue = FairQueue()
-    slots: list[Slot] = []
+    dispatches: list[Dispatch] = []
     for order in range(1, 5001):
         request = make(order, f"t{order}")
         queue.push(request, 0.0)
-        slot = dispatch(queue, request)
+        dispatch = begin(queue, request)
         if order % 100:
-            slot.is_placed = True
-            queue.settle(slot)
+            dispatch.is_placed = True
+            queue.settle(dispatch)
         else:
-            slots.append(slot)
+            dispatches.append(dispatch)
     known = queue._tiers[0]._tenants
     assert len(known) <= 2500
-    assert all(known[slot.tenant.tenant_id] is slot.tenant for slot in slots)
+    assert all(known[dispatch.account.tenant_id] is dispatch.account for dispatch in dispatches)
 
 
 # --- estimates ------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from router.attach import Stream
-from router.core.types.model import ReplicaPlan, Role
+from router.core.types.plan import ReplicaPlan, Role
 from router.fleet import Fleet, Target
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire

@@ -23,23 +23,23 @@ AHEAD = st.tuples(st.integers(0, 100_000), st.floats(0.0, 1e9))
 
 def test_prefill_ahead_is_served_at_the_rate_of_all_replicas():
     supply = Supply(replicas=4, tokens_s=20_000.0, backlog_s=0.1, sequences_free=50, ends_s=5.0)
-    assert forecast.queue_s(supply, 10, 40_000) == pytest.approx(0.1 + 2.0)
+    assert forecast.queue_wait_s(supply, 10, 40_000) == pytest.approx(0.1 + 2.0)
 
 
 def test_where_places_are_scarcer_than_prefill_they_decide():
     supply = Supply(replicas=1, tokens_s=20_000.0, backlog_s=0.1, sequences_free=0, ends_s=2.0)
-    assert forecast.queue_s(supply, 9, 1000) == pytest.approx(10 / 2.0)
+    assert forecast.queue_wait_s(supply, 9, 1000) == pytest.approx(10 / 2.0)
 
 
 def test_nobody_serves_without_replicas():
-    assert forecast.queue_s(forecast.NO_SUPPLY, 0, 0.0) == math.inf
+    assert forecast.queue_wait_s(forecast.NO_SUPPLY, 0, 0.0) == math.inf
     assert forecast.service_s(forecast.NO_SUPPLY, 100.0) == 0.0
 
 
 @given(SUPPLIES, AHEAD, AHEAD)
 def test_more_ahead_is_never_a_shorter_wait(supply, ahead, more):
-    wait_s = forecast.queue_s(supply, *ahead)
-    assert forecast.queue_s(supply, ahead[0] + more[0], ahead[1] + more[1]) >= wait_s >= 0.0
+    wait_s = forecast.queue_wait_s(supply, *ahead)
+    assert forecast.queue_wait_s(supply, ahead[0] + more[0], ahead[1] + more[1]) >= wait_s >= 0.0
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), max_size=60), SECONDS, SECONDS)

@@ -9,7 +9,8 @@ import pytest
 from router.attach import Attachment
 from router.core import invariants
 from router.core.router import RouterCore
-from router.core.types.model import CoreConfig, ReplicaPlan
+from router.core.types.config import CoreConfig
+from router.core.types.plan import ReplicaPlan
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -78,7 +79,7 @@ async def test_limits_of_nothing_are_refused(name: str) -> None:
     limits.ClearField(name)
     hub, attached = await attach_twice(limits, engine.StepFrame())
     assert attached == 2
-    assert not hub.core.cells["cell"].replicas_ready()
+    assert not hub.core.cells["cell"].fleet.ready()
 
 
 async def attach_twice(limits: engine.EngineLimits, frame: engine.StepFrame) -> tuple[Hub, int]:

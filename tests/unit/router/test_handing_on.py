@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from router.core.router import RouterCore
-from router.core.types.model import CoreConfig
+from router.core.types.config import CoreConfig
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from router.outgoing import GatewayLink

@@ -7,7 +7,7 @@ import pytest
 from gateway.dispatch import attempts
 from gateway.dispatch.generation import WholeGeneration
 from gateway.text.pipe import TextPipe
-from router.core.types.model import Batch
+from router.core.types.batch import GatewayBatch
 from router.wire import submit_message
 from sluice.tracecontext import attempt_traceparent
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -39,11 +39,11 @@ class Asked:
         self.note_dispatch()
 
     def note_dispatch(self) -> None:
-        [sequence] = submit_message(1, [self.world.slot(self.handle)]).sequences
+        [sequence] = submit_message(1, [self.world.dispatch(self.handle)]).sequences
         self.traceparents.append(sequence.traceparent)
 
     def admit(self) -> None:
-        self.world.frame("replica-0", self.epoch, admitted=[self.world.slot(self.handle)])
+        self.world.frame("replica-0", self.epoch, admitted=[self.world.dispatch(self.handle)])
 
     def lose(self, after_s: float) -> None:
         self.world.tick(after_s)
@@ -58,12 +58,12 @@ class Asked:
         self.note_dispatch()
 
     def finish(self) -> None:
-        slot = self.world.slot(self.handle)
-        self.world.frame("replica-0", self.epoch, tokens={slot: [7]}, finished={slot: STOP})
+        dispatch = self.world.dispatch(self.handle)
+        self.world.frame("replica-0", self.epoch, tokens={dispatch: [7]}, finished={dispatch: STOP})
 
     def hear(self) -> None:
         """Let the gateway take what it was told, as its link does."""
-        batch = self.world.heard.pop(GATEWAY, Batch())
+        batch = self.world.heard.pop(GATEWAY, GatewayBatch())
         for placed in batch.placed:
             self.generation.place(placed)
         if batch.tokens:
@@ -120,8 +120,8 @@ def test_attempts_go_on_counting_over_losses_with_and_without_tokens(bench) -> N
     asked = Asked(bench)
     asked.lose(1.0)
     asked.come_back(1.0)
-    slot = asked.world.slot(asked.handle)
-    asked.world.frame("replica-0", asked.epoch, tokens={slot: [7]})
+    dispatch = asked.world.dispatch(asked.handle)
+    asked.world.frame("replica-0", asked.epoch, tokens={dispatch: [7]})
     asked.lose(1.0)
     asked.hear()
     asked.epoch += 1
@@ -137,8 +137,8 @@ def test_attempts_go_on_counting_over_losses_with_and_without_tokens(bench) -> N
 
 def test_an_engine_that_has_no_room_is_no_attempt(bench) -> None:
     asked = Asked(bench)
-    slot = asked.world.slot(asked.handle)
-    asked.world.frame("replica-0", finished={slot: engine.FINISH_REASON_BUSY})
+    dispatch = asked.world.dispatch(asked.handle)
+    asked.world.frame("replica-0", finished={dispatch: engine.FINISH_REASON_BUSY})
     asked.world.tick(1.0)
     asked.finish()
     asked.hear()
@@ -152,10 +152,10 @@ def test_batch_work_that_gives_way_says_so_however_long_it_ran(bench) -> None:
     asked.hear()
     asked.submit(is_preemptible=True, output=50)
     asked.admit()
-    asked.world.frame("replica-0", tokens={asked.world.slot(asked.handle): [7]})
+    asked.world.frame("replica-0", tokens={asked.world.dispatch(asked.handle): [7]})
     asked.hear()
     asked.world.tick(5000.0)  # more than microseconds of 32 bits can say
-    asked.world.core.requests.preempt(asked.world.slot(asked.handle), asked.world.now)
+    asked.world.core.lifecycle.preempt(asked.world.dispatch(asked.handle), asked.world.now)
     requests = asked.world.core.gateways[GATEWAY].requests
     [untold] = requests[asked.handle].untold or []
     assert (untold.code, untold.ended_us) == ("", 0xFFFFFFFF)

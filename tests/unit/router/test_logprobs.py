@@ -2,14 +2,14 @@
 
 import pytest
 
-from router.core.types.model import Batch
+from router.core.types.batch import GatewayBatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 STOP = engine.FINISH_REASON_STOP
 NAME = "replica-0"
 
 
-def told(batch: Batch) -> dict[int, list[tuple[int, float, dict[int, float]]]]:
+def told(batch: GatewayBatch) -> dict[int, list[tuple[int, float, dict[int, float]]]]:
     """Return, by handle, (token, logprob, alternatives) of those who have log probabilities."""
     columns = batch.logprobs
     if columns is None:
@@ -39,15 +39,15 @@ def row(token: int) -> tuple[int, float, dict[int, float]]:
     return token, -token / 8, {token: -token / 8, token + 1: -token / 4}
 
 
-def rows(slot, *tokens: int):
-    return [(slot, *row(token)[1:]) for token in tokens]
+def rows(dispatch, *tokens: int):
+    return [(dispatch, *row(token)[1:]) for token in tokens]
 
 
 def test_only_who_asked_has_them_and_several_gateways_get_their_own(bench):
     world = bench(replicas=1)
     world.core.on_gateway(2, world.now)
     asked, silent, elsewhere = world.submit(), world.submit(), world.submit(gateway=2)
-    a, b, c = (world.slot(handle) for handle in (asked, silent, elsewhere))
+    a, b, c = (world.dispatch(handle) for handle in (asked, silent, elsewhere))
     world.frame(
         NAME,
         tokens={a: [1, 2], b: [3], c: [4]},
@@ -61,25 +61,25 @@ def test_only_who_asked_has_them_and_several_gateways_get_their_own(bench):
 
 def test_without_any_the_batch_has_none(bench):
     world = bench(replicas=1)
-    slot = world.slot(world.submit())
-    world.frame(NAME, tokens={slot: [1]})
+    dispatch = world.dispatch(world.submit())
+    world.frame(NAME, tokens={dispatch: [1]})
     assert world.batch().logprobs is None
 
 
 def test_nobody_is_told_of_a_request_that_has_ended(bench):
     world = bench(replicas=1)
     ended, lives = world.submit(), world.submit()
-    a, b = world.slot(ended), world.slot(lives)
+    a, b = world.dispatch(ended), world.dispatch(lives)
     world.core.cancel(1, ended)
     world.frame(NAME, tokens={a: [1], b: [2]}, logprobs=[*rows(a, 1), *rows(b, 2)])
     assert told(world.batch()) == {lives: [row(2)]}
 
 
-def resumed(slot, *tokens: int) -> engine.Resumed:
-    entry = engine.Resumed(sequence=slot.sequence, output=tokens)
+def resumed(dispatch, *tokens: int) -> engine.Resumed:
+    entry = engine.Resumed(sequence=dispatch.sequence, output=tokens)
     for token in tokens:
         _, logprob, top = row(token)
-        entry.logprobs.sequence.append(slot.sequence)
+        entry.logprobs.sequence.append(dispatch.sequence)
         entry.logprobs.logprob.append(logprob)
         entry.logprobs.top_count.append(len(top))
         entry.logprobs.top_token.extend(top)
@@ -90,7 +90,7 @@ def resumed(slot, *tokens: int) -> engine.Resumed:
 def test_a_resumed_attachment_tells_those_of_the_missed_tokens(bench):
     world = bench(replicas=1)
     missed, complete, silent = (world.submit() for _ in range(3))
-    a, b, c = (world.slot(handle) for handle in (missed, complete, silent))
+    a, b, c = (world.dispatch(handle) for handle in (missed, complete, silent))
     world.frame(NAME, tokens={a: [1], b: [2, 3], c: [4]}, logprobs=[*rows(a, 1), *rows(b, 2, 3)])
     world.core.on_broken(NAME, 1)
     entries = [
@@ -109,10 +109,10 @@ def test_a_resumed_attachment_tells_those_of_the_missed_tokens(bench):
 
 def test_a_resumed_sequence_has_them_of_all_its_tokens_or_of_none(bench):
     world = bench(replicas=1)
-    slot = world.slot(world.submit())
-    world.frame(NAME, tokens={slot: [1]}, logprobs=rows(slot, 1))
+    dispatch = world.dispatch(world.submit())
+    world.frame(NAME, tokens={dispatch: [1]}, logprobs=rows(dispatch, 1))
     world.core.on_broken(NAME, 1)
-    entry = resumed(slot, 1)
+    entry = resumed(dispatch, 1)
     entry.output.append(2)
     with pytest.raises(ValueError, match="some of its tokens"):
         world.core.on_resumed(NAME, 1, 2, [entry], world.now)
@@ -121,22 +121,22 @@ def test_a_resumed_sequence_has_them_of_all_its_tokens_or_of_none(bench):
 def test_they_go_on_behind_a_preemption(bench):
     world = bench(replicas=1, sequences=1, deadline_default_s=30.0)
     batch = world.submit(is_preemptible=True, output=50)
-    slot = world.slot(batch)
+    dispatch = world.dispatch(batch)
     state = engine.EngineState(running=1, step_us=20_000)
     for token in range(10):
         world.now += 0.02
-        world.frame(NAME, tokens={slot: [token]}, logprobs=rows(slot, token), state=state)
+        world.frame(NAME, tokens={dispatch: [token]}, logprobs=rows(dispatch, token), state=state)
     urgent = world.submit(priority=9, deadline_s=0.3)
-    assert world.cancelled[NAME] == [slot.sequence]
+    assert world.cancelled[NAME] == [dispatch.sequence]
     world.frame(
         NAME,
-        tokens={slot: [99]},
-        logprobs=rows(slot, 99),
-        finished={slot: engine.FINISH_REASON_CANCELLED},
+        tokens={dispatch: [99]},
+        logprobs=rows(dispatch, 99),
+        finished={dispatch: engine.FINISH_REASON_CANCELLED},
     )
-    fast = world.slot(urgent)
+    fast = world.dispatch(urgent)
     world.frame(NAME, tokens={fast: [7]}, finished={fast: STOP})
-    again = world.slot(batch)
+    again = world.dispatch(batch)
     world.frame(NAME, tokens={again: [11]}, logprobs=rows(again, 11), finished={again: STOP})
     assert told(world.batch()) == {batch: [*map(row, range(10)), row(11)]}, "not of what was cut"
 
@@ -178,9 +178,9 @@ def _of_a_stranger(message: engine.Logprobs) -> None:
 )
 def test_columns_that_do_not_agree_are_an_error_and_tell_nothing(bench, spoil):
     world = bench(replicas=1)
-    slot = world.slot(world.submit())
-    frame = engine.StepFrame(step=1, steps=1, sequence=[slot.sequence], count=[2], token=[1, 2])
-    frame.logprobs.CopyFrom(resumed(slot, 1, 2).logprobs)
+    dispatch = world.dispatch(world.submit())
+    frame = engine.StepFrame(step=1, steps=1, sequence=[dispatch.sequence], count=[2], token=[1, 2])
+    frame.logprobs.CopyFrom(resumed(dispatch, 1, 2).logprobs)
     spoil(frame.logprobs)
     with pytest.raises(ValueError, match="log probabilities"):
         world.core.on_frame(NAME, 1, frame, world.now)

@@ -3,7 +3,10 @@
 from pathlib import Path
 
 from router.core.router import RouterCore
-from router.core.types.model import CoreConfig, EngineLimits, ReplicaPlan, Request, Stats
+from router.core.types.actions import Stats
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
+from router.core.types.request import Request
 from router.metrics import RouterMetrics
 
 GOLDEN = Path(__file__).with_name("metrics.golden")
@@ -11,7 +14,7 @@ GOLDEN = Path(__file__).with_name("metrics.golden")
 
 def test_names_and_types_are_as_documented():
     metrics = RouterMetrics()
-    metrics.take(Stats(outcomes={("stop", ""): 2}, ttft_s=[0.1], queue_s=[0.2], tokens=3))
+    metrics.take(Stats(outcomes={("stop", ""): 2}, ttft_s=[0.1], queue_times_s=[0.2], tokens=3))
     lines = metrics.exposition(RouterCore(CoreConfig())).decode().splitlines()
     types = sorted(line for line in lines if line.startswith("# TYPE") and "_created" not in line)
     assert types == GOLDEN.read_text().splitlines()
@@ -40,7 +43,7 @@ def test_replicas_are_counted_by_health():
     for name in names[:3]:
         core.on_attached(name, 1, EngineLimits(1000, 4, 256, 100, 16), 0.0)
     for at in range(3):
-        core.cells["cell"].health.failed("one", float(at))
+        core.cells["cell"].fleet.health.failed("one", float(at))
     lines = metrics.exposition(core).decode().splitlines()
     assert 'router_replicas{health="healthy"} 2.0' in lines
     assert 'router_replicas{health="ejected"} 1.0' in lines

@@ -10,7 +10,10 @@ from router import outgoing
 from router import wire as convert
 from router.closing import Accounts
 from router.core.router import RouterCore
-from router.core.types.model import UNLIMITED, Batch, CoreConfig, EngineLimits, ReplicaPlan, Slot
+from router.core.types.batch import GatewayBatch
+from router.core.types.config import CoreConfig
+from router.core.types.plan import EngineLimits, ReplicaPlan
+from router.core.types.request import UNLIMITED, Dispatch
 from router.counting import TokenCounts
 from router.outgoing import PAUSE_S, GatewayLink, HostOutbox, leaves_at
 from sim.loop import run
@@ -19,8 +22,8 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 
-def batch(handle: int, *tokens: int) -> Batch:
-    made = Batch()
+def batch(handle: int, *tokens: int) -> GatewayBatch:
+    made = GatewayBatch()
     made.handles.append(handle)
     made.counts.append(len(tokens))
     made.tokens += tokens
@@ -74,7 +77,7 @@ async def test_log_probabilities_stay_in_the_order_of_their_tokens():
 
 async def test_a_sign_of_life_is_an_empty_message():
     link = GatewayLink(1, "gateway", Accounts(TokenCounts("router", 1)))
-    link.put(Batch(), 0.0)
+    link.put(GatewayBatch(), 0.0)
     assert link.ready.is_set()
     assert link.take() == b""
     assert link.take() is None
@@ -197,14 +200,14 @@ async def test_a_dispatch_carries_everything_the_engine_needs():
         ignore_eos=True,
     )
     core.submit(1, convert.request(submit), 0.0)
-    [slot] = core.tick(0.0).dispatches["replica"]
+    [dispatch] = core.tick(0.0).dispatches["replica"]
     outbox = HostOutbox(7)
-    outbox.dispatch([slot])
-    outbox.cancel([slot.sequence])
+    outbox.dispatch([dispatch])
+    outbox.cancel([dispatch.sequence])
     outbox.credit(32)
     credit, request, cancel = outbox.take()
     assert (credit.credit.epoch, credit.credit.frames) == (7, 32)
-    assert list(cancel.cancel.sequences) == [slot.sequence]
+    assert list(cancel.cancel.sequences) == [dispatch.sequence]
     assert request.submit.epoch == 7
     [sequence] = request.submit.sequences
     assert list(sequence.prompt) == list(submit.prompt)
@@ -223,11 +226,11 @@ async def test_a_preempted_request_goes_on_behind_what_it_has_emitted():
     request = convert.request(submit)
     assert request.output == []
     request.output += [70, 80_000]
-    slot = Slot(request, SimpleNamespace(weight=1), "replica", sequence=3, now=0.0)
-    slot.output_max = 38
-    [sequence] = convert.submit_message(1, [slot]).sequences
+    dispatch = Dispatch(request, SimpleNamespace(weight=1), "replica", sequence=3, now=0.0)
+    dispatch.output_max = 38
+    [sequence] = convert.submit_message(1, [dispatch]).sequences
     assert list(sequence.prompt) == [1, 2, 3, 300_000, 70, 80_000]
-    assert slot.prompt_tokens == len(sequence.prompt)
+    assert dispatch.prompt_tokens == len(sequence.prompt)
     assert sequence.resumed_tokens == 3
     assert sequence.output_tokens_max == 38
 
@@ -263,9 +266,9 @@ async def test_hashes_that_cannot_be_the_prompts_are_the_gateways_error(blocks: 
 
 async def test_a_resumed_attachment_keeps_cancels_and_drops_submits():
     request = convert.request(wire.Submit(handle=5, prompt=[1], output_tokens_max=4))
-    slot = Slot(request, SimpleNamespace(weight=1), "replica", sequence=3, now=0.0)
+    dispatch = Dispatch(request, SimpleNamespace(weight=1), "replica", sequence=3, now=0.0)
     outbox = HostOutbox(7)
-    outbox.dispatch([slot])
+    outbox.dispatch([dispatch])
     outbox.cancel([11])
     outbox.credit(32)
     outbox.resume(8)

@@ -3,7 +3,7 @@
 import pytest
 
 from router.core.decide import placement
-from router.core.fleet.speed import Usual
+from router.core.fleet.speed import MeanSpeed
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 NAME = "replica-0"
@@ -20,16 +20,16 @@ def engine_world(bench):
         world = bench(replicas=1, step=STEP, context=100_000, blocks=16_384, tpot_s=0.1)
         book = world.core.replicas[NAME]
         book.speed.decode_step_s, book.speed.token_s = DECODE_STEP_S, token_s
-        slot = world.slot(world.submit(prompt=10, output=1000))
+        dispatch = world.dispatch(world.submit(prompt=10, output=1000))
         world.now += 0.02
         state = engine.EngineState(running=1, step_us=20_000, step_prompt_tokens=10)
-        world.frame(NAME, tokens={slot: [1]}, state=state)
-        return world, slot
+        world.frame(NAME, tokens={dispatch: [1]}, state=state)
+        return world, dispatch
 
     return make
 
 
-def decodes_until_sent(world, slot, prompt: int) -> int:
+def decodes_until_sent(world, dispatch, prompt: int) -> int:
     """Return how many decode-only steps come before a prompt, the one in flight included."""
     book = world.core.replicas[NAME]
     assert book.pauses == 0, "the last step computed a prompt"
@@ -38,43 +38,43 @@ def decodes_until_sent(world, slot, prompt: int) -> int:
     while handle not in world.order:
         assert book.pauses < 100, "it is never sent"
         world.now += DECODE_STEP_S
-        world.frame(NAME, tokens={slot: [1]}, state=state)
+        world.frame(NAME, tokens={dispatch: [1]}, state=state)
     return book.pauses + 1  # it is sent during the next one
 
 
 def test_a_prompt_waits_until_who_decodes_can_afford_it(engine_world):
     """A full step of it takes 223 ms, 123 ms too long; a decode step leaves 82 ms."""
-    world, slot = engine_world(token_s=1e-4)
-    assert decodes_until_sent(world, slot, STEP) == 2
+    world, dispatch = engine_world(token_s=1e-4)
+    assert decodes_until_sent(world, dispatch, STEP) == 2
 
 
 def test_a_prompt_that_nobody_could_ever_afford_waits_for_some_steps_only(engine_world):
-    world, slot = engine_world(token_s=1e-4)
-    assert decodes_until_sent(world, slot, 40 * STEP) == PAUSES_MAX
+    world, dispatch = engine_world(token_s=1e-4)
+    assert decodes_until_sent(world, dispatch, 40 * STEP) == PAUSES_MAX
 
 
 def test_where_steps_are_short_nothing_waits(engine_world):
-    world, slot = engine_world(token_s=1e-5)
-    assert decodes_until_sent(world, slot, 40 * STEP) == 1
+    world, dispatch = engine_world(token_s=1e-5)
+    assert decodes_until_sent(world, dispatch, 40 * STEP) == 1
 
 
 def test_an_engine_that_does_nothing_waits_for_nobody(engine_world):
-    world, slot = engine_world(token_s=1e-4)
+    world, dispatch = engine_world(token_s=1e-4)
     world.now += DECODE_STEP_S
     world.frame(NAME)  # what decoded has ended; that will be told
     handle = world.submit(prompt=40 * STEP)
-    assert world.order == [slot.handle, handle]
+    assert world.order == [dispatch.handle, handle]
 
 
 def test_while_one_replica_must_decode_another_takes_the_prompt(bench):
     world = bench(replicas=2, step=STEP, context=100_000, blocks=16_384)
     for book in world.core.replicas.values():
         book.speed.decode_step_s, book.speed.token_s = DECODE_STEP_S, 1e-4
-    slot = world.slot(world.submit(prompt=10, output=1000))
+    dispatch = world.dispatch(world.submit(prompt=10, output=1000))
     state = engine.EngineState(running=1, step_us=20_000, step_prompt_tokens=10)
-    world.frame(slot.replica_id, tokens={slot: [1]}, state=state)
-    other = world.slot(world.submit(prompt=40 * STEP))
-    assert other.replica_id != slot.replica_id
+    world.frame(dispatch.replica_id, tokens={dispatch: [1]}, state=state)
+    other = world.dispatch(world.submit(prompt=40 * STEP))
+    assert other.replica_id != dispatch.replica_id
 
 
 # --- by which speed -------------------------------------------------------------------------
@@ -87,13 +87,13 @@ def uneven(bench):
     slow, fast = world.core.replicas.values()
     fast.speed.token_s, slow.speed.token_s = 1e-5, 4e-5
     world.tick(0.2)
-    world.core.cells["cell"].find_usual(world.now)
+    world.core.cells["cell"].renew_mean_speed(world.now)
     return world, slow, fast
 
 
 def test_a_prompt_costs_the_same_wherever_nothing_is_owed(uneven):
     world, slow, fast = uneven
-    usual = Usual([slow.speed, fast.speed])
+    usual = MeanSpeed([slow.speed, fast.speed])
     costs = [
         placement.cost_s(book, usual, 3000, 0, 0.0, world.now, is_home=False)
         for book in (slow, fast)
@@ -105,7 +105,7 @@ def test_a_fast_replica_is_not_sent_everything_while_a_slow_one_does_nothing(une
     world, slow, fast = uneven
     queue = fast.speed.prefill_s(6000, 0)
     assert queue + fast.speed.prefill_s(6000, 0) < slow.speed.prefill_s(6000, 0)
-    used = {world.slot(world.submit(prompt=6000)).replica_id for _ in range(2)}
+    used = {world.dispatch(world.submit(prompt=6000)).replica_id for _ in range(2)}
     assert used == {slow.replica_id, fast.replica_id}
 
 
@@ -116,10 +116,10 @@ def test_of_what_is_owed_the_fast_one_gets_more(uneven):
     for _ in range(100):  # engines that follow their speed, without a word
         world.tick(0.01)
         for book in (slow, fast):
-            ready = [slot for slot in book.slots.values() if not slot.emitted]
-            done = [slot for slot in ready if slot.dispatched_at <= world.now - 0.05]
+            ready = [dispatch for dispatch in book.dispatches.values() if not dispatch.emitted]
+            done = [dispatch for dispatch in ready if dispatch.dispatched_at <= world.now - 0.05]
             if done:
                 ends = dict.fromkeys(done, engine.FINISH_REASON_STOP)
                 world.frame(book.replica_id, tokens={s: [1] for s in done}, finished=ends)
-    sent = {name: len(slots) for name, slots in world.sent.items()}
+    sent = {name: len(dispatches) for name, dispatches in world.sent.items()}
     assert sent[fast.replica_id] > 1.5 * sent[slow.replica_id]

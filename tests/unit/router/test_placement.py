@@ -7,8 +7,9 @@ import pytest
 
 from router.core.decide import placement
 from router.core.fleet.replica import ReplicaBook
-from router.core.fleet.speed import Usual
-from router.core.types.model import EngineLimits, Request
+from router.core.fleet.speed import MeanSpeed
+from router.core.types.plan import EngineLimits
+from router.core.types.request import Request
 
 LIMITS = EngineLimits(
     kv_blocks=2000,
@@ -27,7 +28,7 @@ def make_book(random: Random, number: int) -> ReplicaBook:
     """Return a replica that does nothing, or computes or decodes something, at some speed."""
     book = ReplicaBook(f"replica-{number}", "cell", 0.1)
     book.attach(1, LIMITS, NOW)
-    speed, shadow = book.speed, book.shadow
+    speed, engine_model = book.speed, book.engine_model
     speed.decode_step_s = random.choice((0.005, 0.02))
     speed.token_s = random.choice((1e-5, 5e-5))
     speed.attention_s = random.choice((0.0, 1e-9))
@@ -37,10 +38,10 @@ def make_book(random: Random, number: int) -> ReplicaBook:
         sizes = [random.randint(1, 3000) for _ in range(random.randint(0, 3))]
         prompts = [(NOW - 1, float(size), size * speed.token_s) for size in sizes]
         begun = [random.uniform(0.0, 0.1) for _ in range(random.randint(0, 4))]
-        for credit_s in begun:
-            shadow.began(credit_s)
-        at, credit_s = NOW - random.uniform(0.0, 0.1), random.uniform(0.0, 0.1)
-        shadow.anchor(at, prompts, len(begun), credit_s, pauses=0)
+        for slack_s in begun:
+            engine_model.began(slack_s)
+        at, slack_s = NOW - random.uniform(0.0, 0.1), random.uniform(0.0, 0.1)
+        engine_model.anchor(at, prompts, len(begun), slack_s, pauses=0)
     return book
 
 
@@ -57,17 +58,17 @@ def test_the_choice_is_the_least_of_all_costs(number: int):
     books = {book.replica_id: book for book in map(partial(make_book, random), range(SIZE))}
     names = random.sample(list(books), random.randint(0, SIZE))
     books = {name: books[name] for name in names}
-    owed_until = {name: book.shadow.owed_until for name, book in books.items()}
+    owed_until = {name: book.engine_model.owed_until for name, book in books.items()}
     for name in names:
         if random.random() < 0.2:  # some have been looked at since their last frame
-            books[name].shadow.advance(NOW - random.uniform(0.0, 0.1))
+            books[name].engine_model.advance(NOW - random.uniform(0.0, 0.1))
     matches = make_matches(random, names)
     adapter_s = {name: random.choice((0.0, 0.02, float("inf"))) for name in names}
     if random.random() < 0.5:
         adapter_s = {}
     home = random.choice((None, "drained", *names))
     without = [name for name in names if random.random() < random.choice((0.0, 0.2))]
-    usual = Usual([book.speed for book in books.values()])
+    mean_speed = MeanSpeed([book.speed for book in books.values()])
     request = Request(handle=1, cell_id="cell", prompt_tokens=PROMPT, output_max=OUTPUT)
 
     choice = placement.choose(
@@ -75,7 +76,7 @@ def test_the_choice_is_the_least_of_all_costs(number: int):
         request,
         matches,
         owed_until=owed_until,
-        usual=usual,
+        mean_speed=mean_speed,
         output=OUTPUT,
         home=home,
         adapter_s=adapter_s,
@@ -88,7 +89,9 @@ def test_the_choice_is_the_least_of_all_costs(number: int):
     for name, book in books.items():
         cached = placement.cached_tokens(book, request, matches)
         uncached, wait_s = PROMPT - cached, adapter_s.get(name, 0.0)
-        cost_s = placement.cost_s(book, usual, uncached, cached, wait_s, NOW, is_home=name == home)
+        cost_s = placement.cost_s(
+            book, mean_speed, uncached, cached, wait_s, NOW, is_home=name == home
+        )
         reason = placement.excluded_by(book, request, OUTPUT, cached, is_only=False)
         if not reason and name not in without and cost_s < float("inf"):
             costs[name] = cost_s

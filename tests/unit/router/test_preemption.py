@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.decide.preemption import PREEMPTIONS_MAX, Room, Running, cheapest, fits
+from router.core.decide.preemption import PREEMPTIONS_MAX, Room, RunningSequence, cheapest, fits
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 BATCH = {"is_preemptible": True, "priority": 0, "tenant_id": "batch"}
@@ -13,7 +13,7 @@ GOLD = {"priority": 9, "tenant_id": "gold"}
 CANCELLED = engine.FINISH_REASON_CANCELLED
 
 RUNNING = st.builds(
-    Running,
+    RunningSequence,
     blocks=st.integers(0, 20),
     progress_tokens=st.integers(0, 1000),
     owed_s=st.floats(0.0, 2.0),
@@ -35,7 +35,7 @@ def situations(draw):
     return room, running
 
 
-def after(room: Room, running: list[Running], stopped: tuple[int, ...]) -> Room:
+def after(room: Room, running: list[RunningSequence], stopped: tuple[int, ...]) -> Room:
     """The room when those that end anyway and `stopped` are gone."""
     gone = [e for index, e in enumerate(running) if e.is_ending or index in stopped]
     return Room(
@@ -63,7 +63,7 @@ def test_what_is_interrupted_helps_and_is_needed(situation, left_s):
 
 def test_the_least_progress_is_lost():
     running = [
-        Running(blocks=4, progress_tokens=progress, owed_s=0.0, is_ending=False)
+        RunningSequence(blocks=4, progress_tokens=progress, owed_s=0.0, is_ending=False)
         for progress in (900, 20, 500)
     ]
     assert cheapest(Room(0, 0, 4, 0.0, 0.1), running, 1.0) == [1]
@@ -72,36 +72,38 @@ def test_the_least_progress_is_lost():
 
 def test_one_large_one_instead_of_several_small_ones():
     sizes = [(2, 10), (2, 20), (8, 30)]
-    running = [Running(blocks, progress, 0.0, is_ending=False) for blocks, progress in sizes]
+    running = [
+        RunningSequence(blocks, progress, 0.0, is_ending=False) for blocks, progress in sizes
+    ]
     assert cheapest(Room(0, 0, 8, 0.0, 0.1), running, 1.0) == [2]
 
 
 def test_a_prompt_that_is_still_computed_gives_its_time_back():
     running = [
-        Running(1, progress_tokens=0, owed_s=3.0, is_ending=False),
-        Running(1, progress_tokens=0, owed_s=0.0, is_ending=False),
+        RunningSequence(1, progress_tokens=0, owed_s=3.0, is_ending=False),
+        RunningSequence(1, progress_tokens=0, owed_s=0.0, is_ending=False),
     ]
     assert cheapest(Room(5, 100, 1, 3.0, 0.2), running, 1.0) == [0]
 
 
 def finish(world, handle: int, **columns) -> None:
-    slot = world.slot(handle)
-    world.frame(slot.replica_id, finished={slot: CANCELLED}, **columns)
+    dispatch = world.dispatch(handle)
+    world.frame(dispatch.replica_id, finished={dispatch: CANCELLED}, **columns)
 
 
 def test_batch_work_is_interrupted_for_a_higher_tier_and_goes_on_later(bench):
     world = bench(replicas=1, sequences=1)
     batch = world.submit(output=50, **BATCH)
-    slot = world.slot(batch)
-    world.frame("replica-0", tokens={slot: [1, 2, 3]})
+    dispatch = world.dispatch(batch)
+    world.frame("replica-0", tokens={dispatch: [1, 2, 3]})
     gold = world.submit(**GOLD)
     world.tick(0.1)
-    assert world.cancelled["replica-0"] == [slot.sequence]
+    assert world.cancelled["replica-0"] == [dispatch.sequence]
     finish(world, batch)
     assert world.order == [batch, gold]
-    done = world.slot(gold)
+    done = world.dispatch(gold)
     world.frame("replica-0", tokens={done: [7]}, finished={done: engine.FINISH_REASON_STOP})
-    again = world.slot(batch)
+    again = world.dispatch(batch)
     assert world.order == [batch, gold, batch]
     assert again.prompt_tokens == 10 + 3
     assert again.output_max == 50 - 3
@@ -113,7 +115,7 @@ def test_one_room_is_made_for_one_request(bench):
     world = bench(replicas=1, sequences=3)
     batch = [world.submit(output=500, **BATCH) for _ in range(3)]
     for handle in batch:
-        world.frame("replica-0", tokens={world.slot(handle): [1]})
+        world.frame("replica-0", tokens={world.dispatch(handle): [1]})
     world.submit(**GOLD)
     for _ in range(5):
         world.tick(0.1)
@@ -123,13 +125,15 @@ def test_one_room_is_made_for_one_request(bench):
 def test_several_that_wait_do_not_wait_for_one_another(bench):
     world = bench(replicas=1, sequences=4)
     for _ in range(4):
-        world.frame("replica-0", tokens={world.slot(world.submit(output=500, **BATCH)): [1]})
+        world.frame("replica-0", tokens={world.dispatch(world.submit(output=500, **BATCH)): [1]})
     world.tick(0.1)
     gold = [world.submit(tick=False, **GOLD) for _ in range(3)]
     world.tick()
     stopped = world.cancelled["replica-0"]
     assert len(set(stopped)) == len(stopped) == 3
-    ended = {slot: CANCELLED for slot in world.sent["replica-0"] if slot.sequence in stopped}
+    ended = {
+        dispatch: CANCELLED for dispatch in world.sent["replica-0"] if dispatch.sequence in stopped
+    }
     world.frame("replica-0", finished=ended)
     assert set(world.order[4:]) == set(gold)
     assert len(world.cancelled["replica-0"]) == 3
@@ -138,7 +142,7 @@ def test_several_that_wait_do_not_wait_for_one_another(bench):
 def test_nobody_is_interrupted_while_there_is_room(bench):
     world = bench(replicas=2, sequences=2)
     for _ in range(3):
-        world.frame("replica-0", tokens={world.slot(world.submit(**BATCH)): [1]})
+        world.frame("replica-0", tokens={world.dispatch(world.submit(**BATCH)): [1]})
     gold = world.submit(**GOLD)
     assert world.order[-1] == gold
     assert not world.cancelled
@@ -148,8 +152,8 @@ def test_other_tiers_and_higher_batch_work_are_left_alone(bench):
     world = bench(replicas=1, sequences=2)
     world.submit(output=500, priority=1, tenant_id="free")
     world.submit(output=500, **{**BATCH, "priority": 9})
-    for slot in world.sent["replica-0"]:
-        world.frame("replica-0", tokens={slot: [1]})
+    for dispatch in world.sent["replica-0"]:
+        world.frame("replica-0", tokens={dispatch: [1]})
     world.submit(**GOLD)
     for _ in range(5):
         world.tick(1.0)
@@ -158,7 +162,7 @@ def test_other_tiers_and_higher_batch_work_are_left_alone(bench):
 
 def test_nobody_is_interrupted_for_batch_work(bench):
     world = bench(replicas=1, sequences=1)
-    world.frame("replica-0", tokens={world.slot(world.submit(output=500, **BATCH)): [1]})
+    world.frame("replica-0", tokens={world.dispatch(world.submit(output=500, **BATCH)): [1]})
     world.submit(**{**BATCH, "priority": 5})
     world.tick(1.0)
     assert not world.cancelled
@@ -168,19 +172,19 @@ def test_an_answer_is_interrupted_a_few_times_at_most(bench):
     world = bench(replicas=1, sequences=1)
     batch = world.submit(output=500, **BATCH)
     for count in range(1, PREEMPTIONS_MAX + 1):
-        world.frame("replica-0", tokens={world.slot(batch): [count]})
+        world.frame("replica-0", tokens={world.dispatch(batch): [count]})
         gold = world.submit(**GOLD)
         world.tick(0.1)
         assert len(world.cancelled["replica-0"]) == count
         finish(world, batch)
-        done = world.slot(gold)
+        done = world.dispatch(gold)
         world.frame("replica-0", tokens={done: [7]}, finished={done: engine.FINISH_REASON_STOP})
         assert world.order[-1] == batch
-    world.frame("replica-0", tokens={world.slot(batch): [9]})
+    world.frame("replica-0", tokens={world.dispatch(batch): [9]})
     gold = world.submit(**GOLD)
     world.tick(1.0)
     assert len(world.cancelled["replica-0"]) == PREEMPTIONS_MAX
-    slot = world.slot(batch)
-    world.frame("replica-0", tokens={slot: [5]}, finished={slot: engine.FINISH_REASON_STOP})
+    dispatch = world.dispatch(batch)
+    world.frame("replica-0", tokens={dispatch: [5]}, finished={dispatch: engine.FINISH_REASON_STOP})
     assert world.outcome(batch).output_tokens == PREEMPTIONS_MAX + 2
     assert world.order[-1] == gold

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.fleet.engine_model import Shadow
+from router.core.fleet.engine_model import EngineModel
 from router.core.fleet.speed import Speed
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -27,7 +27,7 @@ class Step:
     ended_at: float
     left: list[int]  # prompt tokens, by arrival
     decoding: int
-    credit_s: float
+    slack_s: float
     pauses: int
 
 
@@ -41,7 +41,7 @@ class Reference:
 
     def run(self, until: float) -> None:
         left = [tokens for _, tokens in self.arrivals]
-        now, decoding, credit_s, pauses = 0.0, 0, 0.0, 0
+        now, decoding, slack_s, pauses = 0.0, 0, 0.0, 0
         while now <= until:
             here = [n for n, (at, _) in enumerate(self.arrivals) if at <= now and left[n]]
             if not here and not decoding:
@@ -55,10 +55,10 @@ class Reference:
                     room -= 1
                     duration_s += TOKEN_S
                 decoding += not left[number]
-            credit_s += TPOT_S - duration_s
+            slack_s += TPOT_S - duration_s
             pauses = 0 if here else pauses + 1
             ended_at = now + duration_s
-            self.steps.append(Step(now, ended_at, list(left), decoding, credit_s, pauses))
+            self.steps.append(Step(now, ended_at, list(left), decoding, slack_s, pauses))
             now = ended_at
 
     def at(self, now: float) -> tuple[float, int, int]:
@@ -79,13 +79,13 @@ def speed(budget: int) -> Speed:
     return speed
 
 
-def shadow(budget: int = 256) -> Shadow:
-    return Shadow(speed(budget), budget, TPOT_S)
+def engine_model(budget: int = 256) -> EngineModel:
+    return EngineModel(speed(budget), budget, TPOT_S)
 
 
-def followed(shadow: Shadow, now: float) -> tuple[float, float, int]:
-    shadow.advance(now)
-    return shadow.boundary_at, shadow.tokens, shadow.decoding
+def followed(engine_model: EngineModel, now: float) -> tuple[float, float, int]:
+    engine_model.advance(now)
+    return engine_model.boundary_at, engine_model.tokens, engine_model.decoding
 
 
 BUDGETS = st.sampled_from([64, 100, 256, 2048])
@@ -106,7 +106,7 @@ def referred(budget: int, gaps: list[tuple[float, int]]) -> Reference:
 @given(BUDGETS, ARRIVALS)
 def test_told_of_dispatches_only_it_does_the_steps_of_the_engine(budget, gaps):
     reference = referred(budget, gaps)
-    shade = shadow(budget)
+    shade = engine_model(budget)
     for (at, tokens), following in pairwise([*reference.arrivals, (float("inf"), 0)]):
         shade.send(tokens, tokens * TOKEN_S, at)
         until = min(following[0], reference.steps[-1].ended_at)
@@ -114,7 +114,7 @@ def test_told_of_dispatches_only_it_does_the_steps_of_the_engine(budget, gaps):
             middle = (step.began_at + step.ended_at) / 2
             if at <= middle < until:
                 assert followed(shade, middle) == reference.at(middle)
-                assert (shade.credit_s, shade.pauses) == (step.credit_s, step.pauses)
+                assert (shade.slack_s, shade.pauses) == (step.slack_s, step.pauses)
 
 
 @given(BUDGETS, ARRIVALS, st.integers(0), st.sampled_from([0.0, 1 / 256, 1 / 16, 0.4]))
@@ -122,14 +122,14 @@ def test_told_the_truth_of_a_while_ago_it_agrees_from_then_on(budget, gaps, whic
     reference = referred(budget, gaps)
     frame = reference.steps[which % len(reference.steps)]
     now = frame.ended_at + lag_s
-    shade = shadow(budget)
+    shade = engine_model(budget)
     shade.send(777, 1.0, 0.0)  # what it believed before does not count
     known = [
         (at, left, left * TOKEN_S)
         for left, (at, _) in zip(frame.left, reference.arrivals, strict=True)
         if left and at <= now
     ]
-    shade.anchor(frame.ended_at, known, frame.decoding, frame.credit_s, pauses=frame.pauses)
+    shade.anchor(frame.ended_at, known, frame.decoding, frame.slack_s, pauses=frame.pauses)
     later = [arrival for arrival in reference.arrivals if arrival[0] > now]
     for step in reference.steps:
         middle = (step.began_at + step.ended_at) / 2
@@ -138,7 +138,7 @@ def test_told_the_truth_of_a_while_ago_it_agrees_from_then_on(budget, gaps, whic
             shade.send(tokens, tokens * TOKEN_S, at)
         if middle >= now:
             assert followed(shade, middle) == reference.at(middle)
-            assert shade.credit_s == step.credit_s
+            assert shade.slack_s == step.slack_s
             assert shade.pauses == step.pauses
 
 
@@ -157,7 +157,7 @@ PROMPTS = st.tuples(
     st.lists(st.floats(0.0, 1e6), min_size=1, max_size=4),
 )
 def test_whatever_it_is_told_it_arrives_at_now(prompts, decoding, budget, step_s, times):
-    shade = shadow(budget)
+    shade = engine_model(budget)
     shade.speed.decode_step_s = step_s
     shade.anchor(50.0, prompts, decoding, 0.0, pauses=0)
     for now in sorted(times):
@@ -169,7 +169,7 @@ def test_whatever_it_is_told_it_arrives_at_now(prompts, decoding, budget, step_s
 
 
 def test_what_waits_for_memory_waits_and_the_others_go_on():
-    shade = shadow()
+    shade = engine_model()
     shade.anchor(1.0, [(float("inf"), 100, 1.0)], 1, 0.0, pauses=0)
     shade.advance(2.0)
     assert (shade.tokens, shade.pauses) == (100, 65)
@@ -179,7 +179,7 @@ def test_what_waits_for_memory_waits_and_the_others_go_on():
 
 
 def test_an_engine_without_anything_is_idle_until_it_is_sent_something():
-    shade = shadow()
+    shade = engine_model()
     shade.anchor(1.0, [], 0, 0.0, pauses=0)
     shade.advance(1.0)
     assert shade.is_idle
@@ -195,16 +195,16 @@ MARGINS = st.lists(st.floats(-1.0, 1.0), max_size=30)
 
 @given(MARGINS, st.integers(0, 2000), st.integers(1, 4000), st.sampled_from([0.25, 1.0, 8.0]))
 def test_at_risk_are_those_whom_the_steps_until_then_make_late(begun, owed, tokens, slowness):
-    shade = shadow()
+    shade = engine_model()
     token_s = TOKEN_S * slowness
     shade.anchor(1.0, [(2.0, owed, owed * token_s)], 1, 0.5, pauses=0)
-    for credit_s in begun:
-        shade.began(credit_s)
+    for slack_s in begun:
+        shade.began(slack_s)
     shade.check(begun)
     # Every step gives each of them the objective and takes its own duration.
     steps = (owed + tokens) / shade.budget
     spare_s = steps * (TPOT_S - DECODE_STEP_S) - (owed + tokens) * token_s
-    margins = [0.5 - credit_s for credit_s in begun]
+    margins = [0.5 - slack_s for slack_s in begun]
     expected = sum(margin + spare_s < 0 for margin in margins) if spare_s < 0 else 0
     close = any(abs(margin + spare_s) < 1e-9 for margin in margins)
     assert close or shade.at_risk(tokens, tokens * token_s) == expected
@@ -212,18 +212,18 @@ def test_at_risk_are_those_whom_the_steps_until_then_make_late(begun, owed, toke
 
 @given(MARGINS, st.data())
 def test_who_ends_is_at_risk_no_more(begun, data):
-    shade = shadow()
-    for credit_s in begun:
-        shade.began(credit_s)
+    shade = engine_model()
+    for slack_s in begun:
+        shade.began(slack_s)
     rest = list(begun)
-    for credit_s in data.draw(st.permutations(begun)) if begun else ():
-        shade.ended(credit_s)
-        rest.remove(credit_s)
+    for slack_s in data.draw(st.permutations(begun)) if begun else ():
+        shade.ended(slack_s)
+        rest.remove(slack_s)
         shade.check(rest)
 
 
 def test_a_first_token_that_is_only_predicted_is_at_risk_too_until_a_frame_tells():
-    shade = shadow()
+    shade = engine_model()
     shade.send(100, 1.0, 1.0)
     assert shade.at_risk(2000, 5.0) == 1
     shade.anchor(2.1, [], 0, 0.0, pauses=0)
@@ -248,7 +248,7 @@ def step_us(tokens: int) -> int:
 
 def test_what_a_frame_says_it_computed_is_not_owed_any_more(engine_world):
     world, book = engine_world
-    slot = world.slot(world.submit(prompt=1000))
+    dispatch = world.dispatch(world.submit(prompt=1000))
     world.now += step_us(256) * 1e-6
     state = engine.EngineState(
         running=1,
@@ -257,14 +257,14 @@ def test_what_a_frame_says_it_computed_is_not_owed_any_more(engine_world):
         step_prompt_tokens=256,
         step_us=step_us(256),
     )
-    world.frame("replica-0", admitted=[slot], cached=0, state=state)
-    assert slot.prefill_owed == 744
+    world.frame("replica-0", admitted=[dispatch], cached=0, state=state)
+    assert dispatch.prefill_owed == 744
     assert book.owed_tokens(world.now) == 744 - 256, "the next step has begun"
 
 
 def test_a_frame_of_several_steps_tells_by_what_is_left(engine_world):
     world, book = engine_world
-    first = world.slot(world.submit(prompt=1000))
+    first = world.dispatch(world.submit(prompt=1000))
     state = engine.EngineState(
         running=1,
         prefilling=1,
@@ -275,8 +275,8 @@ def test_a_frame_of_several_steps_tells_by_what_is_left(engine_world):
     world.now += 3 * step_us(256) * 1e-6
     world.frame("replica-0", admitted=[first], cached=0, steps=3, state=state)
     assert first.prefill_owed == 1000 - 3 * 256
-    assert book.credit_s == pytest.approx(3 * (TPOT_S - step_us(256) * 1e-6))
-    second = world.slot(world.submit(prompt=100))  # the engine's word does not know of it
+    assert book.slack_s == pytest.approx(3 * (TPOT_S - step_us(256) * 1e-6))
+    second = world.dispatch(world.submit(prompt=100))  # the engine's word does not know of it
     world.now += 0.1
     last = engine.EngineState(
         running=1, prefill_tokens_owed=0, step_prompt_tokens=232, step_us=step_us(232)
@@ -287,23 +287,23 @@ def test_a_frame_of_several_steps_tells_by_what_is_left(engine_world):
 
 def test_a_sign_of_life_in_the_middle_of_a_step_moves_nothing(engine_world):
     world, book = engine_world
-    slot = world.slot(world.submit(prompt=1000))
-    boundary_at = book.shadow.boundary_at
+    dispatch = world.dispatch(world.submit(prompt=1000))
+    boundary_at = book.engine_model.boundary_at
     state = engine.EngineState(running=1, prefilling=1, step_us=50_000, step_prompt_tokens=256)
     world.now += 0.001
     world.frame("replica-0", steps=0, state=state)
-    assert slot.prefill_owed == 1000
-    assert book.shadow.boundary_at == boundary_at
-    assert book.credit_s == 0.0
+    assert dispatch.prefill_owed == 1000
+    assert book.engine_model.boundary_at == boundary_at
+    assert book.slack_s == 0.0
 
 
 def test_who_decodes_earns_credit_by_short_steps_and_loses_it_by_long_ones(engine_world):
     world, book = engine_world
-    slot = world.slot(world.submit(prompt=10))
-    world.frame("replica-0", admitted=[slot], cached=0, tokens={slot: [1]})
-    assert slot.credit_s == book.credit_s
+    dispatch = world.dispatch(world.submit(prompt=10))
+    world.frame("replica-0", admitted=[dispatch], cached=0, tokens={dispatch: [1]})
+    assert dispatch.slack_s == book.slack_s
     for duration_us, gained_s in ((25_000, 0.1), (225_000, 0.0), (145_000, -0.02)):
         world.now += duration_us * 1e-6
         state = engine.EngineState(running=1, step_us=duration_us)
-        world.frame("replica-0", tokens={slot: [1]}, state=state)
-        assert book.credit_s - slot.credit_s == pytest.approx(gained_s)
+        world.frame("replica-0", tokens={dispatch: [1]}, state=state)
+        assert book.slack_s - dispatch.slack_s == pytest.approx(gained_s)

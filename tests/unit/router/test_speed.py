@@ -5,7 +5,7 @@ import random
 import pytest
 
 from replica.drivers.sim_costs import CostModel, H70Cost, M8Cost, StepWork
-from router.core.fleet.speed import Speed, Usual
+from router.core.fleet.speed import MeanSpeed, Speed
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 BUDGET = 2048
@@ -109,10 +109,10 @@ def test_after_bad_times_it_begins_with_what_is_usual_among_its_peers():
 
 
 def test_the_usual_speed_is_the_mean_and_free_without_replicas():
-    assert Usual().prefill_s(1000, 0) == 0.0
+    assert MeanSpeed().prefill_s(1000, 0) == 0.0
     fast, slow = Speed(BUDGET), Speed(BUDGET)
     learn(fast, M8Cost(), 200, seed=1)
     learn(slow, H70Cost(), 200, seed=1)
-    usual = Usual([fast, slow])
+    mean_speed = MeanSpeed([fast, slow])
     mean_s = (fast.prefill_s(5000, 3000) + slow.prefill_s(5000, 3000)) / 2
-    assert usual.prefill_s(5000, 3000) == pytest.approx(mean_s)
+    assert mean_speed.prefill_s(5000, 3000) == pytest.approx(mean_s)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from router.core.types.model import Transfer
+from router.core.types.actions import Transfer
 from router.fleet import Target
 from router.transfers import Transfers
 from sluice.errors import ErrorCode, FailedError
@@ -73,8 +73,10 @@ class Stream:
 def transfer(blocks: int, *, first=0, deadline_s=5.0) -> Transfer:
     hashes = b"".join(bytes([number]) * HASH_BYTES for number in range(1, first + blocks + 1))
     request = SimpleNamespace(payload=wire.Submit(block_hashes=hashes))
-    slot = SimpleNamespace(sequence=7, replica_id="target", request=request)
-    return Transfer(slot=slot, source="source", first=first, blocks=blocks, deadline_s=deadline_s)
+    dispatch = SimpleNamespace(sequence=7, replica_id="target", request=request)
+    return Transfer(
+        dispatch=dispatch, source="source", first=first, blocks=blocks, deadline_s=deadline_s
+    )
 
 
 async def bring(job: Transfer, source: Host, target: Host) -> list[tuple[int, int]]:
@@ -122,7 +124,7 @@ async def test_a_host_that_does_not_play_along_is_no_error(side, fault):
 
 async def test_a_replica_or_a_request_that_has_gone_is_told_at_once():
     job = transfer(5)
-    job.slot.request.payload = None
+    job.dispatch.request.payload = None
     assert await bring(job, Host(5), Host()) == [(7, 0)]
-    gone = Transfer(slot=job.slot, source="elsewhere", first=0, blocks=5, deadline_s=1.0)
+    gone = Transfer(dispatch=job.dispatch, source="elsewhere", first=0, blocks=5, deadline_s=1.0)
     assert await bring(gone, Host(5), Host()) == [(7, 0)]

@@ -1,0 +1,61 @@
+"""Keeps why the router placed a request where it did, as far as that is of interest.
+
+A full explanation looks at every replica. So only some placements are explained in full: a sample,
+and, as often as `decision_pause_s` allows, those of requests that are traced, late, or were placed
+before. Of every other placement three numbers are kept, which placement has at hand. The gateway
+hears them at the end of requests that failed, and as often as the pause allows of those that were
+slow, evicted or interrupted, which under overload may be all.
+"""
+
+from router.core.cell import CellBook
+from router.core.decide.placement import Choice
+from router.core.explain import explain
+from router.core.types.config import CoreConfig
+from router.core.types.request import Dispatch
+from sluice.wire.router.v1 import router_pb2 as wire
+
+_FAILED = (wire.OUTCOME_KIND_FAILED, wire.OUTCOME_KIND_LOST)
+
+
+class DecisionLog:
+    """Explains placements, and bounds how often."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self._sample = config.decision_sample
+        self._pause_s = config.decision_pause_s
+        self._explained_at = float("-inf")
+        self._told_at = float("-inf")
+
+    def remember(self, cell: CellBook, dispatch: Dispatch, choice: Choice, now: float) -> None:
+        """Keep what is known of a request that is about to be sent to a replica."""
+        request = dispatch.request
+        if self._sample and dispatch.sequence % self._sample == 0:
+            dispatch.decision = explain.decision(cell, request, choice, now)
+            return
+        is_notable = request.is_traced or request.is_late or request.attempts or request.preemptions
+        if is_notable and now - self._explained_at >= self._pause_s:
+            self._explained_at = now
+            dispatch.decision = explain.decision(cell, request, choice, now)
+            return
+        dispatch.known = (choice.cost_s, choice.book.backlog_s(now), cell.queue.requests)
+
+    def tell(self, dispatch: Dispatch, outcome: wire.Outcome, now: float) -> None:
+        """Add to a request's end what was known of its placement, where that is of interest."""
+        if dispatch.decision is not None:
+            if not dispatch.is_placed:  # else the gateway heard it with the placement
+                outcome.decision.CopyFrom(dispatch.decision)
+            return
+        if dispatch.known is None:
+            return
+        request = dispatch.request
+        is_slow = dispatch.first_at - request.arrived_at > request.objective_s > 0.0
+        is_interrupted = request.attempts or request.preemptions
+        is_notable = is_slow or is_interrupted or outcome.kind == wire.OUTCOME_KIND_EVICTED
+        if outcome.kind in _FAILED or (is_notable and self._may_tell(now)):
+            outcome.decision.CopyFrom(explain.recalled(dispatch, *dispatch.known))
+
+    def _may_tell(self, now: float) -> bool:
+        if now - self._told_at < self._pause_s:
+            return False
+        self._told_at = now
+        return True

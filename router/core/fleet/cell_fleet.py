@@ -1,0 +1,236 @@
+"""Holds the replicas of one cell, and everything that is known of them together.
+
+Health, adapters, cached blocks, homes of sessions and the mean speed are kept here; the queue and
+its decisions know of replicas only by this.
+"""
+
+from collections.abc import Mapping
+
+from router.core.fleet.adapters import AdapterResidency
+from router.core.fleet.health import CellHealth
+from router.core.fleet.prefix_index import BlockHashes, PrefixIndex
+from router.core.fleet.replica import ReplicaBook
+from router.core.fleet.sessions import Sessions
+from router.core.fleet.speed import MeanSpeed, Speed
+from router.core.types.plan import Role
+from router.core.types.request import Dispatch, Request
+from sluice.wire.engine.v1 import engine_pb2 as engine
+
+_MEAN_SPEED_KEPT_S = 0.1
+_LOOK_AGAIN_S = 0.001  # frames come as often; this is for those that are late
+
+
+class CellFleet:
+    """The replicas of one cell.
+
+    Attributes:
+        replicas: All planned ones, and those that still run something, by name.
+        open_replicas: Replicas that may be sent more, now or when their window opens.
+        owed_until: `EngineModel.owed_until` of the open replicas, as of their last change.
+        open_prefillers: Open replicas that compute prompts for others; not in `open_replicas`.
+        absent_since: Time when a look first found no ready replica; None: the last look found one.
+        prompt_tokens_max: Longest prompt that any replica takes; None: no replica is attached.
+        has_adapters: Whether any attached replica serves adapters.
+    """
+
+    __slots__ = (
+        *("replicas", "open_replicas", "owed_until", "open_prefillers", "absent_since"),
+        *("index", "residency", "sessions", "health", "mean_speed"),
+        *("prompt_tokens_max", "has_adapters", "_fastest", "_mean_speed_until"),
+    )
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, ReplicaBook] = {}
+        self.open_replicas: dict[str, ReplicaBook] = {}
+        self.owed_until: dict[str, float] = {}
+        self.open_prefillers: dict[str, ReplicaBook] = {}
+        self.absent_since: float | None = None
+        self.index = PrefixIndex()
+        self.residency = AdapterResidency()
+        self.sessions = Sessions()
+        self.health = CellHealth()
+        self.mean_speed = MeanSpeed()
+        self.prompt_tokens_max: int | None = None
+        self.has_adapters = False
+        self._fastest: Speed | None = None
+        self._mean_speed_until = float("-inf")
+
+    # --- attachment -------------------------------------------------------------------------
+
+    def update(self, book: ReplicaBook) -> None:
+        """Predict a replica anew after a change, and file it as open or not."""
+        book.refresh(is_healthy=self.health.may_take(book.replica_id, len(book.dispatches)))
+        self._file(book)
+
+    def _file(self, book: ReplicaBook) -> None:
+        is_prefiller = book.role is Role.PREFILL
+        ours = self.open_prefillers if is_prefiller else self.open_replicas
+        others = self.open_replicas if is_prefiller else self.open_prefillers
+        others.pop(book.replica_id, None)
+        if book.may_take:
+            ours[book.replica_id] = book
+            self.absent_since = None
+        else:
+            ours.pop(book.replica_id, None)
+        if book.may_take and not is_prefiller:
+            self.owed_until[book.replica_id] = book.engine_model.owed_until
+        else:
+            self.owed_until.pop(book.replica_id, None)
+
+    def attached(self, book: ReplicaBook, now: float) -> None:
+        """Begin to use a replica whose engine holds nothing of this router."""
+        assert book.limits is not None
+        self.index.drop_replica(book.replica_id)  # the engine tells what it caches
+        self.index.add_replica(book.replica_id, book.limits.kv_blocks)
+        self.residency.forget(book.replica_id)
+        self.health.attached(book.replica_id, now)
+        self._relimit()
+        self.update(book)
+
+    def detached(self, book: ReplicaBook, dispatches: list[Dispatch], now: float) -> None:
+        """Stop using a replica; `dispatches` were alive there."""
+        for dispatch in dispatches:
+            self.released(dispatch)
+        self.health.lost(book.replica_id, now)
+        self._relimit()
+        self.update(book)
+
+    def forget(self, replica_id: str) -> None:
+        """Forget a replica that is not planned any more."""
+        del self.replicas[replica_id]
+        self.index.drop_replica(replica_id)
+        self.residency.forget(replica_id)
+        self.sessions.forget_replica(replica_id)
+        self.health.forget(replica_id)
+        self.open_replicas.pop(replica_id, None)
+        self.owed_until.pop(replica_id, None)
+        self.open_prefillers.pop(replica_id, None)
+
+    def _relimit(self) -> None:
+        """Find the limits of the attached replicas anew."""
+        self._mean_speed_until = float("-inf")
+        limits = [book.limits for book in self.replicas.values() if book.limits is not None]
+        longest = (entry.prompt_tokens_max for entry in limits)
+        self.prompt_tokens_max = max(longest, default=None)
+        self.has_adapters = any(entry.adapter_slots for entry in limits)
+
+    # --- work -------------------------------------------------------------------------------
+
+    def cached(self, replica_id: str, events: engine.KvEvents, now: float) -> None:
+        """Note the blocks that an engine says it has stored and removed."""
+        if events.reset:
+            self.index.reset(replica_id)
+        if events.stored:
+            self.index.stored(replica_id, BlockHashes(events.stored), now)
+        if events.removed:
+            self.index.removed(replica_id, BlockHashes(events.removed), now)
+
+    def dispatched(self, book: ReplicaBook, request: Request, now: float) -> None:
+        """Note the blocks, the adapter and the session that a dispatch brings to a replica."""
+        if request.hashes:
+            self.index.dispatched(book.replica_id, request.hashes, now)
+        if request.adapter:
+            self.residency.acquire(book.replica_id, request.adapter)
+        if request.session:
+            self.sessions.seen(request.session, book.replica_id, now)
+        book.recount(is_healthy=self.health.may_take(book.replica_id, len(book.dispatches)))
+        self._file(book)
+
+    def released(self, dispatch: Dispatch) -> None:
+        """Note that an engine has ended a sequence."""
+        if dispatch.request.adapter:
+            self.residency.release(dispatch.replica_id, dispatch.request.adapter)
+
+    # --- questions --------------------------------------------------------------------------
+
+    def ready(self) -> list[ReplicaBook]:
+        """Return the replicas that are attached and not draining."""
+        return [
+            book
+            for book in self.replicas.values()
+            if book.limits is not None and not book.is_draining
+        ]
+
+    def absent_s(self, now: float) -> float:
+        """Return the seconds since a look first found no ready replica; 0.0: there is one."""
+        if self.ready():
+            self.absent_since = None
+            return 0.0
+        if self.absent_since is None:
+            self.absent_since = now
+        return now - self.absent_since
+
+    def opens_at(self, now: float) -> float:
+        """Return when the next replica may be sent something: `now` or later; inf: not by time."""
+        first = float("inf")
+        for book in self.open_replicas.values():
+            opens_at = book.opens_at(now)
+            if opens_at <= now:
+                return now
+            first = min(first, opens_at)
+        return first
+
+    def prefillers_open_at(self, now: float) -> float:
+        """Return when the next prefill replica may be sent something; inf: there is none."""
+        opens_at = (book.opens_at(now) for book in self.open_prefillers.values())
+        return min(opens_at, default=float("inf"))
+
+    def retry_at(self, now: float) -> float:
+        """Return when a step ends next, without any event; inf: not by time."""
+        first, soonest = float("inf"), now + _LOOK_AGAIN_S
+        for book in self.open_replicas.values():
+            at = book.engine_model.boundary_at
+            if now < at < first:
+                if at <= soonest:
+                    return soonest
+                first = at
+        return first
+
+    def renew_mean_speed(self, now: float, prompt_tokens: float) -> None:
+        """Find the mean of the replicas' speeds anew, and the fastest for so long a prompt."""
+        if now >= self._mean_speed_until:
+            self._mean_speed_until = now + _MEAN_SPEED_KEPT_S
+            speeds = [book.speed for book in self.ready()]
+            self.mean_speed = MeanSpeed(speeds)
+            self._fastest = min(speeds, key=lambda it: it.prefill_s(prompt_tokens, 0), default=None)
+
+    def least_prefill_s(self, prompt_tokens: int) -> float:
+        """Return the seconds of an uncached prompt on the fastest replica while it is idle."""
+        fastest = self._fastest
+        return 0.0 if fastest is None else fastest.prefill_s(prompt_tokens, 0)
+
+    def idle_prefill_s(self, uncached: int, cached: int) -> float:
+        """Return the seconds of a prompt on the next replica that takes one, while it is idle."""
+        book = next(iter(self.open_replicas.values()), None) or next(iter(self.ready()), None)
+        return 0.0 if book is None else book.prefill_s(uncached, cached)
+
+    def adapter_waits_s(self, adapter: str) -> dict[str, float]:
+        """Return the seconds until an adapter is loaded, by replica; inf: no room for it."""
+        return {
+            replica_id: self._adapter_wait_s(book, adapter)
+            for replica_id, book in self.open_replicas.items()
+        }
+
+    def _adapter_wait_s(self, book: ReplicaBook, adapter: str) -> float:
+        room = book.limits.adapter_slots if book.limits is not None else 0
+        if not self.residency.has_room(book.replica_id, adapter, room):
+            return float("inf")
+        return self.residency.load_s(book.replica_id, adapter)
+
+    def cold_load_s(self, adapter: str) -> float:
+        """Return the seconds until an adapter could be loaded anywhere; 0.0: it is warm."""
+        if not adapter or not self.residency.is_cold(adapter):
+            return 0.0
+        anywhere = next(iter(self.replicas), "")
+        return self.residency.load_s(anywhere, adapter)
+
+    def most_cached(self, request: Request, matches: Mapping[str, int]) -> int:
+        """Return the most prompt tokens that any attached replica has cached for a request."""
+        most = most_blocks = 0
+        for replica_id, blocks in matches.items():
+            if blocks > most_blocks:  # most replicas hold the same few blocks
+                book = self.replicas.get(replica_id)
+                if book is not None and book.limits is not None:
+                    most_blocks = blocks
+                    most = book.cached_in(request.prompt_tokens, blocks)
+        return most

@@ -1,0 +1,59 @@
+"""Collects the news for one gateway until the shell sends them in one message."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sluice.wire.engine.v1 import engine_pb2 as engine
+    from sluice.wire.router.v1 import router_pb2 as wire
+
+_U32_MAX = 0xFFFFFFFF
+
+
+class GatewayBatch:
+    """The next message to one gateway: token columns, placements, outcomes, cell states.
+
+    Attributes:
+        handles: Request of each row; rows of one request may repeat.
+        counts: Tokens of each row.
+        tokens: Token ids of all rows, one row behind the other.
+        logprobs: Log probabilities of the tokens of requests that asked for them, by handle; None:
+            no request did.
+    """
+
+    __slots__ = ("cells", "counts", "handles", "logprobs", "outcomes", "placed", "tokens")
+
+    def __init__(self) -> None:
+        self.handles: list[int] = []
+        self.counts: list[int] = []
+        self.tokens: list[int] = []
+        self.logprobs: engine.Logprobs | None = None
+        self.placed: list[wire.Placed] = []
+        self.outcomes: list[wire.Outcome] = []
+        self.cells: list[wire.CellState] = []
+
+    def merge(self, later: "GatewayBatch") -> None:
+        """Append a later batch; outcomes still stand behind all tokens."""
+        self.handles += later.handles
+        self.counts += later.counts
+        self.tokens += later.tokens
+        if self.logprobs is None:
+            self.logprobs = later.logprobs
+        elif later.logprobs is not None:
+            self.logprobs.MergeFrom(later.logprobs)  # columns are appended
+        self.placed += later.placed
+        self.outcomes += later.outcomes
+        self.cells += later.cells
+
+    @property
+    def entries(self) -> int:
+        """Tokens and their alternatives: the parts that make the message large."""
+        return len(self.tokens) + (0 if self.logprobs is None else len(self.logprobs.top_token))
+
+    def __bool__(self) -> bool:
+        """Whether the batch holds any news."""
+        return bool(self.handles or self.outcomes or self.placed or self.cells)
+
+
+def wire_us(seconds: float) -> int:
+    """Return microseconds for a 32-bit field; longer times, as of batch work, are cut."""
+    return min(int(seconds * 1e6), _U32_MAX)

@@ -1,0 +1,46 @@
+"""Holds the replicas of a cell, as the control plane plans and their engines describe them."""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class Role(IntEnum):
+    """The work of a replica; BOTH unless its pool disaggregates."""
+
+    BOTH = 0
+    PREFILL = 1
+    DECODE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """A replica that the control plane has put into one of the router's cells."""
+
+    replica_id: str
+    cell_id: str
+    is_draining: bool = False
+    role: Role = Role.BOTH
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """The sizes and features of an engine, which it tells once per attachment.
+
+    Attributes:
+        adapter_slots: Adapters that one batch may mix; 0: the engine serves no adapters.
+        prompt_tokens_max: Longest prompt that leaves room for one token of output.
+    """
+
+    context_tokens_max: int
+    sequences_max: int
+    step_tokens_max: int
+    kv_blocks: int
+    block_tokens: int
+    adapter_slots: int = 0
+    features: frozenset[str] = frozenset()
+    prompt_tokens_max: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the limit that placement reads often."""
+        longest = min(self.context_tokens_max, self.kv_blocks * self.block_tokens) - 1
+        object.__setattr__(self, "prompt_tokens_max", longest)
