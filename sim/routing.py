@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from replica.drivers.sim_costs import MODELS_BY_NAME
-from sim import plots
+from sim import ablation, plots
 from sim.metrics import Metrics
 from sim.policies import registry
 from sim.runs import FORMATS, Run, Source, capacity, metrics_of, trace_of
@@ -246,6 +246,7 @@ def _parser() -> argparse.ArgumentParser:
         help="shares of capacity, by comma",
     )
     add("--policy", default="sluice", help="names by comma, default %(default)s; see below")
+    add("--ablate", action="store_true", help="sluice, and sluice without each single rule")
     add(
         "--seeds",
         type=_numbers(int, is_zero_allowed=True),
@@ -285,6 +286,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     arguments = parser.parse_args(argv)
     policies = [name.strip() for name in arguments.policy.split(",")]
+    if arguments.ablate:
+        policies = [registry.ROUTER, *(ablation.PREFIX + rule for rule in ablation.RULES)]
     if arguments.cells > arguments.replicas:
         parser.error(f"{arguments.cells} cells need at least as many replicas")
     if arguments.lose_replica_at_s is not None and arguments.replicas == 1:
@@ -292,7 +295,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     base = _base(arguments)
     try:
         for policy in policies:
-            if policy not in registry.GROUPS and policy != registry.ROUTER:
+            is_router = policy == registry.ROUTER or ablation.rule_of(policy)
+            if policy not in registry.GROUPS and not is_router:
                 registry.entry(policy)
         trace = trace_of(base.source, arguments.seeds[0])
         with ExitStack() as stack:
@@ -302,7 +306,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 else None
             )
             results = compare(base, policies, arguments.load, arguments.seeds, executor)
-    except (TraceError, registry.PolicyError) as error:
+    except (TraceError, registry.PolicyError, ablation.UnknownRuleError) as error:
         parser.error(str(error))
     print(table(results))
     records = [result.as_json(trace.name) for result in results]

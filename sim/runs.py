@@ -5,7 +5,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from replica.drivers.sim_costs import MODELS_BY_NAME
-from sim import synthetic, traces
+from sim import ablation, synthetic, traces
 from sim.metrics import Metrics, measure
 from sim.policies.base import Policy
 from sim.policies.registry import ROUTER, entry
@@ -118,7 +118,8 @@ def play(run: Run, requests_per_s: float) -> Pool:
         is_shared=is_shared,
     )
     pool = Pool(policy, MODELS_BY_NAME[run.cost], plan, block_tokens=trace.block_tokens)
-    pool.run(trace, trace.time_factor(requests_per_s * run.load))
+    with ablation.without(ablation.rule_of(run.policy)):
+        pool.run(trace, trace.time_factor(requests_per_s * run.load))
     return pool
 
 
@@ -128,7 +129,7 @@ def metrics_of(run: Run, requests_per_s: float) -> Metrics:
 
 
 def _policy(run: Run) -> tuple[Policy, bool]:
-    if run.policy == ROUTER:
+    if run.policy == ROUTER or ablation.rule_of(run.policy):
         settings = RouterSettings(
             report_age_s=run.report_age_s, index_delay_s=run.index_delay_s, cells=run.cells
         )

@@ -57,7 +57,7 @@ def cost_s(
     """Return what placement minimises: the predicted time until the first token, weighted."""
     cost = book.backlog_s(now) + prompt_cost_s(mean_speed, uncached, cached) + adapter_s
     engine_model = book.engine_model
-    at_risk = engine_model.at_risk(uncached, book.speed.prompt_s(uncached, cached))
+    at_risk = engine_model.at_risk(uncached, book.speed.prompt_work_s(uncached, cached))
     cost += _RISK_SHARE * engine_model.tpot_s * at_risk
     return cost - _HOME_TOKENS * mean_speed.token_s if is_home else cost
 
@@ -77,7 +77,7 @@ def is_paced(book: ReplicaBook, uncached: int, cached: int) -> bool:
     engine_model = book.engine_model
     if engine_model.is_idle or engine_model.pauses >= _PAUSES_MAX:
         return False
-    return engine_model.at_risk(uncached, book.speed.prompt_s(uncached, cached)) > 0
+    return engine_model.at_risk(uncached, book.speed.prompt_work_s(uncached, cached)) > 0
 
 
 def excluded_by(

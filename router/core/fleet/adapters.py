@@ -1,60 +1,59 @@
-"""Where the adapters of a cell are: in a slot, in an engine's host memory, or on disk.
+"""Knows where the adapters of a cell are: loaded, in an engine's host memory, or on disk.
 
-Engines say which adapters are in slots. That one which left its slot stays in host memory for a
-while is inferred, and how long a load takes from either place is learned; both are predictions.
+Engines say which adapters are loaded. The router infers that an unloaded one stays in host memory
+for a while, and learns how long a load from either place takes; both are predictions.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from enum import IntEnum
 
-# Priors, from a rank-16 adapter of an 8-billion-parameter base (about 80 MB): a copy over PCIe
-# between two steps, and a read from a local disk with its check.
-_MEMORY_LOAD_S = 0.05
-_COLD_LOAD_S = 1.0
+# Priors by place, from a rank-16 adapter of an 8-billion-parameter base (about 80 MB): nothing, a
+# copy over PCIe between two steps, and a read from a local disk with its check.
+_LOAD_S = (0.0, 0.05, 1.0)
 _SMOOTHING = 0.2
-# Adapters that a replica is thought to keep in memory beside those in slots; one that left a slot
+# Adapters that a replica probably keeps in memory beside the loaded ones; one that was unloaded
 # before so many others is probably gone.
 IN_MEMORY_MAX = 64
 
 
-class Tier(IntEnum):
-    """How near an adapter is to being used."""
+class AdapterPlace(IntEnum):
+    """The place of an adapter on a replica, the nearest to use first."""
 
-    SLOT = 0
+    LOADED = 0
     MEMORY = 1
     COLD = 2
 
 
 class _Replica:
-    """What one replica has.
+    """The adapters of one replica.
 
     Attributes:
-        slots: Digests in slots, as the engine said last.
-        memory: Digests that were in a slot or on their way; the longest unused first.
+        loaded: Digests of loaded adapters, as the engine said last.
+        memory: Digests that were loaded or on their way; the longest unused first.
         used: Digest -> living sequences.
-        loading: Digest -> where it was when it was first needed.
+        loading: Digest -> place of the adapter when a sequence first needed it.
     """
 
-    __slots__ = ("loading", "memory", "slots", "used")
+    __slots__ = ("loaded", "loading", "memory", "used")
 
     def __init__(self) -> None:
-        self.slots: frozenset[str] = frozenset()
+        self.loaded: frozenset[str] = frozenset()
         self.memory: OrderedDict[str, None] = OrderedDict()
         self.used: Counter[str] = Counter()
-        self.loading: dict[str, Tier] = {}
+        self.loading: dict[str, AdapterPlace] = {}
 
-    def tier(self, digest: str) -> Tier:
-        """Return where an adapter is."""
-        if digest in self.slots:
-            return Tier.SLOT
-        return Tier.MEMORY if digest in self.memory else Tier.COLD
+    def place(self, digest: str) -> AdapterPlace:
+        """Return the place of an adapter."""
+        if digest in self.loaded:
+            return AdapterPlace.LOADED
+        return AdapterPlace.MEMORY if digest in self.memory else AdapterPlace.COLD
 
     def keep(self, digest: str) -> None:
         """Note that an adapter is in host memory and used."""
         self.memory[digest] = None
         self.memory.move_to_end(digest)
-        while len(self.memory) > IN_MEMORY_MAX + len(self.slots) + len(self.used):
+        while len(self.memory) > IN_MEMORY_MAX + len(self.loaded) + len(self.used):
             self.memory.popitem(last=False)
 
 
@@ -63,13 +62,13 @@ class AdapterResidency:
 
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
-        self._load_s = {Tier.SLOT: 0.0, Tier.MEMORY: _MEMORY_LOAD_S, Tier.COLD: _COLD_LOAD_S}
+        self._load_s = dict(zip(AdapterPlace, _LOAD_S, strict=True))
 
     def resident(self, replica_id: str, digests: Iterable[str]) -> None:
-        """Take over which adapters are in slots: all of them."""
+        """Take over the list of all loaded adapters."""
         replica = self._replicas.setdefault(replica_id, _Replica())
-        replica.slots = frozenset(digests)
-        for digest in sorted(replica.slots):
+        replica.loaded = frozenset(digests)
+        for digest in sorted(replica.loaded):
             replica.keep(digest)
 
     def held(self, replica_id: str, digests: Iterable[str]) -> None:
@@ -86,9 +85,9 @@ class AdapterResidency:
         """Note the dispatch of a sequence that uses an adapter."""
         replica = self._replicas.setdefault(replica_id, _Replica())
         if not replica.used[digest]:
-            tier = replica.tier(digest)
-            if tier is not Tier.SLOT:
-                replica.loading[digest] = tier
+            place = replica.place(digest)
+            if place is not AdapterPlace.LOADED:
+                replica.loading[digest] = place
         replica.used[digest] += 1
         replica.keep(digest)  # the next one will not wait for a read
 
@@ -105,22 +104,24 @@ class AdapterResidency:
     def loaded(self, replica_id: str, digest: str, seconds: float) -> None:
         """Learn from how long the first sequence that needed an adapter waited for it."""
         replica = self._replicas.get(replica_id)
-        tier = None if replica is None else replica.loading.pop(digest, None)
-        if tier is not None:
-            self._load_s[tier] += _SMOOTHING * (max(0.0, seconds) - self._load_s[tier])
+        place = None if replica is None else replica.loading.pop(digest, None)
+        if place is not None:
+            self._load_s[place] += _SMOOTHING * (max(0.0, seconds) - self._load_s[place])
 
-    def tier(self, replica_id: str, digest: str) -> Tier:
-        """Return where an adapter is on a replica."""
+    def place(self, replica_id: str, digest: str) -> AdapterPlace:
+        """Return the place of an adapter on a replica."""
         replica = self._replicas.get(replica_id)
-        return Tier.COLD if replica is None else replica.tier(digest)
+        return AdapterPlace.COLD if replica is None else replica.place(digest)
 
     def load_s(self, replica_id: str, digest: str) -> float:
-        """Return the predicted time until an adapter is in a slot, if one is free."""
-        return self._load_s[self.tier(replica_id, digest)]
+        """Return the predicted seconds until an adapter is loaded, if there is room for it."""
+        return self._load_s[self.place(replica_id, digest)]
 
     def is_cold(self, digest: str) -> bool:
-        """Return whether no replica has an adapter in a slot or in memory."""
-        return all(replica.tier(digest) is Tier.COLD for replica in self._replicas.values())
+        """Return whether no replica has an adapter loaded or in memory."""
+        return all(
+            replica.place(digest) is AdapterPlace.COLD for replica in self._replicas.values()
+        )
 
     def used(self, replica_id: str) -> set[str]:
         """Return the adapters of a replica's living sequences."""
@@ -128,7 +129,7 @@ class AdapterResidency:
         return set() if replica is None else set(replica.used)
 
     def has_room(self, replica_id: str, digest: str, adapter_slots: int) -> bool:
-        """Return whether a sequence could run beside the others: it shares a slot or finds one."""
+        """Return whether an adapter is used already, or has room beside the used ones."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             return adapter_slots > 0

@@ -57,13 +57,13 @@ class Held:
     """
 
     __slots__ = (
-        *("bit", "by_age", "has_events", "kv_blocks", "replica_id", "slot", "uses", "where"),
+        *("bit", "by_age", "has_events", "kv_blocks", "replica_id", "number", "uses", "where"),
     )
 
-    def __init__(self, replica_id: str, slot: int, kv_blocks: int) -> None:
+    def __init__(self, replica_id: str, number: int, kv_blocks: int) -> None:
         self.replica_id = replica_id
-        self.slot = slot
-        self.bit = 1 << slot
+        self.number = number
+        self.bit = 1 << number
         self.kv_blocks = kv_blocks
         self.has_events = False
         self.where: dict[Hashable, Run] = {}

@@ -67,7 +67,7 @@ class PrefixIndex:
         # be what continues a prompt.
         self._loose: list[dict[Hashable, int]] = [{} for _ in range(_SHARDS)]
         self._held: dict[str, Held] = {}
-        self._slots: list[Held | None] = []
+        self._numbered: list[Held | None] = []
         self._numbers = 0  # of uses
         self._names: dict[int, tuple[str, ...]] = {}  # of sets of holders that were asked for
 
@@ -78,10 +78,10 @@ class PrefixIndex:
     def add_replica(self, replica_id: str, kv_blocks: int) -> None:
         """Begin with a replica that holds nothing; one that is known is begun anew."""
         self.drop_replica(replica_id)
-        if None not in self._slots:
-            self._slots.append(None)
-        slot = self._slots.index(None)
-        self._slots[slot] = self._held[replica_id] = Held(replica_id, slot, kv_blocks)
+        if None not in self._numbered:
+            self._numbered.append(None)
+        number = self._numbered.index(None)
+        self._numbered[number] = self._held[replica_id] = Held(replica_id, number, kv_blocks)
         self._names.clear()
 
     def drop_replica(self, replica_id: str) -> None:
@@ -89,7 +89,7 @@ class PrefixIndex:
         held = self._held.pop(replica_id, None)
         if held is not None:
             self._clear(held)
-            self._slots[held.slot] = None
+            self._numbered[held.number] = None
             self._names.clear()
 
     def reset(self, replica_id: str) -> None:
@@ -346,10 +346,10 @@ class PrefixIndex:
             self._lose(held, run)
 
     def _holding(self, holders: int) -> Iterable[Held]:
-        slots = self._slots
+        numbered = self._numbered
         while holders:
             bit = holders & -holders
-            held = slots[bit.bit_length() - 1]
+            held = numbered[bit.bit_length() - 1]
             assert held is not None, "a run is held by somebody who was dropped"
             yield held
             holders ^= bit
@@ -367,7 +367,7 @@ class PrefixIndex:
         assert {run.keys[0]: run for run in runs} == self._heads
         assert len(runs) == len(self._heads)
         for held in self._held.values():
-            assert self._slots[held.slot] is held
+            assert self._numbered[held.number] is held
             mine = [run for run in runs if run.holders & held.bit]
             assert held.uses.keys() == set(mine)
             assert held.where == {key: run for run in mine for key in run.keys}

@@ -202,7 +202,7 @@ class ReplicaBook:
 
     def _work_s(self, dispatch: Dispatch) -> float:
         done = dispatch.prompt_tokens - dispatch.prefill_owed
-        return self.speed.prompt_s(dispatch.prefill_owed, done)
+        return self.speed.prompt_work_s(dispatch.prefill_owed, done)
 
     # --- what the engine says ---------------------------------------------------------------
 
@@ -245,10 +245,10 @@ class ReplicaBook:
         # What was there before the last step and was not taken into it waits for memory, which
         # nothing takes where nothing runs: there the host has not heard of it yet.
         began_at = written_at - state.step_us * 1e-6 if state.running else float("-inf")
-        prompt_s = self.speed.prompt_s
+        prompt_work_s = self.speed.prompt_work_s
         for dispatch in self._prefills.values():
             owed, sent_at = dispatch.prefill_owed, dispatch.dispatched_at
-            work_s = prompt_s(owed, dispatch.prompt_tokens - owed)
+            work_s = prompt_work_s(owed, dispatch.prompt_tokens - owed)
             if sent_at < began_at and not dispatch.is_admitted:
                 blocked.append((float("inf"), owed, work_s))
             else:

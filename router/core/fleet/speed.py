@@ -121,13 +121,13 @@ class Speed:
         """Cost of a prompt token in the usual contexts."""
         return max(self._costs, self.token_s)
 
-    def prompt_s(self, uncached: float, cached: float) -> float:
+    def prompt_work_s(self, uncached: float, cached: float) -> float:
         """Return what a prompt adds to the steps that compute it."""
         return uncached * (self.token_s + self.attention_s * (cached + uncached / 2))
 
     def prefill_s(self, uncached: float, cached: float) -> float:
         """Return the time that a prompt takes in full steps, without a queue."""
-        return self.prompt_s(uncached, cached) + uncached / self.budget * self.decode_step_s
+        return self.prompt_work_s(uncached, cached) + uncached / self.budget * self.decode_step_s
 
     def full_step_s(self) -> float:
         """Return the duration of a step that is full of prompt tokens, in the usual contexts."""

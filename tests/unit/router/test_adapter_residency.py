@@ -2,14 +2,18 @@
 
 import pytest
 
-from router.core.fleet.adapters import IN_MEMORY_MAX, AdapterResidency, Tier
+from router.core.fleet.adapters import IN_MEMORY_MAX, AdapterPlace, AdapterResidency
 
 
 def test_an_adapter_is_free_in_a_slot_cheap_in_memory_and_dear_on_disk() -> None:
     residency = AdapterResidency()
     residency.resident("a", ["x", "y"])
     residency.resident("a", ["y"])
-    assert [residency.tier("a", digest) for digest in "yxz"] == [Tier.SLOT, Tier.MEMORY, Tier.COLD]
+    assert [residency.place("a", digest) for digest in "yxz"] == [
+        AdapterPlace.LOADED,
+        AdapterPlace.MEMORY,
+        AdapterPlace.COLD,
+    ]
     in_slot, in_memory, cold = (residency.load_s("a", digest) for digest in "yxz")
     assert 0.0 == in_slot < in_memory < cold
     assert residency.load_s("stranger", "y") == cold
@@ -27,9 +31,9 @@ def test_cold_is_what_no_replica_has() -> None:
 def test_after_a_dispatch_the_next_one_finds_the_adapter_in_memory() -> None:
     residency = AdapterResidency()
     residency.acquire("a", "x")
-    assert residency.tier("a", "x") is Tier.MEMORY
+    assert residency.place("a", "x") is AdapterPlace.MEMORY
     residency.release("a", "x")
-    assert residency.tier("a", "x") is Tier.MEMORY
+    assert residency.place("a", "x") is AdapterPlace.MEMORY
 
 
 def test_load_times_are_learned_from_those_who_waited_for_the_load() -> None:
@@ -87,8 +91,8 @@ def test_what_is_thought_to_be_in_memory_is_bounded_and_what_is_used_stays() -> 
     for number in range(3 * IN_MEMORY_MAX):
         residency.acquire("a", "kept")
         residency.resident("a", [f"d{number}"])
-    tiers = [residency.tier("a", f"d{number}") for number in range(3 * IN_MEMORY_MAX)]
-    assert tiers[-1] is Tier.SLOT
-    assert tiers.count(Tier.MEMORY) <= IN_MEMORY_MAX + 1
-    assert tiers[0] is Tier.COLD
-    assert residency.tier("a", "kept") is Tier.MEMORY
+    tiers = [residency.place("a", f"d{number}") for number in range(3 * IN_MEMORY_MAX)]
+    assert tiers[-1] is AdapterPlace.LOADED
+    assert tiers.count(AdapterPlace.MEMORY) <= IN_MEMORY_MAX + 1
+    assert tiers[0] is AdapterPlace.COLD
+    assert residency.place("a", "kept") is AdapterPlace.MEMORY

@@ -1,0 +1,174 @@
+"""Switches single rules of the router's policy off, to see what each is worth.
+
+`sluice-RULE` is the policy `sluice` without RULE. A switch replaces a constant or a method of the
+real core while one run lasts, so the core itself knows nothing of ablations.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from router.core import cell, dispatch
+from router.core.decide import placement
+from router.core.fleet.engine_model import EngineModel
+from router.core.fleet.prefix_index import PrefixIndex
+from router.core.queue import repricing, tenant_queue, tier
+from router.core.types.request import Request
+
+PREFIX = "sluice-"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of the policy.
+
+    Attributes:
+        text: The rule, for people.
+        owner: Module or class with the constant or method.
+        name: Of the constant or method.
+        instead: Replacement that switches the rule off.
+    """
+
+    text: str
+    owner: Any
+    name: str
+    instead: Any
+
+
+def _no_replica(_cell: cell.CellBook, _request: Request) -> None:
+    return None
+
+
+def _by_arrival(_request: Request) -> float:
+    return 0.0
+
+
+def _is_never_full(_model: EngineModel) -> bool:
+    return False
+
+
+def _forget(*_arguments: object) -> None:
+    return None
+
+
+def _no_credit(_tier: tier.Tier) -> float:
+    return 0.0
+
+
+RULES: dict[str, Rule] = {
+    "late-binding": Rule(
+        "a replica is sent more only while its next step is not full",
+        EngineModel,
+        "next_is_full",
+        _is_never_full,
+    ),
+    "shortest-first": Rule(
+        "a tenant's requests are served by uncached tokens, else by arrival",
+        tenant_queue,
+        "order_key",
+        _by_arrival,
+    ),
+    "late-factor": Rule(
+        "a request that cannot meet its objective counts as 1.2 times as long",
+        tenant_queue,
+        "_LATE_FACTOR",
+        1.0,
+    ),
+    "overtaking-bound": Rule(
+        "after 48 times its objective a request is overtaken no more",
+        Request,
+        "overdue_at",
+        property(lambda _request: float("inf"), lambda _request, _at: None),
+    ),
+    "pacing": Rule(
+        "a prompt waits for up to 8 decode steps that keep answers in time",
+        placement,
+        "_PAUSES_MAX",
+        0,
+    ),
+    "risk-cost": Rule(
+        "answers that a prompt would make late cost a fifth of an objective each",
+        placement,
+        "_RISK_SHARE",
+        0.0,
+    ),
+    "recompute-cost": Rule(
+        "uncached tokens count twice in the cost: they take capacity from others",
+        placement,
+        "_RECOMPUTE_WEIGHT",
+        0.0,
+    ),
+    "session-home": Rule(
+        "a session stays where it was, as if 16 more tokens were cached there",
+        placement,
+        "_HOME_TOKENS",
+        0,
+    ),
+    "own-dispatches": Rule(
+        "the prefix index counts a dispatch before the engine reports its blocks",
+        PrefixIndex,
+        "dispatched",
+        _forget,
+    ),
+    "repricing": Rule(
+        "cached tokens of waiting requests are looked up again, four per pass",
+        repricing,
+        "_PER_PASS",
+        0,
+    ),
+    "look-ahead": Rule(
+        "up to 8 requests behind one that fits nowhere are tried", dispatch, "_LOOK_AHEAD", 1
+    ),
+    "kept-memory": Rule(
+        "memory of one replica is kept for a request that fits nowhere",
+        cell.CellBook,
+        "held_for",
+        _no_replica,
+    ),
+    "groups": Rule(
+        "late prompts are sent to a full replica in groups, 0.4 s apart",
+        cell,
+        "_LATE_FACTOR",
+        float("inf"),
+    ),
+    "return-credit": Rule(
+        "a tenant with running requests keeps a credit while its queue is empty",
+        tier.Tier,
+        "lift_credit",
+        property(_no_credit),
+    ),
+}
+
+
+class UnknownRuleError(ValueError):
+    """No rule has this name; the message lists those that do."""
+
+
+def rule_of(policy: str) -> str:
+    """Return the rule that a policy's name leaves out; empty: the name is not of that form.
+
+    Raises:
+        UnknownRuleError: The name is of that form, and there is no such rule.
+    """
+    if not policy.startswith(PREFIX):
+        return ""
+    name = policy.removeprefix(PREFIX)
+    if name not in RULES:
+        raise UnknownRuleError(f"no rule {name!r}; rules: {', '.join(RULES)}")
+    return name
+
+
+@contextmanager
+def without(name: str) -> Generator[None]:
+    """Switch one rule off in this process for a while; an empty name switches none."""
+    if not name:
+        yield
+        return
+    rule = RULES[name]
+    before = rule.owner.__dict__[rule.name]
+    setattr(rule.owner, rule.name, rule.instead)
+    try:
+        yield
+    finally:
+        setattr(rule.owner, rule.name, before)
