@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from router.core import frames
 from router.core.cell import CellBook
+from router.core.cell_news import CellNews
 from router.core.decide import admission
 from router.core.dispatch import Dispatcher
 from router.core.explain.decision_log import DecisionLog
@@ -30,8 +31,6 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 SIGN_OF_LIFE_S = 0.25  # gateways take a router that says nothing for 0.9 s for frozen
-_ALONE_FACTOR = 1.5  # what cells have become waits so much longer for other news
-_RECITAL_S = 1.0  # everything about the cells is told again so often
 
 
 class RouterCore:
@@ -48,7 +47,8 @@ class RouterCore:
         self.dispatcher = Dispatcher(self.lifecycle, self.handovers, decisions)
         self.is_draining = False
         self._busy: dict[str, ReplicaBook] = {}  # said "busy" a moment ago
-        self._cells_told_at = self._alive_at = self._recited_at = float("-inf")
+        self._news = CellNews(config.cell_state_interval_s)
+        self._alive_at = float("-inf")
 
     # --- gateways ---------------------------------------------------------------------------
 
@@ -365,7 +365,13 @@ class RouterCore:
         is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S
         if is_sign_of_life:
             self._alive_at = now
-        self._tell_cells(now, everything=is_sign_of_life and now - self._recited_at >= _RECITAL_S)
+        self._news.tell(
+            self.cells.values(),
+            self.gateways.values(),
+            now,
+            may_recite=is_sign_of_life,
+            is_draining=self.is_draining,
+        )
         if self.lifecycle.cancels:
             actions.cancels, self.lifecycle.cancels = self.lifecycle.cancels, {}
         for gateway in self.gateways.values():
@@ -379,8 +385,7 @@ class RouterCore:
         due = [self._alive_at + SIGN_OF_LIFE_S, self.lifecycle.next_deadline()]
         for cell in self.cells.values():
             if cell.is_dirty:
-                # While there are frames, one brings a tick before: it tells this with its tokens.
-                due.append(self._cells_told_at + _ALONE_FACTOR * self.config.cell_state_interval_s)
+                due.append(self._news.due_at())
             if cell.queue.requests:
                 due.append(cell.fleet.retry_at(now))
             due.append(cell.fleet.health.next_at(now))
@@ -439,23 +444,6 @@ class RouterCore:
             if dispatch.is_open:
                 self.lifecycle.cancels.setdefault(book.replica_id, []).append(dispatch.sequence)
                 self.lifecycle.retry(dispatch, ErrorCode.REPLICA_LOST, what, now)
-
-    def _tell_cells(self, now: float, *, everything: bool) -> None:
-        """Broadcast what changed, not too often."""
-        if everything:
-            self._recited_at = now
-        elif now - self._cells_told_at < self.config.cell_state_interval_s:
-            return
-        for cell in self.cells.values():
-            if cell.is_dirty or everything:
-                cell.is_dirty = False
-                self._cells_told_at = now
-                state = cell.state(now, is_draining=self.is_draining)
-                if state == cell.told and not everything:
-                    continue
-                cell.told = state
-                for gateway in self.gateways.values():
-                    gateway.batch.cells.append(state)
 
     # --- the end ----------------------------------------------------------------------------
 
