@@ -191,6 +191,9 @@ def _show(found: Json, *, as_json: bool) -> None:
     told = ("id", "model_id", "control", "canary", "phase", "reason", "explanation")
     fields = {name: found[name] for name in told}
     fields |= {name: found[name] for name in ("waiting_for", "problem") if found.get(name)}
+    if trials := found.get("trials"):
+        told_by = (f"{it['node_id']}: {it['message'] or it['code'] or 'loaded'}" for it in trials)
+        fields["trials"] = "; ".join(told_by)
     show_fields(fields | {"stage": _stage(found), "share": _percent(found), "seen": _seen(found)})
     rows = [
         (

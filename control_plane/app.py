@@ -43,6 +43,7 @@ from control_plane.quality.repository import golden_counts
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
 from control_plane.quality.verdicts import Budget
+from control_plane.rollouts import trials
 from control_plane.rollouts.confirmations import Confirmations
 from control_plane.rollouts.feed import open_feed
 from control_plane.rollouts.plan_routes import PlanRoutes
@@ -121,7 +122,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             metrics.count_watcher,
             Confirmations(database).confirm,
         )
-        agents = AgentService(database, feed, fleet, quality)
+        agents = AgentService(database, feed, fleet, quality, trials)
         await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution)
         routes = [
             *ArtifactRoutes(database, artifacts).routes(),

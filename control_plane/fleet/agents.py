@@ -5,7 +5,7 @@ is away; their reports then wait for the next heartbeat, which repeats everythin
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,7 +21,9 @@ from control_plane.fields import is_id
 from control_plane.fleet import model, repository
 from control_plane.fleet.desired import DesiredIndex
 from control_plane.fleet.service import Fleet
+from control_plane.models.model import release_id
 from control_plane.watch.feed import Feed
+from sluice.watch import ControlState
 from sluice.wire.agent.v1 import agent_pb2 as wire
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceServicer
 from sluice.wire.control.v1 import control_pb2 as control
@@ -47,6 +49,20 @@ class Golden(Protocol):
         ...
 
 
+class Trials(Protocol):
+    """What rollouts have nodes try before anybody's request goes there."""
+
+    def trials_of(self, state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial]:
+        """Return what a node with replicas of these pools is to try."""
+        ...
+
+    def write_trials(
+        self, connection: AsyncConnection, message: wire.SyncRequest
+    ) -> Awaitable[None]:
+        """Keep what an agent found."""
+        ...
+
+
 @dataclass(eq=False)
 class _Stream:
     """A connected agent.
@@ -68,8 +84,11 @@ class _Stream:
 class AgentService(AgentServiceServicer):
     """Serves `AgentService`; one stream per node."""
 
-    def __init__(self, database: Database, feed: Feed, fleet: Fleet, golden: Golden) -> None:
+    def __init__(
+        self, database: Database, feed: Feed, fleet: Fleet, golden: Golden, trials: Trials
+    ) -> None:
         self._database = database
+        self._trials = trials
         self._feed = feed
         self._fleet = fleet
         self._golden = golden
@@ -125,6 +144,11 @@ class AgentService(AgentServiceServicer):
             self._wake(list(self._streams))
         else:
             self._wake(self._index.apply(change))
+            if change.upserts.splits:
+                releases = self._feed.state.releases
+                names = (release_id(it.id, it.canary) for it in change.upserts.splits)
+                pools = {releases[name].pool_id for name in names if name in releases}
+                self._wake(self._index.nodes_of(pools))
 
     def _wake(self, node_ids: Iterable[str]) -> None:
         for node_id in node_ids:
@@ -160,6 +184,8 @@ class AgentService(AgentServiceServicer):
         response = self._index.of(stream.node_id, self._feed.state.version)
         response.lifted_cordons.extend(stream.lifted)
         bases = {replica.base_digest for replica in response.replicas}
+        pools = {replica.pool_id for replica in response.replicas}
+        response.trials.extend(self._trials.trials_of(self._feed.state, pools))
         return response, self._golden.prompts_for(bases)
 
     @staticmethod
@@ -173,6 +199,7 @@ class AgentService(AgentServiceServicer):
 
         async def work(connection: AsyncConnection) -> tuple[list[str], list[model.Replica]]:
             lifted = await repository.write_node(connection, message)
+            await self._trials.write_trials(connection, message)
             known = await repository.replicas(connection, message.node_id)
             changed = model.observe(known, _observed(report))
             await repository.write_observed(
@@ -203,7 +230,7 @@ def repeat_at_s(node_id: str, now_s: float) -> float:
 
 def _told(response: wire.SyncResponse) -> tuple[object, ...]:
     """Return what an agent must hear of at once when it changes, but for golden prompts."""
-    parts = response.replicas, response.lifted_cordons
+    parts = response.replicas, response.lifted_cordons, response.trials
     return tuple(list(part) for part in parts)
 
 

@@ -34,7 +34,7 @@ class DesiredIndex:
         for replica in delta.upserts.replicas:
             nodes.add(self._drop(replica.id))
             nodes.add(self._put(replica))
-        nodes |= self._nodes_of(self._take_pools(delta))
+        nodes |= self.nodes_of(self._take_pools(delta))
         return nodes - {""}
 
     def of(self, node_id: str, version: int) -> wire.SyncResponse:
@@ -55,7 +55,8 @@ class DesiredIndex:
                 )
         return response
 
-    def _nodes_of(self, pool_ids: Collection[str]) -> set[str]:
+    def nodes_of(self, pool_ids: Collection[str]) -> set[str]:
+        """Return the nodes that have replicas of these pools."""
         if not pool_ids:
             return set()
         return {r.node_id for r in self._replicas.values() if r.pool_id in pool_ids} - {""}

@@ -116,6 +116,26 @@ def held_stages(
     return (frozenset({rollout.wanted}) - {rollout.stage}) | {last}
 
 
+def is_on_trial(rollout: Rollout, adapter_digest: str, codes: frozenset[str]) -> bool:
+    """Return whether no stage may open, because no node has loaded canary's adapter yet.
+
+    Args:
+        rollout: As it stands.
+        adapter_digest: Of canary; empty: the base alone, which ready replicas have loaded.
+        codes: What nodes found, see `control_plane.rollouts.trials`.
+    """
+    return rollout.stage == NO_STAGE and bool(adapter_digest) and not codes
+
+
+def fault(rollout: Rollout, codes: frozenset[str]) -> Reason | None:
+    """Return why a rollout ends that has not begun: a node could not load canary's adapter.
+
+    Later its gates judge, and a node that is broken ends nothing.
+    """
+    is_faulty = rollout.stage == NO_STAGE and any(codes)
+    return Reason.NOT_LOADED if is_faulty else None
+
+
 def evidence_until(gateways: Sequence[Gateway], now_ms: int) -> int:
     """Return until when (Unix ms) all requests that were received have ended, or are too old."""
     ends = [one.oldest_open_ms or one.seen_ms for one in live(gateways, now_ms)]

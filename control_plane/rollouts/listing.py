@@ -10,12 +10,13 @@ from datetime import timedelta
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import ColumnElement, Select, and_, any_, case, func, select
+from sqlalchemy import ColumnElement, Select, and_, any_, case, func, literal, select
+from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 
 from control_plane.models.model import RELEASE_MARK
 from control_plane.rollouts.facts import GATEWAY_LIVE_S
 from control_plane.rollouts.shown import SUMMARY, Standing, progress, unknown_progress
-from control_plane.rollouts.tables import gateway_confirmations, rollouts
+from control_plane.rollouts.tables import gateway_confirmations, rollout_trials, rollouts
 from control_plane.tables import releases, splits
 
 Values = dict[str, Any]
@@ -39,7 +40,7 @@ def listed() -> Select[Any]:
 
 def with_state(query: Select[Any]) -> Select[Any]:
     """Return the query with whole states, and who lacks what they need, for a few."""
-    return query.add_columns(rollouts.c.state, *_lacking())
+    return query.add_columns(rollouts.c.state, *_lacking(), _trials().label("trials"))
 
 
 def summary(row: Values, unread: Mapping[str, str]) -> Values:
@@ -78,6 +79,15 @@ def _lacking() -> tuple[ColumnElement[Any], ...]:
         base.label("canary_base"),
         func.array(lacking.scalar_subquery()).label("lacking"),
     )
+
+
+def _trials() -> ColumnElement[Any]:
+    """Return what nodes found when they tried canary, as a JSON list."""
+    t = rollout_trials.c
+    pairs = [part for name in ("node_id", "code", "message") for part in (name, t[name])]
+    one = aggregate_order_by(func.jsonb_build_object(*pairs), t.node_id)
+    found = select(func.jsonb_agg(one)).where(t.rollout_id == rollouts.c.id).correlate(rollouts)
+    return func.coalesce(found.scalar_subquery(), literal([], JSONB))
 
 
 def why(error: ValidationError) -> str:

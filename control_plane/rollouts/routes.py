@@ -174,10 +174,11 @@ class RolloutRoutes:
         except UnreadableError as error:
             problem = {row["id"]: error.problem}
             more = unknown_details() | {"verdict": None, "version": row["version"]}
+            more |= {"trials": row["trials"]}
             return listing.summary(row, problem) | more
         verdict = None if state.verdict is None else repository.verdict_document(state.verdict)
         found = details(state, row["canary_base"], row["lacking"])
-        more = found | {"verdict": verdict, "version": row["version"]}
+        more = found | {"verdict": verdict, "version": row["version"], "trials": row["trials"]}
         return listing.summary(row, {}) | more
 
 
@@ -229,7 +230,7 @@ _TYPES: dict[str, tuple[str, ...]] = {
 }
 _SCHEMAS: Values = {
     **{name: {"type": kind} for kind, names in _TYPES.items() for name in names},
-    "gates": {"type": "array", "items": {"type": "object"}},
+    **{name: {"type": "array", "items": {"type": "object"}} for name in ("gates", "trials")},
     "verdict": {"type": ["object", "null"]},
 }
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import Database, DatabaseDownError, end_frozen
-from control_plane.rollouts import effects, facts, repository
+from control_plane.rollouts import effects, facts, repository, trials
 from control_plane.rollouts.effects import News, Preparation
 from control_plane.rollouts.evidence import Window
 from control_plane.rollouts.facts import Facts, Gateway
@@ -219,11 +219,11 @@ class Rollouts:
             if facts.may_settle(kept.state, is_confirmed=is_confirmed):
                 await effects.settle(connection, self._fleet, kept)
             return []
-        seen = replace(
-            seen, is_confirmed=is_confirmed, gone=await repository.gone(connection, kept)
-        )
+        codes = await trials.codes_of(connection, kept.id)
+        gone = await repository.gone(connection, kept) or facts.fault(kept.state, codes)
+        seen = replace(seen, is_confirmed=is_confirmed, gone=gone)
         if seen.gone is None:
-            seen = await self._with_fleet(connection, kept, seen, now_ms)
+            seen = await self._with_fleet(connection, kept, seen, codes, now_ms)
             seen = replace(seen, windows=await self._with_golden(connection, kept, seen.windows))
         _, news = await effects.tell(connection, kept, facts.events(kept.state, seen), now_ms)
         return news
@@ -237,7 +237,12 @@ class Rollouts:
         return facts.is_confirmed(gateways, version, kept.split_ms, now_ms)
 
     async def _with_fleet(
-        self, connection: AsyncConnection, kept: Kept, seen: Facts, now_ms: int
+        self,
+        connection: AsyncConnection,
+        kept: Kept,
+        seen: Facts,
+        codes: frozenset[str],
+        now_ms: int,
     ) -> Facts:
         """Ask the fleet to get ready where that is due, and add what it and gateways can serve."""
         in_question = facts.stages_in_question(kept.state)
@@ -250,6 +255,8 @@ class Rollouts:
         stages = kept.state.plan.stages
         gateways = await repository.gateways(connection)
         held = facts.held_stages(kept.state, gateways, both[1].base_digest, now_ms)
+        if facts.is_on_trial(kept.state, both[1].adapter_digest, codes):
+            held = in_question
         ready = frozenset(
             {
                 stage

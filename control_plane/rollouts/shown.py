@@ -20,7 +20,7 @@ SUMMARY = (
 DETAILS = (
     *("wanted_stage", "is_ready", "waiting_for", "watched_s", "watched_needed_s", "sample"),
     *("control_sample", "sample_needed", "gates", "verdict", "evidence_until_unix_ms", "plan"),
-    "version",
+    *("trials", "version"),
 )
 EVENT = (
     *("id", "rollout_id", "at", "event", "actor_id", "phase", "reason", "stage", "wanted"),
@@ -36,6 +36,7 @@ _WHY = {
     Reason.RELEASE_GONE: "one of its releases was deleted",
     Reason.MODEL_CHANGED: "the model was made to stand for something else meanwhile",
     Reason.OWNER_DISABLED: "the tenant that the model belongs to is disabled",
+    Reason.NOT_LOADED: "an engine cannot load it, or generates nothing with it: its trials say why",
     Reason.TOO_LITTLE_TRAFFIC: "there was too little traffic to compare; promote or abort it",
 }
 
@@ -143,7 +144,9 @@ def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str])
     if not state.is_held:
         return ""
     if not lacking:
-        return f"replicas that can serve stage {max(state.wanted, state.stage)}: see their pool"
+        tried = ", one of which has tried its adapter" if state.stage == NO_STAGE else ""
+        stage = max(state.wanted, state.stage)
+        return f"replicas that can serve stage {stage}{tried}: see their pool"
     others = len(lacking) - 1
     who = lacking[0] + (f" and {others} more" if others else "")
     verb = "have" if others else "has"

@@ -38,7 +38,7 @@ class Reason(StrEnum):
     """Why a rollout is paused, was sent back, or was aborted by the platform.
 
     It goes on by itself when there is evidence again, or the fleet is ready after all. The last
-    three abort it: what it is about is not there any more.
+    four abort it: what it is about is not there any more, or no engine can load it.
     """
 
     WORSE = "worse"
@@ -50,6 +50,7 @@ class Reason(StrEnum):
     RELEASE_GONE = "release_gone"
     MODEL_CHANGED = "model_changed"
     OWNER_DISABLED = "owner_disabled"
+    NOT_LOADED = "not_loaded"
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,18 @@ rollout_events = Table(
     Index("ix_rollout_events_rollout_id", "rollout_id", "id"),
 )
 
+# What nodes found when they tried the canary's adapter; an empty code: an engine loaded it, and
+# generated.
+rollout_trials = Table(
+    "rollout_trials",
+    metadata,
+    Column("rollout_id", Text, ForeignKey("rollouts.id", ondelete="CASCADE"), primary_key=True),
+    Column("node_id", Text, primary_key=True),
+    words_column("code"),
+    words_column("message"),
+    _moment("tried_at"),
+)
+
 # What the rollouts of a model shall do, where that is not the default.
 rollout_plans = Table(
     "rollout_plans",

@@ -29,6 +29,7 @@ from replica.agent.nvml import NvmlReader
 from replica.agent.replica_state import Limits
 from replica.agent.runner import Leftover
 from replica.agent.settings import AgentSettings
+from replica.agent.trials import Trials
 from replica.agent.triton import TritonLauncher
 from sluice.lifecycle import run_every
 from sluice.status_http import status_server
@@ -81,6 +82,10 @@ class Agent:
         self._link = ControlLink(settings.control_address, self._observe, self._on_desired)
         self._golden = GoldenAsker(
             lambda: askable(self._fleet.runners.values()) if self._fleet else [], self._metrics
+        )
+        self._trials = Trials(
+            lambda: askable(self._fleet.runners.values()) if self._fleet else [],
+            self._link.note_change,
         )
         self._library = Library(
             settings.artifacts_dir,
@@ -143,6 +148,7 @@ class Agent:
                 group.create_task(self._fetch()),
                 group.create_task(self._watch.run(self._open_hardware)),
                 group.create_task(self._golden.run()),
+                group.create_task(self._trials.run()),
             ]
             await stop.wait()
             on_stop = self._settings.on_stop
@@ -180,6 +186,7 @@ class Agent:
         self._desired_file.save(desired)
         self._apply(self._fleet, desired)
         self._golden.hear(desired)
+        self._trials.hear(desired)
 
     def _apply(self, fleet: Fleet, desired: agent.SyncResponse) -> None:
         bases = [replica.base_digest for replica in desired.replicas]
@@ -237,6 +244,7 @@ class Agent:
             cordon_reason=reason,
             golden_results=self._golden.take(),
             keeps_golden_prompts=True,
+            trial_results=self._trials.results(),
         )
 
     def _note_cordons(self) -> None:

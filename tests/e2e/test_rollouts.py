@@ -101,8 +101,10 @@ def test_a_good_release_takes_over_and_bad_ones_go_back(real_stack, models) -> N
             _publish(real_stack, model, "2", folder, "--staged")
         ended = _ended(admin, asked)
     assert ended["roll-identical"]["phase"] == "done"
-    assert ended["roll-refused"]["phase"] == "rolled_back"
-    assert ended["roll-refused"]["verdict"]["metric"] == "errors"
+    assert (ended["roll-refused"]["phase"], ended["roll-refused"]["stage"]) == ("aborted", -1)
+    assert ended["roll-refused"]["reason"] == "not_loaded"
+    assert [it["code"] for it in ended["roll-refused"]["trials"]] == ["adapter_invalid"]
+    assert [it["code"] for it in ended["roll-identical"]["trials"]] == [""]
     assert ended["roll-wrong"]["phase"] == "rolled_back"
     assert ended["roll-wrong"]["verdict"]["metric"] == "golden"
     with real_stack.admin() as admin:
@@ -110,7 +112,7 @@ def test_a_good_release_takes_over_and_bad_ones_go_back(real_stack, models) -> N
     assert stands_for == {"roll-identical": "2", "roll-refused": "1", "roll-wrong": "1"}
     for model, counts in served.items():
         print(model, dict(counts), ended[model]["verdict"])  # noqa: T201 - for -s
-        assert not counts["none error"], "control answers what canary cannot load"
+        assert not counts["none error"], "what cannot be loaded gets no requests"
         assert bool(counts["2 200"]) == (model != "roll-refused")
     with _public(real_stack) as public:  # nobody is sent to what was sent back
         for model in ("roll-refused", "roll-wrong"):

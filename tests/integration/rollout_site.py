@@ -202,7 +202,12 @@ async def make_fleet(plane: Any) -> None:
     )
     try:
         await connection.execute(
-            "INSERT INTO nodes (id, engines, cpu_count, seen_at)"
+            # Nobody runs an engine here: what is rolled out has been tried on the node at once.
+            "CREATE FUNCTION try_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " INSERT INTO rollout_trials (rollout_id, node_id) VALUES (NEW.id, 'node');"
+            " RETURN NULL; END $$;"
+            " CREATE TRIGGER tried AFTER INSERT ON rollouts FOR EACH ROW EXECUTE FUNCTION try_it();"
+            " INSERT INTO nodes (id, engines, cpu_count, seen_at)"
             " VALUES ('node', '{sim}', 8, now() + interval '1 day')"
         )
         await connection.execute(

@@ -9,10 +9,15 @@ from contextlib import asynccontextmanager
 from itertools import groupby
 from typing import Any
 
+import grpc.aio
 import pytest
+from sqlalchemy import make_url
 from typer.testing import CliRunner
 
 from cli.app import app
+from sluice.wire.agent.v1 import agent_pb2 as wire
+from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
+from sluice.wire.control.v1.control_pb2 import REPLICA_STATE_READY
 from tests.integration.conftest import ADMIN_KEY
 from tests.integration.rollout_site import (
     LONG,
@@ -80,6 +85,51 @@ async def test_a_good_release_takes_over(
         assert sorted(set(stages)) == [-1, 0, 1], "none is left out"
         assert (events[-1]["event"], events[-1]["phase"]) == ("settled", "done")
         assert (await plane.admin.put("/v1/models/m", json=old)).status_code == 200
+
+
+async def test_what_a_node_cannot_load_never_gets_a_share(
+    database_url, tmp_path, start_control_plane, eventually, postgres_server
+) -> None:
+    """Its agent is told to try it, before there is a share; what it says decides."""
+    async with (
+        site(start_control_plane, database_url, tmp_path) as (plane, _),
+        running_gateway(plane.grpc_address) as gateway,
+        grpc.aio.insecure_channel(plane.grpc_address) as channel,
+    ):
+        database = make_url(database_url).database
+        disabled = "ALTER TABLE rollouts DISABLE TRIGGER tried"
+        await postgres_server.execute(disabled, database)
+        for model in ("good", "bad"):
+            await make_model(plane, model)
+        good, bad = [await begin(plane, model, plan=SHORT) for model in ("good", "bad")]
+        waits = "one of which has tried its adapter"
+
+        async def is_waiting() -> bool:
+            return waits in (await shown(plane, good))["waiting_for"]
+
+        await eventually(is_waiting, "it waits for a trial")
+        call = AgentServiceStub(channel).Sync()
+        replica = wire.ObservedReplica(replica_id="replica", state=REPLICA_STATE_READY)
+        report = wire.SyncRequest(node_id="node", replicas=[replica])
+        await call.write(report)
+        while len(wanted := (await call.read()).trials) < 2:
+            pass
+        assert {it.rollout_id for it in wanted} == {good, bad}
+        assert {(it.pool_id, it.adapter_digest) for it in wanted} == {("main", "d2" * 32)}
+        report.trial_results.add(rollout_id=good)
+        report.trial_results.add(rollout_id=bad, code="adapter_invalid", message="r is 32")
+        await call.write(report)
+        await eventually(reaches(plane, bad, phase="aborted", is_live=False), "one is aborted")
+        found = await shown(plane, bad)
+        assert (found["reason"], found["stage"], found["share"]) == ("not_loaded", -1, 0)
+        told = {"node_id": "node", "code": "adapter_invalid", "message": "r is 32"}
+        assert found["trials"] == [told]
+        assert gateway.watcher.state.models["bad"].release == "old"
+        await eventually(
+            reaches(plane, good, stage=0), "the other one begins", timeout_s=DEADLINE_S
+        )
+        assert (await shown(plane, good))["trials"] == [told | {"code": "", "message": ""}]
+        call.cancel()
 
 
 async def test_it_goes_on_where_another_was_killed_and_is_sent_back(

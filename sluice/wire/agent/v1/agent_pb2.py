@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from sluice.wire.control.v1 import control_pb2 as sluice_dot_wire_dot_control_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sluice/wire/agent/v1/agent.proto\x12\x14sluice.wire.agent.v1\x1a$sluice/wire/control/v1/control.proto\"\x8d\x02\n\x0bSyncRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x37\n\x08replicas\x18\x02 \x03(\x0b\x32%.sluice.wire.agent.v1.ObservedReplica\x12.\n\x05\x66\x61\x63ts\x18\x03 \x01(\x0b\x32\x1f.sluice.wire.agent.v1.NodeFacts\x12\x13\n\x0bis_cordoned\x18\x04 \x01(\x08\x12\x15\n\rcordon_reason\x18\x05 \x01(\t\x12:\n\x0egolden_results\x18\x06 \x03(\x0b\x32\".sluice.wire.agent.v1.GoldenResult\x12\x1c\n\x14keeps_golden_prompts\x18\x07 \x01(\x08\"\x83\x01\n\x0cGoldenResult\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x11\n\tprompt_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x18\n\x10\x61sked_at_unix_ms\x18\x05 \x01(\x04\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"\x86\x01\n\x0cGoldenPrompt\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x19\n\x11output_tokens_max\x18\x05 \x01(\r\x12\x0f\n\x07\x65very_s\x18\x06 \x01(\r\"\xb7\x01\n\tNodeFacts\x12\x11\n\tcpu_count\x18\x01 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x14\n\x0c\x61\x63\x63\x65lerators\x18\x03 \x03(\t\x12\x0f\n\x07\x65ngines\x18\x04 \x03(\t\x12<\n\x11\x61\x63\x63\x65lerator_facts\x18\x05 \x03(\x0b\x32!.sluice.wire.agent.v1.Accelerator\x12\x0e\n\x06region\x18\x06 \x01(\t\x12\x0c\n\x04rack\x18\x07 \x01(\t\"\xbf\x01\n\x0b\x41\x63\x63\x65lerator\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x19\n\x11memory_used_bytes\x18\x05 \x01(\x04\x12\x15\n\rtemperature_c\x18\x06 \x01(\x05\x12\x0f\n\x07power_w\x18\x07 \x01(\x02\x12,\n\x06\x63ordon\x18\x08 \x01(\x0b\x32\x1c.sluice.wire.agent.v1.Cordon\";\n\x06\x43ordon\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rsince_unix_ms\x18\x03 \x01(\x03\"\xcf\x01\n\x0fObservedReplica\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x33\n\x05state\x18\x02 \x01(\x0e\x32$.sluice.wire.control.v1.ReplicaState\x12\x14\n\x0cgrpc_address\x18\x03 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x10\n\x08restarts\x18\x07 \x01(\r\x12\x0f\n\x07message\x18\x08 \x01(\t\"\xc5\x01\n\x0cSyncResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x36\n\x08replicas\x18\x02 \x03(\x0b\x32$.sluice.wire.agent.v1.DesiredReplica\x12\x16\n\x0elifted_cordons\x18\x03 \x03(\t\x12:\n\x0egolden_prompts\x18\x04 \x03(\x0b\x32\".sluice.wire.agent.v1.GoldenPrompt\x12\x18\n\x10golden_unchanged\x18\x05 \x01(\x08\"\x8c\x02\n\x0e\x44\x65siredReplica\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07pool_id\x18\x02 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x13\n\x0bis_draining\x18\x05 \x01(\x08\x12O\n\x0e\x65ngine_options\x18\x06 \x03(\x0b\x32\x37.sluice.wire.agent.v1.DesiredReplica.EngineOptionsEntry\x12\x14\n\x0c\x61\x63\x63\x65lerators\x18\x07 \x03(\r\x1a\x34\n\x12\x45ngineOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x61\n\x0c\x41gentService\x12Q\n\x04Sync\x12!.sluice.wire.agent.v1.SyncRequest\x1a\".sluice.wire.agent.v1.SyncResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sluice/wire/agent/v1/agent.proto\x12\x14sluice.wire.agent.v1\x1a$sluice/wire/control/v1/control.proto\"\xc7\x02\n\x0bSyncRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x37\n\x08replicas\x18\x02 \x03(\x0b\x32%.sluice.wire.agent.v1.ObservedReplica\x12.\n\x05\x66\x61\x63ts\x18\x03 \x01(\x0b\x32\x1f.sluice.wire.agent.v1.NodeFacts\x12\x13\n\x0bis_cordoned\x18\x04 \x01(\x08\x12\x15\n\rcordon_reason\x18\x05 \x01(\t\x12:\n\x0egolden_results\x18\x06 \x03(\x0b\x32\".sluice.wire.agent.v1.GoldenResult\x12\x1c\n\x14keeps_golden_prompts\x18\x07 \x01(\x08\x12\x38\n\rtrial_results\x18\x08 \x03(\x0b\x32!.sluice.wire.agent.v1.TrialResult\"D\n\x05Trial\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07pool_id\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\t\"@\n\x0bTrialResult\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x83\x01\n\x0cGoldenResult\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x11\n\tprompt_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x18\n\x10\x61sked_at_unix_ms\x18\x05 \x01(\x04\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"\x86\x01\n\x0cGoldenPrompt\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x19\n\x11output_tokens_max\x18\x05 \x01(\r\x12\x0f\n\x07\x65very_s\x18\x06 \x01(\r\"\xb7\x01\n\tNodeFacts\x12\x11\n\tcpu_count\x18\x01 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x14\n\x0c\x61\x63\x63\x65lerators\x18\x03 \x03(\t\x12\x0f\n\x07\x65ngines\x18\x04 \x03(\t\x12<\n\x11\x61\x63\x63\x65lerator_facts\x18\x05 \x03(\x0b\x32!.sluice.wire.agent.v1.Accelerator\x12\x0e\n\x06region\x18\x06 \x01(\t\x12\x0c\n\x04rack\x18\x07 \x01(\t\"\xbf\x01\n\x0b\x41\x63\x63\x65lerator\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x19\n\x11memory_used_bytes\x18\x05 \x01(\x04\x12\x15\n\rtemperature_c\x18\x06 \x01(\x05\x12\x0f\n\x07power_w\x18\x07 \x01(\x02\x12,\n\x06\x63ordon\x18\x08 \x01(\x0b\x32\x1c.sluice.wire.agent.v1.Cordon\";\n\x06\x43ordon\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rsince_unix_ms\x18\x03 \x01(\x03\"\xcf\x01\n\x0fObservedReplica\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x33\n\x05state\x18\x02 \x01(\x0e\x32$.sluice.wire.control.v1.ReplicaState\x12\x14\n\x0cgrpc_address\x18\x03 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x10\n\x08restarts\x18\x07 \x01(\r\x12\x0f\n\x07message\x18\x08 \x01(\t\"\xf2\x01\n\x0cSyncResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x36\n\x08replicas\x18\x02 \x03(\x0b\x32$.sluice.wire.agent.v1.DesiredReplica\x12\x16\n\x0elifted_cordons\x18\x03 \x03(\t\x12:\n\x0egolden_prompts\x18\x04 \x03(\x0b\x32\".sluice.wire.agent.v1.GoldenPrompt\x12+\n\x06trials\x18\x06 \x03(\x0b\x32\x1b.sluice.wire.agent.v1.Trial\x12\x18\n\x10golden_unchanged\x18\x05 \x01(\x08\"\x8c\x02\n\x0e\x44\x65siredReplica\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07pool_id\x18\x02 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x13\n\x0bis_draining\x18\x05 \x01(\x08\x12O\n\x0e\x65ngine_options\x18\x06 \x03(\x0b\x32\x37.sluice.wire.agent.v1.DesiredReplica.EngineOptionsEntry\x12\x14\n\x0c\x61\x63\x63\x65lerators\x18\x07 \x03(\r\x1a\x34\n\x12\x45ngineOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x61\n\x0c\x41gentService\x12Q\n\x04Sync\x12!.sluice.wire.agent.v1.SyncRequest\x1a\".sluice.wire.agent.v1.SyncResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,25 +35,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESIREDREPLICA_ENGINEOPTIONSENTRY']._loaded_options = None
   _globals['_DESIREDREPLICA_ENGINEOPTIONSENTRY']._serialized_options = b'8\001'
   _globals['_SYNCREQUEST']._serialized_start=97
-  _globals['_SYNCREQUEST']._serialized_end=366
-  _globals['_GOLDENRESULT']._serialized_start=369
-  _globals['_GOLDENRESULT']._serialized_end=500
-  _globals['_GOLDENPROMPT']._serialized_start=503
-  _globals['_GOLDENPROMPT']._serialized_end=637
-  _globals['_NODEFACTS']._serialized_start=640
-  _globals['_NODEFACTS']._serialized_end=823
-  _globals['_ACCELERATOR']._serialized_start=826
-  _globals['_ACCELERATOR']._serialized_end=1017
-  _globals['_CORDON']._serialized_start=1019
-  _globals['_CORDON']._serialized_end=1078
-  _globals['_OBSERVEDREPLICA']._serialized_start=1081
-  _globals['_OBSERVEDREPLICA']._serialized_end=1288
-  _globals['_SYNCRESPONSE']._serialized_start=1291
-  _globals['_SYNCRESPONSE']._serialized_end=1488
-  _globals['_DESIREDREPLICA']._serialized_start=1491
-  _globals['_DESIREDREPLICA']._serialized_end=1759
-  _globals['_DESIREDREPLICA_ENGINEOPTIONSENTRY']._serialized_start=1707
-  _globals['_DESIREDREPLICA_ENGINEOPTIONSENTRY']._serialized_end=1759
-  _globals['_AGENTSERVICE']._serialized_start=1761
-  _globals['_AGENTSERVICE']._serialized_end=1858
+  _globals['_SYNCREQUEST']._serialized_end=424
+  _globals['_TRIAL']._serialized_start=426
+  _globals['_TRIAL']._serialized_end=494
+  _globals['_TRIALRESULT']._serialized_start=496
+  _globals['_TRIALRESULT']._serialized_end=560
+  _globals['_GOLDENRESULT']._serialized_start=563
+  _globals['_GOLDENRESULT']._serialized_end=694
+  _globals['_GOLDENPROMPT']._serialized_start=697
+  _globals['_GOLDENPROMPT']._serialized_end=831
+  _globals['_NODEFACTS']._serialized_start=834
+  _globals['_NODEFACTS']._serialized_end=1017
+  _globals['_ACCELERATOR']._serialized_start=1020
+  _globals['_ACCELERATOR']._serialized_end=1211
+  _globals['_CORDON']._serialized_start=1213
+  _globals['_CORDON']._serialized_end=1272
+  _globals['_OBSERVEDREPLICA']._serialized_start=1275
+  _globals['_OBSERVEDREPLICA']._serialized_end=1482
+  _globals['_SYNCRESPONSE']._serialized_start=1485
+  _globals['_SYNCRESPONSE']._serialized_end=1727
+  _globals['_DESIREDREPLICA']._serialized_start=1730
+  _globals['_DESIREDREPLICA']._serialized_end=1998
+  _globals['_DESIREDREPLICA_ENGINEOPTIONSENTRY']._serialized_start=1946
+  _globals['_DESIREDREPLICA_ENGINEOPTIONSENTRY']._serialized_end=1998
+  _globals['_AGENTSERVICE']._serialized_start=2000
+  _globals['_AGENTSERVICE']._serialized_end=2097
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SyncRequest(_message.Message):
-    __slots__ = ("node_id", "replicas", "facts", "is_cordoned", "cordon_reason", "golden_results", "keeps_golden_prompts")
+    __slots__ = ("node_id", "replicas", "facts", "is_cordoned", "cordon_reason", "golden_results", "keeps_golden_prompts", "trial_results")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class SyncRequest(_message.Message):
     CORDON_REASON_FIELD_NUMBER: _ClassVar[int]
     GOLDEN_RESULTS_FIELD_NUMBER: _ClassVar[int]
     KEEPS_GOLDEN_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_RESULTS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     replicas: _containers.RepeatedCompositeFieldContainer[ObservedReplica]
     facts: NodeFacts
@@ -23,7 +24,28 @@ class SyncRequest(_message.Message):
     cordon_reason: str
     golden_results: _containers.RepeatedCompositeFieldContainer[GoldenResult]
     keeps_golden_prompts: bool
-    def __init__(self, node_id: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ObservedReplica, _Mapping]]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ..., is_cordoned: _Optional[bool] = ..., cordon_reason: _Optional[str] = ..., golden_results: _Optional[_Iterable[_Union[GoldenResult, _Mapping]]] = ..., keeps_golden_prompts: _Optional[bool] = ...) -> None: ...
+    trial_results: _containers.RepeatedCompositeFieldContainer[TrialResult]
+    def __init__(self, node_id: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ObservedReplica, _Mapping]]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ..., is_cordoned: _Optional[bool] = ..., cordon_reason: _Optional[str] = ..., golden_results: _Optional[_Iterable[_Union[GoldenResult, _Mapping]]] = ..., keeps_golden_prompts: _Optional[bool] = ..., trial_results: _Optional[_Iterable[_Union[TrialResult, _Mapping]]] = ...) -> None: ...
+
+class Trial(_message.Message):
+    __slots__ = ("rollout_id", "pool_id", "adapter_digest")
+    ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    rollout_id: str
+    pool_id: str
+    adapter_digest: str
+    def __init__(self, rollout_id: _Optional[str] = ..., pool_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
+
+class TrialResult(_message.Message):
+    __slots__ = ("rollout_id", "code", "message")
+    ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    rollout_id: str
+    code: str
+    message: str
+    def __init__(self, rollout_id: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class GoldenResult(_message.Message):
     __slots__ = ("replica_id", "prompt_id", "token_ids", "logprobs", "asked_at_unix_ms", "error")
@@ -126,18 +148,20 @@ class ObservedReplica(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., state: _Optional[_Union[_control_pb2.ReplicaState, str]] = ..., grpc_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pid: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., restarts: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class SyncResponse(_message.Message):
-    __slots__ = ("version", "replicas", "lifted_cordons", "golden_prompts", "golden_unchanged")
+    __slots__ = ("version", "replicas", "lifted_cordons", "golden_prompts", "trials", "golden_unchanged")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     LIFTED_CORDONS_FIELD_NUMBER: _ClassVar[int]
     GOLDEN_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    TRIALS_FIELD_NUMBER: _ClassVar[int]
     GOLDEN_UNCHANGED_FIELD_NUMBER: _ClassVar[int]
     version: int
     replicas: _containers.RepeatedCompositeFieldContainer[DesiredReplica]
     lifted_cordons: _containers.RepeatedScalarFieldContainer[str]
     golden_prompts: _containers.RepeatedCompositeFieldContainer[GoldenPrompt]
+    trials: _containers.RepeatedCompositeFieldContainer[Trial]
     golden_unchanged: bool
-    def __init__(self, version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[DesiredReplica, _Mapping]]] = ..., lifted_cordons: _Optional[_Iterable[str]] = ..., golden_prompts: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ..., golden_unchanged: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[DesiredReplica, _Mapping]]] = ..., lifted_cordons: _Optional[_Iterable[str]] = ..., golden_prompts: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ..., trials: _Optional[_Iterable[_Union[Trial, _Mapping]]] = ..., golden_unchanged: _Optional[bool] = ...) -> None: ...
 
 class DesiredReplica(_message.Message):
     __slots__ = ("replica_id", "pool_id", "base_digest", "engine", "is_draining", "engine_options", "accelerators")

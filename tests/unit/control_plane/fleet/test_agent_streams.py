@@ -8,6 +8,7 @@ import pytest
 
 from control_plane.fleet import agents as module
 from control_plane.fleet.agents import AgentService
+from control_plane.rollouts import trials
 from control_plane.watch.feed import Feed
 from sluice.wire.agent.v1 import agent_pb2
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -74,7 +75,7 @@ class Site:
     def __init__(self) -> None:
         self.database, self.golden = Database(), Golden()
         self.feed = Feed(self.database)
-        self.service = AgentService(self.database, self.feed, None, self.golden)
+        self.service = AgentService(self.database, self.feed, None, self.golden, trials)
         self.feed.is_loaded = True
         self.version = 0
         pool = wire.Pool(id="p", base_digest=BASE, engine="sim")
@@ -215,3 +216,23 @@ def changes(context: Context) -> list[list[str]]:
 
 def names_of(told: agent_pb2.SyncResponse) -> list[str]:
     return [prompt.id for prompt in told.golden_prompts]
+
+
+async def test_a_rollout_is_tried_by_the_nodes_of_its_pool() -> None:
+    site = Site()
+    site.place(0, "a")
+    async with streams(site, "a", "b") as (a, b):
+        await a.until(lambda told: len(told.replicas) == 1)
+        await b.until(lambda _: True)
+        releases = [
+            wire.Release(id=f"m@{name}", model_id="m", pool_id="p", adapter_digest=digest)
+            for name, digest in (("1", ""), ("2", "cd" * 32))
+        ]
+        split = wire.Split(id="m", control="1", canary="2", rollout_id="r")
+        site.publish(wire.Objects(releases=releases, splits=[split]))
+        wanted = agent_pb2.Trial(rollout_id="r", pool_id="p", adapter_digest="cd" * 32)
+        await a.until(lambda told: list(told.trials) == [wanted])
+        split.canary = "1"
+        site.publish(wire.Objects(splits=[split]))
+        await a.until(lambda told: not told.trials)
+    assert len(b.told) == 1

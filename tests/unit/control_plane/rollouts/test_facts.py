@@ -11,8 +11,10 @@ from control_plane.rollouts.facts import (
     events,
     evidence_span,
     evidence_until,
+    fault,
     held_stages,
     is_confirmed,
+    is_on_trial,
     may_settle,
     must_store,
     stages_in_question,
@@ -153,3 +155,15 @@ def test_what_ended_is_put_away_when_nobody_uses_it() -> None:
     for phase in (Phase.DONE, Phase.ABORTED):
         assert not may_settle(replace(HALTED, phase=phase), is_confirmed=False)
         assert may_settle(replace(HALTED, phase=phase), is_confirmed=True)
+
+
+def test_nothing_opens_before_a_node_has_loaded_the_adapter() -> None:
+    waiting = replace(PLANNED, phase=Phase.RUNNING, wanted=0)
+    tried, refused = frozenset({""}), frozenset({"", "adapter_invalid"})
+    assert is_on_trial(waiting, "ab", frozenset())
+    assert not is_on_trial(waiting, "ab", tried)
+    assert not is_on_trial(waiting, "", frozenset()), "a base alone is loaded by ready replicas"
+    assert not is_on_trial(RUNNING, "ab", frozenset()), "it began before there were trials"
+    assert [fault(waiting, codes) for codes in (frozenset[str](), tried)] == [None, None]
+    assert fault(waiting, refused) is Reason.NOT_LOADED
+    assert fault(RUNNING, refused) is None, "its gates judge"

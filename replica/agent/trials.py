@@ -1,0 +1,166 @@
+"""Trials: what is to be rolled out is loaded, and generates, before it gets anybody's request.
+
+One ready replica of the pool on this node tries each adapter. What came of it is told with every
+report, for as long as the control plane wants the trial.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from replica.agent.golden import Target
+from replica.agent.model_kinds import LLM
+from sluice.errors import ErrorCode, FailedError, PlatformError
+from sluice.hashing import HASH_BYTES
+from sluice.kserve import probe
+from sluice.wire.agent.v1 import agent_pb2 as agent
+
+log = structlog.get_logger(__name__)
+
+TRIALS_MAX = 256  # of a node
+FAILURES_MAX = 3  # of an engine that should be able to; then it is the adapter's fault
+_DEADLINE_S = 60.0  # of one attempt: the adapter may have to be fetched
+_AGAIN_S = 2.0
+_LOOK_S = 0.25
+_PROMPT = [1, 2, 3, 4]  # in the vocabulary of every model
+_MESSAGE_MAX = 500
+_REFUSED = " refused: "  # between an engine's address and what it said
+# Codes that say nothing of the adapter: it is on its way, or the engine has no time or is away.
+_NOT_NOW = frozenset({ErrorCode.ADAPTER_NOT_FOUND, ErrorCode.ENGINE_BUSY, ErrorCode.UNAVAILABLE})
+
+Attempt = Callable[[Target, str], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Trial:
+    """What is tried, and what came of it so far; the time is monotonic."""
+
+    wish: agent.Trial
+    failures: int = 0
+    not_before_s: float = 0.0
+    is_busy: bool = False
+    result: agent.TrialResult | None = None
+
+
+def is_fault(code: ErrorCode, failures: int) -> bool:
+    """Return whether an adapter is at fault; pure.
+
+    Args:
+        code: Of the last attempt.
+        failures: Attempts that failed with a code that may say something of the adapter, this
+            one among them.
+    """
+    if code is ErrorCode.ADAPTER_INVALID:
+        return True
+    return code not in _NOT_NOW and failures >= FAILURES_MAX
+
+
+class Trials:
+    """Those of one node; `run` belongs into a TaskGroup."""
+
+    def __init__(
+        self,
+        targets: Callable[[], Sequence[Target]],
+        on_change: Callable[[], None],
+        attempt: Attempt | None = None,
+    ) -> None:
+        """Take what is needed.
+
+        Args:
+            targets: Returns the replicas that may be asked now.
+            on_change: Told when there is a result.
+            attempt: Loads an adapter at a replica and generates; None: over the engine's probe.
+        """
+        self._targets = targets
+        self._on_change = on_change
+        self._attempt = attempt or try_adapter
+        self._trials: dict[str, _Trial] = {}  # by rollout
+        self._pools: dict[str, str] = {}  # of replicas
+
+    def hear(self, desired: agent.SyncResponse) -> None:
+        """Try what the control plane wants from now on, and forget all else."""
+        self._pools = {wish.replica_id: wish.pool_id for wish in desired.replicas}
+        before = self._trials
+        self._trials = {}
+        for wish in desired.trials[:TRIALS_MAX]:
+            known = before.get(wish.rollout_id)
+            is_same = known is not None and known.wish == wish
+            self._trials[wish.rollout_id] = known if is_same and known else _Trial(wish)
+
+    def results(self) -> list[agent.TrialResult]:
+        """Return what came of the trials that are over."""
+        return [it.result for it in self._trials.values() if it.result is not None]
+
+    async def run(self) -> None:
+        """Try until cancelled; at most one adapter per replica at a time."""
+        async with asyncio.TaskGroup() as group:
+            busy: set[str] = set()
+            while True:
+                now_s = time.monotonic()
+                free = [it for it in self._targets() if it.replica_id not in busy]
+                for trial in list(self._trials.values()):
+                    if trial.is_busy or trial.result is not None or now_s < trial.not_before_s:
+                        continue
+                    target = self._of_pool(free, trial.wish.pool_id)
+                    if target is not None:
+                        free.remove(target)
+                        busy.add(target.replica_id)
+                        trial.is_busy = True
+                        group.create_task(self._put(trial, target, busy))
+                await asyncio.sleep(_LOOK_S)
+
+    def _of_pool(self, targets: Sequence[Target], pool_id: str) -> Target | None:
+        found = (it for it in targets if self._pools.get(it.replica_id) == pool_id)
+        return next(found, None)
+
+    async def _put(self, trial: _Trial, target: Target, busy: set[str]) -> None:
+        """Make one attempt, and note what came of it."""
+        wish = trial.wish
+        try:
+            async with asyncio.timeout(_DEADLINE_S):
+                await self._attempt(target, wish.adapter_digest)
+        except PlatformError as error:
+            self._failed(trial, target, error.code, error.message)
+        except (OSError, TimeoutError) as error:
+            self._failed(trial, target, ErrorCode.ENGINE_FAILED, str(error) or repr(error))
+        else:
+            trial.result = agent.TrialResult(rollout_id=wish.rollout_id)
+            self._on_change()
+        finally:
+            trial.is_busy = False
+            busy.discard(target.replica_id)
+
+    def _failed(self, trial: _Trial, target: Target, code: ErrorCode, message: str) -> None:
+        wish = trial.wish
+        told = (message.partition(_REFUSED)[2] or message)[:_MESSAGE_MAX]
+        log.info("trial_failed", rollout=wish.rollout_id, replica=target.replica_id, reason=told)
+        trial.failures += code not in _NOT_NOW
+        trial.not_before_s = time.monotonic() + _AGAIN_S
+        if is_fault(code, trial.failures):
+            trial.result = agent.TrialResult(rollout_id=wish.rollout_id, code=code, message=told)
+            self._on_change()
+
+
+async def try_adapter(target: Target, adapter_digest: str) -> None:
+    """Load an adapter at a replica, and let it generate a token.
+
+    Raises:
+        FailedError: It cannot.
+    """
+    root = secrets.token_bytes(HASH_BYTES)
+    try:
+        reply = await probe(
+            *(target.address, LLM.model, _PROMPT, 1, _DEADLINE_S),
+            adapter_digest=adapter_digest,
+            cache_root=root,
+        )
+    except DecodeError as error:
+        message = f"{target.address} answered with something that is no frame: {error}"
+        raise FailedError(ErrorCode.ENGINE_FAILED, message) from error
+    if not reply.tokens:
+        raise FailedError(ErrorCode.ENGINE_FAILED, f"{target.address} generated nothing with it")
