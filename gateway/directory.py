@@ -62,7 +62,7 @@ class ResolvedModel:
         decision: Why it is this release; None: because the name stands for it.
         fork: Decides instead, request by request; None: nothing does.
         shadow: Gets a copy of the request; None: nothing does.
-        instead: Answers when no engine can load it; None: nothing does.
+        instead: The release that answers when no engine can load this one; None: none does.
     """
 
     name: str

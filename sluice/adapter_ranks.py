@@ -1,6 +1,6 @@
 """The largest rank of adapters that a replica serves, by its engine and its options; pure.
 
-Engines take their defaults from here, and the control plane refuses by it what they would refuse.
+Engines take their defaults from here, so the control plane refuses the ranks that they refuse.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ RANK_MAX = 1024  # of the option
 
 @dataclass(frozen=True, slots=True)
 class AdapterRoom:
-    """What an engine has room for by default.
+    """An engine's room for adapters, by default.
 
     Attributes:
         slots: Adapters in one batch; 0: none are served.
@@ -34,7 +34,7 @@ def adapter_rank_max(engine: str, options: Mapping[str, str]) -> int | None:
 
     Args:
         engine: Its name.
-        options: Of its pool; what is no number counts as not set, an engine refuses to start on it.
+        options: Of its pool; a value that is no number counts as not set.
     """
     room = _ROOMS.get(engine)
     if room is None:

@@ -290,7 +290,7 @@ async def submit(connection: AsyncConnection, upload_id: str) -> None:
 
 
 async def cancel(connection: AsyncConnection, upload_id: str) -> None:
-    """End an upload that is under way: whoever has claimed it changes nothing any more."""
+    """End an upload that is under way; a worker that has claimed it changes nothing any more."""
     query = update(artifact_uploads).where(artifact_uploads.c.id == upload_id)
     ended = {"state": UploadState.CANCELLED, "touched_at": func.now(), "claim": ""}
     await connection.execute(query.values(ended))

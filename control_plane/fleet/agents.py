@@ -50,16 +50,16 @@ class Golden(Protocol):
 
 
 class Trials(Protocol):
-    """What rollouts have nodes try before anybody's request goes there."""
+    """Attempts to load a canary's adapter on nodes, before its first request."""
 
     def trials_of(self, state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial]:
-        """Return what a node with replicas of these pools is to try."""
+        """Return the trials that a node with replicas of these pools is to make."""
         ...
 
     def write_trials(
         self, connection: AsyncConnection, message: wire.SyncRequest
     ) -> Awaitable[None]:
-        """Keep what an agent found."""
+        """Keep an agent's results."""
         ...
 
 

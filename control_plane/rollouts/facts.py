@@ -122,7 +122,7 @@ def is_on_trial(rollout: Rollout, adapter_digest: str, codes: frozenset[str]) ->
     Args:
         rollout: As it stands.
         adapter_digest: Of canary; empty: the base alone, which ready replicas have loaded.
-        codes: What nodes found, see `control_plane.rollouts.trials`.
+        codes: Of nodes' results, see `control_plane.rollouts.trials`.
     """
     return rollout.stage == NO_STAGE and bool(adapter_digest) and not codes
 

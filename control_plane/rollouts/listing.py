@@ -82,7 +82,7 @@ def _lacking() -> tuple[ColumnElement[Any], ...]:
 
 
 def _trials() -> ColumnElement[Any]:
-    """Return what nodes found when they tried canary, as a JSON list."""
+    """Return the results of canary's trials, as a JSON list."""
     t = rollout_trials.c
     pairs = [part for name in ("node_id", "code", "message") for part in (name, t[name])]
     one = aggregate_order_by(func.jsonb_build_object(*pairs), t.node_id)

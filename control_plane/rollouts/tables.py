@@ -81,8 +81,7 @@ rollout_events = Table(
     Index("ix_rollout_events_rollout_id", "rollout_id", "id"),
 )
 
-# What nodes found when they tried the canary's adapter; an empty code: an engine loaded it, and
-# generated.
+# Results of trials of canary's adapter; an empty code: an engine loaded it, and generated a token.
 rollout_trials = Table(
     "rollout_trials",
     metadata,

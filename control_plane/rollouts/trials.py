@@ -1,4 +1,4 @@
-"""Whether an engine can load what is rolled out: agents are told to try it, and say what they saw.
+"""Trials of canaries' adapters: agents are told to make them, and their results are kept.
 
 A release without an adapter needs no trial: its replicas would not be ready.
 """
@@ -19,7 +19,7 @@ _MESSAGE_MAX = 500
 
 
 def trials_of(state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial]:
-    """Return what a node with replicas of these pools is to try; pure."""
+    """Return the trials that a node with replicas of these pools is to make; pure."""
     found: list[wire.Trial] = []
     for split in sorted(state.splits.values(), key=lambda split: split.id):
         release = state.releases.get(release_id(split.id, split.canary))
@@ -31,7 +31,7 @@ def trials_of(state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial
 
 
 async def write_trials(connection: AsyncConnection, message: wire.SyncRequest) -> None:
-    """Keep what an agent found; what is kept already is not written again."""
+    """Keep an agent's results; those that are kept already are not written again."""
     found = {
         it.rollout_id: (it.code, it.message[:_MESSAGE_MAX].replace("\0", ""))
         for it in message.trial_results[:_TRIALS_MAX]
@@ -56,6 +56,6 @@ async def write_trials(connection: AsyncConnection, message: wire.SyncRequest) -
 
 
 async def codes_of(connection: AsyncConnection, rollout_id: str) -> frozenset[str]:
-    """Return what nodes found, by code; empty text: it was loaded and generated."""
+    """Return the codes of all nodes' results; an empty one: the adapter generated a token."""
     query = select(rollout_trials.c.code).where(rollout_trials.c.rollout_id == rollout_id)
     return frozenset((await connection.scalars(query)).all())

@@ -155,7 +155,7 @@ class Completer:
             del wanted  # when raised, it holds this frame
 
     async def _answer_by_release(self, run: Run) -> web.StreamResponse:
-        """Return what the release answers that a split chose, or control if it is not loaded."""
+        """Return the answer of the release that a split chose, of control if it is not loaded."""
         try:
             return await run.answer(self._means, self._keep_alives)
         except PlatformError as refusal:

@@ -29,7 +29,7 @@ from replica.agent.nvml import NvmlReader
 from replica.agent.replica_state import Limits
 from replica.agent.runner import Leftover
 from replica.agent.settings import AgentSettings
-from replica.agent.trials import Trials
+from replica.agent.trials import AdapterTrials
 from replica.agent.triton import TritonLauncher
 from sluice.lifecycle import run_every
 from sluice.status_http import status_server
@@ -83,7 +83,7 @@ class Agent:
         self._golden = GoldenAsker(
             lambda: askable(self._fleet.runners.values()) if self._fleet else [], self._metrics
         )
-        self._trials = Trials(
+        self._trials = AdapterTrials(
             lambda: askable(self._fleet.runners.values()) if self._fleet else [],
             self._link.note_change,
         )

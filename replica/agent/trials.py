@@ -1,7 +1,7 @@
-"""Trials: what is to be rolled out is loaded, and generates, before it gets anybody's request.
+"""Trials: an adapter that is to be rolled out is loaded, and generates, before its first request.
 
-One ready replica of the pool on this node tries each adapter. What came of it is told with every
-report, for as long as the control plane wants the trial.
+One ready replica of the pool on this node tries each adapter. The result is told with every report,
+for as long as the control plane wants the trial.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ _REFUSED = " refused: "  # between an engine's address and what it said
 # Codes that say nothing of the adapter: it is on its way, or the engine has no time or is away.
 _NOT_NOW = frozenset({ErrorCode.ADAPTER_NOT_FOUND, ErrorCode.ENGINE_BUSY, ErrorCode.UNAVAILABLE})
 
-Attempt = Callable[[Target, str], Awaitable[None]]
+Try = Callable[[Target, str], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class _Trial:
-    """What is tried, and what came of it so far; the time is monotonic."""
+    """An adapter to be tried, and its result once there is one; the time is monotonic."""
 
     wish: agent.Trial
     failures: int = 0
@@ -52,22 +52,21 @@ def is_fault(code: ErrorCode, failures: int) -> bool:
 
     Args:
         code: Of the last attempt.
-        failures: Attempts that failed with a code that may say something of the adapter, this
-            one among them.
+        failures: Attempts, with the last one, whose code may say something of the adapter.
     """
     if code is ErrorCode.ADAPTER_INVALID:
         return True
     return code not in _NOT_NOW and failures >= FAILURES_MAX
 
 
-class Trials:
-    """Those of one node; `run` belongs into a TaskGroup."""
+class AdapterTrials:
+    """The trials of one node; `run` belongs into a TaskGroup."""
 
     def __init__(
         self,
         targets: Callable[[], Sequence[Target]],
         on_change: Callable[[], None],
-        attempt: Attempt | None = None,
+        attempt: Try | None = None,
     ) -> None:
         """Take what is needed.
 
@@ -83,7 +82,7 @@ class Trials:
         self._pools: dict[str, str] = {}  # of replicas
 
     def hear(self, desired: agent.SyncResponse) -> None:
-        """Try what the control plane wants from now on, and forget all else."""
+        """Make the trials that the control plane wants from now on, and forget all others."""
         self._pools = {wish.replica_id: wish.pool_id for wish in desired.replicas}
         before = self._trials
         self._trials = {}
@@ -93,7 +92,7 @@ class Trials:
             self._trials[wish.rollout_id] = known if is_same and known else _Trial(wish)
 
     def results(self) -> list[agent.TrialResult]:
-        """Return what came of the trials that are over."""
+        """Return the results of the trials that are over."""
         return [it.result for it in self._trials.values() if it.result is not None]
 
     async def run(self) -> None:
@@ -119,7 +118,7 @@ class Trials:
         return next(found, None)
 
     async def _put(self, trial: _Trial, target: Target, busy: set[str]) -> None:
-        """Make one attempt, and note what came of it."""
+        """Make one attempt, and note its result."""
         wish = trial.wish
         try:
             async with asyncio.timeout(_DEADLINE_S):

@@ -112,7 +112,7 @@ def test_a_good_release_takes_over_and_bad_ones_go_back(real_stack, models) -> N
     assert stands_for == {"roll-identical": "2", "roll-refused": "1", "roll-wrong": "1"}
     for model, counts in served.items():
         print(model, dict(counts), ended[model]["verdict"])  # noqa: T201 - for -s
-        assert not counts["none error"], "what cannot be loaded gets no requests"
+        assert not counts["none error"], "a release that cannot be loaded gets no requests"
         assert bool(counts["2 200"]) == (model != "roll-refused")
     with _public(real_stack) as public:  # nobody is sent to what was sent back
         for model in ("roll-refused", "roll-wrong"):

@@ -202,7 +202,7 @@ async def make_fleet(plane: Any) -> None:
     )
     try:
         await connection.execute(
-            # Nobody runs an engine here: what is rolled out has been tried on the node at once.
+            # No engine runs here: every canary counts as tried on the node at once.
             "CREATE FUNCTION try_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
             " INSERT INTO rollout_trials (rollout_id, node_id) VALUES (NEW.id, 'node');"
             " RETURN NULL; END $$;"

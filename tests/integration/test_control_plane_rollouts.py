@@ -87,10 +87,10 @@ async def test_a_good_release_takes_over(
         assert (await plane.admin.put("/v1/models/m", json=old)).status_code == 200
 
 
-async def test_what_a_node_cannot_load_never_gets_a_share(
+async def test_a_release_that_a_node_cannot_load_never_gets_a_share(
     database_url, tmp_path, start_control_plane, eventually, postgres_server
 ) -> None:
-    """Its agent is told to try it, before there is a share; what it says decides."""
+    """An agent is told to try it before there is a share, and its result decides."""
     async with (
         site(start_control_plane, database_url, tmp_path) as (plane, _),
         running_gateway(plane.grpc_address) as gateway,

@@ -1,4 +1,4 @@
-"""What nodes found when they tried what is to be rolled out."""
+"""Results of trials that nodes make of adapters, before they are rolled out."""
 
 import sqlalchemy as sa
 from alembic import op

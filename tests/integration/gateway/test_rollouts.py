@@ -257,4 +257,6 @@ async def test_control_answers_what_canary_cannot_load(
         page = w.gateway.metrics.page().decode()
         assert 'gateway_rollout_requests_total{arm="unloaded"} 1.0' in page
         named = await http.post(CHAT, json={"model": "tiny@2", "messages": HELLO})
-        assert named.json()["error"]["code"] == code, "who names the release is told"
+        assert named.json()["error"]["code"] == code, (
+            "a request that names the release gets the error"
+        )

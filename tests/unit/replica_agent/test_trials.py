@@ -1,4 +1,4 @@
-"""Trials at the agent: which adapter is tried where, what counts as its fault, what is reported."""
+"""Trials at the agent: the replica of each, faults of adapters, and reports."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ import pytest
 
 from replica.agent import trials as module
 from replica.agent.golden import Target
-from replica.agent.trials import FAILURES_MAX, Trials, is_fault
+from replica.agent.trials import FAILURES_MAX, AdapterTrials, is_fault
 from sluice.errors import ErrorCode, FailedError
 from sluice.wire.agent.v1 import agent_pb2 as agent
 
@@ -42,7 +42,7 @@ def desired(*pools: str) -> agent.SyncResponse:
 async def results_of(
     attempt: Callable[[Target, str], Awaitable[None]], wanted: agent.SyncResponse
 ) -> list[agent.TrialResult]:
-    """What is reported once every trial that is wanted is over."""
+    """The report once every trial that is wanted is over."""
     over = asyncio.Event()
     targets = [Target(name, "127.0.0.1:1", "sim", "cd" * 32) for name in ("r-one", "r-two")]
 
@@ -50,7 +50,7 @@ async def results_of(
         if len(trials.results()) == len(wanted.trials):
             over.set()
 
-    trials = Trials(lambda: targets, changed, attempt)
+    trials = AdapterTrials(lambda: targets, changed, attempt)
     trials.hear(wanted)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         running = group.create_task(trials.run())
@@ -58,7 +58,7 @@ async def results_of(
         running.cancel()
     found = trials.results()
     trials.hear(wanted)
-    assert trials.results() == found, "what is wanted still is reported again"
+    assert trials.results() == found, "a wanted trial is reported again"
     trials.hear(desired())
     assert trials.results() == []
     return found
