@@ -34,8 +34,15 @@ down: setup ## Stop what `make up` started
 # Tests of real servers wait for half of their time: half as many workers again as cores.
 TEST_WORKERS = $(shell cores=$$(nproc); echo $$(((cores < 4 ? cores : 4) * 3 / 2)))
 
-test: setup ## All tests, on real servers from pip wheels, on up to four cores
-	@$(BIN)/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
+PYTEST := $(BIN)/python -m pytest --dist=loadfile --no-loadscope-reorder
+
+test: setup ## Ring one: every promise once, on real servers from pip wheels (about 6 minutes on two cores)
+	@$(PYTEST) --ring=one --numprocesses=$(TEST_WORKERS) $(ARGS)
+
+test-two: setup ## Ring two: whole stacks, killed, frozen and upgraded (about 12 minutes)
+	@$(PYTEST) --ring=two --numprocesses=$(TEST_WORKERS) $(ARGS)
+
+test-all: test test-two ## Both rings
 
 test-unit: setup ## Unit and simulation tests only (about two minutes)
 	@$(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
@@ -98,4 +105,4 @@ bench: setup ## Run the benchmarks and write benchmarks/results/
 clean: ## Remove .venv and caches (never .sluice, which holds data)
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: compose-env compose-check help setup up down test test-unit test-last-release lint fix proto proto-check lock docs bench train-default clean
+.PHONY: compose-env compose-check help setup up down test test-two test-all test-unit test-last-release lint fix proto proto-check lock docs bench train-default clean

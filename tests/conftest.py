@@ -19,6 +19,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from sluice import process
 from tests.ports import free_port
+from tests.rings import ALL, EXAMPLES_OF_ONE, ONE, RINGS, ring_of
 from tests.stacks import FIXTURES, group_of, misplaced
 
 # Before anybody imports it by name.
@@ -43,7 +44,19 @@ setattr(transports, "create_ssl_context", _ssl_context)  # noqa: B010 - not expo
 
 # A machine that stalls is no reason to fail.
 settings.register_profile("sluice", deadline=None)
+settings.register_profile("ring-one", deadline=None, max_examples=EXAMPLES_OF_ONE)
 settings.load_profile("sluice")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the choice of a ring."""
+    parser.addoption("--ring", choices=RINGS, default=ALL, help="see tests/rings.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Look at fewer examples in ring one, before tests read the number."""
+    if config.getoption("ring") == ONE:
+        settings.load_profile("ring-one")
 
 
 class StackScheduling(LoadFileScheduling):
@@ -59,8 +72,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     return StackScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests of a stack side by side, where the first of any stack's stands."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of one ring, and put those of a stack side by side."""
+    ring = config.getoption("ring")
+    if ring != ALL:
+        others = [item for item in items if ring_of(item.nodeid) != ring]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if ring_of(item.nodeid) == ring]
+    _gather_stacks(items)
+
+
+def _gather_stacks(items: list[pytest.Item]) -> None:
+    """Put tests of a stack where the first of any stack's stands."""
     of_stacks = [item for item in items if group_of(item.nodeid) in FIXTURES]
     if not of_stacks:
         return
