@@ -5,7 +5,7 @@ Loaded once per base from its artifact directory, in a thread: a large tokenizer
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +27,12 @@ from gateway.bases.files import (
     template_sources,
 )
 from gateway.bases.sandbox import OutOfTimeError
+from gateway.bases.slices import Steps, finished
 from gateway.bases.templates import CPU_S, ChatTemplate
+from gateway.bases.text_bound import characters_per_token_max
 from gateway.bases.threads import PromptThreads
 from gateway.bodies.messages import Message, Tool
+from gateway.bodies.mistakes import too_long
 from gateway.dialects.detection import dialect_of
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.forms import ReasoningForm
@@ -78,6 +81,7 @@ class BaseAssets:
         calling_template: Of those with tools; the same, unless the base has two.
         table: What its tokens stand for; special ones are not shown.
         dialect: How it writes calls and reasoning.
+        characters_per_token_max: Characters that one token stands for at most; 0: no bound.
         threads: Where large prompts are worked on; None: in the loop's own.
     """
 
@@ -91,6 +95,7 @@ class BaseAssets:
     _encoder: PromptEncoder
     _reasoning_table: TokenTable
     _tools_table: TokenTable
+    characters_per_token_max: int = 0
     threads: PromptThreads | None = None
 
     def heeds_effort(self, effort: str) -> bool:
@@ -117,6 +122,7 @@ class BaseAssets:
         *,
         owner: str = "",
         options: Mapping[str, object] = MappingProxyType({}),
+        context_tokens_max: int = 0,
     ) -> EncodedPrompt:
         """Return the prompt as ids and block hashes; large ones are worked on in a thread.
 
@@ -126,17 +132,18 @@ class BaseAssets:
             cache_root: Of the chain of hashes.
             owner: Whose turn at the threads it is: owners take turns.
             options: For the template, e.g. `enable_thinking`.
+            context_tokens_max: Of the model; 0: no bound is looked at here.
+
+        Raises:
+            BadRequestError: CONTEXT_LENGTH_EXCEEDED, for a text that has too many characters.
         """
-        size = _CHARACTERS_PER_MESSAGE * len(messages)
-        size += sum([len(message.text()) for message in messages])
-        has_calls = any(message.tool_calls for message in messages)
-        if size <= _INLINE_CHARACTERS_MAX and not tools and not has_calls:
+        encode = partial(self._encode, messages, tools, cache_root, options, context_tokens_max)
+        if _size(messages, tools) <= _INLINE_CHARACTERS_MAX:
             try:
-                return self._encode(messages, tools, cache_root, options, _INLINE_CPU_S, None)
+                return finished(encode(_INLINE_CPU_S, None))
             except OutOfTimeError:
                 pass  # a slow template: a thread has more time
-        work = partial(self._encode, messages, tools, cache_root, options, CPU_S)
-        return await self._in_thread(owner, partial(work, self._tokenizing))
+        return await self._in_thread(owner, encode(CPU_S, self._tokenizing))
 
     async def encode_text(
         self, text: str, cache_root: bytes, *, owner: str = "", add_special_tokens: bool = True
@@ -150,9 +157,9 @@ class BaseAssets:
             add_special_tokens: Whether the tokenizer adds its own, e.g. one that begins a text.
         """
         if len(text) <= _INLINE_CHARACTERS_MAX:
-            return self._encode_text(text, cache_root, add_special_tokens, None)
-        work = partial(self._encode_text, text, cache_root, add_special_tokens)
-        return await self._in_thread(owner, partial(work, self._tokenizing))
+            return finished(self._encode_text(text, cache_root, add_special_tokens, None))
+        steps = self._encode_text(text, cache_root, add_special_tokens, self._tokenizing)
+        return await self._in_thread(owner, steps)
 
     async def hash_ids(
         self, ids: Sequence[int], cache_root: bytes, *, owner: str = ""
@@ -160,17 +167,32 @@ class BaseAssets:
         """Return a prompt that came as ids, with its block hashes; `owner` as of `encode_chat`."""
         if len(ids) <= _INLINE_TOKENS_MAX:
             return _hashed(ids, cache_root)
-        return await self._in_thread(owner, partial(_hashed, ids, cache_root))
+        return await self._in_thread(owner, _hashing(ids, cache_root))
+
+    def require_fit(self, characters: int, context_tokens_max: int, param: str) -> None:
+        """Refuse a text that has more characters than the tokens of a context can stand for.
+
+        Args:
+            characters: Of the text.
+            context_tokens_max: Of the model; 0: not known.
+            param: Field of the body that the text came in.
+
+        Raises:
+            BadRequestError: CONTEXT_LENGTH_EXCEEDED.
+        """
+        characters_max = self.characters_per_token_max * context_tokens_max
+        if characters_max and characters > characters_max:
+            raise too_long(param, characters, context_tokens_max, characters_max)
 
     @property
     def _tokenizing(self) -> Executor | None:
         return self.threads and self.threads.tokenizing
 
-    async def _in_thread(self, owner: str, make: Callable[[], EncodedPrompt]) -> EncodedPrompt:
-        work = partial(_packed, make)
+    async def _in_thread(self, owner: str, steps: Steps[EncodedPrompt]) -> EncodedPrompt:
+        work = _packing(steps)
         if self.threads is None:
-            return await asyncio.to_thread(work)
-        return await self.threads.run(owner, work)
+            return await asyncio.to_thread(finished, work)
+        return await self.threads.run_steps(owner, work)
 
     def _encode(
         self,
@@ -178,23 +200,37 @@ class BaseAssets:
         tools: Sequence[Tool],
         cache_root: bytes,
         options: Mapping[str, object],
+        context_tokens_max: int,
         cpu_s: float,
         tokenizing: Executor | None,
-    ) -> EncodedPrompt:
+    ) -> Steps[EncodedPrompt]:
         template = self.calling_template if tools else self.template
         pieces = template.pieces(messages, tools, options, cpu_s=cpu_s)
+        self.require_fit(sum(map(len, pieces)), context_tokens_max, "messages")
         is_reasoning = self.dialect.opens_reasoning(pieces[-1][-_TAIL_CHARACTERS:])
-        ids = self._encoder.encode(pieces, cache_root, tokenizing)
+        ids = yield from self._encoder.encode(pieces, cache_root, tokenizing)
         return _hashed(ids, cache_root, is_reasoning=is_reasoning)
 
     def _encode_text(
         self, text: str, cache_root: bytes, add_special_tokens: bool, tokenizing: Executor | None
-    ) -> EncodedPrompt:
+    ) -> Steps[EncodedPrompt]:
         if add_special_tokens:
-            ids = self._encoder.encode_whole(text, tokenizing)
+            ids = yield from self._encoder.encode_whole(text, tokenizing)
         else:
-            ids = self._encoder.encode([text], cache_root, tokenizing)
+            ids = yield from self._encoder.encode([text], cache_root, tokenizing)
         return _hashed(ids, cache_root)
+
+
+def _size(messages: Sequence[Message], tools: Sequence[Tool]) -> int:
+    """Return what rendering and encoding a chat costs, in characters; an estimate."""
+    size = _CHARACTERS_PER_MESSAGE * (len(messages) + len(tools))
+    for message in messages:
+        size += len(message.text())
+        for call in message.tool_calls or ():
+            size += len(call.function.arguments)
+    for tool in tools:
+        size += len(repr(tool.function.parameters)) + len(tool.function.description or "")
+    return size
 
 
 def _hashed(ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False) -> EncodedPrompt:
@@ -202,9 +238,15 @@ def _hashed(ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False
     return EncodedPrompt(kept, chained_hashes(kept, cache_root), is_reasoning)
 
 
-def _packed(make: Callable[[], EncodedPrompt]) -> EncodedPrompt:
-    """Return a prompt that is made here, packed if it is long: to be run in a thread."""
-    prompt = make()
+def _hashing(ids: Sequence[int], cache_root: bytes) -> Steps[EncodedPrompt]:
+    """Hash a prompt that came as ids, in one step."""
+    yield from ()
+    return _hashed(ids, cache_root)
+
+
+def _packing(steps: Steps[EncodedPrompt]) -> Steps[EncodedPrompt]:
+    """Make a prompt, and pack it if it is long."""
+    prompt = yield from steps
     if len(prompt.ids) <= _INLINE_TOKENS_MAX:
         return prompt
     return prompt._replace(packed=PackedPrompt(prompt.ids))
@@ -253,6 +295,7 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
         _encoder=PromptEncoder(tokenizer),
         _reasoning_table=marked[0],
         _tools_table=marked[1],
+        characters_per_token_max=characters_per_token_max(tokenizer),
         threads=threads,
     )
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from gateway.bases.cache import BaseCache
-from gateway.bases.encoder import encode_batch
 from gateway.bases.files import read_json, read_tokenizer
+from gateway.bases.slices import encode_batch
 from gateway.bases.threads import PromptThreads
 
 # Encoding takes about 1 ms per 10 KB, and some of it per text; above this streams would feel it.

@@ -9,13 +9,14 @@ import json
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from functools import partial
 from threading import Lock
 from typing import Any
 
-from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers import AddedToken, Tokenizer
+
+from gateway.bases.slices import SlicingTokenizer, Steps
 
 _CHARACTERS_MAX = 8 << 20  # of all segments kept; two bytes each, ids included
 _SEGMENT_MAX = 1 << 20
@@ -39,7 +40,7 @@ class PromptEncoder:
             tokenizer: Where its segments are not independent, nothing is kept.
             characters_max: Of all segments that are kept.
         """
-        self._tokenizer = tokenizer
+        self._slicing = SlicingTokenizer(tokenizer, is_independent=is_independent(tokenizer))
         self._cuts = {text: array("I", (token,)) for text, token in cuts_of(tokenizer).items()}
         words = "|".join(map(re.escape, sorted(self._cuts, key=len, reverse=True)))
         self._split = re.compile(f"({words})").split
@@ -50,8 +51,8 @@ class PromptEncoder:
 
     def encode(
         self, pieces: Sequence[str], owner: bytes, tokenizing: Executor | None = None
-    ) -> "array[int]":
-        """Return the ids of a prompt.
+    ) -> "Steps[array[int]]":
+        """Return the ids of a prompt, in steps.
 
         Args:
             pieces: Of its text; no token spans two of them.
@@ -60,13 +61,13 @@ class PromptEncoder:
         """
         joined = array("I")
         if not self._cuts:
-            for ids in self._encoded(pieces, tokenizing):
+            for ids in (yield from self._slicing.encode(pieces, tokenizing)):
                 joined.extend(ids)
             return joined
         segments = [segment for piece in pieces for segment in self._split(piece) if segment]
         found = self._find(owner, segments)
         missing = [segment for segment, ids in zip(segments, found, strict=True) if ids is None]
-        new = self._encoded(missing, tokenizing)
+        new = iter((yield from self._slicing.encode(missing, tokenizing)))
         for segment, ids in zip(segments, found, strict=True):
             if ids is None:
                 ids = next(new)  # noqa: PLW2901 - found now
@@ -74,9 +75,9 @@ class PromptEncoder:
             joined.extend(ids)
         return joined
 
-    def encode_whole(self, text: str, tokenizing: Executor | None = None) -> "array[int]":
+    def encode_whole(self, text: str, tokenizing: Executor | None = None) -> "Steps[array[int]]":
         """Return the ids of a text with those that the tokenizer adds to each; nothing is kept."""
-        return next(self._encoded([text], tokenizing, add_special_tokens=True))
+        return self._slicing.encode_whole(text, tokenizing)
 
     def _find(self, owner: bytes, segments: Sequence[str]) -> "list[array[int] | None]":
         cuts, kept = self._cuts, self._kept
@@ -102,42 +103,13 @@ class PromptEncoder:
                 (_, oldest), _ = self._kept.popitem(last=False)
                 self.characters -= len(oldest)
 
-    def _encoded(
-        self,
-        texts: Sequence[str],
-        tokenizing: Executor | None,
-        *,
-        add_special_tokens: bool = False,
-    ) -> "Iterator[array[int]]":
-        if not texts:
-            return
-        for encoding in encode_batch(
-            self._tokenizer, texts, tokenizing, add_special_tokens=add_special_tokens
-        ):
-            yield array("I", encoding.ids)
-
-
-def encode_batch(
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    tokenizing: Executor | None,
-    *,
-    add_special_tokens: bool,
-) -> list[Encoding]:
-    """Return the tokens of texts; made in a thread of `tokenizing`, if there is one."""
-    # The batch call lets go of the interpreter lock; the fast one computes no offsets.
-    work = partial(tokenizer.encode_batch_fast, list(texts), add_special_tokens=add_special_tokens)
-    return work() if tokenizing is None else tokenizing.submit(work).result()
-
 
 def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the special tokens, with their ids, at which a text may be cut; empty: at none.
 
     The ids of what stands between two of them do not depend on anything else.
     """
-    described = json.loads(tokenizer.to_str())
-    stages = (described.get("normalizer"), described.get("pre_tokenizer"))
-    if not all(map(_is_independent, stages)) or described.get("truncation"):
+    if not is_independent(tokenizer):
         return {}
     added = tokenizer.get_added_tokens_decoder()
     texts = [token.content for token in added.values()]
@@ -146,6 +118,13 @@ def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:
         for i, token in added.items()
         if _is_plain(token) and _is_alone(token, texts)
     }
+
+
+def is_independent(tokenizer: Tokenizer) -> bool:
+    """Return whether the place of a text in a prompt does not change its tokens."""
+    described = json.loads(tokenizer.to_str())
+    stages = (described.get("normalizer"), described.get("pre_tokenizer"))
+    return all(map(_is_independent, stages)) and not described.get("truncation")
 
 
 def _is_independent(stage: dict[str, Any] | None) -> bool:

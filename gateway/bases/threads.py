@@ -5,7 +5,8 @@ back when others want the processor. Everything else about a prompt needs the lo
 the loop's own priority: whoever steps back with the lock in hand makes the loop wait as well.
 
 Limits are looked at when the tokens of a prompt are known, so they keep nobody from sending more
-prompts than there is room for. Hence owners of prompts take turns: each waits for its own.
+prompts than there is room for. Hence owners of prompts take turns: each waits for its own. A turn
+is a slice of a long prompt, some 30 ms.
 """
 
 import asyncio
@@ -13,10 +14,12 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import structlog
 
+from gateway.bases.slices import Steps
 from gateway.stopping import stopping
 
 log = structlog.get_logger(__name__)
@@ -131,6 +134,16 @@ class PromptThreads:
         work.add_done_callback(lambda _: loop.call_soon_threadsafe(turns.give_back))
         return await asyncio.wrap_future(work)
 
+    async def run_steps(self, owner: str, steps: Steps[_Made]) -> _Made:
+        """Return what comes of steps, each of which has to wait for the owner's turn.
+
+        Raises:
+            RejectedError: DRAINING, after `stop_all`.
+        """
+        while (end := await self.run(owner, partial(_end_after_step, steps))) is None:
+            pass
+        return end.value
+
     def stop_all(self) -> None:
         """Refuse prompts whose turn has not come, and whatever comes."""
         self._turns.stop_all()
@@ -139,6 +152,15 @@ class PromptThreads:
         """End the threads, after the prompts that they are at; blocks. Nothing is asked then."""
         self.usual.shutdown(cancel_futures=True)
         self.tokenizing.shutdown()
+
+
+def _end_after_step(steps: Steps[_Made]) -> StopIteration | None:
+    """Do one step; return the end of the steps with their value, or None before it."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end
+    return None
 
 
 def _step_back() -> None:

@@ -27,6 +27,23 @@ def unsupported(param: str, message: str) -> BadRequestError:
     )
 
 
+def too_long(param: str, characters: int, context_tokens: int, fits: int) -> BadRequestError:
+    """Return the error for a text that no tokenizing can make fit.
+
+    Args:
+        param: Field that it came in.
+        characters: Of the text.
+        context_tokens: Of the model.
+        fits: Characters that so many tokens can stand for at most.
+    """
+    return BadRequestError(
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+        f"This model's maximum context length is {context_tokens} tokens, which hold at most {fits}"
+        f" characters. However, your {param} has {characters}. Please reduce its length.",
+        param=param,
+    )
+
+
 def first_mistake(error: ValidationError, document: object) -> BadRequestError:
     """Return the error for the first mistake; of those that a union's members tell, the deepest."""
     details = error.errors(include_url=False, include_input=False)

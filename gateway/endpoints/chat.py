@@ -72,6 +72,7 @@ class _ChatTask:
             resolved.cache_root,
             owner=resolved.tenant_id,
             options=chat.template_options,
+            context_tokens_max=resolved.context_tokens_max,
         )
         return (prompt,)
 

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from gateway.bases.assets import AssetCache
 from gateway.directory import Directory, Principal, ResolvedModel
@@ -52,6 +53,10 @@ _ABSENCE_MS = 3000
 # Who asks for what an engine refuses, or hangs up, has used a request: both can be work, and nobody
 # could be held to a limit who got it back for hanging up.
 _CHARGED = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.ENGINE_REFUSED, ErrorCode.CLIENT_CLOSED})
+
+
+# Above this a body takes work before its tokens are known: it is counted as a request first.
+_COUNTED_LATER_BYTES_MAX = 16 << 10
 
 
 class Completer:
@@ -107,7 +112,10 @@ class Completer:
         received_at_s, received_at_unix_ms = now_s(), time.time_ns() // 1_000_000
         identity = identity_of(request)
         resolved = self._resolve(task, identity, principal, task.fields.model, received_at_unix_ms)
+        counted: Reservation | None = None
         try:
+            if _takes_work(request):
+                counted = await self._limiter.count(principal, resolved.model.id)
             plan = await self._plan(task, identity, principal, resolved)
             if principal.tenant.fallbacks:
                 plan = self._with_patience(plan, task, principal)
@@ -122,7 +130,7 @@ class Completer:
                 principal=principal,
                 model=resolved.model,
                 requested_model=resolved.name,
-                reservation=await self._reserve(principal, task, plan),
+                reservation=await self._reserve(principal, task, plan, counted),
                 is_stream=bool(task.fields.stream),
                 decision=resolved.decision,
                 choices=len(plan.specs),
@@ -135,6 +143,8 @@ class Completer:
             with run:
                 return await self._answer(run)
         finally:
+            if counted is not None:  # still so, if no answer was begun
+                self._limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=True)
             self._open.discard(identity.uid)
 
     async def _answer(self, run: Run) -> web.StreamResponse:
@@ -211,8 +221,12 @@ class Completer:
             return plan
         return plan._replace(specs=[it._replace(absence_ms=_ABSENCE_MS) for it in plan.specs])
 
-    async def _reserve(self, principal: Principal, task: Task, plan: Plan) -> Reservation:
-        return await self._limiter.reserve(
+    async def _reserve(
+        self, principal: Principal, task: Task, plan: Plan, counted: Reservation | None = None
+    ) -> Reservation:
+        limiter = self._limiter
+        take = limiter.reserve if counted is None else partial(limiter.reserve_counted, counted)
+        return await take(
             principal,
             plan.resolved.model.id,
             prompt_tokens=plan.prompt_tokens,
@@ -304,6 +318,13 @@ class Completer:
         self._decided.note(exchange.principal.tenant.id, exchange.model.id, decision)
         if decision.rollout_id and not exchange.has_failed:
             exchange.is_refusal = is_refusal(run.opening)
+
+
+def _takes_work(request: web.Request) -> bool:
+    """Return whether a body may be large: by its length, or since that is not known."""
+    length = request.content_length
+    is_packed = hdrs.CONTENT_ENCODING in request.headers
+    return length is None or length > _COUNTED_LATER_BYTES_MAX or is_packed
 
 
 def _with_time_left(plan: Plan, task: Task, spent_s: float) -> Plan:

@@ -55,6 +55,10 @@ class _CompletionTask:
     async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
         has_special_tokens = self.fields.add_special_tokens is not False
         root, owner = resolved.cache_root, resolved.tenant_id
+        context = resolved.context_tokens_max
+        for index, prompt in enumerate(self.fields.prompts):
+            if isinstance(prompt, str):
+                assets.require_fit(len(prompt), context, self.fields.prompt_param(index))
         return [
             await assets.encode_text(
                 prompt, root, owner=owner, add_special_tokens=has_special_tokens

@@ -200,6 +200,11 @@ class Scope:
         self._tokens -= extra
         self.untold_tokens += extra
 
+    def owe_request(self) -> None:
+        """Let a request be taken with the next batch, as far as there is one left."""
+        self.rest = b""
+        self.untold_requests += 1
+
     def give_back(self, taken: int) -> None:
         """Undo what Valkey granted to somebody who no longer waits for it."""
         self.rest = b""

@@ -175,6 +175,50 @@ class Limiter:
                 raise _exceeded(scopes, tokens, Verdict(*verdict))
         return self._reserve_locally(binding, tokens, answers)
 
+    async def count(self, principal: Principal, model_id: str) -> Reservation:
+        """Take one request before its tokens are known, which takes work to find out.
+
+        `reserve_counted` follows with them, or `settle`: a request that was refused is used.
+
+        Raises:
+            LimitExceededError: There is no room for another request.
+        """
+        return await self.reserve(
+            principal, model_id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
+        )
+
+    async def reserve_counted(
+        self,
+        counted: Reservation,
+        principal: Principal,
+        model_id: str,
+        *,
+        prompt_tokens: int,
+        output_tokens_max: int,
+        is_bounded: bool,
+        answers: int = 1,
+    ) -> Reservation:
+        """Take the expected tokens of a request that was counted already; as `reserve`.
+
+        A refusal leaves the request used, since its tokens were found out for it.
+        """
+        # Valkey sees both with one batch: the request is given back, and taken with its tokens.
+        self.settle(counted, prompt_tokens=0, output_tokens=0, was_served=False)
+        try:
+            return await self.reserve(
+                principal,
+                model_id,
+                prompt_tokens=prompt_tokens,
+                output_tokens_max=output_tokens_max,
+                is_bounded=is_bounded,
+                answers=answers,
+            )
+        except (RejectedError, asyncio.CancelledError):
+            for scope in counted.scopes:
+                scope.owe_request()
+            self._shared.tell(counted.scopes)
+            raise
+
     def settle(
         self, reservation: Reservation, *, prompt_tokens: int, output_tokens: int, was_served: bool
     ) -> None:

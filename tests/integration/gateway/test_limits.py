@@ -1,6 +1,7 @@
 """Limits as clients of a whole gateway see them: exact under parallel starts, never down."""
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -78,6 +79,45 @@ async def test_a_refused_request_costs_nothing(world) -> None:
             *(call(sdk, max_tokens=5) for _ in range(8)), return_exceptions=True
         )
         check_granted(sum(not isinstance(a, Exception) for a in answers), 5, 5, began_s)
+
+
+def padded(**body) -> bytes:
+    """A body that may take work before its tokens are known, by its size."""
+    return json.dumps({"model": "tiny", "messages": HELLO, "max_tokens": 1} | body).encode() + (
+        b" " * (17 << 10)
+    )
+
+
+async def test_a_large_body_is_one_request_and_used_when_it_is_refused(world) -> None:
+    async with world() as w, w.http(LIMITED) as http:
+        began_s = time.monotonic()
+        response = await http.post("/v1/chat/completions", content=padded())
+        assert response.is_success
+        assert response.headers["x-ratelimit-remaining-requests"] == "4"
+        text = [{"role": "user", "content": "the river and the gate " * 100_000}]
+        refused = 0
+        while True:
+            response = await http.post("/v1/chat/completions", content=padded(messages=text))
+            if response.status_code == 429:
+                break
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+            assert "characters" in response.json()["error"]["message"]
+            refused += 1
+        check_granted(1 + refused, 5, 5, began_s)
+        assert response.json()["error"]["code"] == "rate_limit_requests"
+
+
+async def test_a_large_body_without_tokens_left_is_used_as_well(world) -> None:
+    async with world() as w, w.http(LIMITED) as http:
+        began_s = time.monotonic()
+        text = [{"role": "user", "content": "the river and the gate " * 20}]
+        codes: list[str] = []
+        for _ in range(8):
+            response = await http.post("/v1/chat/completions", content=padded(messages=text))
+            codes.append("" if response.is_success else response.json()["error"]["code"])
+        assert "rate_limit_tokens" in codes
+        worked_at = [code for code in codes if code != "rate_limit_requests"]
+        check_granted(len(worked_at), 5, 5, began_s)
 
 
 async def test_who_hangs_up_has_used_a_request(world, eventually) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from gateway.bases.encoder import PromptEncoder, cuts_of
+from gateway.bases.slices import finished
 
 SHIPPED = Tokenizer.from_file(str(Path(__file__).parents[3] / "model_repo/default/tokenizer.json"))
 WORDS = [
@@ -41,7 +42,7 @@ prompts = st.lists(
 def test_ids_are_those_of_the_tokenizer(rounds, characters_max: int) -> None:
     encoder = PromptEncoder(SHIPPED, characters_max)
     for pieces in rounds + rounds:
-        assert list(encoder.encode(pieces, b"o")) == plain(SHIPPED, pieces)
+        assert list(finished(encoder.encode(pieces, b"o"))) == plain(SHIPPED, pieces)
         assert encoder.characters <= characters_max
 
 
@@ -63,9 +64,9 @@ def test_a_turn_costs_what_is_new_in_it() -> None:
     tokenizer = Counting()
     encoder = PromptEncoder(tokenizer)  # type: ignore[arg-type]
     first = "<|im_start|>user\nhello there<|im_end|>\n<|im_start|>assistant\n"
-    encoder.encode([first], b"o")
+    finished(encoder.encode([first], b"o"))
     tokenizer.asked.clear()
-    encoder.encode([first + "hi<|im_end|>\n<|im_start|>user\nand now?<|im_end|>\n"], b"o")
+    finished(encoder.encode([first + "hi<|im_end|>\n<|im_start|>user\nand now?<|im_end|>\n"], b"o"))
     assert tokenizer.asked == ["assistant\nhi", "user\nand now?"]
 
 
@@ -73,7 +74,7 @@ def test_nobody_profits_from_what_others_have_sent() -> None:
     tokenizer = Counting()
     encoder = PromptEncoder(tokenizer)  # type: ignore[arg-type]
     for owner in (b"one", b"two"):
-        encoder.encode(["<|im_start|>user\na secret"], owner)
+        finished(encoder.encode(["<|im_start|>user\na secret"], owner))
     assert tokenizer.asked == ["user\na secret"] * 2
 
 
@@ -112,5 +113,5 @@ def test_a_text_is_cut_only_where_that_changes_nothing(
     assert set(cuts_of(tokenizer)) == cuts
     encoder = PromptEncoder(tokenizer)
     for text in ("<a>x <b>y", "x<a>b", " <a> <a>", "x<", "<a>x<a>b"):
-        assert list(encoder.encode([text], b"o")) == plain(tokenizer, [text])
-        assert list(encoder.encode([text], b"o")) == plain(tokenizer, [text])
+        assert list(finished(encoder.encode([text], b"o"))) == plain(tokenizer, [text])
+        assert list(finished(encoder.encode([text], b"o"))) == plain(tokenizer, [text])

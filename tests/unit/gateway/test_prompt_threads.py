@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gateway.bases.encoder import PromptEncoder
+from gateway.bases.slices import Steps, finished
 from gateway.bases.threads import PromptThreads, Turns, tokenizing_threads
 from sluice.errors import ErrorCode, RejectedError
 
@@ -75,10 +76,12 @@ def test_a_prompt_is_tokenized_where_it_was_said(threads: PromptThreads) -> None
     tokenizer: Any = Noting()
     encoder = PromptEncoder(tokenizer)
     text = "<|im_start|>user\nhi"
-    there = threads.usual.submit(encoder.encode, [text], b"a", threads.tokenizing).result(10)
-    assert list(there) == list(encoder.encode([text], b"b")) == SHIPPED.encode(text).ids
-    whole = encoder.encode_whole(text, threads.tokenizing)
-    assert list(whole) == list(encoder.encode_whole(text))
+    there = threads.usual.submit(finished, encoder.encode([text], b"a", threads.tokenizing)).result(
+        10
+    )
+    assert list(there) == list(finished(encoder.encode([text], b"b"))) == SHIPPED.encode(text).ids
+    whole = finished(encoder.encode_whole(text, threads.tokenizing))
+    assert list(whole) == list(finished(encoder.encode_whole(text)))
     assert [name.split("_")[0] for name in tokenizer.asked_in] == [
         "tokenizing",
         "MainThread",
@@ -227,3 +230,23 @@ async def test_places_are_given_to_who_waits_in_turn_whoever_leaves(
         for asker, _ in open_:
             asker.may_go.set()
     assert turns.waiting == 0
+
+
+async def test_long_work_gives_way_after_each_step(threads: PromptThreads) -> None:
+    done: list[str] = []
+
+    def steps_of(owner: str, steps: int) -> Steps[str]:
+        for _ in range(steps):
+            done.append(owner)
+            yield
+        return owner
+
+    async with asyncio.TaskGroup() as tasks:
+        long = [tasks.create_task(threads.run_steps("long", steps_of("long", 50))) for _ in "abc"]
+        await asyncio.sleep(0)
+        short = tasks.create_task(threads.run_steps("short", steps_of("short", 1)))
+        await short
+        assert not any(task.done() for task in long)
+    assert [task.result() for task in long] == ["long"] * 3
+    # Two steps are at work when it comes; from then on owners alternate.
+    assert done.index("short") <= 4

@@ -140,7 +140,7 @@ async def test_large_prompts_are_encoded_in_a_thread(messages: list[Message]) ->
 async def test_texts_and_ids() -> None:
     with closing(CountingThreads()) as threads:
         assets = replace(ASSETS, threads=threads)
-        for text in ("<|im_start|>hi", "a b " * 20_000):
+        for text in ("<|im_start|>hi", "a b " * 15_000):
             encoded = await assets.encode_text(text, b"")
             assert encoded.ids.tolist() == ASSETS.tokenizer.encode(text).ids
             again = await assets.hash_ids(encoded.ids, b"")
