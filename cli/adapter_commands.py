@@ -9,6 +9,7 @@ import typer
 
 from cli.admin import AsJson, ask, given
 from cli.api import Api, ApiError, Json
+from cli.artifact_commands import publish
 from cli.downloads import fetch_file, find_manifest
 from cli.render import show_fields, show_json, show_objects, size_text
 
@@ -190,3 +191,6 @@ def _row(row: Json) -> Json:
         "tenants": tenants,
         "nodes": row["node_count"],
     }
+
+
+adapters.command("publish")(publish)

@@ -1,39 +1,19 @@
-"""The commands of `sluice`, put together."""
+"""The command `sluice`."""
 
 import os
-from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import typer
 
-from cli import (
-    admin_commands,
-    certificate_commands,
-    compose_commands,
-    config_commands,
-    explain,
-    stack_commands,
-    top_commands,
-    trace_commands,
-)
-from cli.stack.home import Home, parse_env
-from cli.stack_commands import fail
+from cli.commands import CommandGroup
 
 app = typer.Typer(
     name="sluice",
+    cls=CommandGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-stack_commands.register(app)
-admin_commands.register(app)
-explain.register(app)
-trace_commands.register(app)
-top_commands.register(app)
-compose_commands.register(app)
-config_commands.register(app)
-certificate_commands.register(app)
 
 
 @app.callback()
@@ -52,6 +32,9 @@ def choose(
     """
     if not context:
         return
+    from cli.stack.home import Home, parse_env
+    from cli.stack_commands import fail
+
     file = Home.find().context_file(context)
     try:
         os.environ.update(parse_env(file.read_text()))
@@ -60,9 +43,3 @@ def choose(
         raise fail(
             f"there is no context {context!r} in {file.parent}; there are: {known}"
         ) from None
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(installed_version("sluice"))

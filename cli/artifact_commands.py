@@ -11,6 +11,7 @@ from cli.api import Api, Json
 from cli.bars import byte_bar
 from cli.render import show_json, show_objects
 from cli.stack_commands import fail
+from cli.store_commands import register
 from cli.uploads import ended, upload
 from sluice.manifests import Manifest, ManifestError, manifest_of_directory
 
@@ -193,3 +194,6 @@ def _show_end(upload: Json, *, as_json: bool) -> None:
         show_json(upload)
     else:
         typer.echo(f"{upload['digest']} is ready ({upload['kind']}, {upload['size_bytes']} bytes)")
+
+
+register(artifacts)

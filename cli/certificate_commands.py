@@ -12,11 +12,6 @@ from sluice.identity import DOMAIN
 certificates = typer.Typer(no_args_is_help=True, help="Certificates for mutual TLS.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(certificates, name="certificates")
-
-
 @certificates.command()
 def create(
     *,

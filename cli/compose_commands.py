@@ -24,11 +24,6 @@ _PUSH_S = 120.0
 compose = typer.Typer(no_args_is_help=True, help="What docker-compose.yml needs besides Docker.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(compose, name="compose")
-
-
 @compose.command("init")
 def init(
     *,

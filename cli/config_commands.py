@@ -29,11 +29,6 @@ EnvFile = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(config, name="config")
-
-
 @config.command("check")
 def check(services: Services = None, *, env_file: EnvFile = None) -> None:
     """Say what is unknown, missing or wrong, and what to write; exit status 2 if anything is.

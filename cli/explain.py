@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.admin import WHERE, AsJson, ask
+from cli.admin import AsJson, ask
 from cli.api import Api, ApiError
 from cli.render import console, show_json, table
 from cli.stack_commands import fail
@@ -42,11 +42,6 @@ class Question:
     tenant: str = ""
     cell: str = ""
     cache_root: bytes = b""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=WHERE)(explain)
 
 
 def explain(

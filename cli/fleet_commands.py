@@ -6,6 +6,7 @@ import typer
 
 from cli.admin import AsJson, ask, delete_one, given
 from cli.api import Api, Json
+from cli.golden_commands import quarantines, release_replica, show_quarantine
 from cli.hours_commands import hours
 from cli.node_commands import nodes
 from cli.render import show_fields, show_json, show_objects
@@ -208,3 +209,8 @@ def _put(
 
     made = ask(lambda api: api.edit(f"/v1/pools/{name}", change, new))
     show_objects([made], _POOL, as_json=as_json)
+
+
+fleet.command("quarantines")(quarantines)
+fleet.command("quarantine")(show_quarantine)
+fleet.command("release")(release_replica)

@@ -6,6 +6,7 @@ import typer
 
 from cli.admin import AsJson, ask, delete_one, given, show_one
 from cli.api import Json
+from cli.artifact_commands import publish
 from cli.render import show_objects
 
 models = typer.Typer(help="What can be asked for.", no_args_is_help=True)
@@ -197,3 +198,6 @@ def _put(
 
     made = ask(lambda api: api.edit(f"/v1/models/{model}", change, new))
     show_objects([made], _SHOWN, as_json=as_json)
+
+
+models.command("publish")(publish)

@@ -43,14 +43,6 @@ class Engine(StrEnum):
     SIM = "sim"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(up)
-    app.command()(down)
-    app.command()(status)
-    app.command()(logs)
-
-
 def fail(message: str, code: int = 1) -> typer.Exit:
     """Print one line on stderr and return the exit to raise."""
     console(stderr=True).print(f"sluice: {message}", markup=False, soft_wrap=True)

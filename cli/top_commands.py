@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import typer
 
-from cli.admin import WHERE, AsJson, refuse_clear, setting, take_certificates
+from cli.admin import AsJson, refuse_clear, setting, take_certificates
 from cli.api import Api, ApiError, trust
 from cli.stack.home import Home
 from cli.stack.ports import read_ports
@@ -40,11 +40,6 @@ _NAMES_TIMEOUT_S = 3.0
 # The other screen of the terminal, no cursor; and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _END_LINE, _END_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=WHERE)(top)
 
 
 def top(

@@ -7,7 +7,7 @@ import typer
 from google.protobuf.json_format import ParseDict
 
 from cli import explain
-from cli.admin import WHERE, AsJson, ask, given
+from cli.admin import AsJson, ask, given
 from cli.api import Api, ApiError
 from cli.render import console, show_json
 from cli.stack.home import Home, read_env
@@ -17,11 +17,6 @@ from cli.trace_view import lines, reality
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _NOT_FOUND = 404
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=WHERE)(trace)
 
 
 def trace(

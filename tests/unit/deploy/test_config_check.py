@@ -87,7 +87,8 @@ def test_the_command_works_in_the_image_without_the_servers_of_the_local_stack()
     """The image `sluice` has no psutil, chdb and the like; only `sluice up` and `status` do."""
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['psutil', 'chdb', 'openvino', 'numpy']));"
-        "import cli.app, cli.stack.seed, cli.stack.base"
+        "import cli.stack.seed, cli.stack.base; from cli.commands import COMMANDS, load;"
+        "[load(name) for name in COMMANDS]"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()

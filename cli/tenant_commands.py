@@ -1,27 +1,11 @@
-"""`sluice tenants, requests`, and where the other commands on the admin REST are added."""
+"""`sluice tenants`."""
 
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from cli import (
-    adapter_commands,
-    admin_key_commands,
-    artifact_commands,
-    audit_commands,
-    budget_commands,
-    cost_commands,
-    fleet_commands,
-    golden_commands,
-    key_commands,
-    model_commands,
-    rollout_commands,
-    store_commands,
-    text_commands,
-    tier_commands,
-    usage_commands,
-)
+from cli import budget_commands, text_commands
 from cli.admin import WHERE, AsJson, Tenant, ask, delete_one, given, show_one
 from cli.api import Json
 from cli.render import show_objects
@@ -49,30 +33,8 @@ Disabled = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(tenants, name="tenants", epilog=WHERE)
-    tenants.add_typer(budget_commands.budget, name="budget", epilog=WHERE)
-    tenants.add_typer(text_commands.texts, name="texts", epilog=WHERE)
-    app.add_typer(key_commands.keys, name="keys", epilog=WHERE)
-    app.add_typer(tier_commands.tiers, name="tiers", epilog=WHERE)
-    app.add_typer(model_commands.models, name="models", epilog=WHERE)
-    model_commands.models.command("publish")(artifact_commands.publish)
-    app.add_typer(adapter_commands.adapters, name="adapters", epilog=WHERE)
-    adapter_commands.adapters.command("publish")(artifact_commands.publish)
-    app.add_typer(artifact_commands.artifacts, name="artifacts", epilog=WHERE)
-    store_commands.register(artifact_commands.artifacts)
-    app.add_typer(rollout_commands.rollouts, name="rollouts", epilog=WHERE)
-    app.add_typer(fleet_commands.fleet, name="fleet", epilog=WHERE)
-    fleet_commands.fleet.command("quarantines")(golden_commands.quarantines)
-    fleet_commands.fleet.command("quarantine")(golden_commands.show_quarantine)
-    fleet_commands.fleet.command("release")(golden_commands.release_replica)
-    app.add_typer(golden_commands.golden, name="golden", epilog=WHERE)
-    app.add_typer(admin_key_commands.admin_keys, name="admin-keys", epilog=WHERE)
-    app.command(epilog=WHERE)(audit_commands.audit)
-    app.command(epilog=WHERE)(requests)
-    app.command(epilog=WHERE)(usage_commands.usage)
-    app.command(epilog=WHERE)(cost_commands.cost)
+tenants.add_typer(budget_commands.budget, name="budget", epilog=WHERE)
+tenants.add_typer(text_commands.texts, name="texts", epilog=WHERE)
 
 
 @tenants.command("list")
@@ -155,27 +117,6 @@ def unpin(tenant: Tenant, model: PinnedModel, *, as_json: AsJson = False) -> Non
         return {name: release for name, release in pins.items() if name != model}
 
     _put_pins(tenant, without, as_json=as_json)
-
-
-def requests(
-    *,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 20,
-    as_json: AsJson = False,
-) -> None:
-    """Show the latest requests, as the trace store has them."""
-    found = ask(lambda api: api.list("/v1/requests", limit=limit), "SLUICE_TELEMETRY_URL")
-    columns = (
-        "received_at",
-        "request_id",
-        "tenant_id",
-        "model",
-        "prompt_tokens",
-        "output_tokens",
-        "ttft_us",
-        "total_us",
-        "outcome",
-    )
-    show_objects(found, columns, as_json=as_json)
 
 
 def _limits(
