@@ -40,8 +40,9 @@ _END_FROZEN = text(
     " AND xact_start IS NOT NULL AND wait_event_type = 'Client'"
     " AND state_change < clock_timestamp() - interval '10 s'"
 )
-# Worth another try: gone away, starting up, shutting down; lost a deadlock or a serialization race.
-_TRANSIENT_SQLSTATES = ("08", "57P", "40001", "40P01", "53300")
+# Worth another try: gone away, starting up, shutting down; lost a deadlock or a serialization race;
+# and what an operator has to mend: no such database, no access, no tables yet.
+_TRANSIENT_SQLSTATES = ("08", "57P", "40001", "40P01", "53300", "3D000", "28", "42P01")
 
 ERRORS: tuple[type[Exception], ...] = (
     DBAPIError,

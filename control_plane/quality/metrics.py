@@ -9,9 +9,9 @@ class QualityMetrics:
     """Counts what becomes of golden prompts' answers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._quarantined = Gauge(
-            "control_plane_replicas_quarantined_count",
-            "Replicas that are being taken out because they answer golden prompts otherwise",
+        self._quarantines = Counter(
+            "control_plane_quarantines_total",
+            "Replicas that were put in quarantine because they answer golden prompts otherwise",
             registry=registry,
         )
         self._alerts = Gauge(
@@ -52,6 +52,10 @@ class QualityMetrics:
         """Count answers that deviate."""
         self._deviations.labels(difference).inc(count)
 
+    def count_quarantines(self, count: int) -> None:
+        """Count replicas that are put in quarantine."""
+        self._quarantines.inc(count)
+
     def count_held(self, budget: str) -> None:
         """Count a replica that was not quarantined because of a budget."""
         self._held.labels(budget).inc()
@@ -64,8 +68,7 @@ class QualityMetrics:
         """Count an answer that cannot be kept."""
         self._dropped.labels(reason).inc()
 
-    def show_quality(self, quarantined: int, alerts: Mapping[str, int]) -> None:
-        """Set how many replicas are in quarantine, and how many alerts of each kind there are."""
-        self._quarantined.set(quarantined)
+    def show_quality(self, alerts: Mapping[str, int]) -> None:
+        """Set how many alerts of each kind there are."""
         for alert, count in alerts.items():
             self._alerts.labels(alert).set(count)

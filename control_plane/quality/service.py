@@ -48,6 +48,10 @@ class Meter(Protocol):
         """Count answers that deviate."""
         ...
 
+    def count_quarantines(self, count: int) -> None:
+        """Count replicas that are put in quarantine."""
+        ...
+
     def count_held(self, budget: str) -> None:
         """Count a replica that was not quarantined because of a budget."""
         ...
@@ -60,8 +64,8 @@ class Meter(Protocol):
         """Count an answer that cannot be kept."""
         ...
 
-    def show_quality(self, quarantined: int, alerts: Mapping[str, int]) -> None:
-        """Set how many replicas are in quarantine, and how many alerts of each kind there are."""
+    def show_quality(self, alerts: Mapping[str, int]) -> None:
+        """Set how many alerts of each kind there are."""
         ...
 
 
@@ -156,7 +160,6 @@ class Quality:
             log.warning("answers_not_written", error=str(getattr(error, "reason", error)))
         for outcome in await self._judge.turn(self._board.askings):
             self._tell(outcome)
-        quarantined = await self._database.run(repository.quarantined)
         now_s = time.monotonic()
         counts = dict.fromkeys(map(str, Alert), 0)
         for group, (at_s, alerts) in list(self._alerts.items()):
@@ -166,7 +169,7 @@ class Quality:
             for alert in alerts:
                 counts[str(alert)] += 1
         counts[str(Alert.UNJUDGED)] = self._judge.deferrals.parked
-        self._meter.show_quality(sum(quarantined.values()), counts)
+        self._meter.show_quality(counts)
         if now_s - self._pruned_at > _PRUNE_INTERVAL_S:
             self._pruned_at = now_s
             kept = frozenset(self._board.askings)
@@ -177,6 +180,7 @@ class Quality:
         ruling = outcome.ruling
         for case in ruling.quarantines:
             told(case)
+        self._meter.count_quarantines(len(ruling.quarantines))
         for _ in outcome.failures:
             self._meter.count_failure()
         for difference, count in ruling.deviations.items():

@@ -368,9 +368,9 @@ ROLLOUT = Dashboard(
                 _rates("gateway_copies_total", "fate"),
             ),
             Panel(
-                "Replicas in quarantine",
+                "Replicas put in quarantine",
                 "short",
-                (Query("max(control_plane_replicas_quarantined_count)", "replicas"),),
+                (Query("sum(increase(control_plane_quarantines_total[1h]))", "replicas"),),
             ),
         ),
         (

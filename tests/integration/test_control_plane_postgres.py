@@ -20,6 +20,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from cli.stack import postgres
+from control_plane.database import Database, DatabaseDownError
 from control_plane.migrate import scripts
 from control_plane.models.model import release_of_digests
 from control_plane.schema import metadata
@@ -329,3 +330,26 @@ async def test_migrating_what_is_not_there_is_one_line(tmp_path) -> None:
     assert errors.decode().startswith("the database could not be migrated: ")
     assert errors.decode().count("\n") == 1
     assert scripts().name == "postgres"
+
+
+async def test_a_database_that_is_gone_is_an_outage_of_it(postgres_server) -> None:
+    await postgres_server.execute("CREATE DATABASE dropped")
+    database = Database(postgres_server.url("dropped"))
+
+    async def ask(query: str) -> None:
+        await database.run(lambda connection: connection.execute(text(query)), deadline_s=0.3)
+
+    try:
+        await ask("SELECT 1")
+        with pytest.raises(DatabaseDownError) as unmigrated:
+            await ask("SELECT * FROM tiers")
+        assert "tiers" in unmigrated.value.reason
+        await postgres_server.execute("DROP DATABASE dropped WITH (FORCE)")
+        with pytest.raises(DatabaseDownError) as gone:
+            await ask("SELECT 1")
+        assert gone.value.status == 503
+        await postgres_server.execute("CREATE DATABASE dropped")
+        await ask("SELECT 1")
+    finally:
+        await database.close()
+        await postgres_server.execute("DROP DATABASE IF EXISTS dropped WITH (FORCE)")
