@@ -190,7 +190,9 @@ class Gateway:
         routes.add("GET", "/openapi.json", describe)
         routes.add("GET", "/healthz", probes.health, is_open_when_full=True)
         routes.add("GET", "/readyz", probes.ready, is_open_when_full=True)
-        if self.settings.ops_address is None:
+        routes.add("GET", "/health", probes.ready, is_open_when_full=True)
+        routes.add("GET", "/version", probes.version)
+        if self.settings.ops_address is None or self.settings.public_metrics:
             routes.add("GET", "/metrics", probes.metrics, is_open_when_full=True)
         return routes
 

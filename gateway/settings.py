@@ -20,6 +20,7 @@ class GatewaySettings(ServiceSettings):
         ops_address: `host:port` for metrics and probes of all workers together. Without it,
             /metrics is at `http_address`, and tells of the one worker that answers and of no
             tenant.
+        public_metrics: With `ops_address`, /metrics is at `http_address` all the same.
         tls_cert: PEM file of the certificate chain; with `tls_key`, `http_address` speaks TLS.
         tls_key: PEM file of its key. Both are read again when they change.
         control_address: `host:port` of the control plane's Watch.
@@ -67,6 +68,7 @@ class GatewaySettings(ServiceSettings):
     artifacts_dir: Path | None = None
     bases_bytes_max: Annotated[int, Field(ge=128 << 20)] = 1 << 30
     ops_address: Address | None = None
+    public_metrics: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
     workers: Annotated[int, Field(ge=1, le=256)] = 1

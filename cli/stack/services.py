@@ -305,6 +305,7 @@ class ServicePlan:
                 "GATEWAY__INSTANCE_ID": "gateway-1",
                 "GATEWAY__HTTP_ADDRESS": f"{HOST}:{self._options.port}",
                 "GATEWAY__OPS_ADDRESS": self._address("gateway_ops"),
+                "GATEWAY__PUBLIC_METRICS": "true",
                 "GATEWAY__CONTROL_ADDRESS": control,
                 "GATEWAY__STATE_DIR": str(home.service_state(GATEWAY)),
                 "GATEWAY__ARTIFACTS_DIR": str(home.artifacts),

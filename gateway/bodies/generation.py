@@ -72,6 +72,7 @@ class StreamOptions(Strict):
     """What a stream brings besides text."""
 
     include_usage: Flag | None = None
+    continuous_usage_stats: Flag | None = None
     include_obfuscation: Annotated[Any, Only(False)] = None
 
 
@@ -144,6 +145,12 @@ class GenerationFields(Body):
     def include_usage(self) -> bool:
         """Whether the stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def counts_usage(self) -> bool:
+        """Whether each chunk before that tells the usage until then; vLLM's extension."""
+        options = self.stream_options
+        return self.include_usage and options is not None and bool(options.continuous_usage_stats)
 
     @property
     def session(self) -> str:

@@ -16,7 +16,7 @@ from gateway.metrics import FastHistogram
 from gateway.text.detokenizer import json_fragment
 from gateway.text.logprobs import LogprobLine, TokenLogprob
 from gateway.text.pipe import TextPipe
-from gateway.text.sse import KEEP_ALIVE, ChunkWriter
+from gateway.text.sse import KEEP_ALIVE, ChunkWriter, CountedChunks, StreamHead
 from sluice.errors import ErrorCode
 
 # A reader this far behind (about a thousand tokens) is cut: memory is for those who read.
@@ -50,6 +50,7 @@ class StreamedGeneration(Generation):
         "_frame_bytes",
         "_head",
         "_held",
+        "_is_counted",
         "_is_plain",
         "_itl",
         "_pace",
@@ -86,6 +87,7 @@ class StreamedGeneration(Generation):
         self._itl = itl
         self._pace: Pace | _LastStep = pace
         self._held = b""  # a chunk that waits for the one behind it
+        self._is_counted = False
         self._is_plain = line is None and pipe.is_transparent
         self._early: list[bytes] | None = []
         self._head = chunks.head
@@ -93,6 +95,12 @@ class StreamedGeneration(Generation):
         self._frame_bytes = len(chunks.head) + len(chunks.tail)
         self._transport: asyncio.WriteTransport | None = None
         self._until_check = _CHECK_EVERY
+
+    def count_usage(self, head: StreamHead) -> None:
+        """Let every chunk tell the usage until then; call before the first token."""
+        self.chunks = CountedChunks(self.chunks, head, len(self.spec.prompt), self.emitted.__len__)
+        self._is_counted = True
+        self._is_plain = False
 
     def push(self, tokens: Sequence[int], now_s: float) -> None:
         """Take the tokens of one engine step and send their text."""
@@ -131,14 +139,14 @@ class StreamedGeneration(Generation):
     def _push_slowly(self, tokens: Sequence[int]) -> None:
         pipe = self.pipe
         delta, entries = self.taken(tokens)
-        self._is_plain = self._line is None and pipe.is_transparent
+        self._is_plain = self._line is None and pipe.is_transparent and not self._is_counted
         if delta is not NOTHING or entries:
             self._show(delta, entries)
         if pipe.is_stopped:
             self.end(Ending(EndKind.STOP))
 
     def _show(self, delta: Delta, entries: list[TokenLogprob]) -> None:
-        if not (delta.reasoning or delta.calls or entries):
+        if not (delta.reasoning or delta.calls or entries or self._is_counted):
             if delta.content:
                 self._send(json_fragment(delta.content))
             return

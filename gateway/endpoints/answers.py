@@ -230,6 +230,12 @@ class ModelList(_Shape):
     data: list[ModelCard]
 
 
+class Version(_Shape):
+    """The release that answers."""
+
+    version: str
+
+
 class Status(_Shape):
     """How the worker is."""
 

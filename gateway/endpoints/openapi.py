@@ -125,6 +125,8 @@ def document() -> Json:
     paths["/healthz"] = {"get": _open(_get("Tell that the process lives", answers.Status))}
     ready = _get("Tell whether requests can be served", answers.Status, frozenset({503}))
     paths["/readyz"] = {"get": _open(ready)}
+    paths["/health"] = {"get": _open(ready)}
+    paths["/version"] = {"get": _open(_get("Tell the version", answers.Version))}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -153,7 +155,13 @@ class _Untitled(GenerateJsonSchema):
 def _schemas() -> Json:
     bodies: list[type[BaseModel]] = [post.body for post in _POSTS]
     shapes: list[type[BaseModel]] = [post.answer for post in _POSTS]
-    shapes += [answers.ErrorEnvelope, answers.ModelCard, answers.ModelList, answers.Status]
+    shapes += [
+        answers.ErrorEnvelope,
+        answers.ModelCard,
+        answers.ModelList,
+        answers.Status,
+        answers.Version,
+    ]
     _, found = models_json_schema(
         [
             *[(body, "validation") for body in bodies],

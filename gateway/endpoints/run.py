@@ -233,6 +233,9 @@ class Run:
                     None if line is None or form is None else (line, form),
                 )
             )
+        if task.fields.counts_usage:
+            for stream in streams:
+                stream.count_usage(head)
         usage_head = head if task.fields.include_usage else None
         return EventStream(self.request, self._headers(), streams, usage_head)
 

@@ -1,6 +1,8 @@
 """What those who run the gateway ask it: whether it lives, whether it serves, its metrics."""
 
 from collections.abc import Awaitable, Callable
+from functools import cache
+from importlib.metadata import version
 
 import orjson
 from aiohttp import web
@@ -38,12 +40,21 @@ class Probes:
         body = error_body(ErrorCode.UNAVAILABLE, f"Not ready: {reason}.", status=503)
         return web.Response(body=body, status=503, content_type=_JSON, headers={"Retry-After": "1"})
 
+    async def version(self, _: web.Request) -> web.Response:
+        """GET /version, as vLLM has it."""
+        return _json({"version": _version()})
+
     async def metrics(self, _: web.Request) -> web.Response:
         """GET /metrics for Prometheus."""
         return web.Response(
             body=await self._read_metrics(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
+
+
+@cache
+def _version() -> str:
+    return version("sluice")
 
 
 def _json(value: object) -> web.Response:

@@ -4,6 +4,7 @@ Pure. A stream of 100 tokens has 100 chunks that differ only in the text, so tha
 constant pieces around an escaped fragment.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import orjson
@@ -12,6 +13,7 @@ from gateway.dialects.delta import CallDelta, Delta
 from gateway.text.detokenizer import json_fragment
 
 DONE = b"data: [DONE]\n\n"
+_NO_USAGE = b'"usage":null,'
 _CHAT_TEXT, _TEXT = b'"delta":{"content":"', b'"text":"'
 # A comment: clients skip it, proxies between see that the stream lives.
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -58,7 +60,7 @@ class StreamHead:
             json_fragment(model),
             extra.encode(),
         )
-        self.usage = b'"usage":null,' if with_usage else b""
+        self.usage = _NO_USAGE if with_usage else b""
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:
         """Return the last chunk, with what was used and no choice."""
@@ -89,6 +91,65 @@ class ChunkWriter(Protocol):
     def finish(self, reason: str) -> bytes:
         """Return the chunk that says why the answer ended."""
         ...
+
+
+class CountedChunks:
+    """Chunks of one choice that each tell the usage until then, as vLLM's do."""
+
+    __slots__ = ("_chunks", "_opening", "_output_tokens", "_prompt_tokens")
+
+    def __init__(
+        self,
+        chunks: ChunkWriter,
+        head: StreamHead,
+        prompt_tokens: int,
+        output_tokens: Callable[[], int],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            chunks: Of the choice, with `head`.
+            head: Made with its usage, which is replaced.
+            prompt_tokens: Of the choice's prompt.
+            output_tokens: Returns how many the choice has so far.
+        """
+        self._chunks = chunks
+        self._opening = head.opening + head.usage
+        self._prompt_tokens = prompt_tokens
+        self._output_tokens = output_tokens
+
+    @property
+    def head(self) -> bytes:
+        """What stands before the text of a chunk."""
+        return self._counted(self._chunks.head)
+
+    @property
+    def tail(self) -> bytes:
+        """What stands after it."""
+        return self._chunks.tail
+
+    def first(self) -> bytes:
+        """Return what precedes all text."""
+        return self._counted(self._chunks.first())
+
+    def delta(self, delta: Delta, logprobs: dict[str, object] | None) -> bytes:
+        """Return a chunk with whatever the delta holds."""
+        return self._counted(self._chunks.delta(delta, logprobs))
+
+    def finish(self, reason: str) -> bytes:
+        """Return the chunk that says why the answer ended."""
+        return self._counted(self._chunks.finish(reason))
+
+    def _counted(self, chunk: bytes) -> bytes:
+        if not chunk:
+            return chunk
+        prompt, output = self._prompt_tokens, self._output_tokens()
+        usage = b'"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d},' % (
+            prompt,
+            output,
+            prompt + output,
+        )
+        return self._opening.removesuffix(_NO_USAGE) + usage + chunk.removeprefix(self._opening)
 
 
 class ChatChunks:

@@ -46,6 +46,37 @@ async def test_a_stream_adds_up_and_ends_as_openai_does(world, step: int) -> Non
         assert len({(c.id, c.created, c.model) for c in chunks}) == 1
 
 
+@pytest.mark.parametrize("endpoint", ["chat/completions", "completions"])
+@pytest.mark.parametrize("step", [1, 3])
+async def test_every_chunk_tells_the_usage_so_far_when_asked(
+    world, endpoint: str, step: int
+) -> None:
+    prompt = {"messages": HELLO} if endpoint.startswith("chat") else {"prompt": "hello"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with world() as w, w.http() as http:
+        ids = w.ids(w.text)
+        steps = [ids[i : i + step] for i in range(0, len(ids), step)]
+        w.router.plan = lambda _: Plan(steps)
+        body = {"model": "tiny", "stream": True, "stream_options": options} | prompt
+        response = await http.post(f"/v1/{endpoint}", json=body)
+        events = [json.loads(e[6:]) for e in response.text.split("\n\n")[:-2]]
+        counts = [event["usage"]["completion_tokens"] for event in events]
+        assert counts == sorted(counts)
+        assert len(set(counts)) > len(steps) // 2
+        assert counts[-1] == len(ids)
+        for event in events:
+            usage = event["usage"]
+            assert usage["prompt_tokens"] == events[-1]["usage"]["prompt_tokens"] > 0
+            assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+async def test_the_paths_that_load_generators_ask_first(world) -> None:
+    async with world() as w, w.http() as http:
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/version")).json()["version"]
+        assert "gateway_" in (await http.get("/metrics")).text
+
+
 async def test_bytes_of_a_stream(world) -> None:
     async with world() as w, w.http() as http:
         response = await http.post(
