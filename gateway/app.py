@@ -21,6 +21,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.routers import RouterLinks
 from gateway.embedding.embedders import Embedders
+from gateway.endpoints.azure import AzurePaths
 from gateway.endpoints.chat import ChatCompletions
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.completions import Completions
@@ -40,6 +41,7 @@ from gateway.pool_board import PoolBoard
 from gateway.rollouts.confirm import Confirmations
 from gateway.rollouts.decided import Decided
 from gateway.rollouts.open_requests import OpenRequests
+from gateway.server.cors import Cors
 from gateway.server.loop_lag import LoopLag
 from gateway.server.middleware import Envelope
 from gateway.server.probes import Probes
@@ -194,6 +196,14 @@ class Gateway:
         routes.add("GET", "/version", probes.version)
         if self.settings.ops_address is None or self.settings.public_metrics:
             routes.add("GET", "/metrics", probes.metrics, is_open_when_full=True)
+        if self.settings.azure_paths:
+            AzurePaths(
+                {
+                    "chat/completions": chat.handle,
+                    "completions": completions.handle,
+                    "embeddings": embeddings.handle,
+                }
+            ).add_to(routes)
         return routes
 
     def probes(self, *, is_public: bool = False) -> Probes:
@@ -211,6 +221,7 @@ class Gateway:
             self.metrics,
             log_every=settings.log_every,
             trace_share=settings.trace_share,
+            cors=Cors(settings.origins),
         )
         limits = ServerLimits(
             connections_max=settings.connections_max,

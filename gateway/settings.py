@@ -10,6 +10,8 @@ from sluice.addresses import host_and_port
 from sluice.kafka import Brokers
 from sluice.settings import Address, ServiceSettings
 
+_ORIGINS = r"^(\*|https?://[^\s,/]+(,https?://[^\s,/]+)*)?$"
+
 
 class GatewaySettings(ServiceSettings):
     """What one gateway process needs to know.
@@ -55,6 +57,10 @@ class GatewaySettings(ServiceSettings):
         log_every: One in so many successful requests is logged.
         trace_share: Of requests without a trace context, the share whose trace is kept: spans are
             exported, and routers say what they knew. Slow and failed ones always are.
+        cors_origins: Origins whose pages in browsers may call the API, as `https://host` with
+            commas between; `*` is any.
+        azure_paths: The API is also at `/openai/deployments/MODEL/...` and `/openai/v1/...`, where
+            clients of Azure OpenAI look for it.
     """
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY__")
@@ -90,6 +96,13 @@ class GatewaySettings(ServiceSettings):
     text_spool_bytes_max: Annotated[int, Field(ge=8 << 20)] = 256 << 20
     log_every: Annotated[int, Field(ge=1)] = 100
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    cors_origins: Annotated[str, Field(pattern=_ORIGINS)] = ""
+    azure_paths: bool = False
+
+    @property
+    def origins(self) -> list[str]:
+        """The origins of `cors_origins`."""
+        return self.cors_origins.split(",") if self.cors_origins else []
 
     @property
     def host(self) -> str:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from gateway.bases.cache import BaseCache
 from gateway.bases.files import read_json, read_tokenizer
-from gateway.bases.slices import encode_batch
+from gateway.bases.slices import encode_batch, special_tokens_around
 from gateway.bases.threads import PromptThreads
 
 # Encoding takes about 1 ms per 10 KB, and some of it per text; above this streams would feel it.
@@ -34,6 +34,15 @@ class EmbeddingBase:
     dimensions: int
     vocabulary: int
     threads: PromptThreads | None = None
+
+    def truncated(self, ids: list[int], tokens_max: int) -> list[int]:
+        """Return the first tokens of a text, and the special ones at its end if it has them."""
+        if len(ids) <= tokens_max:
+            return ids
+        behind = list((special_tokens_around(self.tokenizer) or ((), ()))[1])
+        if not behind or ids[-len(behind) :] != behind or len(behind) >= tokens_max:
+            return ids[:tokens_max]
+        return ids[: tokens_max - len(behind)] + behind
 
     async def encode(
         self, texts: Sequence[str], *, owner: str = "", add_special_tokens: bool = True

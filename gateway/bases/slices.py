@@ -68,7 +68,7 @@ class SlicingTokenizer:
         self._tokenizer = tokenizer
         self._can_slice = is_independent and not _looks_back(tokenizer)
         self._characters = characters
-        self._around = _special_tokens_around(tokenizer)
+        self._around = special_tokens_around(tokenizer)
 
     def encode(
         self, texts: Sequence[str], tokenizing: Executor | None
@@ -171,7 +171,7 @@ def _looks_back(tokenizer: Tokenizer) -> bool:
     return False
 
 
-def _special_tokens_around(tokenizer: Tokenizer) -> "tuple[array[int], array[int]] | None":
+def special_tokens_around(tokenizer: Tokenizer) -> "tuple[array[int], array[int]] | None":
     """Return the tokens that are put before a text and behind it; None: it is not so simple."""
     bare = tokenizer.encode("a", add_special_tokens=False).ids
     full = tokenizer.encode("a", add_special_tokens=True).ids

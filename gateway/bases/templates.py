@@ -169,8 +169,8 @@ class ChatTemplate:
         given: int,
     ) -> str:
         values = {
-            **self._special_tokens,
             **options,
+            **self._special_tokens,
             "messages": rows,
             "tools": tools or None,
             "add_generation_prompt": True,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.bodies.fields import Flag, Integer, Only
+from gateway.bodies.fields import EntriesMax, Flag, Integer, Number, Only
 from gateway.bodies.generation import GenerationFields, OutputTokens
 from gateway.bodies.guides import schema_text
 from gateway.bodies.messages import (
@@ -27,6 +27,17 @@ from gateway.bodies.mistakes import bad_value, unsupported
 from gateway.bodies.parsing import parse
 
 TOP_LOGPROBS_MAX = 20
+
+
+_OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+TemplateOptions = Annotated[
+    dict[
+        Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")],
+        # Of strings, none that could be the text of a special token.
+        Flag | Integer | Number | Annotated[str, Field(pattern=r"^[\w. -]{0,64}$")] | None,
+    ],
+    EntriesMax(16),
+]
 
 
 class ChatRequest(GenerationFields):
@@ -53,8 +64,13 @@ class ChatRequest(GenerationFields):
         Only({}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"}),
     ] = None
     prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
-    store: Annotated[Any, Only(False)] = None
-    verbosity: Annotated[Any, Only("medium")] = None
+    store: Flag | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    chat_template: Annotated[Any, Only(instead="a model has its base's template")] = None
+    add_generation_prompt: Annotated[Any, Only(True, instead="use /v1/completions")] = None
+    continue_final_message: Annotated[Any, Only(False, instead="use /v1/completions")] = None
+    echo: Annotated[Any, Only(False)] = None
     web_search_options: Annotated[Any, Only()] = None
 
     @property
@@ -116,10 +132,15 @@ class ChatRequest(GenerationFields):
     @property
     def template_options(self) -> dict[str, object]:
         """What the chat template is told besides messages and tools."""
-        if self.reasoning_effort is None:
-            return {}
-        is_thinking = self.reasoning_effort != "none"
-        return {"reasoning_effort": self.reasoning_effort, "enable_thinking": is_thinking}
+        options: dict[str, object] = {}
+        if self.reasoning_effort is not None:
+            options["reasoning_effort"] = self.reasoning_effort
+            options["enable_thinking"] = self.reasoning_effort != "none"
+        if self.verbosity is not None:
+            options["verbosity"] = self.verbosity
+        if self.chat_template_kwargs is not None:
+            options |= self.chat_template_kwargs
+        return options
 
     def check(self) -> None:
         """See `Body`."""
@@ -129,6 +150,8 @@ class ChatRequest(GenerationFields):
         bounds = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(bounds) > 1:
             raise bad_value("max_tokens", "it is the old name of 'max_completion_tokens': send one")
+        for name in _OWN_NAMES.intersection(self.chat_template_kwargs or ()):
+            raise bad_value(f"chat_template_kwargs.{name}", "the server sets it")
         check_messages(self.messages)
         if self.tools or self.tool_choice not in (None, "none", "auto"):
             self._check_tools()

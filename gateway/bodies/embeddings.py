@@ -19,6 +19,16 @@ class EmbeddingRequest(Body):
     dimensions: Annotated[Integer, Field(ge=1, le=_DIMENSIONS_MAX)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: ShortText | None = None
+    truncate_prompt_tokens: Annotated[Integer, Field(ge=-1, le=1 << 30)] | None = None
+
+    def tokens_kept(self, context_tokens_max: int) -> int:
+        """Return how many tokens of each text are to be kept; 0: all, as OpenAI does it.
+
+        Args:
+            context_tokens_max: Of the model, which -1 asks for.
+        """
+        wanted = self.truncate_prompt_tokens
+        return context_tokens_max if wanted == -1 else wanted or 0
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:

@@ -21,6 +21,7 @@ from gateway.bodies.guides import Choices, Regex, ResponseFormat, guide_of
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body, Strict
 from gateway.bodies.prompts import check_ids
+from gateway.bodies.vllm_names import translated
 from sluice.errors import BadRequestError, ErrorCode
 from sluice.priority import CLASSES, queue_priority
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -128,6 +129,23 @@ class GenerationFields(Body):
     session_id: ShortText | None = None
     priority: Annotated[Integer, Field(gt=-CLASSES, le=0)] | None = None
     deadline_ms: Annotated[Integer, Field(ge=1, le=_DEADLINE_MS_MAX)] | None = None
+    # Fields of vLLM's server: the values that ask for nothing special.
+    skip_special_tokens: Annotated[Any, Only(True)] = None
+    spaces_between_special_tokens: Annotated[Any, Only(True)] = None
+    include_stop_str_in_output: Annotated[Any, Only(False)] = None
+    stop_token_ids: Annotated[Any, Only([], instead="send their text as 'stop'")] = None
+    truncate_prompt_tokens: Annotated[Any, Only(instead="shorten the prompt")] = None
+    prompt_logprobs: Annotated[Any, Only()] = None
+    use_beam_search: Annotated[Any, Only(False)] = None
+    length_penalty: Annotated[Any, Only(1.0)] = None
+    bad_words: Annotated[Any, Only([], instead="use 'logit_bias'")] = None
+    guided_decoding_backend: Annotated[Any, Only(instead="leave it out")] = None
+    guided_whitespace_pattern: Annotated[Any, Only(instead="leave it out")] = None
+
+    @classmethod
+    def translated(cls, document: dict[str, Any]) -> dict[str, Any]:
+        """See `Body`."""
+        return translated(document)
 
     @property
     def choices(self) -> int:

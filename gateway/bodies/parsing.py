@@ -35,6 +35,11 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @classmethod
+    def translated(cls, document: dict[str, Any]) -> dict[str, Any]:
+        """Return a body in which names of other servers are replaced; BadRequestError."""
+        return document
+
     def check(self) -> None:
         """Raise BadRequestError when fields, each fine by itself, do not go together."""
 
@@ -68,6 +73,7 @@ def parse(kind: type[_BodyT], body: bytes) -> _BodyT:
     if len(document) > _FIELDS_MAX:
         text = f"The request body has {len(document)} fields: {_TOO_MANY_FIELDS}."
         raise BadRequestError(ErrorCode.INVALID_REQUEST, text)
+    document = kind.translated(cast("dict[str, Any]", document))
     try:
         request = kind.__pydantic_validator__.validate_python(document)
     except ValidationError as error:

@@ -72,6 +72,8 @@ class Embeddings:
         base = await self._bases.get(resolved.model.base_digest)
         dimensions = _dimensions(wanted, base)
         texts = await token_ids(wanted.inputs, base, principal.tenant.id)
+        if tokens_max := wanted.tokens_kept(resolved.context_tokens_max):
+            texts = [base.truncated(ids, tokens_max) for ids in texts]
         check_lengths(texts, resolved.context_tokens_max)
         identity = identity_of(request)
         exchange = Exchange(

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+import orjson
 from aiohttp import web
 
-from gateway.bodies.parsing import INLINE_BYTES_MAX
+from gateway.bodies.parsing import INLINE_BYTES_MAX, check_values
 from gateway.server.body import read_body
 
 _Parsed = TypeVar("_Parsed")
+# The model that the path of a request names.
+MODEL_OF_PATH = web.RequestKey("model", str)
 
 
 async def read_parsed(request: web.Request, parse: Callable[[bytes], _Parsed]) -> _Parsed:
@@ -18,4 +21,19 @@ async def read_parsed(request: web.Request, parse: Callable[[bytes], _Parsed]) -
     Errors are those of `read_body` and of `parse`.
     """
     body = await read_body(request)
+    if (model := request.get(MODEL_OF_PATH)) is not None:
+        body = with_model(body, model)
     return parse(body) if len(body) <= INLINE_BYTES_MAX else await asyncio.to_thread(parse, body)
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    """Return a body that asks for a model, unless it asks for one already, or is no object."""
+    if len(body) > INLINE_BYTES_MAX:
+        check_values(body)
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body  # refused where it is parsed
+    if not isinstance(document, dict) or document.get("model") is not None:
+        return body
+    return orjson.dumps(document | {"model": model})

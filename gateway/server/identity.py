@@ -1,12 +1,14 @@
 """The names of one request: ours, the caller's, and those of W3C Trace Context (level 1)."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from aiohttp import web
 from multidict import CIMultiDictProxy, istr
 
+from gateway.server.cors import Cors
 from gateway.server.protocol import SERVER_NAME
 from sluice import tracecontext
 from sluice.ids import is_request_id
@@ -39,6 +41,7 @@ class Identity(NamedTuple):
         trace_id: 32 hex digits, the caller's or new.
         traceparent: Of our own span; the caller is told it as `traceresponse`.
         upstream: The caller's trace context; also who keeps a trace that begins here.
+        cross_origin: Headers of the answer for a page of another origin.
     """
 
     uid: str
@@ -46,6 +49,7 @@ class Identity(NamedTuple):
     trace_id: str
     traceparent: str
     upstream: Upstream = NONE
+    cross_origin: Mapping[str, str] = MappingProxyType({})
 
     @property
     def headers(self) -> dict[str, str]:
@@ -54,6 +58,7 @@ class Identity(NamedTuple):
             "x-request-id": self.request_id,
             "traceresponse": self.traceparent,
             "Server": SERVER_NAME,
+            **self.cross_origin,
         }
 
 
@@ -78,9 +83,12 @@ def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> Id
     return Identity(uid, request_id, trace_id, ours, upstream)
 
 
-def set_identity(request: web.Request, trace_share: float) -> Identity:
+def set_identity(request: web.Request, trace_share: float, cors: Cors) -> Identity:
     """Name a request; such a share of traces that begin here is kept."""
-    identity = request[_IDENTITY] = new_identity(request.headers, trace_share)
+    identity = new_identity(request.headers, trace_share)
+    if cross_origin := cors.headers(request.headers):
+        identity = identity._replace(cross_origin=cross_origin)
+    request[_IDENTITY] = identity
     return identity
 
 

@@ -9,6 +9,7 @@ from aiohttp import HttpVersion11, hdrs, web
 
 from gateway.directory import Directory, Principal
 from gateway.metrics import GatewayMetrics
+from gateway.server.cors import Cors
 from gateway.server.errors import HttpError, body_of, headers_of
 from gateway.server.identity import identity_of, set_identity
 from gateway.server.protocol import UNKNOWN_VERSION, HttpProtocol, too_many_connections
@@ -30,6 +31,9 @@ def note_outcome(request: web.Request, outcome: str) -> None:
 def authenticate(directory: Directory, request: web.Request) -> Principal:
     """Return the caller; PlatformError 401 without a good key, 503 while no key is known at all."""
     scheme, _, secret = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    if not scheme:  # as clients of Azure and of Anthropic send it
+        scheme = "bearer"
+        secret = request.headers.get("api-key") or request.headers.get("x-api-key") or ""
     secret = secret.strip()
     if scheme.lower() != "bearer" or not secret:
         raise PlatformError(
@@ -59,7 +63,13 @@ class Envelope:
     """Answers every request: finds its handler; identity, errors, counters and the access log."""
 
     def __init__(
-        self, routes: Routes, metrics: GatewayMetrics, *, log_every: int, trace_share: float = 1.0
+        self,
+        routes: Routes,
+        metrics: GatewayMetrics,
+        *,
+        log_every: int,
+        trace_share: float = 1.0,
+        cors: Cors | None = None,
     ) -> None:
         """Prepare.
 
@@ -68,8 +78,10 @@ class Envelope:
             metrics: Of this worker.
             log_every: Of successful requests, one in so many is logged, errors always.
             trace_share: Of traces that begin here, so many are kept.
+            cors: Origins whose pages may call; None: none.
         """
         self._routes = routes
+        self._cors = cors or Cors()
         self._metrics = metrics
         self._log_every = log_every
         self._trace_share = trace_share
@@ -79,12 +91,14 @@ class Envelope:
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
         started_at_s = time.monotonic()
-        identity = set_identity(request, self._trace_share)
+        identity = set_identity(request, self._trace_share, self._cors)
         route = _UNKNOWN
         try:
             try:
                 route = self._route(request)
-                response = await route.handler(request.method)(request)
+                response = self._cors.preflight(request)
+                if response is None:
+                    response = await route.handler(request.method)(request)
             except Exception as error:  # noqa: BLE001 - the outermost place: no worker is lost
                 response = self._refusal(request, error)
         except (asyncio.CancelledError, ConnectionError):

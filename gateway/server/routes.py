@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gateway.server.errors import HttpError
+from gateway.server.unknown_urls import unknown_url
 from sluice.errors import ErrorCode, PlatformError
+
+_METHOD_MAX = 16  # characters of a method that are shown
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -19,9 +22,9 @@ class MethodNotAllowedError(HttpError):
 
     ends_connection = False
 
-    def __init__(self, allowed: str) -> None:
+    def __init__(self, method: str, path: str, allowed: str) -> None:
         """Describe; `allowed` lists the methods."""
-        text = f"This method is not allowed for this URL; use {allowed}."
+        text = f"{method} is not allowed for {path}; use {allowed}."
         super().__init__(405, text, headers={"Allow": allowed})
         self.code = ErrorCode.METHOD_NOT_ALLOWED
 
@@ -44,7 +47,8 @@ class Route:
         """Return what answers; MethodNotAllowedError when nothing does."""
         handler = self.handlers.get(method)
         if handler is None:
-            raise MethodNotAllowedError(", ".join(sorted(self.handlers)))
+            allowed = ", ".join(sorted(self.handlers))
+            raise MethodNotAllowedError(method[:_METHOD_MAX], self.name, allowed)
         return handler
 
 
@@ -77,8 +81,8 @@ class Routes:
         for prefix, candidate in self._prefixes:
             if path.startswith(prefix) and len(path) > len(prefix):
                 return candidate
-        text = "Unknown request URL. See the documentation for the endpoints of this server."
-        raise PlatformError(ErrorCode.NOT_FOUND, text)
+        known = [*self._exact, *(f"{prefix}*" for prefix, _ in self._prefixes)]
+        raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(path, known))
 
 
 def path_rest(request: web.Request, prefix: str) -> str:

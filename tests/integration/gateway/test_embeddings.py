@@ -161,6 +161,17 @@ async def test_the_largest_request_is_answered_whole(embedding) -> None:
         assert answer.data[2047].embedding == e.vector("2047")
 
 
+async def test_a_long_text_is_cut_when_that_is_asked_for(embedding) -> None:
+    async with embedding() as e, e.world.http() as http:
+        long = "x" * CONTEXT  # one token per character, and two special ones
+        for tokens_max, tokens in ((-1, CONTEXT), (7, 7), (CONTEXT, CONTEXT)):
+            body = {"model": MODEL, "input": long, "truncate_prompt_tokens": tokens_max}
+            response = await http.post("/v1/embeddings", json=body)
+            assert response.json()["usage"]["prompt_tokens"] == tokens
+            cut = "x" * (tokens - 2)
+            assert response.json()["data"][0]["embedding"] == e.vector(cut)
+
+
 async def test_what_cannot_be_embedded_is_refused_by_name(embedding, events) -> None:
     async with embedding() as e, e.world.http() as http:
         long = "x" * CONTEXT  # one token per character, and two special ones

@@ -95,7 +95,8 @@ def test_an_empty_text_to_embed_is_not_described(given: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [{"made_up": 1}, {"n": 9}, {"store": True}, {"messages": []}, {"tool_choice": "maybe"}]
+    "extra",
+    [{"made_up": 1}, {"n": 9}, {"verbosity": "x"}, {"messages": []}, {"tool_choice": "maybe"}],
 )
 def test_what_is_refused_is_not_described(extra: dict[str, object]) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | extra

@@ -26,6 +26,12 @@ def test_inputs(given: object, inputs: object) -> None:
     assert parse(input=given).inputs == inputs
 
 
+def test_how_much_of_a_text_is_kept() -> None:
+    assert parse().tokens_kept(512) == 0
+    assert parse(truncate_prompt_tokens=7).tokens_kept(512) == 7
+    assert parse(truncate_prompt_tokens=-1).tokens_kept(512) == 512
+
+
 def test_options() -> None:
     request = parse(dimensions=64, encoding_format="base64", user="u")
     assert (request.dimensions, request.encoding_format) == (64, "base64")

@@ -1,0 +1,36 @@
+"""The API at the paths where clients of Azure OpenAI look for it."""
+
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from gateway.endpoints.reading import MODEL_OF_PATH
+from gateway.server.routes import Handler, Routes, path_rest
+from sluice.errors import ErrorCode, PlatformError
+
+_DEPLOYMENTS = "/openai/deployments/"
+
+
+class AzurePaths:
+    """Answers `/openai/deployments/MODEL/...`: a deployment is a model of this API."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        """Take the handlers by what follows `/v1/`."""
+        self._handlers = handlers
+
+    def add_to(self, routes: Routes) -> None:
+        """Add all paths."""
+        routes.add("POST", f"{_DEPLOYMENTS}*", self._handle)
+        for tail, handler in self._handlers.items():
+            routes.add("POST", f"/openai/v1/{tail}", handler)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        rest = path_rest(request, _DEPLOYMENTS)
+        for tail, handler in self._handlers.items():
+            model = rest.removesuffix(f"/{tail}")
+            if model and model != rest:
+                request[MODEL_OF_PATH] = model
+                return await handler(request)
+        served = ", ".join(self._handlers)
+        text = f"Behind {_DEPLOYMENTS}MODEL/ there are: {served}."
+        raise PlatformError(ErrorCode.NOT_FOUND, text)
