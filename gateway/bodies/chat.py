@@ -23,7 +23,7 @@ from gateway.bodies.messages import (
     check_messages,
     in_order_of_calls,
 )
-from gateway.bodies.mistakes import bad_value, unsupported
+from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import parse
 
 TOP_LOGPROBS_MAX = 20
@@ -130,6 +130,19 @@ class ChatRequest(GenerationFields):
         )
 
     @property
+    def free_schemas(self) -> Sequence[Any]:
+        """See the base; of tools, if calls are enforced."""
+        tools = self.callable_tools
+        schemas = () if self.must_call else super().free_schemas
+        is_held = self.must_call or self.guide is not None
+        if not (is_held or any(tool.function.strict for tool in tools)):
+            return schemas
+        return (
+            *schemas,
+            *(tool.function.parameters for tool in tools if not tool.function.strict),
+        )
+
+    @property
     def template_options(self) -> dict[str, object]:
         """What the chat template is told besides messages and tools."""
         options: dict[str, object] = {}
@@ -168,11 +181,6 @@ class ChatRequest(GenerationFields):
             raise bad_value("tool_choice", "it needs 'tools'")
         if unknown := self._chosen_names() - names:
             raise bad_value("tool_choice", f"'{min(unknown)}' is not among 'tools'")
-        if functions and self.guide is not None and self.tool_choice != "none":
-            raise unsupported(
-                "tools", "a model that may call tools cannot be held to a format as well; send"
-                ' "tool_choice": "none", or leave the format out'
-            )  # fmt: skip
 
     def _chosen_names(self) -> set[str]:
         choice = self.tool_choice

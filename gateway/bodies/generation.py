@@ -1,6 +1,6 @@
 """What chat completions and completions have in common: how an answer is generated. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Protocol
 
@@ -17,7 +17,7 @@ from gateway.bodies.fields import (
     ServedUpTo,
     ShortText,
 )
-from gateway.bodies.guides import Choices, Regex, ResponseFormat, guide_of
+from gateway.bodies.guides import Choices, JsonSchemaFormat, Regex, ResponseFormat, guide_of
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body, Strict
 from gateway.bodies.prompts import check_ids
@@ -235,6 +235,14 @@ class GenerationFields(Body):
     @cached_property
     def _guide(self) -> engine.Grammar | None:
         return guide_of(self.response_format, self.regex, self.choice)
+
+    @property
+    def free_schemas(self) -> Sequence[Any]:
+        """The schemas that are enforced as far as a grammar can."""
+        form = self.response_format
+        if not isinstance(form, JsonSchemaFormat) or form.json_schema.strict:
+            return ()
+        return (form.json_schema.content,)
 
     @property
     def guide_param(self) -> str | None:

@@ -14,6 +14,7 @@ from pydantic import Field
 from gateway.bodies.fields import Flag, Text
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Strict
+from gateway.bodies.schema_keywords import enforceable
 from gateway.dialects.call_grammar import JSON_OPTIONS
 from sluice.errors import BadRequestError
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -39,7 +40,12 @@ class JsonObjectFormat(Strict):
 
 
 class JsonSchema(Strict):
-    """A schema. It is always enforced, whatever `strict` says; name and description do nothing."""
+    """A schema, which is enforced; name and description do nothing.
+
+    Attributes:
+        strict: Refuse a schema with keywords that no grammar can enforce, which are left out
+            otherwise.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: Text | None = None
@@ -100,9 +106,11 @@ def guide_of(
     if choice is not None:
         return _of_choice(choice)
     if isinstance(response_format, JsonSchemaFormat):
-        schema = response_format.json_schema.content
-        if schema is not None:
-            text = schema_text(schema, "response_format.json_schema.schema")
+        wanted_schema = response_format.json_schema
+        if wanted_schema.content is not None:
+            text = schema_text(wanted_schema.content, "response_format.json_schema.schema")
+            if not wanted_schema.strict:
+                text = orjson.dumps(enforceable(wanted_schema.content)[0]).decode()
             return engine.Grammar(kind=engine.Grammar.KIND_JSON_SCHEMA, text=text)
     return None if is_free else engine.Grammar(kind=engine.Grammar.KIND_JSON)
 

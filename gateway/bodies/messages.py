@@ -18,7 +18,13 @@ TOOLS_MAX = 128
 _NO_ID = ""
 
 
-class TextPart(Strict):
+class _Part(BaseModel):
+    """A piece of content; fields that other servers read, such as `cache_control`, do nothing."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class TextPart(_Part):
     """A piece of content; only text is served."""
 
     type: Literal["text"]
@@ -28,7 +34,7 @@ class TextPart(Strict):
     ] = None
 
 
-class RefusalPart(Strict):
+class RefusalPart(_Part):
     """What the assistant said when it refused."""
 
     type: Literal["refusal"]
@@ -112,6 +118,7 @@ class Tool(Strict):
 
     type: _FunctionType
     function: FunctionTool
+    cache_control: Any = None  # of other servers; prefixes are cached by themselves
 
 
 class FunctionReference(Strict):

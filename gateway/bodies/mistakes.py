@@ -1,5 +1,6 @@
 """What is wrong with a body, in the words of its author: the field by its path, and why. Pure."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, LiteralString, cast
 
@@ -11,6 +12,18 @@ from sluice.errors import BadRequestError, ErrorCode
 UNSUPPORTED: LiteralString = "unsupported_parameter"  # type of such a mistake, for pydantic
 _NAME_CHARACTERS_MAX = 100  # shown of what the caller chose
 _TEXT_CHARACTERS_MAX = 500
+_INTEGER_MAX = 2.0**63  # beyond 64 bits JSON's readers make a fraction of a number
+_PYDANTIC_S = re.compile(r"\b(?:Input|String|List|Dictionary|Data) should")
+# Kinds of content, of requests to other models than those of text.
+_MEDIA = {
+    "image_url": "images",
+    "input_image": "images",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "videos",
+    "file": "files",
+    "input_file": "files",
+}
 
 
 def bad_value(param: str, message: str) -> BadRequestError:
@@ -53,12 +66,23 @@ def first_mistake(error: ValidationError, document: object) -> BadRequestError:
         for path, detail in zip(paths, details, strict=True)
     ]
     best = max(range(len(details)), key=ranks.__getitem__)
-    return _told(details[best], _shown(paths[best]))
+    path = paths[best]
+    return _told(details[best], _shown(path), _value_at(path, document))
 
 
-def _told(detail: ErrorDetails, param: str) -> BadRequestError:
-    message = detail["msg"][:_TEXT_CHARACTERS_MAX]
+def _value_at(path: Sequence[str | int], value: Any) -> object:
+    for part in path:
+        is_there = part in value if isinstance(value, dict) else isinstance(part, int)
+        value = value[part] if is_there else None
+    return value
+
+
+def _told(detail: ErrorDetails, param: str, value: object) -> BadRequestError:
+    message = _PYDANTIC_S.sub("it must", detail["msg"]).replace(" after validation", "")
+    message = message[:_TEXT_CHARACTERS_MAX]
     match detail["type"]:
+        case "int_type" if isinstance(value, float) and abs(value) >= _INTEGER_MAX:
+            return bad_value(param, "it is out of range: integers here have at most 64 bits")
         case "missing" | "union_tag_not_found":
             text = f"Missing required parameter: '{param}'."
             return BadRequestError(ErrorCode.INVALID_REQUEST, text, param=param)
@@ -67,13 +91,18 @@ def _told(detail: ErrorDetails, param: str) -> BadRequestError:
             return BadRequestError(ErrorCode.INVALID_REQUEST, text, param=param)
         case "union_tag_invalid":
             context: dict[str, Any] = detail.get("ctx", {})
-            kind = str(context.get("tag"))[:_NAME_CHARACTERS_MAX]
-            known = context.get("expected_tags")
-            return unsupported(param, f"the type '{kind}' is not one of {known}")
+            kind, known = str(context.get("tag")), context.get("expected_tags")
+            return _unknown_kind(param, kind[:_NAME_CHARACTERS_MAX], str(known))
         case kind if kind == UNSUPPORTED:
             return unsupported(param, message)
         case _:
             return bad_value(param, message)
+
+
+def _unknown_kind(param: str, kind: str, known: str) -> BadRequestError:
+    if (name := _MEDIA.get(kind)) is not None:
+        return unsupported(param, f"{name} are not served here ('{kind}'), only text")
+    return unsupported(param, f"the type '{kind}' is not one of {known}")
 
 
 def _path(detail: ErrorDetails, document: object) -> list[str | int]:

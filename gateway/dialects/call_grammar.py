@@ -82,13 +82,21 @@ class CallGrammar:
 
         BadRequestError when an expression or choices are too long for that.
         """
-        is_json = answer.startswith("%json")
-        if not is_json and len(answer) - 2 > _ANSWER_CHARACTERS_MAX:
-            raise _too_long("regex" if answer.startswith("/") else "choice")
+        name, rule = _answer(answer)
         thought, rules = self._thought(is_reasoning=is_reasoning)
-        # A terminal wherever it can be: a parser has no room for thousands of choices.
-        name = "answer" if is_json else "ANSWER"
-        return _lark(thought + name, (*rules, f"{name}: {answer}"))
+        return _lark(thought + name, (*rules, rule))
+
+    def calls_or_answer(
+        self, tools: Sequence[ToolSpec], answer: str, *, is_parallel: bool, is_reasoning: bool
+    ) -> str:
+        """Return a grammar of calls, or of an answer in Lark, behind reasoning if there is any.
+
+        BadRequestError when the schemas are too large together, or the answer is too long.
+        """
+        name, rule = _answer(answer)
+        calls, rules = self._calls(tools, is_parallel=is_parallel)
+        thought, more = self._thought(is_reasoning=is_reasoning)
+        return _lark(f"{thought}(call_list | {name})", (*more, f"call_list: {calls}", rule, *rules))
 
     def _thought(self, *, is_reasoning: bool) -> tuple[str, Sequence[str]]:
         """Return the reasoning as Lark, nothing if there is none, and the rules that it needs."""
@@ -135,7 +143,8 @@ class CallGrammar:
             if form is CallForm.LLAMA_PYTHONIC:
                 rules += _python_rules(number, tool)
             else:
-                rules.append(f"c{number}: {_quoted(tool.name)} a %json {_schema(tool)}")
+                name = f'"{tool.name}"' if form is CallForm.LLAMA_JSON else tool.name
+                rules.append(f"c{number}: {_quoted(name)} a %json {_schema(tool)}")
         more = f" ({between} call)~0..{CALLS_MAX - 1}" if is_parallel else ""
         return f"{before} call{more} {after}".strip(), rules
 
@@ -153,8 +162,11 @@ class CallGrammar:
             return "", '"("', '")"'
         if form is CallForm.MISTRAL_NAMED:
             return self._mark(TOOL_CALLS), self._mark(ARGUMENTS), ""
-        key = "parameters" if form is CallForm.LLAMA_JSON else "arguments"
-        opening, to_arguments, closing = _quoted('{"name": "'), _quoted(f'", "{key}": '), '"}"'
+        if form is CallForm.LLAMA_JSON:
+            # Cut as the engine cuts JSON: its lexer has to read a call and an answer alike.
+            name, parameters = _quoted('"name"'), _quoted('"parameters"')
+            return f'"{{" {name} /: ?/', f"/, ?/ {parameters} /: ?/", '"}"'
+        opening, to_arguments, closing = _quoted('{"name": "'), _quoted('", "arguments": '), '"}"'
         if form is CallForm.HERMES:
             opening = rf'{self._mark(TOOL_CALL)} "\n" {opening}'
             closing = rf'{closing} "\n" {self._mark(TOOL_CALL_END)}'
@@ -163,6 +175,16 @@ class CallGrammar:
     def _mark(self, mark: str) -> str:
         token = self.marks.get(mark)
         return _quoted(mark) if token is None else f"<[{token}]>"
+
+
+def _answer(answer: str) -> tuple[str, str]:
+    """Return the name of a rule for an answer, and the rule; BadRequestError: it is too long."""
+    if answer.startswith("%json"):
+        return "answer", f"answer: {answer}"
+    if len(answer) - 2 > _ANSWER_CHARACTERS_MAX:
+        raise _too_long("regex" if answer.startswith("/") else "choice")
+    # A terminal wherever it can be: a parser has no room for thousands of choices.
+    return "ANSWER", f"ANSWER: {answer}"
 
 
 def _lark(start: str, rules: Sequence[str]) -> str:

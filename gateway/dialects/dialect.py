@@ -106,6 +106,22 @@ class Dialect:
             return None
         return self._grammar.behind_reasoning(answer, is_reasoning=is_reasoning)
 
+    def calls_or_answer(
+        self, tools: Sequence[ToolSpec], answer: str, *, is_parallel: bool, is_reasoning: bool
+    ) -> str:
+        """Return a grammar of calls of `tools`, or of an answer given in Lark.
+
+        Args:
+            tools: At least one; calls keep to their schemas.
+            answer: What the output is if it calls nothing.
+            is_parallel: Whether there may be more than one call.
+            is_reasoning: As for `parser`; the reasoning comes first.
+        """
+        assert self.has_tools, "this dialect has no calls"
+        return self._grammar.calls_or_answer(
+            tools, answer, is_parallel=is_parallel, is_reasoning=is_reasoning
+        )
+
     @property
     def _grammar(self) -> CallGrammar:
         return CallGrammar(self.calls, self.mark_ids, REASONING_MARKS.get(self.reasoning))

@@ -88,11 +88,11 @@ class _ChatTask:
 
     def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
         chat, dialect = self.fields, assets.dialect
-        if chat.guide is not None:
+        if not self._tools:
+            if chat.guide is None:
+                return None
             text = dialect.behind_reasoning(lark_of(chat.guide), is_reasoning=prompt.is_reasoning)
             return None if text is None else _ebnf(text)
-        if not self._tools:
-            return None
         if not dialect.has_tools:
             raise BadRequestError(
                 ErrorCode.UNSUPPORTED_PARAMETER,
@@ -102,6 +102,13 @@ class _ChatTask:
         if chat.must_call:
             text = dialect.call_grammar(
                 self._tools, is_parallel=chat.is_parallel, is_reasoning=prompt.is_reasoning
+            )
+        elif chat.guide is not None:
+            text = dialect.calls_or_answer(
+                self._tools,
+                lark_of(chat.guide),
+                is_parallel=chat.is_parallel,
+                is_reasoning=prompt.is_reasoning,
             )
         elif any(tool.is_strict for tool in self._tools):
             text = dialect.strict_grammar(self._tools, is_parallel=chat.is_parallel)

@@ -15,6 +15,7 @@ import orjson
 from aiohttp import web
 
 from gateway.bodies.mistakes import bad_value
+from gateway.bodies.schema_keywords import left_out
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.exchange import Exchange, Tally, tally_of
 from gateway.dispatch.generation import Ending, EndKind, Generation, WholeGeneration
@@ -268,6 +269,8 @@ class Run:
     def _headers(self) -> dict[str, str]:
         exchange = self.exchange
         headers = {**identity_of(self.request).headers, "x-sluice-model": exchange.model.id}
+        if (schemas := self.task.fields.free_schemas) and (ignored := left_out(schemas)):
+            headers["x-sluice-ignored-keywords"] = ", ".join(sorted(ignored))
         if (decision := exchange.decision) is not None and decision.has_decided:
             headers["x-sluice-release"] = exchange.model.release
         return headers if exchange.reservation is None else headers | exchange.reservation.headers

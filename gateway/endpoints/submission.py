@@ -1,6 +1,7 @@
 """From a validated body to what a router is told: budget, sampling, session. Pure."""
 
 from functools import lru_cache
+from hashlib import blake2b
 from sys import intern
 
 from gateway.bases.assets import BaseAssets, EncodedPrompt
@@ -11,8 +12,6 @@ from gateway.dispatch.generation import GenerationSpec
 from gateway.server.identity import Identity
 from sluice.hashing import session_hash
 from sluice.wire.engine.v1 import engine_pb2 as engine
-
-_SEEDS = 1 << 64
 
 
 def generation_specs(
@@ -81,11 +80,24 @@ def _sampling_of(serialised: bytes) -> engine.Sampling:
     return engine.Sampling.FromString(serialised)
 
 
+def derived_seed(seed: int, index: int) -> int:
+    """Return the seed of a further answer: of 64 bits, and unlike those of neighbouring seeds.
+
+    Sums would give the second answer of one seed the numbers of the first answer of the next.
+
+    Args:
+        seed: Of the request, 64 bits.
+        index: Of the answer among those of the request, from 1 on.
+    """
+    key = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+
+
 def _sibling(leader: GenerationSpec, index: int, *, is_begun: bool = True) -> GenerationSpec:
     sampling = engine.Sampling()
     sampling.CopyFrom(leader.sampling)
     if sampling.HasField("seed"):
-        sampling.seed = (sampling.seed + index) % _SEEDS
+        sampling.seed = derived_seed(sampling.seed, index)
     request_id = f"{leader.request_id}-{index}"
     return leader._replace(
         request_id=request_id, sampling=sampling, choice=index, is_begun=is_begun

@@ -4,8 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from gateway.bodies.completions import CompletionRequest, parse_completion_request
+from gateway.bodies.schema_keywords import ENFORCED_FORMATS, UNENFORCED, enforceable
 from replica.engine.grammar_source import grammar_source
 from replica.engine.types import Grammar, GrammarKind, RefusedError
 from sluice.errors import BadRequestError
@@ -81,3 +83,48 @@ def test_what_is_refused_here_the_engine_would_refuse(
         parsed(**guide)
     with pytest.raises(RefusedError):
         grammar_source(grammar)
+
+
+VALUES: dict[str, Any] = {
+    **{keyword: {"type": "string"} for keyword in UNENFORCED},
+    "uniqueItems": True,
+    "minContains": 1,
+    "maxContains": 2,
+    "dependentRequired": {"a": ["b"]},
+    "dependentSchemas": {"a": {}},
+    "dependencies": {},
+    **dict.fromkeys(("$dynamicRef", "$dynamicAnchor", "$recursiveRef"), "#x"),
+}
+
+
+def is_known(schema: dict[str, Any]) -> bool:
+    """Whether the engine's compiler enforces all of a schema."""
+    source = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    return not LLMatcher.validate_grammar_with_warnings(source, None)[0]
+
+
+@pytest.mark.parametrize("keyword", sorted(UNENFORCED))
+def test_keywords_are_left_out_because_the_engine_does_not_know_them(keyword: str) -> None:
+    schema = {"type": ["object", "array"], keyword: VALUES[keyword]}
+    assert not is_known(schema)
+    kept, left_out = enforceable({"properties": {keyword: schema}})
+    assert left_out == {keyword}
+    assert is_known(kept)
+    assert keyword in kept["properties"], "a property may have any name"
+    strict = schema_format(schema)
+    strict["response_format"]["json_schema"]["strict"] = True
+    wanted, free = parsed(**strict).guide, parsed(**schema_format(schema)).guide
+    assert wanted is not None
+    assert free is not None
+    assert keyword in wanted.text, "a strict one is the engine's to refuse"
+    assert keyword not in free.text
+
+
+@pytest.mark.parametrize("name", [*sorted(ENFORCED_FORMATS), "regex", "int32", "uri-template"])
+def test_formats_that_the_engine_knows(name: str) -> None:
+    assert is_known({"type": "string", "format": name}) == (name in ENFORCED_FORMATS)
+
+
+def test_constants_are_no_schemas() -> None:
+    schema = {"const": {"not": 1}, "enum": [{"if": 2}], "default": {"format": "x"}}
+    assert enforceable(schema) == (schema, frozenset())

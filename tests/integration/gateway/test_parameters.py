@@ -114,7 +114,7 @@ async def test_stop_strings(world: Any) -> None:
         ("/v1/chat/completions", {"max_tokens": 1000}, "messages"),
         ("/v1/completions", {"max_tokens": 1000}, "prompt"),
         ("/v1/chat/completions", {"min_tokens": 1000}, "min_tokens"),
-        ("/v1/chat/completions", {"store": True}, "store"),
+        ("/v1/chat/completions", {"moderation": {}}, "moderation"),
         ("/v1/completions", {"suffix": "x"}, "suffix"),
     ],
 )
@@ -167,3 +167,23 @@ async def test_refusals_of_engines_name_the_parameter(
             name, extra = ("logprobs", {"logprobs": 2}) if param == "logprobs" else cases[-1]
             body = {"model": "tiny", "stream": is_stream} | BODY[text] | extra
             assert (await http.post(text, json=body)).json()["error"]["param"] == name
+
+
+async def test_keywords_that_are_not_enforced_are_told(world) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+    calling = {"tools": [tool], "tool_choice": "required"}
+    async with world() as w, w.http() as http:
+        for extra, ignored in (
+            ({}, None),
+            ({"response_format": form}, "uniqueItems"),
+            ({"response_format": form, "stream": True}, "uniqueItems"),
+            (calling, "not"),
+            (calling | {"response_format": form}, "not"),
+            (calling | {"response_format": form, "tool_choice": "auto"}, "not, uniqueItems"),
+        ):
+            answer = await http.post("/v1/chat/completions", json=body | extra)
+            assert answer.is_success
+            assert answer.headers.get("x-sluice-ignored-keywords") == ignored

@@ -229,6 +229,53 @@ def test_calls_keep_to_their_schemas_where_the_model_is_free(folder: Path, form:
         assert not subject.accepts(grammar, text), text
 
 
+FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["sum"],
+    "additionalProperties": False,
+}
+ANSWERS: dict[str, tuple[engine.Grammar, list[str], list[str]]] = {
+    "schema": (
+        engine.Grammar(kind=engine.Grammar.KIND_JSON_SCHEMA, text=json.dumps(FORM)),
+        ['{"sum": 42}'],
+        ['{"sum": 420}', "[]", "42"],
+    ),
+    "choice": (
+        engine.Grammar(kind=engine.Grammar.KIND_CHOICE, text='["yes", "no"]'),
+        ["yes", "no"],
+        ["yesno", "maybe"],
+    ),
+    "regex": (
+        engine.Grammar(kind=engine.Grammar.KIND_REGEX, text="[a-f]+"),
+        ["abc"],
+        ["xyz", "abc!"],
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_or_an_answer_in_its_format(folder: Path, name: str, answer: str) -> None:
+    form, calls, _ = WRITTEN[name]
+    guide, right, wrong = ANSWERS[answer]
+    subject = Subject(folder, form, ReasoningForm.THINK, is_special=name != "hermes")
+    grammar = subject.dialect.calls_or_answer(
+        TOOLS, lark_of(guide), is_parallel=True, is_reasoning=False
+    )
+    thought = "<think>\nhm\n</think>\n\n"
+    for text in (*calls, *right):
+        assert subject.accepts(grammar, text), text
+        assert subject.accepts(grammar, thought + text), text
+    for text in (*wrong, "", "Hello.", calls[0] + right[0], right[0] + calls[0]):
+        assert not subject.accepts(grammar, text), text
+    for text in calls:
+        check(parse(subject.dialect, text, tools=NAMES))
+    for text in right:
+        read = parse(subject.dialect, text, tools=NAMES)
+        assert (read.content, list(read.calls)) == (text, [])
+
+
 def test_without_a_mark_that_is_a_token_the_model_stays_free() -> None:
     for form in (CallForm.LLAMA_JSON, CallForm.LLAMA_PYTHONIC, CallForm.HERMES):
         assert Dialect(form).strict_grammar(TOOLS, is_parallel=True) is None

@@ -9,7 +9,7 @@ from gateway.bases.assets import EncodedPrompt, load_base
 from gateway.bodies.completions import parse_completion_request
 from gateway.directory import Principal, ResolvedModel
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
-from gateway.endpoints.submission import generation_specs
+from gateway.endpoints.submission import derived_seed, generation_specs
 from gateway.server.identity import Identity
 from gateway.text.pipe import TextPipe
 from sluice.wire.control.v1 import control_pb2 as control
@@ -59,10 +59,21 @@ def test_answers_have_seeds_and_names_of_their_own(seed: int, first_index: int) 
     body = b'{"model":"m","prompt":"x","n":3,"seed":%d}' % seed
     specs = specs_of(body, first_index)
     places = range(first_index, first_index + 3)
-    assert [it.sampling.seed for it in specs] == [(seed + i) % (1 << 64) for i in places]
+    own = seed % (1 << 64)
+    wanted = [derived_seed(own, i) if i else own for i in places]
+    assert [it.sampling.seed for it in specs] == wanted
     assert [it.choice for it in specs] == list(places)
     assert [it.is_begun for it in specs] == [False, True, True]
     assert [it.request_id for it in specs] == [f"req-{i}" if i else "req" for i in places]
+
+
+def test_sweeps_over_seeds_share_no_answer() -> None:
+    seeds = [
+        spec.sampling.seed
+        for seed in range(200)
+        for spec in specs_of(b'{"model":"m","prompt":"x","n":8,"seed":%d}' % seed, 0)
+    ]
+    assert len(set(seeds)) == 1600
 
 
 def test_without_a_seed_the_engine_chooses() -> None:

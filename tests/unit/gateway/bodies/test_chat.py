@@ -133,7 +133,6 @@ def test_what_is_taken(extra: dict[str, object]) -> None:
         ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0]",
@@ -261,8 +260,9 @@ def test_parallel_tool_calls() -> None:
     assert parse(tools=TOOLS, parallel_tool_calls=True).is_parallel
 
 
-def test_a_format_goes_with_tools_that_are_not_called() -> None:
-    request = parse(tools=TOOLS, tool_choice="none", response_format={"type": "json_object"})
+@pytest.mark.parametrize("choice", ["none", "auto", "required"])
+def test_a_format_goes_with_tools(choice: str) -> None:
+    request = parse(tools=TOOLS, tool_choice=choice, response_format={"type": "json_object"})
     assert request.guide is not None
 
 

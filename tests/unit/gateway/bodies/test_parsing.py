@@ -97,10 +97,37 @@ def test_extreme_values(body: bytes, param: str) -> None:
     assert refusal(body).param == param
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/x.png"}}
+
+
 def test_a_unions_member_is_not_taken_for_a_field() -> None:
-    part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
-    body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
-    assert refusal(json.dumps(body).encode()).param == "messages[0].content[0].cache_control"
+    schema = {"name": "n", "schema": {}, "json_schema": 1}
+    form = {"type": "json_schema", "json_schema": schema}
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "response_format": form}
+    assert refusal(json.dumps(body).encode()).param == "response_format.json_schema.json_schema"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperature": 3}, "'temperature': it must be less than or equal to 2"),
+        ({"max_tokens": 10**30}, "'max_tokens': it is out of range"),
+        ({"stop": ["a"] * 9}, "'stop': it must have at most 4 items, not 9"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "images are not served here"),
+    ],
+)
+def test_a_mistake_says_what_would_be_right(fields: dict[str, object], words: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | fields
+    assert words in refusal(json.dumps(body).encode()).message
+
+
+def test_fields_that_other_servers_read_do_nothing_in_parts_and_tools() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "x", **mark}
+    tool = {"type": "function", "function": {"name": "f"}, **mark}
+    body = {"model": "m", "messages": [{"role": "user", "content": [part]}], "tools": [tool]}
+    parsed = parse_chat_request(json.dumps(body).encode())
+    assert parsed.messages[0].text() == "x"
 
 
 values = st.recursive(
