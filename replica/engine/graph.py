@@ -7,6 +7,7 @@ engine runs, where the KV cache is a pool of blocks that we own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ class _Builder:
         self._has_lora = has_lora
         self._parameters: list[Node] = []
         self._cache_writes: list[Node] = []
+        self._sums: list[Node] = []  # of the values of each layer
         self._to_heads = op.constant(np.array([0, 2, 1, 3], np.int32))
 
     def build(self, *, has_sampled_rows: bool) -> ov.Model:
@@ -139,7 +141,7 @@ class _Builder:
         hidden = self._embeddings(ids)
         for layer in range(config.layers):
             hidden = self._layer(hidden, layer)
-        hidden = self._norm(hidden, "model.norm.weight")
+        hidden = op.add(self._norm(hidden, "model.norm.weight"), self._doubt())
         if has_sampled_rows:
             rows = self._parameter(SAMPLED_ROWS, [-1], Type.i64)
             hidden = op.gather(hidden, rows, _i64(0))
@@ -270,10 +272,20 @@ class _Builder:
         )
         return self._linear(mixed, layer, "self_attn.o_proj")
 
+    def _doubt(self) -> Node:
+        """Return 0 for each token whose values are finite in all layers, else NaN: [batch, new, 1].
+
+        A cache of 8-bit integers makes some number of what is none, and the answer looks like one.
+        """
+        total = reduce(op.add, self._sums)
+        return op.subtract(total, total)
+
     def _heads(self, x: Node, layer: int, name: str, count: int) -> Node:
         """Return query, key or value: [batch, heads, new, head_dim]."""
         config = self._config
         flat = self._linear(x, layer, f"self_attn.{name}_proj", has_bias=config.has_qkv_bias)
+        if name == "v":
+            self._sums.append(op.reduce_sum(flat, _i64([-1]), keep_dims=True))
         split = op.reshape(flat, _i64([0, 0, count, config.head_dim]), special_zero=True)
         if config.has_qk_norm and name != "v":
             split = self._norm(split, f"model.layers.{layer}.self_attn.{name}_norm.weight")

@@ -48,8 +48,6 @@ def sample(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
     """
     if not rows:  # a step may compute rows for logprobs of a prompt alone
         return []
-    if not rows:
-        return []
     drawn = [index for index, (sampling, _) in enumerate(rows) if sampling.temperature > 0]
     if len(drawn) == len(rows):
         return _draw(logits, rows)
