@@ -10,9 +10,9 @@ import typer
 
 from cli.api import Api, ApiError, Json
 from cli.render import show_fields, show_json
-from cli.stack.home import Home, read_env
+from cli.stack.home import Home, read_env, stored_secret
 from cli.stack_commands import fail
-from sluice import certificates
+from sluice import certificates, shared_secret
 
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Tenant = Annotated[str, typer.Argument(help="Id of a tenant.")]
@@ -40,6 +40,16 @@ def take_certificates() -> None:
             if name.startswith("MTLS__"):
                 os.environ.setdefault(name, value)
     certificates.use()
+
+
+def take_secret() -> None:
+    """Use the installation's secret: of the environment, else the stack's; without one, none."""
+    if "SLUICE_ADMIN_URL" not in os.environ:
+        known = stored_secret(Home.find())
+        if known:
+            os.environ.setdefault(shared_secret.VARIABLE, known)
+    if shared_secret.VARIABLE in os.environ:
+        shared_secret.use()
 
 
 def refuse_clear(name: str, url: str) -> None:

@@ -22,6 +22,7 @@ _SECRETS = {
     "OBJECTS_SECRET_KEY": "objects",
     "GRAFANA_PASSWORD": "grafana",
     "SLUICE_ADMIN_KEY": "sk-sluice-admin",
+    "INSTALLATION_SECRET": "installation",
 }
 # What a person may want to change, with what is taken when it is left alone.
 PLAIN = {

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.admin import AsJson, ask
+from cli.admin import AsJson, ask, take_secret
 from cli.api import Api, ApiError
 from cli.render import console, show_json, table
 from cli.stack_commands import fail
@@ -67,6 +67,7 @@ def explain(
     """Show why a request is where it is, or where one would go that came now."""
     if bool(request_id) == bool(model):
         raise fail("name either the id of a request or, with --model, one that might come", 2)
+    take_secret()
     if request_id:
         answers, silent = ask(lambda api: find_request(api, request_id))
     else:
@@ -215,7 +216,11 @@ async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explan
     from sluice.identity import Role
     from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 
-    async with channel_to(address, Role.ROUTER, options=_CHANNEL) as channel:
+    try:
+        link = channel_to(address, Role.ROUTER, options=_CHANNEL)
+    except RuntimeError:
+        return f"the router at {address} is not asked: set INSTALLATION__SECRET to its own"
+    async with link as channel:
         try:
             return await RouterServiceStub(channel).Explain(request, timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:

@@ -57,8 +57,9 @@ _METRICS_COLUMNS = ("metric", "type", "labels", "meaning")
 _ENGINE_HEAD = """
 ## Engine
 
-On the metrics port of each replica's Triton, besides Triton's own, with the labels `model` and
-`version`. Those that begin with `nv_` bear TensorRT-LLM's names.
+At `/engines/REPLICA/metrics` of the agent, besides Triton's own, with the labels `model` and
+`version`. The agent reads them from the loopback: Triton itself asks nobody for a secret there.
+Those that begin with `nv_` bear TensorRT-LLM's names.
 
 """
 _GENERATED = "\nMade from the code by `make docs`; do not edit.\n"

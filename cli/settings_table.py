@@ -15,6 +15,7 @@ import replica.agent.settings
 import router.settings
 import sluice.certificates
 import sluice.kafka
+import sluice.shared_secret
 import telemetry.settings
 from sluice.settings import ServiceSettings
 
@@ -24,6 +25,7 @@ SETTINGS: Mapping[str, type[ServiceSettings]] = {
     "agent": replica.agent.settings.AgentSettings,
     "control plane": control_plane.settings.Settings,
     "telemetry": telemetry.settings.Settings,
+    "installation": sluice.shared_secret.InstallationSettings,
     "certificates": sluice.certificates.MtlsSettings,
     "kafka": sluice.kafka.KafkaSettings,
 }

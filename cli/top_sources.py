@@ -12,6 +12,7 @@ import httpx
 
 from cli.api import Api, ApiError
 from cli.top_scrape import Change, Labels, Scrape, gathered, parse
+from sluice.certificates import ours
 
 _TIMEOUT_S = 2.0
 _AT_ONCE = 32
@@ -147,8 +148,9 @@ def given_targets(words: Iterable[str]) -> list[Target]:
 
 async def engine_targets(api: Api) -> list[Target]:
     """Return the metrics pages of all replicas that have started; ApiError: not to be had."""
+    scheme = "http" if ours() is None else "https"
     return [
-        Target(f"http://{it['metrics_address']}/metrics", (("pool", it["pool_id"]),))
+        Target(f"{scheme}://{it['metrics_address']}/metrics", (("pool", it["pool_id"]),))
         for it in await api.list("/v1/replicas")
         if it["metrics_address"]
     ]

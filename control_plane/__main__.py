@@ -7,7 +7,7 @@ import uvloop
 
 from control_plane.app import run
 from control_plane.settings import Settings
-from sluice import certificates
+from sluice import certificates, shared_secret
 from sluice.identity import Role
 from sluice.logs import configure_logs
 
@@ -22,6 +22,7 @@ def main() -> None:
     settings = Settings.from_environment()
     called = {"CONTROL_PLANE__TELEMETRY_URL": settings.telemetry_url}
     certificates.use(Role.CONTROL_PLANE, called)
+    shared_secret.use()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     problems: list[BaseException] = []

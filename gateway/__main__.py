@@ -18,7 +18,7 @@ from gateway.server.runner import bound_socket
 from gateway.server.worker_link import WorkerEnd
 from gateway.server.workers import running_workers
 from gateway.settings import GatewaySettings
-from sluice import certificates
+from sluice import certificates, shared_secret
 from sluice.grpc_polling import poll_in_place
 from sluice.identity import Role
 from sluice.lifecycle import stop_signals
@@ -98,6 +98,7 @@ def main() -> None:
     configure_logs("gateway")
     poll_in_place()
     certificates.use(Role.GATEWAY)
+    shared_secret.use()
     # A prompt is one short text: spreading it over threads costs more than it brings.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     is_worker = sys.argv[1:2] == ["worker"]

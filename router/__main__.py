@@ -5,7 +5,7 @@ import gc
 import uvloop
 
 from router.settings import Settings
-from sluice import certificates
+from sluice import certificates, shared_secret
 from sluice.grpc_polling import poll_in_place
 from sluice.identity import Role
 from sluice.logs import configure_logs
@@ -17,6 +17,7 @@ def main() -> None:
     configure_logs("router")
     poll_in_place()
     certificates.use(Role.ROUTER)
+    shared_secret.use()
     from router.app import serve
 
     # What lives now lives forever. Requests are freed by their reference counts, so that the

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from sluice import shared_secret
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -39,6 +40,7 @@ async def running_router(
         command=[sys.executable, "-m", "router"],
         env={
             "PATH": "/usr/bin:/bin",
+            **shared_secret.environment(),
             "ROUTER__INSTANCE_ID": name,
             "ROUTER__GRPC_ADDRESS": f"127.0.0.1:{port}",
             "ROUTER__HTTP_ADDRESS": f"127.0.0.1:{free_port()}",

@@ -1,9 +1,14 @@
-"""gRPC between our processes: with mutual TLS where it is set, as it always was where not."""
+"""gRPC between our processes: with the installation's token, and mutual TLS where that is set.
+
+Every call carries a token of the installation's secret for the service that is called, and every
+server asks for it. Both are done once per call, never per message.
+"""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import grpc
@@ -11,7 +16,9 @@ import grpc.aio
 import structlog
 
 from sluice.certificates import Certificates, Loaded, ours
-from sluice.identity import Role, allowed, identity_of, refusal, server_name
+from sluice.identity import Role, Service, allowed, identity_of, refusal, server_name
+from sluice.shared_secret import SharedSecret
+from sluice.shared_secret import ours as shared_secret
 
 log = structlog.get_logger(__name__)
 
@@ -22,6 +29,11 @@ _LOOK_S = 1.0
 # So long calls of a channel before the last may go on.
 _GRACE_S = 300.0
 _NAMES = "x509_subject_alternative_name"
+TOKEN = "sluice-token"  # noqa: S105 - the name of a header
+_UNKNOWN = (
+    "the call shows no token of this installation: give caller and server the same"
+    " INSTALLATION__SECRET"
+)
 
 
 def channel_to(address: str, role: Role, *, options: Options) -> grpc.aio.Channel:
@@ -36,8 +48,81 @@ def channel_to(address: str, role: Role, *, options: Options) -> grpc.aio.Channe
     """
     certificates = ours()
     if certificates is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    return _secure(address, role, options, certificates.fresh(), certificates.domain)
+        bare = grpc.aio.insecure_channel(address, options=options)
+    else:
+        bare = _secure(address, role, options, certificates.fresh(), certificates.domain)
+    return _TokenChannel(bare)
+
+
+def engine_header() -> tuple[str, str]:
+    """Return the name of the header, and its value, that our engines ask for.
+
+    Triton puts a prefix of its own before the name. It takes one secret only, so the name says
+    which one it is, and callers show all that they have.
+    """
+    return _engine_headers()[0]
+
+
+def _engine_headers() -> list[tuple[str, str]]:
+    tokens = shared_secret().tokens(Service.ENGINE)
+    return [(f"sluice-{token[:8]}", token[8:]) for token in tokens]
+
+
+def _metadata(method: str) -> tuple[tuple[str, str], ...]:
+    service = _service_of(method)
+    if service == Service.ENGINE:
+        return tuple((f"triton-grpc-protocol-{name}", it) for name, it in _engine_headers())
+    return tuple((TOKEN, token) for token in shared_secret().tokens(service))
+
+
+def _service_of(method: str | bytes) -> str:
+    return (method.decode() if isinstance(method, bytes) else method).strip("/").rpartition("/")[0]
+
+
+class _TokenChannel(grpc.aio.Channel):
+    """A channel whose calls carry the token of the service that they call."""
+
+    def __init__(self, bare: grpc.aio.Channel) -> None:
+        self._bare = bare
+
+    async def __aenter__(self) -> grpc.aio.Channel:
+        await self._bare.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self._bare.__aexit__(exc_type, exc_val, exc_tb)
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._bare.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._bare.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._bare.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._bare.channel_ready()
+
+    def _with_token(self, make: Callable[..., Any], method: str, *more: Any, **named: Any) -> Any:
+        return partial(make(method, *more, **named), metadata=_metadata(method))
+
+    def unary_unary(self, method: str, *more: Any, **named: Any) -> Any:
+        return self._with_token(self._bare.unary_unary, method, *more, **named)
+
+    def unary_stream(self, method: str, *more: Any, **named: Any) -> Any:
+        return self._with_token(self._bare.unary_stream, method, *more, **named)
+
+    def stream_unary(self, method: str, *more: Any, **named: Any) -> Any:
+        return self._with_token(self._bare.stream_unary, method, *more, **named)
+
+    def stream_stream(self, method: str, *more: Any, **named: Any) -> Any:
+        return self._with_token(self._bare.stream_stream, method, *more, **named)
 
 
 def _secure(
@@ -99,10 +184,12 @@ class RenewedChannel:
 
 
 def server(options: Options) -> grpc.aio.Server:
-    """Return a server for our processes; `add_port` makes it listen."""
-    certificates = ours()
-    checks = () if certificates is None else (_Callers(certificates),)
-    return grpc.aio.server(options=options, interceptors=checks)
+    """Return a server for our processes; `add_port` makes it listen.
+
+    Raises:
+        RuntimeError: This process took no secret of an installation.
+    """
+    return grpc.aio.server(options=options, interceptors=(_Callers(shared_secret(), ours()),))
 
 
 def add_port(serving: grpc.aio.Server, address: str) -> int:
@@ -141,10 +228,11 @@ def _server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
 
 
 class _Callers(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] - none at run time
-    """Lets only those call a service whose certificate is of a role that may."""
+    """Lets only those call who show a token and, with mutual TLS, a certificate of a right role."""
 
-    def __init__(self, certificates: Certificates) -> None:
-        self._domain = certificates.domain
+    def __init__(self, secret: SharedSecret, certificates: Certificates | None) -> None:
+        self._secret = secret
+        self._domain = None if certificates is None else certificates.domain
 
     async def intercept_service(
         self,
@@ -155,7 +243,7 @@ class _Callers(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingType
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        service = str(handler_call_details.method).strip("/").rpartition("/")[0]
+        service = _service_of(handler_call_details.method)
         make, method = next(
             (make, method) for name, make in _MAKERS if (method := getattr(handler, name))
         )
@@ -167,6 +255,13 @@ class _Callers(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingType
         return make(checked, handler.request_deserializer, handler.response_serializer)
 
     async def _check(self, service: str, context: _Context) -> None:
+        shown = [value for name, value in context.invocation_metadata() or () if name == TOKEN]
+        if not self._secret.is_token(service, shown):
+            log.warning("caller_unknown", peer=context.peer(), service=service)
+            if shown or self._secret.is_required:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, _UNKNOWN)
+        if self._domain is None:
+            return
         names = context.auth_context().get(_NAMES, ())
         identity = identity_of((name.decode(errors="replace") for name in names), self._domain)
         if not allowed(identity, service):

@@ -6,7 +6,7 @@ are for monitoring and operators; probes need no certificate, for kubelets have 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -19,6 +19,11 @@ _REQUEST_BYTES_MAX = 8192
 _TIMEOUT_S = 5.0
 _CONNECTIONS_MAX = 64
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_OWN_PATHS = (b"/healthz", b"/readyz", b"/metrics")
+
+
+async def _no_page(_path: str) -> bytes | None:
+    return None
 
 
 @asynccontextmanager
@@ -28,6 +33,7 @@ async def status_server(
     is_ready: Callable[[], bool],
     metrics: Callable[[], bytes],
     why_not_ready: Callable[[], str] = lambda: "not ready",
+    page: Callable[[str], Awaitable[bytes | None]] = _no_page,
 ) -> AsyncGenerator[int]:
     """Serve at `address` (host:port, port 0 picks one) while the context lasts.
 
@@ -36,6 +42,7 @@ async def status_server(
         is_ready: Whether the service wants traffic; /readyz answers 503 when not.
         metrics: Returns the text exposition.
         why_not_ready: What /readyz says with its 503; for people.
+        page: Returns further metrics by their path; None: there are none. OSError: not now.
 
     Yields:
         The port.
@@ -53,7 +60,9 @@ async def status_server(
                 async with asyncio.timeout(_TIMEOUT_S):
                     head = await reader.readuntil(b"\r\n\r\n")
                     refusal = partial(refusal_of, writer.transport, Service.METRICS)
-                    writer.write(_respond(head, is_ready, metrics, why_not_ready, refusal))
+                    other = await _other_page(head, page, refusal)
+                    answer = other or _respond(head, is_ready, metrics, why_not_ready, refusal)
+                    writer.write(answer)
                     await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a scraper that gives up, or something that does not speak HTTP
@@ -75,6 +84,28 @@ async def status_server(
         yield server.sockets[0].getsockname()[1]
 
 
+async def _other_page(
+    head: bytes, page: Callable[[str], Awaitable[bytes | None]], refusal: Callable[[], str]
+) -> bytes | None:
+    """Return the answer where `page` is to give it; None: it is another one's."""
+    method, path = _asked(head)
+    if method != b"GET" or path in _OWN_PATHS or not path.endswith(b"/metrics"):
+        return None
+    if why := refusal():
+        return _answer(HTTPStatus.FORBIDDEN, f"{why}\n".encode())
+    try:
+        found = await page(path.decode(errors="replace"))
+    except OSError as error:
+        return _answer(HTTPStatus.BAD_GATEWAY, f"it does not answer: {error}\n".encode())
+    return None if found is None else _answer(HTTPStatus.OK, found)
+
+
+def _asked(head: bytes) -> tuple[bytes, bytes]:
+    """Return method and path."""
+    method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
+    return method, rest.partition(b" ")[0].partition(b"?")[0]
+
+
 def _respond(
     head: bytes,
     is_ready: Callable[[], bool],
@@ -82,8 +113,7 @@ def _respond(
     why_not_ready: Callable[[], str],
     refusal: Callable[[], str],
 ) -> bytes:
-    method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
-    path = rest.partition(b" ")[0].partition(b"?")[0]
+    method, path = _asked(head)
     status, body = HTTPStatus.OK, b"ok\n"
     if method not in (b"GET", b"HEAD"):
         status, body = HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n"
@@ -93,10 +123,14 @@ def _respond(
         status, body = HTTPStatus.FORBIDDEN, f"{why}\n".encode()
     elif path == b"/metrics":
         body = metrics()
-    elif path not in (b"/healthz", b"/readyz"):
+    elif path not in _OWN_PATHS:
         status, body = HTTPStatus.NOT_FOUND, b"try /healthz, /readyz or /metrics\n"
+    return _answer(status, body, is_head=method == b"HEAD")
+
+
+def _answer(status: HTTPStatus, body: bytes, *, is_head: bool = False) -> bytes:
     header = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {_TEXT}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
-    return header.encode() + (b"" if method == b"HEAD" else body)
+    return header.encode() + (b"" if is_head else body)

@@ -4,7 +4,7 @@ import sys
 
 import uvloop
 
-from sluice import certificates, kafka
+from sluice import certificates, kafka, shared_secret
 from sluice.identity import Role
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
@@ -35,6 +35,7 @@ def main() -> None:
     configure_logs("telemetry")
     called = {"TELEMETRY__CONTROL_PLANE_URL": settings.control_plane_url}
     certificates.use(Role.TELEMETRY, called)
+    shared_secret.use()
     if found := list(kafka.problems(settings.kafka_bootstrap)):
         sys.stderr.write("\n".join(found) + "\n")
         sys.exit(2)

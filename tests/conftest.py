@@ -10,6 +10,9 @@ from typing import Any
 # Has to be set before gRPC is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
+# All processes of a test are of one installation.
+os.environ.setdefault("INSTALLATION__SECRET", "of-the-tests-" + "0123456789abcdef" * 2)
+
 import httpx
 import pytest
 from httpx._transports import default as transports
@@ -17,13 +20,14 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from sluice import process
+from sluice import process, shared_secret
 from tests.ports import free_port
 from tests.rings import ALL, EXAMPLES_OF_ONE, ONE, RINGS, ring_of
 from tests.stacks import FIXTURES, group_of, misplaced
 
 # Before anybody imports it by name.
 process.free_port = free_port
+shared_secret.use()
 
 
 # Each new client of HTTPX reads all authorities, which takes 30 ms; tests make thousands, and ask

@@ -30,6 +30,7 @@ import grpc.aio
 from benchmarks.results import write_result
 from replica.agent.triton import MODEL, TritonLauncher
 from replica.engine.testing import write_random_model
+from sluice import shared_secret
 from sluice.artifacts import import_directory
 from sluice.kserve import HostStream
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
@@ -119,6 +120,7 @@ class Node:
             command=[sys.executable, "-m", "replica.agent"],
             env={
                 "PATH": "/usr/bin:/bin",
+                **shared_secret.environment(),
                 **{f"AGENT__{name}": value for name, value in settings.items()},
             },
             log_file=folder / "agent.log",

@@ -22,6 +22,7 @@ from benchmarks.engine_alone import SHIPPED_BASE
 from benchmarks.load.sse_client import Load
 from cli.stack.valkey import valkey_spec, valkey_url
 from gateway.testing import Plan, ScriptedRouter, serve
+from sluice import shared_secret
 from sluice.artifacts import import_directory
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from sluice.watch import write_snapshot
@@ -109,7 +110,8 @@ def _gateway(home: Path, objects: control.Objects, valkey: str) -> tuple[Process
     spec = ProcessSpec(
         name="gateway",
         command=[sys.executable, "-m", "gateway"],
-        env={"PATH": "/usr/bin:/bin"} | {f"GATEWAY__{key}": it for key, it in settings.items()},
+        env={"PATH": "/usr/bin:/bin", **shared_secret.environment()}
+        | {f"GATEWAY__{key}": it for key, it in settings.items()},
         log_file=home / "gateway.log",
         ready=lambda: port_answers("127.0.0.1", port),
     )

@@ -34,6 +34,7 @@ from benchmarks.micro.event_emit import filled_event
 from benchmarks.results import write_result
 from cli.stack.broker import broker_spec
 from cli.stack.tracestore import tracestore_spec
+from sluice import shared_secret
 from sluice.events import REQUESTS_TOPIC, EventProducer
 from sluice.logs import configure_logs
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
@@ -187,6 +188,7 @@ def _telemetry_spec(home: Path, broker_port: int, store_port: int, port: int) ->
         command=[sys.executable, "-m", "telemetry"],
         env={
             "PATH": os.environ["PATH"],
+            **shared_secret.environment(),
             "TELEMETRY__KAFKA_BOOTSTRAP": f"127.0.0.1:{broker_port}",
             "TELEMETRY__CLICKHOUSE_URL": f"http://127.0.0.1:{store_port}",
             "TELEMETRY__CLICKHOUSE_DATABASE": _DATABASE,

@@ -30,6 +30,7 @@ from benchmarks.load.watchers import Watchers
 from benchmarks.results import write_result
 from cli.stack import postgres
 from control_plane.migrate import migrate
+from sluice import shared_secret
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -138,7 +139,7 @@ def _control_plane(home: Path, url: str) -> tuple[ProcessSpec, str]:
     spec = ProcessSpec(
         name="control-plane",
         command=[sys.executable, "-m", "control_plane"],
-        env={"PATH": "/usr/bin:/bin"}
+        env={"PATH": "/usr/bin:/bin", **shared_secret.environment()}
         | {f"CONTROL_PLANE__{key}": value for key, value in settings.items()},
         log_file=home / "control-plane.log",
         ready=lambda: port_answers("127.0.0.1", grpc_port),

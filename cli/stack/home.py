@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -116,6 +117,14 @@ class Home:
         return self.logs / f"{name}.log"
 
 
+_PREFIXES = {
+    "admin_key": "sk-sluice-admin",
+    "valkey_password": "valkey",
+    "tracestore_password": "traces",
+    "installation_secret": "installation",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Secrets:
     """Secrets of a stack; generated at its first start."""
@@ -123,6 +132,7 @@ class Secrets:
     admin_key: str
     valkey_password: str
     tracestore_password: str
+    installation_secret: str
     demo_key_id: str = ""
     demo_key: str = ""
 
@@ -133,17 +143,22 @@ class Secrets:
 
 
 def load_secrets(home: Home) -> Secrets:
-    """Return the stack's secrets, generating and keeping them when there are none."""
-    try:
-        return Secrets(**json.loads(home.secrets_file.read_text()))
-    except FileNotFoundError:
-        secrets = Secrets(
-            admin_key=new_secret("sk-sluice-admin"),
-            valkey_password=new_secret("valkey"),
-            tracestore_password=new_secret("traces"),
-        )
+    """Return the stack's secrets, generating and keeping those that are not there."""
+    known: dict[str, str] = {}
+    with suppress(FileNotFoundError):
+        known = json.loads(home.secrets_file.read_text())
+    missing = {name: new_secret(prefix) for name, prefix in _PREFIXES.items() if name not in known}
+    secrets = Secrets(**{**known, **missing})
+    if missing:
         save_secrets(home, secrets)
-        return secrets
+    return secrets
+
+
+def stored_secret(home: Home) -> str:
+    """Return the installation's secret of the stack; empty when it never ran, or is another's."""
+    with suppress(OSError, ValueError):
+        return str(json.loads(home.secrets_file.read_text()).get("installation_secret", ""))
+    return ""
 
 
 def save_secrets(home: Home, secrets: Secrets) -> None:

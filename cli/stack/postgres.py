@@ -19,7 +19,6 @@ import os
 import pwd
 import shutil
 import signal
-import stat
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,6 +28,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import quote
 
+from sluice.accounts import can_traverse
 from sluice.ids import new_id
 from sluice.process import ProcessSpec, kill_group
 
@@ -92,27 +92,6 @@ class Place:
     sockets: Path
     programs: Path
     account: Account
-
-
-def can_traverse(path: Path, uid: int, gid: int) -> bool:
-    """Return whether a user without other groups may enter every directory down to `path`.
-
-    Parts that do not exist yet are left out: whoever makes them makes them open.
-    """
-    for directory in (path, *path.parents):
-        try:
-            status = directory.stat()
-        except FileNotFoundError:
-            continue
-        if status.st_uid == uid:
-            needed = stat.S_IXUSR
-        elif status.st_gid == gid:
-            needed = stat.S_IXGRP
-        else:
-            needed = stat.S_IXOTH
-        if not status.st_mode & needed:
-            return False
-    return True
 
 
 async def prepare_postgres(

@@ -185,7 +185,7 @@ class ServicePlan:
         spec = ProcessSpec(
             name=name,
             command=[sys.executable, "-m", module],
-            env=self._environment | settings | self._certificates(name),
+            env=self._environment | settings | self._identity(name),
             log_file=self._home.log_file(name),
             ready=partial(http_ok, http_port, "/healthz"),
             cwd=self._home.root,
@@ -199,11 +199,12 @@ class ServicePlan:
             check=partial(http_ok, http_port, "/readyz"),
         )
 
-    def _certificates(self, name: str) -> dict[str, str]:
-        """Return the settings of mutual TLS of one of our services, which are named as roles."""
+    def _identity(self, name: str) -> dict[str, str]:
+        """Return what proves which of our services this is; they are named as roles."""
+        secret = {"INSTALLATION__SECRET": self._secrets.installation_secret}
         if not self._options.has_tls:
-            return {}
-        values = settings_of(self._home.certificates, Role(name))
+            return secret
+        values = secret | settings_of(self._home.certificates, Role(name))
         if name == GATEWAY:  # what its clients see
             values["GATEWAY__TLS_CERT"] = values["MTLS__CERTIFICATE"]
             values["GATEWAY__TLS_KEY"] = values["MTLS__KEY"]

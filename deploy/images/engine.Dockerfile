@@ -40,9 +40,12 @@ ENV SLUICE_ENGINE=trtllm \
     SLUICE_ARTIFACTS_DIR=/artifacts \
     PYTHONUNBUFFERED=1
 USER triton-server
-EXPOSE 8001 8002
+EXPOSE 8001
 STOPSIGNAL SIGTERM
 # Longer than the longest answer that may still run when the container is stopped.
-ENTRYPOINT ["tritonserver", "--model-repository=/models", "--model-control-mode=explicit", \
-    "--load-model=llm", "--disable-auto-complete-config", "--allow-http=false", \
-    "--grpc-port=8001", "--metrics-port=8002", "--exit-timeout-secs=120"]
+# Without a secret, whoever reaches the port could load code: ENGINE_ACCESS is NAME=VALUE, and callers
+# send the header triton-grpc-protocol-NAME. The agent of replica-gpu makes one by itself.
+ENTRYPOINT ["/bin/sh", "-ec", "exec tritonserver --model-repository=/models --model-control-mode=explicit \
+    --load-model=llm --disable-auto-complete-config --allow-http=false --grpc-port=8001 \
+    --metrics-address=127.0.0.1 --metrics-port=8002 --exit-timeout-secs=120 \
+    --grpc-restricted-protocol=health,metadata,inference,shared-memory,model-config,model-repository,statistics,trace,logging:${ENGINE_ACCESS:?set NAME=VALUE}"]

@@ -21,6 +21,8 @@ def manifests(given: argparse.Namespace) -> list[dict[str, object]]:
     key = f"sk-admin-{secrets.token_urlsafe(32)}"
     found = {
         "sluice-admin": {"key": key, "key-sha256": hashlib.sha256(key.encode()).hexdigest()},
+        # Proves that a process belongs to this installation.
+        "sluice-installation": {"secret": secrets.token_urlsafe(32)},
         "sluice-database": {"url": given.database_url},
         "sluice-valkey": {"url": given.valkey_url},
         "sluice-clickhouse": {

@@ -14,7 +14,7 @@ from replica.agent.app import StateDirectoryInUseError, build_agent
 from replica.agent.hardware_watch import CordonFile
 from replica.agent.settings import AgentSettings
 from replica.agent.triton import preflight
-from sluice import certificates
+from sluice import certificates, shared_secret
 from sluice.identity import Role
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
@@ -49,6 +49,7 @@ def main() -> int:
     settings = AgentSettings.from_environment()
     configure_logs("agent")
     certificates.use(Role.AGENT)
+    shared_secret.use()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(settings))
 

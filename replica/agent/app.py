@@ -18,6 +18,8 @@ from replica.agent.artifacts.library import Library
 from replica.agent.artifacts.local_api import LocalApi, OnlyHere
 from replica.agent.artifacts.node import NodeArtifacts, NodeOptions
 from replica.agent.control import ControlLink, DesiredFile
+from replica.agent.engine_metrics import engine_metrics
+from replica.agent.engine_user import engine_user
 from replica.agent.fleet import Fleet
 from replica.agent.golden import GoldenAsker, askable
 from replica.agent.hardware import HardwareReader
@@ -31,6 +33,7 @@ from replica.agent.runner import Leftover
 from replica.agent.settings import AgentSettings
 from replica.agent.trials import AdapterTrials
 from replica.agent.triton import TritonLauncher
+from sluice.addresses import host_and_port
 from sluice.lifecycle import run_every
 from sluice.status_http import status_server
 from sluice.wire.agent.v1 import agent_pb2 as agent
@@ -94,7 +97,7 @@ class Agent:
         )
         self._artifacts = _artifacts(settings, self._library)
         fetcher = self._artifacts or OnlyHere()
-        self._local = LocalApi(settings.state_dir, self._library, fetcher)
+        self._local = LocalApi(settings.state_dir, self._library, fetcher, uid=launcher.uid)
         self._fleet: Fleet | None = None
         self._knows_desired = False
         self._is_stopping = False
@@ -116,6 +119,7 @@ class Agent:
                 is_ready=lambda: not self._why_not_ready(),
                 metrics=lambda: generate_latest(self._metrics.registry),
                 why_not_ready=self._why_not_ready,
+                page=self._engine_page,
             ):
                 try:
                     await self._serve(stop, await find_leftovers(self._launcher))
@@ -167,6 +171,15 @@ class Agent:
         assert self._fleet is not None
         await self._fleet.settled()
         await self._link.run()
+
+    async def _engine_page(self, path: str) -> bytes | None:
+        """Return the metrics of an engine by `/engines/REPLICA/metrics`; None: there is none."""
+        parts = path.split("/")
+        if self._fleet is None or len(parts) != 4 or (parts[1], parts[3]) != ("engines", "metrics"):
+            return None
+        runner = self._fleet.runners.get(parts[2])
+        launch = runner.launch if runner is not None else None
+        return None if launch is None else await engine_metrics(launch.ports.metrics)
 
     async def _measure(self) -> None:
         async def step() -> None:
@@ -321,17 +334,27 @@ def _artifacts(settings: AgentSettings, library: Library) -> NodeArtifacts | Non
 
 def build_agent(settings: AgentSettings) -> Agent:
     """Return the agent with the real Triton launcher."""
+    host = _address_of(settings.engine_host)
     launcher = TritonLauncher(
         state_dir=settings.state_dir,
         artifacts_dir=settings.artifacts_dir,
         engines=settings.engine_names,
-        host=_address_of(settings.engine_host),
+        host=host,
+        uid=engine_user(settings),
+        metrics_told=_told(settings.http_address, host),
+        hides_secrets=settings.hides_secrets,
     )
     return Agent(settings, launcher, open_hardware=NvmlReader.open)
 
 
+def _told(address: str, host: str) -> str:
+    """Return where others reach an address of ours: a wildcard is at the node's own."""
+    bound, port = host_and_port(address)
+    return f"{host}:{port}" if bound in {"0.0.0.0", "::"} else address
+
+
 def _address_of(host: str) -> str:
-    """Return the IPv4 address of a name: Triton's metrics server binds nothing else."""
+    """Return the IPv4 address of a name: routers are told an address."""
     try:
         return socket.gethostbyname(host)
     except OSError as error:

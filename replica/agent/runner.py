@@ -39,7 +39,7 @@ from replica.agent.replica_state import (
 from replica.agent.runs import RunRecord
 from replica.agent.triton import Launch, LaunchError, last_error
 from sluice.errors import PlatformError
-from sluice.process import AdoptedProcess, ChildProcess, OwnedProcess
+from sluice.process import AdoptedProcess, OwnedProcess
 from sluice.procfs import first_end, group_processes, memory_bytes, program_name, start_ticks
 
 log = structlog.get_logger(__name__)
@@ -268,7 +268,7 @@ class ReplicaRunner:
         """Start the engine and see to its end; returns when nothing is left of it."""
         try:
             launch = await asyncio.to_thread(self._launcher.prepare, self.replica_id, spec)
-            child = await ChildProcess.start(launch.process)
+            child = await launch.start()
         except (LaunchError, OSError) as error:
             await self._events.put(Ended(run, str(error)))
             await told.stop.wait()

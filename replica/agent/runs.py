@@ -19,7 +19,7 @@ from sluice.procfs import start_ticks
 
 log = structlog.get_logger(__name__)
 
-_FORMAT = 1  # a record of another format is of another version, whose engines are not adopted
+_FORMAT = 2  # a record of another format is of another version, whose engines are not adopted
 _FILE = "run.json"
 
 

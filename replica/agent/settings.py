@@ -37,6 +37,10 @@ class AgentSettings(ServiceSettings):
         engines: Drivers that this node offers, separated by commas.
         engine_host: Address that Triton listens on, or a name of it, looked up at the start;
             routers must reach it.
+        engine_uid: User and group id that engines run as where the agent is root, if that user can
+            reach the programs; 0: as the agent.
+        hides_secrets: Whether the secret of an engine is kept from other users of the node, who can
+            list its processes. Without it, the secret is an argument of Triton's.
         on_stop: What SIGTERM does to engines: `stop` ends them, too; `leave` ends the agent alone,
             to replace it, and the next one adopts the engines, as it does after a crash.
         start_timeout_s: From the start of an engine to its first good canary.
@@ -70,6 +74,8 @@ class AgentSettings(ServiceSettings):
     http_address: Address
     engines: str = "openvino,sim,embed"
     engine_host: str = "127.0.0.1"
+    engine_uid: int = Field(default=10001, ge=0)
+    hides_secrets: bool = True
     on_stop: Literal["stop", "leave"] = "stop"
     start_timeout_s: float = Field(default=120.0, gt=0)
     start_stall_s: float = Field(default=10.0, gt=0)

@@ -31,7 +31,7 @@ class Triton:
     @property
     def metrics_url(self) -> str:
         """Where it tells its metrics."""
-        return f"http://{self.launch.metrics_address}/metrics"
+        return self.launch.metrics_url
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to Triton and to its stub."""
@@ -41,7 +41,7 @@ class Triton:
     async def restart(self) -> None:
         """Stop what is left of it, start it again, and wait until it is ready."""
         await self.child.stop()
-        self.child = await ChildProcess.start(self.launch.process)
+        self.child = await self.launch.start()
         await self.child.wait_ready(_READY_S)
 
 
@@ -63,7 +63,7 @@ async def running_tritons(
     try:
         for replica_id, spec in specs.items():
             launch = launcher.prepare(replica_id, spec)
-            child = await ChildProcess.start(launch.process)
+            child = await launch.start()
             started.append(Triton(replica_id, launch, child))
         for triton in started:
             await triton.child.wait_ready(_READY_S)

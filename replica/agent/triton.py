@@ -6,6 +6,7 @@ Everything of a replica lives in `<state_dir>/replicas/<replica id>/`: the backe
 its own, so that it can be removed after a crash without touching anybody else's.
 """
 
+import asyncio
 import hashlib
 import json
 import os
@@ -14,7 +15,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -34,9 +34,18 @@ from replica.agent.installation import (
 from replica.agent.model_kinds import KINDS, LLM
 from replica.agent.replica_state import EngineSpec
 from replica.agent.runs import RunFile, RunRecord
+from replica.agent.secret_option import SecretOption
 from sluice.artifacts import artifact_path
 from sluice.certificates import CertificateError, ours
-from sluice.process import MARKER, ProcessSpec, free_port, port_answers, port_is_free
+from sluice.channels import engine_header
+from sluice.process import (
+    MARKER,
+    ChildProcess,
+    ProcessSpec,
+    free_port,
+    port_answers,
+    port_is_free,
+)
 from sluice.procfs import environment, group_processes, kill_marked
 
 log = structlog.get_logger(__name__)
@@ -49,6 +58,12 @@ EXIT_TIMEOUT_S = 5  # Triton's own patience with open streams at SIGTERM
 _STOP_GRACE_S = 9.0  # with hung streams a stop was seen to take 6-7 s at that exit timeout
 _EXPIRES = "certificate.expires"
 _NONE: Mapping[str, int] = MappingProxyType({})
+# All groups of calls that Triton can restrict.
+_PROTOCOLS = (
+    *("health", "metadata", "inference", "shared-memory", "model-config", "model-repository"),
+    *("statistics", "trace", "logging"),
+)
+LOOPBACK = "127.0.0.1"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -72,8 +87,10 @@ class Launch:
         process: How to start it; its log begins with this run.
         ports: Where it listens, on the node's own address:
         grpc_address: host:port.
-        metrics_address: host:port; empty when nobody but this node reaches it.
+        metrics_address: host:port of the agent, and the path before `/metrics` where it passes
+            Triton's on; empty without an agent.
         vital_program: File name of the program whose end Triton does not survive, nor notice.
+        secret: The option that no other user may read; None: it stands in the command.
     """
 
     process: ProcessSpec
@@ -82,6 +99,29 @@ class Launch:
     metrics_address: str
     vital_program: str
     run_file: RunFile
+    secret: SecretOption | None = None
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Triton's own metrics are, on this node alone."""
+        return f"http://{LOOPBACK}:{self.ports.metrics}/metrics"
+
+    async def start(self) -> ChildProcess:
+        """Start the process, with its secret.
+
+        Raises:
+            OSError: It cannot be started; the message names the fix.
+        """
+        if self.secret is None:
+            return await ChildProcess.start(self.process)
+        self.secret.prepare(self.process.uid)
+        child = await ChildProcess.start(self.process)
+        try:
+            await asyncio.to_thread(self.secret.hand_over, child.pid)
+        except BaseException:
+            await child.stop(grace_s=0)
+            raise
+        return child
 
 
 def preflight(engines: Sequence[str] = DEFAULT_ENGINES) -> list[str]:
@@ -111,8 +151,11 @@ class TritonLauncher:
         state_dir: Path,
         artifacts_dir: Path,
         engines: Sequence[str] = DEFAULT_ENGINES,
-        host: str = "127.0.0.1",
+        host: str = LOOPBACK,
         model_source: Path | None = None,
+        uid: int | None = None,
+        metrics_told: str = "",
+        hides_secrets: bool = True,
     ) -> None:
         """Take the agent's directories.
 
@@ -122,12 +165,18 @@ class TritonLauncher:
             engines: Drivers that this node offers.
             host: Address that Triton listens on; routers must reach it.
             model_source: The Triton model; None takes the product's, by engine.
+            uid: User and group that engines run as; None: as we do.
+            metrics_told: host:port at which this node passes engines' metrics on; empty: nowhere.
+            hides_secrets: Whether other users of the node must not see engines' secrets.
         """
         self._state_dir = state_dir.resolve()
         self._artifacts_dir = artifacts_dir.resolve()
         self._engines = tuple(engines)
         self._host = host
         self._model_source = model_source
+        self.uid = uid
+        self._metrics_told = metrics_told
+        self._hides_secrets = hides_secrets
         self.owner = _short_hash(str(self._state_dir))
 
     async def remove_leftovers(self, spare: Mapping[str, int] = _NONE) -> list[int]:
@@ -200,15 +249,31 @@ class TritonLauncher:
         with suppress(FileNotFoundError):  # the run before is what one asks about
             (home / "triton.log").replace(home / "triton.log.1")
         launch.process.cleanup()
+        option = _access_option()
+        secret = SecretOption(option, home / "gate") if self._hides_secrets else None
         process = replace(
             launch.process,
             command=[
                 *_command(found, home, model, self._shm_prefix(replica_id), self._host, ports),
                 *_tls_options(home),
+                *(secret.arguments if secret else (option,)),
             ],
-            env=self._environment(found, replica_id, spec, artifact),
+            env={
+                **self._environment(found, replica_id, spec, artifact),
+                **(secret.environment if secret else {}),
+            },
         )
-        return replace(launch, process=process)
+        self._give(home)
+        return replace(launch, process=process, secret=secret)
+
+    def _give(self, home: Path) -> None:
+        """Let the engine's user have what the engine writes, and its key."""
+        if self.uid is None:
+            return
+        for folder, _, files in os.walk(home):
+            for name in ("", *files):
+                os.chown(Path(folder, name), self.uid, self.uid, follow_symlinks=False)
+        home.chmod(0o700)
 
     def _launch(self, replica_id: str, ports: Ports, run_file: RunFile) -> Launch:
         """Return what is known without the spec: all but command and environment."""
@@ -220,6 +285,8 @@ class TritonLauncher:
             log_file=home / "triton.log",
             ready=lambda: port_answers(self._host, ports.grpc),
             cwd=home,
+            uid=self.uid,
+            gid=self.uid,
             stop_grace_s=_STOP_GRACE_S,
             cleanup=lambda: _remove_shared_memory(prefix),
         )
@@ -227,7 +294,7 @@ class TritonLauncher:
             process,
             ports,
             grpc_address=f"{self._host}:{ports.grpc}",
-            metrics_address=_metrics_address(self._host, ports.metrics),
+            metrics_address=self._metrics_told and f"{self._metrics_told}/engines/{replica_id}",
             vital_program=STUB,
             run_file=run_file,
         )
@@ -353,31 +420,19 @@ def _command(
         "--allow-http=false",
         f"--grpc-address={host}",
         f"--grpc-port={ports.grpc}",
-        f"--metrics-address={_metrics_host(host)}",
+        # It knows neither TLS nor a secret for them: the agent passes them on.
+        f"--metrics-address={LOOPBACK}",
         f"--metrics-port={ports.metrics}",
     ]
 
 
-def _metrics_host(host: str) -> str:
-    """Return where Triton shows its metrics: it has no TLS for them."""
-    return host if ours() is None else "127.0.0.1"
+def _access_option() -> str:
+    """Return the option by which Triton answers callers with our secret alone, whatever is asked.
 
-
-def _metrics_address(host: str, port: int) -> str:
-    """Return where others find Triton's metrics; empty: nowhere.
-
-    The loopback of a node is told to nobody who dials the node by another address: there it would
-    be somebody else's port.
+    Else all who reach its port could load a model, and with it code of theirs.
     """
-    told = _metrics_host(host)
-    return "" if told != host and not _is_loopback(host) else f"{told}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
+    name, value = engine_header()
+    return f"--grpc-restricted-protocol={','.join(_PROTOCOLS)}:{name}={value}"
 
 
 def _tls_options(home: Path) -> list[str]:
@@ -387,17 +442,24 @@ def _tls_options(home: Path) -> list[str]:
     (home / _EXPIRES).write_text(str(expires))
     if certificates is None:
         return []
-    callers = home / "callers.pem"  # one file, whatever MTLS__CA is
+    loaded = certificates.fresh()
     try:
-        callers.write_bytes(certificates.engine_callers())
+        files = {
+            "root-cert": certificates.engine_callers(),  # one file, whatever MTLS__CA is
+            "server-cert": loaded.certificate,
+            "server-key": loaded.key,
+        }
     except CertificateError as error:
         raise LaunchError(str(error)) from None
+    for name, content in files.items():  # of its own: the engine may be another user
+        file = home / f"{name}.pem"
+        file.unlink(missing_ok=True)
+        file.touch(mode=0o600)
+        file.write_bytes(content)
     return [
         "--grpc-use-ssl=true",
         "--grpc-use-ssl-mutual=true",
-        f"--grpc-server-cert={certificates.certificate_file.absolute()}",
-        f"--grpc-server-key={certificates.key_file.absolute()}",
-        f"--grpc-root-cert={callers}",
+        *(f"--grpc-{name}={home / name}.pem" for name in files),
     ]
 
 

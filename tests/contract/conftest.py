@@ -23,6 +23,7 @@ from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.kserve.v2 import kserve_pb2
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
+from tests.links import trusted_channel
 
 CELL = "cell-contract"
 ROUTER = "router-contract"
@@ -166,7 +167,7 @@ class Gateway:
     """One gateway worker's stream, as the real one uses it."""
 
     def __init__(self, address: str, options: tuple[tuple[str, int], ...] = ()):
-        self.channel = grpc.aio.insecure_channel(address, options=options)
+        self.channel = trusted_channel(address, options=options)
         self.call = RouterServiceStub(self.channel).Connect()
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[tuple[float, dict[int, float]]]] = {}
@@ -280,7 +281,7 @@ async def start_router(tmp_path: Path) -> AsyncIterator[StartRouter]:
         task = asyncio.get_running_loop().create_task(run(settings, stop))
         router = RunningRouter(settings, stop, task)
         started.append(router)
-        async with asyncio.timeout(60), grpc.aio.insecure_channel(settings.grpc_address) as channel:
+        async with asyncio.timeout(60), trusted_channel(settings.grpc_address) as channel:
             await channel.channel_ready()
         return router
 

@@ -15,6 +15,7 @@ from sluice.process import free_port
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 from tests.contract.conftest import CELL, ROUTER
+from tests.links import trusted_channel
 
 PROMPT = [n % 400 for n in range(320)]
 ROOT = cache_root("base", "", b"salt")
@@ -26,7 +27,7 @@ async def explain():
     channels: list[grpc.aio.Channel] = []
 
     async def ask(router, **what) -> wire.Explanation:
-        channel = grpc.aio.insecure_channel(router.settings.grpc_address)
+        channel = trusted_channel(router.settings.grpc_address)
         channels.append(channel)
         return await RouterServiceStub(channel).Explain(wire.ExplainRequest(**what), timeout=60)
 

@@ -20,8 +20,11 @@ import psutil
 import pytest
 
 from cli.certificates import BUNDLE, create
-from cli.stack.home import Home
+from cli.stack.home import Home, stored_secret
+from sluice import shared_secret
+from sluice.channels import _metadata
 from sluice.process import marked_processes
+from sluice.shared_secret import SharedSecret
 from tests.e2e.conftest import Stack, started_stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -55,7 +58,10 @@ class Port:
 @pytest.fixture(scope="module")
 def secure_stack() -> Iterator[Stack]:
     with started_stack("sim", "--no-embeddings", "--tls") as stack:
+        ours = shared_secret.ours()
+        shared_secret.install(SharedSecret([stored_secret(Home(stack.home))]))
         yield stack
+        shared_secret.install(ours)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +158,13 @@ def get(port: int, path: str, tls: ssl.SSLContext | None) -> int:
 
 
 async def code(
-    port: Port, ca: Path, own: Path | None, role: str = "", *, is_plain: bool = False
+    port: Port,
+    ca: Path,
+    own: Path | None,
+    role: str = "",
+    *,
+    is_plain: bool = False,
+    has_token: bool = True,
 ) -> grpc.StatusCode:
     """Return how a call of the port's method ends for a client with this certificate."""
     key = None if own is None else own.with_name(f"{own.stem}-key.pem").read_bytes()
@@ -166,7 +178,8 @@ async def code(
         if is_plain
         else grpc.aio.secure_channel(address, shown, options=options)
     ) as channel:
-        call = channel.unary_unary(port.method, None, None)(b"", timeout=20)
+        metadata = _metadata(port.method) if has_token else ()
+        call = channel.unary_unary(port.method, None, None)(b"", timeout=20, metadata=metadata)
         return await call.code()
 
 
@@ -191,6 +204,12 @@ async def test_grpc_answers_callers_of_the_right_role_alone(secure_stack, certif
             grpc.StatusCode.OK,
             grpc.StatusCode.INVALID_ARGUMENT,  # an empty message, but it was let in
         }, port
+        # Triton says so of what it restricts.
+        own = certificates / f"{port.caller}.pem"
+        assert await code(port, certificates, own, has_token=False) in {
+            grpc.StatusCode.UNAUTHENTICATED,
+            grpc.StatusCode.UNAVAILABLE,
+        }, port
         assert await code(port, certificates, None) in refused, port
         assert await code(port, certificates, foreign / f"{port.caller}.pem") in refused, port
         assert await code(port, certificates, None, is_plain=True) in refused, port
@@ -203,7 +222,6 @@ async def test_grpc_answers_callers_of_the_right_role_alone(secure_stack, certif
         )
         assert wrong is expected, port
         # And a server that is somebody else is refused by clients.
-        own = certificates / f"{port.caller}.pem"
         assert await code(port, certificates, own, "telemetry") in refused, port
 
 

@@ -24,6 +24,7 @@ from cli.stack import postgres
 from cli.stack.broker import broker_spec
 from cli.stack.tracestore import tracestore_spec
 from control_plane.migrate import migrate
+from sluice import shared_secret
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from tests.integration.admin_description import HOOKS
 
@@ -117,9 +118,9 @@ class RestartableServer:
 
 
 def child_environment(**settings: str) -> dict[str, str]:
-    """What a child of a test inherits: how to find Python and libraries, and nothing of ours."""
+    """What a child of a test inherits: how to find Python, and that it belongs to us."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    return kept | settings
+    return kept | shared_secret.environment() | settings
 
 
 @pytest_asyncio.fixture
@@ -195,6 +196,7 @@ async def running_control_plane(
         command=[sys.executable, "-m", "control_plane"],
         env={
             "PATH": "/usr/bin:/bin",
+            **shared_secret.environment(),
             "CONTROL_PLANE__DATABASE_URL": database_url,
             "CONTROL_PLANE__GRPC_ADDRESS": f"127.0.0.1:{grpc_port}",
             "CONTROL_PLANE__HTTP_ADDRESS": f"127.0.0.1:{http_port}",

@@ -18,6 +18,7 @@ from sqlalchemy import make_url
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
+from tests.links import trusted_channel
 
 BASE = "d1" * 32
 NEW, OLD = "d2" * 32, "d3" * 32  # adapters
@@ -124,7 +125,7 @@ class Gateway:
         return dict(self.watcher.state.splits)
 
     async def run(self) -> None:
-        async with grpc.aio.insecure_channel(self.address) as channel:
+        async with trusted_channel(self.address) as channel:
             stub = ControlServiceStub(channel)
             while True:
                 version = self.watcher.state.version

@@ -13,6 +13,7 @@ from typing import Any
 import clickhouse_connect
 import httpx
 
+from sluice import shared_secret
 from sluice.process import ChildProcess, ProcessSpec, free_port
 
 WAIT_S = 120.0  # a broker lets a member that ended uncleanly go after 30 s or more
@@ -38,6 +39,7 @@ class Telemetry:
             command=[sys.executable, "-m", "telemetry"],
             env={
                 "PATH": os.environ["PATH"],
+                **shared_secret.environment(),
                 "TELEMETRY__KAFKA_BOOTSTRAP": broker.address,
                 "TELEMETRY__CLICKHOUSE_URL": f"http://{tracestore.address}",
                 "TELEMETRY__CLICKHOUSE_DATABASE": self.database,

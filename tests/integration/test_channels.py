@@ -1,6 +1,7 @@
 """gRPC between processes with mutual TLS: who gets through, and with which certificate."""
 
 import asyncio
+import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from cli.certificates import create, settings_of
-from sluice import certificates, channels
+from sluice import certificates, channels, shared_secret
 from sluice.certificates import Certificates, MtlsSettings, install
 from sluice.identity import Role, Service
 
@@ -164,7 +165,9 @@ def _shown_by(address: str, folder: Path) -> str:
         return ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
 
 
-async def test_without_settings_connections_are_as_they_were(monkeypatch):
+@pytest_asyncio.fixture
+async def plain(monkeypatch) -> AsyncIterator[str]:
+    """A server without mutual TLS."""
     monkeypatch.setattr(certificates._Ours, "certificates", None)
     server = channels.server(())
 
@@ -177,7 +180,45 @@ async def test_without_settings_connections_are_as_they_were(monkeypatch):
     )
     port = channels.add_port(server, "127.0.0.1:0")
     await server.start()
-    link = channels.RenewedChannel(f"127.0.0.1:{port}", Role.ROUTER, options=_OPTIONS)
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+async def test_without_certificates_the_installations_token_is_enough(plain):
+    link = channels.RenewedChannel(plain, Role.ROUTER, options=_OPTIONS)
     assert b"x509" not in await call(await link.current())
     await link.aclose()
-    await server.stop(0)
+
+
+@pytest.mark.parametrize("service", [None, Service.CONTROL, Service.ENGINE])
+async def test_a_call_without_the_token_of_this_service_is_refused(plain, service):
+    tokens = () if service is None else shared_secret.ours().tokens(service)
+    async with grpc.aio.insecure_channel(plain) as channel:
+        method = channel.unary_unary(f"/{Service.ROUTER}/unary_unary", None, None)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await method(b"?", metadata=[(channels.TOKEN, token) for token in tokens], timeout=20)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert "INSTALLATION__SECRET" in (refused.value.details() or "")
+
+
+async def test_two_secrets_are_both_shown_and_both_accepted(plain, monkeypatch):
+    server_knows = shared_secret.ours()
+    old, new = "0123456789abcdef" * 2, os.environ["INSTALLATION__SECRET"]
+    for secrets, passes in (([old, new], True), ([old], False)):
+        monkeypatch.setattr(shared_secret._Ours, "secret", shared_secret.SharedSecret(secrets))
+        async with channels.channel_to(plain, Role.ROUTER, options=_OPTIONS) as channel:
+            if passes:
+                await call(channel)
+                continue
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(channel)
+    assert server_knows.is_token("x", shared_secret.SharedSecret([old, new]).tokens("x"))
+
+
+async def test_while_a_platform_is_upgraded_a_call_without_a_token_passes(plain, monkeypatch):
+    monkeypatch.setattr(shared_secret.ours(), "is_required", False)
+    async with grpc.aio.insecure_channel(plain) as channel:
+        method = channel.unary_unary(f"/{Service.ROUTER}/unary_unary", None, None)
+        assert await method(b"?", timeout=20)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await method(b"?", metadata=[(channels.TOKEN, "0" * 64)], timeout=20)

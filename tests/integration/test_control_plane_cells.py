@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-import grpc.aio
 import pytest
 
 from router.testing import running_router
@@ -15,6 +14,7 @@ from sluice.process import ChildProcess
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
+from tests.links import trusted_channel
 
 pytestmark = pytest.mark.real
 
@@ -102,7 +102,7 @@ async def test_a_goodbye_moves_cells_though_the_router_still_serves(
     async with start_site() as site:
         leaver = site.owner("a-0")
         (heir,) = set(site.routers) - {leaver}
-        async with grpc.aio.insecure_channel(control_plane.grpc_address) as channel:
+        async with trusted_channel(control_plane.grpc_address) as channel:
             await ControlServiceStub(channel).Leave(wire.LeaveRequest(instance_id=leaver))
         await eventually(lambda: site.owners() == {heir}, "its cell moves")
 

@@ -15,6 +15,7 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
 from sluice.wire.control.v1 import control_pb2 as wire
 from tests.integration.conftest import ADMIN_KEY
+from tests.links import trusted_channel
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -64,7 +65,7 @@ class ObedientAgent:
 async def node(
     plane, node_id: str, engine: str, accelerators: int = 0, cordon: str = ""
 ) -> AsyncIterator[ObedientAgent]:
-    async with grpc.aio.insecure_channel(plane.grpc_address) as channel:
+    async with trusted_channel(plane.grpc_address) as channel:
         call = AgentServiceStub(channel).Sync()
         found = ObedientAgent(call, node_id, engine, accelerators)
         if cordon:

@@ -17,6 +17,7 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
+from tests.links import trusted_channel
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -83,7 +84,7 @@ class Agent:
 
 @asynccontextmanager
 async def node(plane, node_id: str, engine: str):
-    async with grpc.aio.insecure_channel(plane.grpc_address) as channel:
+    async with trusted_channel(plane.grpc_address) as channel:
         call = AgentServiceStub(channel).Sync()
         found = Agent(call, node_id, engine)
         await found.report()
@@ -377,7 +378,7 @@ async def _is_here(plane, router_id: str) -> bool:
 
 @pytest.mark.parametrize("strange", ["", "a b", "x\0y", "x" * 200])
 async def test_a_router_without_a_proper_name_is_sent_away(shared_control_plane, strange) -> None:
-    async with grpc.aio.insecure_channel(shared_control_plane.grpc_address) as channel:
+    async with trusted_channel(shared_control_plane.grpc_address) as channel:
         call = ControlServiceStub(channel).Watch(
             wire.WatchRequest(role=wire.ROLE_ROUTER, instance_id=strange, address="127.0.0.1:1")
         )

@@ -24,6 +24,7 @@ from control_plane.database import Database, DatabaseDownError
 from control_plane.migrate import scripts
 from control_plane.models.model import release_of_digests
 from control_plane.schema import metadata
+from sluice import accounts
 from sluice.process import ChildProcess
 
 pytestmark = pytest.mark.real
@@ -155,8 +156,8 @@ def test_who_can_traverse(open_home) -> None:
         (0o077, status.st_uid, status.st_gid, False),
     ):
         (open_home / "a").chmod(mode)
-        assert postgres.can_traverse(inner, uid, gid) == expected, oct(mode)
-        assert postgres.can_traverse(open_home / "a" / "new" / "x", uid, gid) == expected
+        assert accounts.can_traverse(inner, uid, gid) == expected, oct(mode)
+        assert accounts.can_traverse(open_home / "a" / "new" / "x", uid, gid) == expected
     (open_home / "a").chmod(0o755)
 
 

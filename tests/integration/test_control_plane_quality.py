@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import grpc.aio
 import pytest
 
 from control_plane.database import Database
@@ -15,6 +14,7 @@ from sluice.ids import new_id
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
 from sluice.wire.control.v1 import control_pb2 as control
+from tests.links import trusted_channel
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -32,7 +32,7 @@ class Node:
         self.desired = agent.SyncResponse()
 
     async def run(self, address: str) -> None:
-        async with grpc.aio.insecure_channel(address) as channel, asyncio.TaskGroup() as tasks:
+        async with trusted_channel(address) as channel, asyncio.TaskGroup() as tasks:
             call = AgentServiceStub(channel).Sync()
             tasks.create_task(self._read(call))
             while True:

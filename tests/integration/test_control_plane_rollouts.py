@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from itertools import groupby
 from typing import Any
 
-import grpc.aio
 import pytest
 from sqlalchemy import make_url
 from typer.testing import CliRunner
@@ -31,6 +30,7 @@ from tests.integration.rollout_site import (
     running_telemetry,
     shown,
 )
+from tests.links import trusted_channel
 
 pytestmark = [
     pytest.mark.real,
@@ -94,7 +94,7 @@ async def test_a_release_that_a_node_cannot_load_never_gets_a_share(
     async with (
         site(start_control_plane, database_url, tmp_path) as (plane, _),
         running_gateway(plane.grpc_address) as gateway,
-        grpc.aio.insecure_channel(plane.grpc_address) as channel,
+        trusted_channel(plane.grpc_address) as channel,
     ):
         database = make_url(database_url).database
         disabled = "ALTER TABLE rollouts DISABLE TRIGGER tried"

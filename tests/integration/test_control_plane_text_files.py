@@ -13,6 +13,7 @@ from replica.engine.testing import write_random_model
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 from sluice.wire.distribution.v1.distribution_pb2_grpc import DistributionServiceStub
 from tests.integration.artifact_site import Site, artifact_site, push
+from tests.links import trusted_channel
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -52,7 +53,7 @@ async def test_a_gateway_gets_the_small_files_of_a_base(site) -> None:
 async def test_others_are_refused_and_what_is_not_there_is_said(site) -> None:
     digest, _ = await pushed(site)
     codes: list[grpc.StatusCode] = []
-    async with grpc.aio.insecure_channel(site.plane.grpc_address) as channel:
+    async with trusted_channel(site.plane.grpc_address) as channel:
         stub = DistributionServiceStub(channel)
         for asked, name in (
             (digest, "model.safetensors"),

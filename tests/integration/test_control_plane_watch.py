@@ -3,13 +3,13 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-import grpc.aio
 import pytest
 from sqlalchemy import make_url
 
 from sluice.watch import ControlWatcher, read_snapshot
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
+from tests.links import trusted_channel
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -76,7 +76,7 @@ async def test_changes_of_many_writers_arrive_exactly(shared_control_plane, even
 
 async def test_a_known_version_is_answered_with_what_is_newer(shared_control_plane) -> None:
     plane = shared_control_plane
-    async with grpc.aio.insecure_channel(plane.grpc_address) as channel:
+    async with trusted_channel(plane.grpc_address) as channel:
 
         async def read_until(known: int, condition) -> list[wire.WatchResponse]:
             request = wire.WatchRequest(role=wire.ROLE_OPERATOR, known_version=known)

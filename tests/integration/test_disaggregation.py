@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc.aio
 import httpx
 import pytest
 import pytest_asyncio
@@ -15,6 +14,7 @@ from replica.agent.replica_state import EngineSpec
 from replica.agent.testing import Triton, running_tritons
 from replica.agent.triton import MODEL
 from replica.engine.testing import write_random_model
+from sluice import shared_secret
 from sluice.artifacts import import_directory
 from sluice.hashing import BLOCK_TOKENS, cache_root, chained_hashes
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
@@ -22,6 +22,7 @@ from sluice.watch import write_snapshot
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
+from tests.links import trusted_channel
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -67,6 +68,7 @@ async def running_router(home: Path, tritons: list[Triton]) -> AsyncIterator[str
     port = free_port()
     env = {
         "PATH": "/usr/bin:/bin",
+        **shared_secret.environment(),
         "ROUTER__INSTANCE_ID": ROUTER,
         "ROUTER__GRPC_ADDRESS": f"127.0.0.1:{port}",
         "ROUTER__HTTP_ADDRESS": f"127.0.0.1:{free_port()}",
@@ -93,7 +95,7 @@ async def answers(address: str, submits: list[wire.Submit]) -> dict[int, list[in
     tokens: dict[int, list[int]] = {submit.handle: [] for submit in submits}
     left = set(tokens)
     ready = 0
-    async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(WAIT_S):
+    async with trusted_channel(address) as channel, asyncio.timeout(WAIT_S):
         call = RouterServiceStub(channel).Connect()
         await call.write(wire.ConnectRequest(hello=wire.Hello(gateway_id="gateway")))
         while ready < len(ROLES):

@@ -18,6 +18,7 @@ from replica.agent.replica_state import EngineSpec
 from replica.agent.testing import Triton, running_tritons
 from replica.agent.triton import MODEL
 from replica.engine.testing import write_random_model
+from sluice import shared_secret
 from sluice.artifacts import import_directory
 from sluice.ids import new_id
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
@@ -27,6 +28,7 @@ from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
+from tests.links import trusted_channel
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -51,7 +53,7 @@ class Gateway:
     """A gateway worker's stream to the router."""
 
     def __init__(self, address: str) -> None:
-        self.channel = grpc.aio.insecure_channel(address)
+        self.channel = trusted_channel(address)
         self.call = RouterServiceStub(self.channel).Connect()
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, wire.Outcome] = {}
@@ -143,6 +145,7 @@ async def running_router(
         command=[sys.executable, "-m", "router"],
         env={
             "PATH": "/usr/bin:/bin",
+            **shared_secret.environment(),
             "ROUTER__INSTANCE_ID": router_id,
             "ROUTER__GRPC_ADDRESS": f"127.0.0.1:{port}",
             "ROUTER__HTTP_ADDRESS": f"127.0.0.1:{http_port}",
@@ -332,7 +335,7 @@ async def test_a_new_replica_of_a_live_control_plane_is_used_within_moments(
     async with (
         running_router(tmp_path, plane.grpc_address, name) as router,
         router.gateway(0, name) as gateway,
-        grpc.aio.insecure_channel(plane.grpc_address) as channel,
+        trusted_channel(plane.grpc_address) as channel,
     ):
         agent_stream = AgentServiceStub(channel).Sync()
         facts = agent.NodeFacts(cpu_count=2, memory_bytes=8 << 30, engines=[engine])

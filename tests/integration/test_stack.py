@@ -411,10 +411,15 @@ def test_every_metric_of_rules_and_dashboards_is_told_by_some_process(running) -
     def missing() -> set[tuple[str, str]]:
         subprocess.run(script, env=running.environment(), check=True, timeout=60)
         groups = [it for file in folder.glob("*.json") for it in json.loads(file.read_text())]
-        addresses = [address for group in groups for address in group["targets"]]
-        pages = [httpx.get(f"http://{it}/metrics", timeout=60).text for it in addresses]
+        pages = [
+            httpx.get(
+                f"http://{it}{group['labels'].get('__metrics_path__', '/metrics')}", timeout=60
+            )
+            for group in groups
+            for it in group["targets"]
+        ]
         seen = set[tuple[str, str]]()
-        for line in "\n".join(pages).splitlines():
+        for line in "\n".join(page.text for page in pages).splitlines():
             if found := re.match(r"(\w+?)(?:_bucket)?(?:\{(.*)\})? ", line):
                 pairs = re.findall(r'\w+="[^"]*"', found[2] or "")
                 seen |= {(found[1], pair) for pair in ("", *pairs)}
@@ -423,7 +428,9 @@ def test_every_metric_of_rules_and_dashboards_is_told_by_some_process(running) -
     # Engines and the control plane tell some of them only after a moment.
     eventually(lambda: not missing(), every_s=0.5)
     engines = json.loads((folder / "engine.json").read_text())
-    assert all(group["labels"].keys() == {"pool", "replica"} for group in engines)
+    assert all(
+        group["labels"].keys() == {"pool", "replica", "__metrics_path__"} for group in engines
+    )
 
 
 @pytest.mark.parametrize("name", ["telemetry", "postgres", "router"])

@@ -25,9 +25,10 @@ from replica.embedding.testing import TINY, write_random_bert
 from sluice.artifacts import artifact_path, import_directory
 from sluice.embeddings import METHOD, EmbeddingClient
 from sluice.errors import BadRequestError, ErrorCode, FailedError
-from sluice.process import ChildProcess
+from sluice.identity import Role
 from sluice.profiles import profile_of
 from sluice.wire.kserve.v2 import kserve_pb2 as kserve
+from tests.links import trusted_channel
 
 pytestmark = pytest.mark.real
 
@@ -119,7 +120,7 @@ async def test_a_client_of_another_kind_may_send_texts_of_one_length_together(
     request = kserve.ModelInferRequest(model_name="embed")
     request.inputs.add(name="input_ids", datatype="INT32", shape=rows.shape)
     request.raw_input_contents.append(rows.tobytes())
-    async with grpc.aio.insecure_channel(served.address) as channel:
+    async with trusted_channel(served.address, role=Role.ENGINE) as channel:
         infer = channel.unary_unary(METHOD)
         reply = kserve.ModelInferResponse.FromString(await infer(request.SerializeToString()))
         outputs = {output.name: i for i, output in enumerate(reply.outputs)}
@@ -163,7 +164,7 @@ async def test_a_base_that_is_no_embedding_model_says_why(tmp_path: Path) -> Non
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "roberta"}))
     digest = import_directory(tmp_path / "base", tmp_path / "artifacts")
     launcher = TritonLauncher(state_dir=tmp_path / "s", artifacts_dir=tmp_path / "artifacts")
-    child = await ChildProcess.start(launcher.prepare("r1", EngineSpec("embed", digest)).process)
+    child = await launcher.prepare("r1", EngineSpec("embed", digest)).start()
     try:
         async with asyncio.timeout(WAIT_S):
             assert await child.wait() != 0

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from replica.agent.triton import _PROTOCOLS
+
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "deploy" / "images").glob("*.Dockerfile"))
 REQUIREMENTS = ROOT / "requirements"
@@ -285,5 +287,6 @@ def test_the_engine_image_sets_what_the_shim_cannot_do_without() -> None:
     # Which base is served is known when a container starts, not when its image is built.
     assert needed - given == {"SLUICE_BASE_DIGEST"}
     (command,) = [json.loads(a) for name, a in instructions(ENGINE) if name == "ENTRYPOINT"]
-    assert "--load-model=llm" in command
+    assert "--load-model=llm" in command[-1]
+    assert ",".join(_PROTOCOLS) in command[-1], "nothing is answered without a secret"
     assert (ROOT / "model_repo" / "llm" / "config.pbtxt").is_file()

@@ -77,8 +77,11 @@ def _engines(url: str, key: str, cafile: str | None = None) -> list[dict[str, An
         page = _ask(f"{url}/v1/replicas?{urlencode(query)}", key, trust)
         for it in page["data"]:
             if it["metrics_address"]:  # none until its agent has started it
+                # The agent passes them on, below a path of the replica's.
+                address, _, path = it["metrics_address"].partition("/")
                 labels = {"pool": it["pool_id"], "replica": it["id"]}
-                found.append(_group(it["metrics_address"], **labels))
+                labels["__metrics_path__"] = f"/{path}/metrics"
+                found.append(_group(address, **labels))
         if not page["has_more"]:
             return found
         query = {"after": page["data"][-1]["id"]}

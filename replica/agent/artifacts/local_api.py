@@ -53,8 +53,18 @@ class OnlyHere:
 class LocalApi:
     """Answers the engines of a node while `serve` lasts."""
 
-    def __init__(self, state_dir: Path, library: Library, fetcher: Fetcher) -> None:
-        """Take the agent's directory, and who knows and gets artifacts."""
+    def __init__(
+        self, state_dir: Path, library: Library, fetcher: Fetcher, *, uid: int | None = None
+    ) -> None:
+        """Take the agent's directory, and who knows and gets artifacts.
+
+        Args:
+            state_dir: Where the socket is made.
+            library: What lies on the node.
+            fetcher: Gets what does not.
+            uid: User that engines run as; None: as we do.
+        """
+        self._uid = uid
         self._state_dir = state_dir
         self._library = library
         self._fetcher = fetcher
@@ -76,7 +86,7 @@ class LocalApi:
         Raises:
             OSError: The socket cannot be made.
         """
-        listening = _listen(self._state_dir)
+        listening = _listen(self._state_dir, self._uid)
         async with asyncio.TaskGroup() as group:
             self._group = group
             server = await asyncio.start_unix_server(
@@ -176,8 +186,8 @@ def _send(writer: asyncio.StreamWriter, told: Told) -> None:
         writer.transport.abort()  # an engine that does not read; it connects again
 
 
-def _listen(state_dir: Path) -> socket.socket:
-    """Return the listening socket, open to our own user alone.
+def _listen(state_dir: Path, uid: int | None) -> socket.socket:
+    """Return the listening socket, open to the engines' user alone (and to root).
 
     Its path may be longer than the 107 bytes of a socket's address, so it is bound by way of the
     open directory.
@@ -188,6 +198,8 @@ def _listen(state_dir: Path) -> socket.socket:
         (state_dir / SOCKET).unlink(missing_ok=True)
         listening.bind(f"/proc/self/fd/{directory}/{SOCKET}")
         (state_dir / SOCKET).chmod(0o600)
+        if uid is not None:
+            os.chown(state_dir / SOCKET, uid, -1)
         listening.listen()
         listening.setblocking(False)
     except BaseException:

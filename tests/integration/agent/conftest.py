@@ -22,6 +22,7 @@ from replica.agent.hardware import HardwareReader
 from replica.agent.settings import AgentSettings
 from replica.agent.triton import MODEL, OWNER, TritonLauncher
 from replica.engine.testing import write_random_model
+from sluice import shared_secret
 from sluice.artifacts import import_directory
 from sluice.ids import new_id
 from sluice.kserve import HostStream
@@ -153,6 +154,7 @@ class Node:
             env={
                 "PATH": "/usr/bin:/bin",
                 MARKER: self.marker,
+                **shared_secret.environment(),
                 **{f"AGENT__{name}": value for name, value in settings.items()},
             },
             log_file=self.directory / "agent.log",

@@ -180,10 +180,7 @@ async def test_launcher_keeps_its_ports_while_they_are_free(node) -> None:
     await taken.wait_closed()
     assert moved.grpc_address != first.grpc_address
     other = node.launcher.prepare("r-2", spec)
-    assert not {other.grpc_address, other.metrics_address} & {
-        moved.grpc_address,
-        moved.metrics_address,
-    }
+    assert not {other.ports.grpc, other.ports.metrics} & {moved.ports.grpc, moved.ports.metrics}
     assert moved.process.env["SLUICE_ENGINE"] == "sim"
     assert "PYTHONPATH" not in moved.process.env
 

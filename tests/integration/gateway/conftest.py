@@ -21,6 +21,7 @@ from gateway.app import Gateway, running_gateway
 from gateway.settings import GatewaySettings
 from gateway.testing import BaseFiles, ControlFeed, Plan, ScriptedRouter, serve
 from replica.engine.testing import write_random_model
+from sluice import shared_secret
 from sluice.artifacts import import_directory
 from sluice.process import ChildProcess, ProcessSpec, free_port
 from sluice.wire.control.v1 import control_pb2 as control
@@ -195,7 +196,8 @@ def environment(settings: object, **changes: object) -> dict[str, str]:
     """The settings of the world's own gateway, for a process beside it."""
     values = {**settings.model_dump(exclude_none=True), **changes}
     values["valkey_url"] = settings.valkey_url.get_secret_value()
-    return {"PATH": "/usr/bin:/bin"} | {f"GATEWAY__{k.upper()}": str(v) for k, v in values.items()}
+    names = {f"GATEWAY__{k.upper()}": str(v) for k, v in values.items()}
+    return {"PATH": "/usr/bin:/bin", **shared_secret.environment(), **names}
 
 
 @dataclass

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import grpc.aio
 import structlog
 
 from gateway.app import Gateway, running_gateway
@@ -23,6 +22,7 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
 from sluice.wire.control.v1 import control_pb2 as control
 from tests import sse
+from tests.links import trusted_channel
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ async def running_node(control_address: str, tritons: list[Triton]) -> AsyncIter
             await call.write(agent.SyncRequest(node_id="n", facts=facts, replicas=observed))
             wanted = [replica.replica_id for replica in (await call.read()).replicas]
 
-    async with grpc.aio.insecure_channel(control_address) as channel:
+    async with trusted_channel(control_address) as channel:
         call = AgentServiceStub(channel).Sync()
         async with asyncio.TaskGroup() as tasks:
             reporting = tasks.create_task(report(call))

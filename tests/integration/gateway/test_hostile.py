@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from sluice import shared_secret
 from sluice.process import ChildProcess, ProcessSpec, free_port
 from sluice.watch import write_snapshot
 from sluice.wire.control.v1 import control_pb2 as control
@@ -109,7 +110,8 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     spec = ProcessSpec(
         name="hostile",
         command=[sys.executable, "-m", "gateway"],
-        env={"PATH": "/usr/bin:/bin"} | {f"GATEWAY__{k}": str(v) for k, v in settings.items()},
+        env={"PATH": "/usr/bin:/bin", **shared_secret.environment()}
+        | {f"GATEWAY__{k}": str(v) for k, v in settings.items()},
         log_file=home / "log",
         ready=ready,
     )

@@ -17,6 +17,7 @@ from gateway.server.checks import problems
 from gateway.server.runner import bound_socket
 from gateway.settings import GatewaySettings
 from gateway.testing import Plan
+from sluice import shared_secret
 from sluice.process import free_port
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -350,7 +351,7 @@ async def test_a_start_that_cannot_work_ends_with_one_line_and_status_2(tmp_path
         names = {f"GATEWAY__{name.upper()}": str(value) for name, value in given.items()}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gateway",
-            env={"PATH": "/usr/bin:/bin"} | names, stderr=asyncio.subprocess.PIPE,
+            env={"PATH": "/usr/bin:/bin", **shared_secret.environment()} | names, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
             async with asyncio.timeout(WAIT_S):

@@ -2,22 +2,27 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
+import grpc
 import httpx
+import psutil
 import pytest
 import pytest_asyncio
+from tritonclient.grpc import service_pb2
 
 from replica.agent.replica_state import EngineSpec
 from replica.agent.triton import MODEL, TritonLauncher
 from replica.drivers.openvino import load_openvino
 from replica.engine.testing import write_random_model
 from replica.engine.types import SequenceRequest
+from sluice.addresses import host_and_port
 from sluice.artifacts import import_directory
+from sluice.channels import engine_header
 from sluice.errors import ErrorCode, FailedError
 from sluice.kserve import probe
-from sluice.process import ChildProcess
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 pytestmark = pytest.mark.real
@@ -176,13 +181,60 @@ async def test_a_drained_server_stops_in_order(
     assert await served.child.wait() == 0, served.child.log_tail(20)
 
 
+def refusal_of(call: Callable[..., Any], sent: Any, shown: Any) -> str:
+    try:
+        answer = call(sent, metadata=shown, timeout=WAIT_S)
+        return f"it answered {next(answer)}"
+    except grpc.RpcError as error:
+        return str(error)
+
+
+async def test_no_call_of_any_kind_is_answered_without_the_installations_secret(served) -> None:
+    loads_code = service_pb2.RepositoryModelLoadRequest(model_name="own")
+    loads_code.parameters["config"].string_param = '{"backend": "python"}'
+    loads_code.parameters["file:1/model.py"].bytes_param = b"import os"
+    name, value = engine_header()
+    name = f"triton-grpc-protocol-{name}"
+    methods = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
+    with grpc.insecure_channel(served.address) as channel:
+        calls = [
+            channel.stream_stream(f"/{method.containing_service.full_name}/{method.name}")
+            if method.name == "ModelStreamInfer"
+            else channel.unary_unary(f"/{method.containing_service.full_name}/{method.name}")
+            for method in methods
+        ]
+        assert len(calls) >= 20
+        for shown in (None, [(name, "0" * len(value))], [("sluice-token", value)]):
+            for method, call in zip(methods, calls, strict=True):
+                request = loads_code.SerializeToString() * ("Load" in method.name)
+                sent = iter([request]) if method.name == "ModelStreamInfer" else request
+                assert "restricted" in refusal_of(call, sent, shown), method.name
+        live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+        assert live(b"", metadata=[(name, value)], timeout=WAIT_S)
+        health = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert "restricted" in refusal_of(health, b"", None)
+
+
+async def test_other_users_of_the_machine_see_no_secret_and_no_other_port(served) -> None:
+    value = engine_header()[1]
+    process = psutil.Process(served.child.pid)
+    shown = [" ".join(it.cmdline()) for it in (process, *process.children(recursive=True))]
+    assert value not in str(shown)
+    assert all(value not in str(it.environ()) for it in process.children(recursive=True))
+    links = [it for it in process.net_connections("inet") if it.status == psutil.CONN_LISTEN]
+    listening = {(link.laddr.ip.removeprefix("::ffff:"), link.laddr.port) for link in links}
+    metrics = httpx.URL(served.metrics_url)
+    host, port = host_and_port(served.address)
+    assert listening == {(host, port), ("127.0.0.1", metrics.port)}
+
+
 async def test_a_base_that_cannot_be_served_says_why(tmp_path: Path) -> None:
     write_random_model(tmp_path / "base")
     (tmp_path / "base" / "config.json").write_text('{"model_type": "gpt2"}')
     digest = import_directory(tmp_path / "base", tmp_path / "artifacts")
     launcher = TritonLauncher(state_dir=tmp_path / "s", artifacts_dir=tmp_path / "artifacts")
     launch = launcher.prepare("r1", EngineSpec("openvino", digest))
-    child = await ChildProcess.start(launch.process)
+    child = await launch.start()
     try:
         async with asyncio.timeout(WAIT_S):
             assert await child.wait() != 0

@@ -12,6 +12,7 @@ from gateway.settings import GatewaySettings
 from replica.agent.settings import AgentSettings
 from router.settings import Settings as RouterSettings
 from sluice.settings import ServiceSettings
+from sluice.shared_secret import InstallationSettings
 
 # By module, as in `python -m MODULE`.
 SETTINGS: dict[str, type[ServiceSettings]] = {
@@ -24,7 +25,8 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "telemetry.migrate": telemetry.settings.MigrateSettings,
 }
 # What other programs than ours read, and what only other variables are made of.
-OTHERS = ("AWS_", "SLUICE_", "POD_IP", "PYTHON")
+SHARED = "INSTALLATION__"
+OTHERS = (SHARED, "AWS_", "SLUICE_", "POD_IP", "PYTHON")
 
 
 def module_of(command: Sequence[str]) -> str:
@@ -44,6 +46,8 @@ def read_settings(module: str, environment: Mapping[str, str]) -> ServiceSetting
     said = io.StringIO()
     with patch.dict(os.environ, environment, clear=True), redirect_stderr(said):
         try:
+            if not module.endswith(".migrate"):
+                InstallationSettings.from_environment()
             return owner.from_environment()
         except SystemExit as error:
             raise AssertionError(f"{module}: {said.getvalue()}") from error

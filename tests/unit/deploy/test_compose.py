@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cli.settings_table import SETTINGS
+from sluice.shared_secret import InstallationSettings
 from tests.unit.deploy.compose_file import PREFIXES, ROOT, env_file, is_job, is_ours, services
 
 SERVICES = services()
@@ -35,15 +36,19 @@ def test_every_setting_is_known_right_and_given(name: str, monkeypatch: pytest.M
     prefix = PREFIXES[service["command"][0]]
     for variable, value in service["environment"].items():
         assert isinstance(value, str), f"{variable}: quote it, YAML makes {value!r} of it"
-        assert variable.startswith((prefix, "AWS_")), variable
+        assert variable.startswith((prefix, "AWS_", "INSTALLATION__")), variable
         monkeypatch.setenv(variable, value)
     (owner,) = [o for o in SETTINGS.values() if o.model_config["env_prefix"] == prefix]
     assert owner.check()[1] == []
+    monkeypatch.setenv(
+        "INSTALLATION__SECRET", service["environment"].get("INSTALLATION__SECRET", "")
+    )
+    assert InstallationSettings.check()[1] == []
 
 
 def test_all_five_services_are_there() -> None:
-    # Certificates and Kafka's protection are settings that several of them share.
-    shared = {"certificates", "kafka"}
+    # Settings that several of them share.
+    shared = {"installation", "certificates", "kafka"}
     assert {PREFIXES[SERVICES[name]["command"][0]] for name in CONFIGURED} == {
         owner.model_config["env_prefix"] for name, owner in SETTINGS.items() if name not in shared
     }

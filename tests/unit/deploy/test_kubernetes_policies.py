@@ -72,7 +72,6 @@ FROM_OUTSIDE = {
     ("monitoring", "control-plane", 8001),
     ("monitoring", "telemetry", 8002),
     ("monitoring", "replica", 9200),
-    ("monitoring", "replica", 0),
 }
 TO_OUTSIDE = {
     ("gateway", "backends", 6379),

@@ -40,7 +40,7 @@ def test_damaged_records_and_those_of_other_versions_count_as_none(tmp_path: Pat
     RunFile(tmp_path).save(RECORD)
     good = json.loads(path.read_text())
     bad = [
-        {**good, "format": 2},
+        {**good, "format": 1},
         {name: value for name, value in good.items() if name != "pid"},
         {**good, "colour": "blue"},
         {**good, "spec": {"engine": "sim"}},

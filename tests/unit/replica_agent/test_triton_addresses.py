@@ -1,24 +1,32 @@
-"""What a node tells the fleet of its engines."""
+"""Where a node says that the metrics of its engines are."""
+
+from pathlib import Path
 
 import pytest
 
-from replica.agent import triton
+from replica.agent.app import _told
+from replica.agent.runs import RunFile
+from replica.agent.triton import Ports, TritonLauncher
 
 
 @pytest.mark.parametrize(
-    ("host", "plain", "by_tls"),
+    ("address", "told"),
     [
-        ("10.1.2.3", "10.1.2.3:9000", ""),
-        ("0.0.0.0", "0.0.0.0:9000", ""),
-        ("127.0.0.1", "127.0.0.1:9000", "127.0.0.1:9000"),
-        ("127.0.0.2", "127.0.0.2:9000", "127.0.0.1:9000"),
-        ("localhost", "localhost:9000", "127.0.0.1:9000"),
-        ("node-1", "node-1:9000", ""),
+        ("0.0.0.0:9200", "10.1.2.3:9200"),
+        ("[::]:9200", "10.1.2.3:9200"),
+        ("10.9.9.9:9200", "10.9.9.9:9200"),
+        ("127.0.0.1:9200", "127.0.0.1:9200"),
     ],
 )
-def test_metrics_that_are_on_a_nodes_loopback_are_told_to_no_other(
-    monkeypatch: pytest.MonkeyPatch, host: str, plain: str, by_tls: str
+def test_metrics_are_where_the_agent_is_never_where_triton_is(
+    address: str, told: str, tmp_path: Path
 ) -> None:
-    assert triton._metrics_address(host, 9000) == plain
-    monkeypatch.setattr(triton, "ours", object)
-    assert triton._metrics_address(host, 9000) == by_tls
+    launcher = TritonLauncher(
+        state_dir=tmp_path,
+        artifacts_dir=tmp_path,
+        host="10.1.2.3",
+        metrics_told=_told(address, "10.1.2.3"),
+    )
+    launch = launcher._launch("r-1", Ports(9000, 9001), RunFile(tmp_path))
+    assert launch.metrics_address == f"{told}/engines/r-1"
+    assert launch.metrics_url == "http://127.0.0.1:9001/metrics"

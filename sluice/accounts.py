@@ -1,0 +1,64 @@
+"""What another user of the machine can reach, and whom we may let run programs."""
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+# Of capabilities(7): to change owners, users and groups, to signal, trace and read everybody.
+_NEEDED = {"CHOWN": 0, "DAC_OVERRIDE": 1, "KILL": 5, "SETGID": 6, "SETUID": 7, "SYS_PTRACE": 19}
+
+
+def can_traverse(path: Path, uid: int, gid: int) -> bool:
+    """Return whether a user without other groups may enter every directory down to `path`.
+
+    Parts that do not exist yet are left out: whoever makes them makes them open.
+    """
+    return not closed_part(path, uid, gid)
+
+
+def closed_part(path: Path, uid: int, gid: int) -> str:
+    """Return the first directory above or at `path` that a user may not enter; empty: none."""
+    for directory in (path, *path.parents):
+        try:
+            status = directory.stat()
+        except FileNotFoundError:
+            continue
+        if status.st_uid == uid:
+            needed = stat.S_IXUSR
+        elif status.st_gid == gid:
+            needed = stat.S_IXGRP
+        else:
+            needed = stat.S_IXOTH
+        if not status.st_mode & needed:
+            return str(directory)
+    return ""
+
+
+def why_not_as(uid: int, paths: Iterable[Path]) -> str:
+    """Return why we, who are root, cannot let another user run programs; empty: we can.
+
+    Args:
+        uid: User and group id.
+        paths: That the programs need; links are followed.
+    """
+    lacking = sorted(name for name, bit in _NEEDED.items() if not _effective() >> bit & 1)
+    if lacking:
+        return f"this root lacks the capabilities {', '.join(lacking)}"
+    for path in paths:
+        for form in (path.absolute(), path.resolve()):
+            if closed := closed_part(form, uid, uid):
+                return f"user id {uid} may not enter {closed}, on the way to {form}"
+    return ""
+
+
+def is_root() -> bool:
+    """Return whether we are root."""
+    return os.geteuid() == 0
+
+
+def _effective() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0

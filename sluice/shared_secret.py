@@ -1,0 +1,137 @@
+"""The secret that all processes of an installation share, and what is derived from it.
+
+Whoever reaches a port of ours has to prove that it belongs to the installation. Nothing but keyed
+digests of the secret leaves a process, one for each purpose: a digest that was read on the way to
+one service is of no use at another. The secret itself is never sent, logged or given to an engine.
+"""
+
+import hashlib
+import hmac
+import os
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+
+from pydantic import SecretStr, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from sluice.settings import ServiceSettings
+
+CHARACTERS_MIN = 32
+VARIABLE = "INSTALLATION__SECRET"
+_PURPOSES_MAX = 64  # the services' names
+
+
+class InstallationSettings(ServiceSettings):
+    """What all processes of an installation have in common, and nobody else.
+
+    Attributes:
+        secret: At least 32 characters, the same in every process. To replace it, name the new one
+            and the old one, with a comma between: the first one signs, all of them are accepted.
+        is_required: Whether calls and events that show none are refused. False only while a
+            platform is upgraded from a version without the secret.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="INSTALLATION__")
+
+    secret: SecretStr
+    is_required: bool = True
+
+    @field_validator("secret")
+    @classmethod
+    def _long_enough(cls, secret: SecretStr) -> SecretStr:
+        if any(len(one) < CHARACTERS_MIN for one in listed(secret.get_secret_value())):
+            raise ValueError(
+                f"want at least {CHARACTERS_MIN} characters, as `openssl rand -hex 32` makes them;"
+                " the same in every process"
+            )
+        return secret
+
+
+def listed(text: str) -> list[str]:
+    """Return the secrets of a setting, the one that signs first; an empty text is one, too."""
+    return [part.strip() for part in text.split(",")]
+
+
+class SharedSecret:
+    """Makes and checks proofs; thread-safe.
+
+    Attributes:
+        is_required: Whether what shows no proof is refused.
+    """
+
+    def __init__(self, secrets: Sequence[str], *, is_required: bool = True) -> None:
+        """Take the secrets: the first one signs, all are accepted."""
+        self.is_required = is_required
+        self._keys = tuple(one.encode() for one in secrets)
+        self.tokens = lru_cache(_PURPOSES_MAX)(self._tokens)
+
+    def _tokens(self, purpose: str) -> tuple[str, ...]:
+        """Return the token of each secret for one purpose, 64 hex digits."""
+        return tuple(_digest(key, b"token", purpose.encode()).hex() for key in self._keys)
+
+    def is_token(self, purpose: str, given: Sequence[str | bytes]) -> bool:
+        """Return whether one of the given tokens is one for this purpose; in constant time."""
+        shown = [one.encode() if isinstance(one, str) else one for one in given]
+        matches = [
+            hmac.compare_digest(token.encode(), one)
+            for token in self.tokens(purpose)
+            for one in shown
+        ]
+        return any(matches)
+
+    def mac(self, purpose: str, data: bytes) -> bytes:
+        """Return the proof that one of ours made these bytes, 32 bytes."""
+        return _digest(self._keys[0], purpose.encode(), data)
+
+    def is_mac(self, purpose: str, data: bytes, given: bytes) -> bool:
+        """Return whether one of ours made these bytes; in constant time."""
+        name = purpose.encode()
+        matches = [hmac.compare_digest(_digest(key, name, data), given) for key in self._keys]
+        return any(matches)
+
+
+def _digest(key: bytes, kind: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, len(kind).to_bytes(2, "big") + kind + data, hashlib.sha256)
+
+
+class _Ours:
+    secret: SharedSecret | None = None
+
+
+def environment() -> dict[str, str]:
+    """Return what the environment of another process needs to be one of ours."""
+    return {VARIABLE: os.environ[VARIABLE]}
+
+
+def use() -> None:
+    """Take the secret that the environment names, for this process, from now on.
+
+    Ends the process with status 2 and a line on stderr when there is none.
+    """
+    settings, problems = InstallationSettings.check()
+    if settings is None or problems:
+        sys.stderr.write("\n".join(problems) + "\n")
+        sys.stderr.write(
+            "INSTALLATION__SECRET proves that a process belongs to this installation: give all of"
+            " them the same one; docs/security.md says how to make it\n"
+        )
+        raise SystemExit(2)
+    secrets = listed(settings.secret.get_secret_value())
+    install(SharedSecret(secrets, is_required=settings.is_required))
+
+
+def install(secret: SharedSecret) -> None:
+    """Use this one from now on."""
+    _Ours.secret = secret
+
+
+def ours() -> SharedSecret:
+    """Return what this process uses.
+
+    Raises:
+        RuntimeError: The process never took any.
+    """
+    if _Ours.secret is None:
+        raise RuntimeError("no INSTALLATION__SECRET was taken: call sluice.shared_secret.use first")
+    return _Ours.secret

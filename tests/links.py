@@ -1,0 +1,13 @@
+"""Channels to processes of the installation under test."""
+
+import grpc.aio
+
+from sluice.channels import Options, channel_to
+from sluice.identity import Role
+
+
+def trusted_channel(
+    address: str, *, role: Role = Role.CONTROL_PLANE, options: Options = ()
+) -> grpc.aio.Channel:
+    """Return a channel whose calls show that they are the installation's."""
+    return channel_to(address, role, options=options)
