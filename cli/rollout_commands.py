@@ -204,12 +204,13 @@ def _show(found: Json, *, as_json: bool) -> None:
             ),
             f"{gate['tolerated']:.2%}",
             f"10^{gate['e_value_log10']:.1f} of 10^{gate['e_value_needed_log10']:.1f}",
+            "-" if (rate := gate.get("detectable_rate")) is None else f"{rate:.1%}",
         )
         for gate in found["gates"]
     ]
     if rows:
-        columns = ("gate", "canary", "control", "tolerated", "evidence")
-        console().print(table(columns, rows, right="canary control tolerated"))
+        columns = ("gate", "canary", "control", "tolerated", "evidence", "finds")
+        console().print(table(columns, rows, right="canary control tolerated finds"))
 
 
 def _stage(found: Json) -> str:

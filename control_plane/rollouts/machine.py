@@ -357,9 +357,11 @@ def _after_stage(rollout: Rollout, now_ms: int) -> Rollout:
     is_over = rollout.watched_ms >= stage.duration_min_s * 1000
     if not is_over or (rollout.is_last and not rollout.is_ready):
         return rollout
-    if _is_sampled(rollout):
+    is_late = rollout.watched_ms - rollout.short_ms >= stage.duration_max_s * 1000
+    is_light = is_late and stage.sample_light is not None
+    if _is_sampled(rollout, (stage.sample_light or 0) if is_light else stage.sample_min):
         return _stage_ended(rollout, now_ms)
-    if rollout.watched_ms - rollout.short_ms < stage.duration_max_s * 1000:
+    if not is_late:
         return rollout
     match rollout.plan.when_short:
         case "pause":
@@ -370,12 +372,11 @@ def _after_stage(rollout: Rollout, now_ms: int) -> Rollout:
             return _sent_back(rollout, Reason.TOO_LITTLE_TRAFFIC)
 
 
-def _is_sampled(rollout: Rollout) -> bool:
+def _is_sampled(rollout: Rollout, sample_min: int) -> bool:
     """Return whether enough was seen: of both releases, where there are two to compare."""
-    stage = rollout.current
-    if not stage.is_compared:
-        return rollout.sample >= stage.sample_min
+    if not rollout.current.is_compared:
+        return rollout.sample >= sample_min
     tests = [(gate, rollout.tests[gate.metric]) for gate in rollout.plan.gates]
-    return min(rollout.sample, rollout.control_sample) >= stage.sample_min and all(
+    return min(rollout.sample, rollout.control_sample) >= sample_min and all(
         min(test.canary.total, test.control.total) >= gate.sample_min for gate, test in tests
     )

@@ -25,7 +25,7 @@ one session are alike; docs/rollouts.md says what is done about that, and what i
 """
 
 from dataclasses import dataclass, replace
-from math import exp, log, log1p
+from math import exp, log, log1p, sqrt
 
 # Odds of a canary failure over control's, of the alternatives that are bet on: a rate of 1 %
 # against 1.5, 2.5, 5, 11 and 29 %; one of 10 % against 14, 22, 36, 57 and 82 %.
@@ -38,6 +38,7 @@ _PATIENCE_WINDOWS = 64
 # quarter of itself, and what moves over the day is followed. Below 50 nothing is bet.
 _MEMORY_REQUESTS_MAX = 2_000
 _MEMORY_REQUESTS_MIN = 50
+_ONE_SIDED_95 = 1.645  # standard deviations
 _LOG_NOTHING = -1e9  # finite, so that it can be written as JSON
 
 
@@ -116,6 +117,39 @@ def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
         past: What control's past is on the new scale.
     """
     return _with_memory(replace(test, memory_bad=0.0, memory_total=0.0), past)
+
+
+def detectable_rate(test: SequentialTest, alpha: float) -> float | None:
+    """Return the lowest rate of canary that this many requests show in 19 of 20 cases.
+
+    An estimate, for people: as if all windows were one, and the whole of the first bet in it.
+
+    Args:
+        test: With what was counted; control's rate is its own in memory.
+        alpha: False-alarm rate of the test.
+
+    Returns:
+        A rate in steps of 0.5 %; None: too few requests for any.
+    """
+    canary, control = test.canary.total, test.control.total
+    if not canary or not control:
+        return None
+    known = (test.memory_bad + 0.5) / (test.memory_total + 1)
+    theta0 = known + test.margin * (1 - known)
+    reference = Count(min(control, round(known * control)), control)
+    log_stake = log(_FIRST_BET / len(_ODDS_RATIOS))
+    for step in range(1, 201):
+        rate = step / 200
+        bad = int(rate * canary - _ONE_SIDED_95 * sqrt(rate * (1 - rate) * canary))
+        if rate <= theta0 or bad <= 0:
+            continue
+        logs = tuple(
+            log_stake + _log_factor(ratio, theta0, test.margin, Count(bad, canary), reference)
+            for ratio in _ODDS_RATIOS
+        )
+        if _log_sum(logs) >= -log(alpha):
+            return rate
+    return None
 
 
 def _with_bets(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:

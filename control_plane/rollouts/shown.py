@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from control_plane.rollouts.evidence import Metric
 from control_plane.rollouts.plan import Gate
+from control_plane.rollouts.sequential import detectable_rate
 from control_plane.rollouts.state import NO_STAGE, Phase, Reason, Rollout, Verdict, explain
 
 Json = dict[str, Any]
@@ -176,7 +177,7 @@ def details(state: Rollout, base_digest: str | None = None, lacking: Sequence[st
 
 def _gate(state: Rollout, gate: Gate) -> Json:
     """Return what a gate has seen in the stage, and how near it is to a verdict."""
-    test = state.tests[gate.metric]
+    test, alpha = state.tests[gate.metric], state.plan.alpha_of_test
     sides = [test.canary, test.control]
     if gate.metric is Metric.FEWER_REFUSALS:  # there the suspect is control
         sides.reverse()
@@ -187,5 +188,6 @@ def _gate(state: Rollout, gate: Gate) -> Json:
         "canary": canary,
         "control": control,
         "e_value_log10": round(test.log_e / log(10), 3),
-        "e_value_needed_log10": round(-log10(state.plan.alpha_of_test), 3),
+        "e_value_needed_log10": round(-log10(alpha), 3),
+        "detectable_rate": detectable_rate(test, alpha),
     }

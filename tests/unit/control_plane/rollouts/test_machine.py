@@ -201,6 +201,16 @@ def test_too_little_traffic_may_go_on_or_roll_back():
     assert life.rollout.reason is Reason.TOO_LITTLE_TRAFFIC
 
 
+def test_light_traffic_is_enough_once_the_longest_duration_is_over():
+    stage = PLAN.stages[0].model_copy(update={"sample_light": 30})
+    life = running(PLAN.model_copy(update={"stages": (stage, *PLAN.stages[1:])}))
+    for _ in range(29):
+        life.window(canary=arm(1))
+    assert life.standing == (Phase.RUNNING, 0, 100)
+    life.window(canary=arm(1))
+    assert life.standing == (Phase.RUNNING, 1, 5_000)
+
+
 def test_a_gate_can_ask_for_a_sample_of_its_own():
     golden = Gate(metric=Metric.GOLDEN, tolerated=0.05, sample_min=10)
     life = running(PLAN.model_copy(update={"gates": (*PLAN.gates, golden)}))

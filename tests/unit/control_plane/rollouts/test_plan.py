@@ -17,6 +17,13 @@ def test_the_default_is_one_ten_fifty_hundred_with_every_gate():
     assert plan.alpha == 0.05
 
 
+def test_the_default_lasts_less_than_a_day_even_where_each_stage_takes_its_longest():
+    *compared, last = Plan().stages
+    longest_s = sum(stage.duration_max_s for stage in compared) + last.duration_min_s
+    assert longest_s < 86_400
+    assert last.sample_min == 0, "nothing is waited for there but time"
+
+
 def test_alpha_is_divided_among_gates_and_the_stages_that_are_compared():
     assert Plan().alpha_of_test == pytest.approx(0.05 / (8 * 3))
     shadow = Stage(share=500, is_shadow=True)
@@ -50,6 +57,10 @@ FULL = {"share": 10_000}
         (
             {"stages": [{"share": 10_000, "duration_min_s": 100.0, "duration_max_s": 99.0}]},
             "duration_max_s must not be below duration_min_s",
+        ),
+        (
+            {"stages": [{"share": 10_000, "sample_min": 9, "sample_light": 10}]},
+            "sample_light must not be above sample_min",
         ),
         ({"gates": []}, "at least 1 item"),
         ({"gates": [{"metric": "luck", "tolerated": 0}]}, "'errors', 'slow_first_token'"),

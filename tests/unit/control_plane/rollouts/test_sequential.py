@@ -1,6 +1,7 @@
 """The sequential test: valid however it is looked at, quick where it matters, small, never broken."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from control_plane.rollouts.sequential import Count, SequentialTest, observe
+from control_plane.rollouts.sequential import Count, SequentialTest, detectable_rate, observe
 
 ADAPTER = TypeAdapter(SequentialTest)
 NOTHING = Count(0, 0)
@@ -223,3 +224,31 @@ def test_it_is_small_finite_and_survives_json(margin: float, seen: list[tuple[Co
 def test_a_count_is_checked():
     with pytest.raises(AssertionError):
         Count(2, 1)
+
+
+@pytest.mark.parametrize(("canary", "control"), [(288, 28_000), (1_000, 9_000)])
+def test_the_detectable_rate_is_found_as_often_as_told(canary: int, control: int):
+    """As often as 19 of 20; half of that difference is found in less than half of all cases."""
+    alpha, rate0 = 0.001, 0.01
+    counted = replace(known(0.005, rate0), canary=Count(0, canary), control=Count(0, control))
+    rate = detectable_rate(counted, alpha)
+    assert rate is not None
+    draw = np.random.default_rng(1)
+
+    def found(rate1: float) -> int:
+        bad1, bad0 = draw.binomial(canary, rate1, 100), draw.binomial(control, rate0, 100)
+        pairs = zip(bad1.tolist(), bad0.tolist(), strict=True)
+        tests = [
+            observe(known(0.005, rate0), Count(bad, canary), Count(good, control))
+            for bad, good in pairs
+        ]
+        return sum(test.is_worse(alpha) for test in tests)
+
+    assert found(rate) >= 90
+    assert found((rate + rate0) / 2) <= 50
+
+
+def test_too_few_requests_detect_nothing():
+    few = replace(known(0.05, 0.01), canary=Count(0, 2), control=Count(0, 200))
+    assert detectable_rate(few, 0.001) is None
+    assert detectable_rate(known(0.05, 0.01), 0.001) is None

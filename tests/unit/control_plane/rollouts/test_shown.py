@@ -43,6 +43,7 @@ def test_what_a_gate_has_counted_is_told_by_release() -> None:
     assert fewer["canary"] == {"bad": 2, "total": 200}, "there control is the suspect"
     assert errors["e_value_log10"] == 0.0
     assert errors["e_value_needed_log10"] == 2.681  # 480
+    assert errors["detectable_rate"] is None, "ten requests show no rate reliably"
 
 
 def test_it_says_why_it_is_where_it_is() -> None:
