@@ -26,6 +26,7 @@ from control_plane.budgets.service import Budgets
 from control_plane.database import Database
 from control_plane.distribution.model import Limits
 from control_plane.distribution.service import LIMITS, DistributionService
+from control_plane.distribution.text_files import TextFiles
 from control_plane.fleet import preparation
 from control_plane.fleet.agents import AgentService
 from control_plane.fleet.hours import Clock
@@ -39,6 +40,7 @@ from control_plane.http.routes import Route
 from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import Metrics
 from control_plane.models import routes as models
+from control_plane.quality.base_prompts import BasePrompts
 from control_plane.quality.repository import golden_counts
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
@@ -111,8 +113,12 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             database, feed, metrics, _links(settings), artifacts.read_chunk
         )
         budget = Budget(settings.quality_pool_hour_max, settings.quality_node_day_max)
-        quality = Quality(database, feed, metrics.quality, budget)
-        for work in (feed, fleet, artifacts, distribution, rollouts, quality, budgets):
+        base_prompts = BasePrompts(feed, TextFiles(database, artifacts.read_chunk).read)
+        quality = Quality(
+            database, feed, metrics.quality, budget, token_ids=lambda: base_prompts.token_ids
+        )
+        parts = (feed, fleet, artifacts, distribution, rollouts, quality, base_prompts, budgets)
+        for work in parts:
             stack.callback(background.create_task(work.run()).cancel)
         presence = fleet.presence
         watch = WatchService(

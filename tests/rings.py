@@ -15,6 +15,7 @@ EXAMPLES_OF_ONE = 25
 _E2E_OF_ONE = frozenset({"test_openai_sdk.py", "test_promises.py"})
 _TWO = frozenset(
     {
+        "tests/contract/test_golden_mutations.py",
         "tests/integration/agent/test_adoption.py",
         "tests/integration/agent/test_agent.py",
         "tests/integration/agent/test_cordon.py",

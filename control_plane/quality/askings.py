@@ -5,8 +5,9 @@ compared. Which adapter that is follows from what the prompt's model stands for 
 while a release is rolled out, from both releases.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from sluice.profiles import FRAMES, profile_of
 from sluice.watch import ControlState
@@ -14,10 +15,17 @@ from sluice.wire.agent.v1 import agent_pb2 as wire
 from sluice.wire.control.v1 import control_pb2 as control
 
 DEFAULT = "default"  # first word of the askings that every base has
-# Ids that every vocabulary has and that are ordinary tokens in most. What they mean is no matter:
-# an engine that computes wrong continues them otherwise.
+# Beginnings that a model may continue in many ways: its answer depends on every layer, where a sure
+# answer hides errors. Of random errors in one layer, these four find 19 in 20.
+DEFAULT_TEXTS = (
+    "The old man walked down to the river and",
+    "The price of bread rose because",
+    "The president of the company said that",
+    "Dear Sir or Madam, I am writing to",
+)
+# Where the base's tokenizer is not known: ids that every vocabulary has.
 DEFAULT_TOKENS = (35, 120, 77, 210, 64, 99, 143, 58, 201, 46, 88, 175, 51, 132, 67, 240)
-DEFAULT_OUTPUT_TOKENS = 16
+DEFAULT_OUTPUT_TOKENS = 24
 DEFAULT_EVERY_S = 60
 ROLLOUT_EVERY_S = 5  # of what is expected of a release that is being rolled out
 _DIGEST_CHARACTERS = 16  # of a digest, in the id of an asking
@@ -83,9 +91,13 @@ def asking_id(prompt_id: str, base_digest: str, adapter_digest: str) -> str:
     return "/".join(part for part in parts if part)
 
 
-def current(state: ControlState, prompts: Iterable[Prompt]) -> dict[str, Asking]:
-    """Return all askings by id: the default of every base that generates text, and the prompts'."""
-    found = {one.id: one for one in defaults(state)}
+def current(
+    state: ControlState,
+    prompts: Iterable[Prompt],
+    token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
+) -> dict[str, Asking]:
+    """Return all askings by id: the defaults of bases that generate text, and the prompts'."""
+    found = {one.id: one for one in defaults(state, token_ids)}
     for prompt in prompts:
         about = about_model(state, prompt.model_id)
         if about is not None:
@@ -93,22 +105,41 @@ def current(state: ControlState, prompts: Iterable[Prompt]) -> dict[str, Asking]
     return found
 
 
-def defaults(state: ControlState) -> list[Asking]:
-    """Return what every base that generates text is asked."""
-    bases = {pool.base_digest for pool in state.pools.values() if profile_of(pool.engine) is FRAMES}
+def generating_bases(state: ControlState) -> set[str]:
+    """Return the digests of bases that generate text."""
+    return {pool.base_digest for pool in state.pools.values() if profile_of(pool.engine) is FRAMES}
+
+
+def defaults(
+    state: ControlState, token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({})
+) -> list[Asking]:
+    """Return what every base that generates text is asked.
+
+    Args:
+        state: Has the pools.
+        token_ids: Of `DEFAULT_TEXTS`, by base, as far as they are known.
+    """
     return [
         Asking(
-            asking_id(DEFAULT, base, ""),
-            DEFAULT,
-            "",
-            base,
-            "",
-            DEFAULT_TOKENS,
-            DEFAULT_OUTPUT_TOKENS,
-            DEFAULT_EVERY_S,
+            id=asking_id(name, base, ""),
+            prompt_id=DEFAULT,
+            model_id="",
+            base_digest=base,
+            adapter_digest="",
+            token_ids=ids,
+            output_tokens_max=DEFAULT_OUTPUT_TOKENS,
+            every_s=DEFAULT_EVERY_S,
         )
-        for base in sorted(bases)
+        for base in sorted(generating_bases(state))
+        for name, ids in _named(token_ids.get(base, ()))
     ]
+
+
+def _named(prompts: Sequence[tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return prompts with the first words of their askings."""
+    if not prompts:
+        return [(DEFAULT, DEFAULT_TOKENS)]
+    return [(f"{DEFAULT}-{number}", ids) for number, ids in enumerate(prompts, 1)]
 
 
 @dataclass(frozen=True, slots=True)

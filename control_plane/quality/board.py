@@ -5,8 +5,9 @@ or prompts have changed are worked out anew, and what nodes with the same bases 
 round.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from control_plane.quality.askings import About, Asking, Prompt, about_model, defaults, put
 from control_plane.quality.messages import Messages
@@ -43,8 +44,13 @@ class Board:
         self._items: dict[str, dict[str, list[Item]]] = {}  # by base and owner
         self._messages = Messages()
 
-    def update(self, state: ControlState, prompts: Prompts) -> None:
-        """Find out what is asked."""
+    def update(
+        self,
+        state: ControlState,
+        prompts: Prompts,
+        token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
+    ) -> None:
+        """Find out what is asked; `token_ids` as of `askings.defaults`."""
         if prompts is not self._prompts:
             self._prompts, self._of_model = prompts, _by_model(prompts, self._of_model)
         models: dict[str, _Model] = {}
@@ -53,7 +59,7 @@ class Board:
             if known is None or known.about != about or known.prompts is not own:
                 known = _model(about, own)
             models[model_id] = known
-        ordinary = defaults(state)
+        ordinary = defaults(state, token_ids)
         before, self._models = self._models, models
         is_same = before.keys() == models.keys() and all(
             before[model_id] is one for model_id, one in models.items()

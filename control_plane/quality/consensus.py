@@ -12,11 +12,11 @@ the measure that is wrong. What may not be taken out is for people, as is a vote
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import nsmallest
 from math import isfinite, log, nan
-from statistics import fmean, median
+from statistics import median
 
 CANDIDATES_MAX = 16  # kinds of answers that may be what is right
 _HALF = log(0.5)
@@ -46,7 +46,11 @@ class Rules:
         voters_min: Fewer replicas have no consensus.
         near_tie: Nats: two tokens whose logprobs are so close may be taken for each other. Room for
             logits of 16 bits, whose steps are 0.125 above 16.
-        drift: Nats: the mean difference of logprobs, over the tokens that are equal, that is one.
+        drift: Nats: the mean difference of logprobs, over the tokens that are equal, that is one,
+            where the noise of the pool is not known.
+        drift_min: In a pool with a consensus: replicas that agree to the last digit.
+        drift_noises: So many times what half of its replicas differ by; never above `drift`.
+        drift_tokens_min: Fewer tokens count as so many: one alone may be off by more.
     """
 
     askings: int = 3
@@ -54,6 +58,9 @@ class Rules:
     voters_min: int = 3
     near_tie: float = 0.25
     drift: float = 0.5
+    drift_min: float = 0.06
+    drift_noises: float = 5.0
+    drift_tokens_min: int = 4
 
 
 RULES = Rules()
@@ -140,24 +147,29 @@ class Verdict:
 
 def difference(found: Text, truth: Text, rules: Rules = RULES) -> Difference | None:
     """Return in what an answer differs from the right one; None: in nothing that counts."""
-    pairs = zip(found.token_ids, truth.token_ids, strict=False)
-    shorter = min(len(found.token_ids), len(truth.token_ids))
-    fork = next((i for i, (mine, right) in enumerate(pairs) if mine != right), shorter)
-    if _drift(found, truth, fork) > rules.drift:
+    fork = _fork(found, truth)
+    if _drift(found, truth, fork, rules.drift_tokens_min) > rules.drift:
         return Difference.LOGPROBS
     if fork == len(found.token_ids) == len(truth.token_ids):
         return None
     return None if _is_near_tie(found, truth, fork, rules) else Difference.TOKENS
 
 
-def _drift(found: Text, truth: Text, fork: int) -> float:
+def _fork(found: Text, truth: Text) -> int:
+    """Return how many tokens are equal before the first that differs."""
+    pairs = zip(found.token_ids, truth.token_ids, strict=False)
+    shorter = min(len(found.token_ids), len(truth.token_ids))
+    return next((i for i, (mine, right) in enumerate(pairs) if mine != right), shorter)
+
+
+def _drift(found: Text, truth: Text, fork: int, tokens_min: int) -> float:
     """Return the mean difference of the logprobs of equal tokens; 0 where none are told."""
     compared = [
         abs(mine - right) if isfinite(mine) else float("inf")
         for mine, right in zip(found.logprobs[:fork], truth.logprobs[:fork], strict=False)
         if isfinite(right)
     ]
-    return fmean(compared) if compared else 0.0
+    return sum(compared) / max(len(compared), tokens_min)
 
 
 def _is_near_tie(found: Text, truth: Text, fork: int, rules: Rules) -> bool:
@@ -166,6 +178,23 @@ def _is_near_tie(found: Text, truth: Text, fork: int, rules: Rules) -> bool:
         return False
     mine, right = found.logprobs[fork], truth.logprobs[fork]
     return abs(mine - right) <= rules.near_tie and max(mine, right) <= _HALF + rules.near_tie
+
+
+def fitted(common: Text, answers: Iterable[Sequence[Text]], rules: Rules = RULES) -> Rules:
+    """Return the rules for a pool whose honest replicas round otherwise, by how much they do.
+
+    Args:
+        common: What is right.
+        answers: The last ones of each replica. More than half of the replicas are honest.
+        rules: How to compare where that is not known.
+    """
+    drifts = [
+        max((_drift(it, common, fork, rules.drift_tokens_min) for it, fork in forks), default=0.0)
+        for texts in answers
+        if (forks := [(it, fork) for it in texts if (fork := _fork(it, common))])
+    ]
+    noise = median(drifts) if drifts else 0.0
+    return replace(rules, drift=min(max(rules.drift_min, rules.drift_noises * noise), rules.drift))
 
 
 def consensus(voters: Sequence[Text], rules: Rules = RULES) -> Text | None:
@@ -260,7 +289,9 @@ def judge(
         return Judgement(None, is_split=True, unexpected=unexpected)
     truth = Truth(common, Source.CONSENSUS)
     is_changed = known is not None and difference(common, known.text, rules) is not None
-    findings, deviating = _compare(recent, common, rules)
+    told = ([it.text for it in all_ if it.text is not None] for all_ in recent.values())
+    strict = fitted(common, told, rules)
+    findings, deviating = _compare(recent, common, strict)
     learned = truth if known is None or known.source is not Source.CONSENSUS else None
     return Judgement(
         truth,

@@ -260,7 +260,7 @@ async def claim(
         of = _of(left_alone)
         is_of = and_(a.pool_id == of.c.pool_id, a.asking_id == of.c.asking_id)
         query = query.where(~select(of).where(is_of).exists())
-    query = query.order_by(a.asking_id.startswith(f"{DEFAULT}/").desc(), a.id).limit(limit)
+    query = query.order_by(a.asking_id.startswith(DEFAULT).desc(), a.id).limit(limit)
     rows = await connection.execute(query.with_for_update(skip_locked=True))
     return [Claimed(number, (pool, asking)) for number, pool, asking in rows]
 

@@ -14,6 +14,7 @@ import structlog
 from control_plane.database import ERRORS, Database, DatabaseDownError
 from control_plane.fields import is_id
 from control_plane.quality import repository
+from control_plane.quality.base_prompts import TokenIds
 from control_plane.quality.board import Board, Prompts
 from control_plane.quality.consensus import Text
 from control_plane.quality.held import ALERT_S, HeldCases
@@ -79,6 +80,7 @@ class Quality:
         meter: Meter,
         budget: Budget,
         unix_s: Callable[[], float] = time.time,
+        token_ids: Callable[[], TokenIds] = dict,
     ) -> None:
         """Prepare; `run` belongs into a TaskGroup.
 
@@ -88,14 +90,16 @@ class Quality:
             meter: Takes numbers.
             budget: How many replicas may be quarantined.
             unix_s: The time, by which questions take turns.
+            token_ids: Returns those of the default prompts, as of `askings.defaults`.
         """
         self._judge = Judge(database, budget)
         self._unix_s = unix_s
+        self._token_ids = token_ids
         self._database = database
         self._feed = feed
         self._meter = meter
         self._prompts: Prompts = ()
-        self._known: tuple[int, Prompts] | None = None
+        self._known: tuple[int, Prompts, TokenIds] | None = None
         self._board = Board()
         self._mark: tuple[int, int] | None = None
         self._refresh_at_s = 0.0
@@ -221,9 +225,10 @@ class Quality:
 
     def _refresh(self) -> None:
         """Find out what can be asked, when the state or the prompts have changed."""
-        known, now_s = (self._feed.state.version, self._prompts), time.monotonic()
+        token_ids, now_s = self._token_ids(), time.monotonic()
+        known = self._feed.state.version, self._prompts, token_ids
         if known != self._known and now_s >= self._refresh_at_s:
             self._known = known
-            self._board.update(self._feed.state, self._prompts)
+            self._board.update(self._feed.state, self._prompts, token_ids)
             ended_s = time.monotonic()
             self._refresh_at_s = ended_s + max(_REFRESH_S, _REST * (ended_s - now_s))

@@ -57,6 +57,16 @@ def test_every_base_that_generates_text_is_asked_without_set_up() -> None:
     assert {(one.every_s, one.owner) for one in found.values()} == {(60, "")}
 
 
+def test_a_base_whose_tokenizer_is_known_is_asked_in_words() -> None:
+    found = current(a_state(), (), {BASE: ((1, 2), (3,))})
+    asked = {(one.id, one.token_ids) for one in found.values() if one.base_digest == BASE}
+    assert asked == {
+        (asking_id("default-1", BASE, ""), (1, 2)),
+        (asking_id("default-2", BASE, ""), (3,)),
+    }
+    assert {one.prompt_id for one in found.values()} == {"default"}
+
+
 def test_a_models_prompts_follow_its_releases() -> None:
     state = a_state()
     prompts = [

@@ -1,0 +1,74 @@
+"""The token ids of the prompts that every base is asked without set-up, by the base's tokenizer."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from time import monotonic
+from typing import Protocol
+
+import structlog
+
+from control_plane.quality.askings import DEFAULT_TEXTS, generating_bases
+from control_plane.quality.tokenizing import TokenizingError, token_ids_apart
+from sluice.errors import PlatformError
+from sluice.watch import ControlState
+
+log = structlog.get_logger(__name__)
+
+_TICK_S = 2.0
+_RETRY_S = 60.0
+_TOKENIZER_FILE = "tokenizer.json"
+
+# Takes digest and name of a file; yields its content; PlatformError when it cannot be had.
+ReadText = Callable[[str, str], AsyncGenerator[bytes]]
+TokenIds = Mapping[str, tuple[tuple[int, ...], ...]]
+
+
+class StateFeed(Protocol):
+    """Knows the fleet."""
+
+    @property
+    def state(self) -> ControlState:
+        """The state at present."""
+        ...
+
+
+class BasePrompts:
+    """Finds the ids out, once per base.
+
+    Attributes:
+        token_ids: One prompt for each of `DEFAULT_TEXTS`, by the digest of the base.
+    """
+
+    def __init__(self, feed: StateFeed, read_text: ReadText) -> None:
+        """Prepare; `run` belongs into a TaskGroup."""
+        self.token_ids: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._feed = feed
+        self._read_text = read_text
+        self._retry_at_s: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            await self.step()
+            await asyncio.sleep(_TICK_S)
+
+    async def step(self) -> None:
+        """Find out what is missing; forget bases that no pool serves any more."""
+        bases = generating_bases(self._feed.state)
+        self.token_ids = {base: ids for base, ids in self.token_ids.items() if base in bases}
+        for base in sorted(bases - self.token_ids.keys()):
+            if self._retry_at_s.get(base, 0.0) > monotonic():
+                continue
+            try:
+                self.token_ids = self.token_ids | {base: await self._tokenized(base)}
+            except (PlatformError, TokenizingError, OSError) as error:
+                is_first = base not in self._retry_at_s
+                self._retry_at_s[base] = monotonic() + _RETRY_S
+                if is_first:  # it is asked by ids that every vocabulary has
+                    log.warning("base_prompts_not_made", base=base, error=str(error))
+
+    async def _tokenized(self, base: str) -> tuple[tuple[int, ...], ...]:
+        async with aclosing(self._read_text(base, _TOKENIZER_FILE)) as pieces:
+            content = b"".join([piece async for piece in pieces])
+        return tuple(await token_ids_apart(content, DEFAULT_TEXTS))

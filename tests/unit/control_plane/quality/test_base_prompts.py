@@ -1,0 +1,53 @@
+"""Bases are asked in words of their own, as soon as their tokenizer can be read."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from control_plane.quality.askings import DEFAULT_TEXTS
+from control_plane.quality.base_prompts import BasePrompts
+from control_plane.quality.tokenizing import TokenizingError, token_ids_apart
+from sluice.errors import ErrorCode, PlatformError
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as wire
+
+FILE = Path(__file__).parents[4] / "model_repo/default/tokenizer.json"
+A, B = "aa" * 32, "bb" * 32
+
+
+def feed_of(*bases: str) -> Any:
+    state = ControlState()
+    for number, base in enumerate(bases):
+        name = f"p{number}"
+        state.pools[name] = wire.Pool(id=name, base_digest=base, engine="sim")
+    return SimpleNamespace(state=state)
+
+
+async def test_ids_are_those_of_the_bases_tokenizer() -> None:
+    async def read(digest: str, name: str) -> AsyncGenerator[bytes]:
+        assert name == "tokenizer.json"
+        if digest == B:
+            raise PlatformError(ErrorCode.NOT_FOUND, "no artifact")
+        content = FILE.read_bytes()
+        yield content[:1000]
+        yield content[1000:]
+
+    feed = feed_of(A, B)
+    prompts = BasePrompts(feed, read)
+    await prompts.step()
+    tokenizer = Tokenizer.from_file(str(FILE))
+    right = [tokenizer.encode(text, add_special_tokens=False).ids for text in DEFAULT_TEXTS]
+    assert list(map(list, prompts.token_ids.pop(A))) == right
+    assert prompts.token_ids == {}, "B is asked by ids that every vocabulary has"
+    feed.state = feed_of(B).state
+    await prompts.step()
+    assert prompts.token_ids == {}
+
+
+async def test_what_is_no_tokenizer_is_told() -> None:
+    with pytest.raises(TokenizingError):
+        await token_ids_apart(b"{}", ["a"])
