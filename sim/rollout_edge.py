@@ -23,6 +23,9 @@ _RATES = {
     Metric.SHORT_ANSWERS: 0.05,
     Metric.REFUSALS: 0.02,
     Metric.FEWER_REFUSALS: 0.02,
+    Metric.EMPTY_ANSWERS: 0.002,
+    Metric.REPETITIVE_ANSWERS: 0.01,
+    Metric.CUT_ANSWERS: 0.05,
     Metric.GOLDEN: 0.02,
 }
 _SWING_WINDOWS = 40

@@ -44,6 +44,9 @@ class Release:
     output_tokens: float = 200.0
     errors: float = 0.01
     refusals: float = 0.02
+    empty: float = 0.002
+    repetitive: float = 0.01
+    cut: float = 0.05
     golden_wrong: float = 0.005
 
 
@@ -80,6 +83,7 @@ class Traffic:
     def __init__(self, profile: Profile, seed: int) -> None:
         self._profile = profile
         self._draw = draw = np.random.default_rng(seed)
+        self._flaws = np.random.default_rng((seed, 1))
         self._time_s = draw.uniform(0, _DAY_S)
         weights = 1 / np.arange(1, _TENANTS + 1)
         self._weights = weights / weights.sum()
@@ -187,6 +191,9 @@ class Traffic:
             requests,
             errors,
             refusals=int(draw.binomial(answers, release.refusals)),
+            empty_answers=int(self._flaws.binomial(answers, release.empty)),
+            repetitive_answers=int(self._flaws.binomial(answers, release.repetitive)),
+            cut_answers=int(self._flaws.binomial(answers, release.cut)),
             ttft_ms=histogram(ttft_ms[answered]),
             tpot_us=histogram(tpot_us[answered]),
             output_tokens=histogram(tokens[answered]),

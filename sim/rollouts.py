@@ -49,6 +49,8 @@ SCENARIOS: dict[str, Release] = {
     "longer": replace(CONTROL, output_tokens=400.0),
     "shorter": replace(CONTROL, output_tokens=100.0),
     "refusing": replace(CONTROL, refusals=0.10),
+    "garbage": replace(CONTROL, repetitive=0.95, cut=0.9),
+    "silent": replace(CONTROL, empty=0.9),
 }
 GOOD = ("identical", "better")
 SEEDS = 20

@@ -37,6 +37,9 @@ SELECT
     count() AS requests,
     sumMapIf(map(error, 1), error != '') AS errors,
     countIf(is_refusal AND error = '') AS refusals,
+    countIf(is_empty AND error = '') AS empty_answers,
+    countIf(is_repetitive AND error = '') AS repetitive_answers,
+    countIf(outcome = 'length' AND error = '') AS cut_answers,
     sumMapIf(map({_bucket("first_token_us / 1000")}, 1), first_token_us > 0) AS ttft_ms,
     sumMapIf(
         map({_bucket("(total_us - first_token_us) / (output_tokens - 1)")}, 1),
@@ -59,7 +62,7 @@ FROM (
             output_tokens > 0, gateway_us + queue_us + engine_queue_us + prefill_us,
             0
         ) AS first_token_us,
-        total_us, output_tokens, choices, is_refusal
+        total_us, output_tokens, choices, is_refusal, is_empty, is_repetitive, outcome
     FROM requests
     WHERE rollout_id = {{rollout:String}}
         AND received_at >= fromUnixTimestamp64Milli({{start_ms:Int64}}, 'UTC')
@@ -83,6 +86,9 @@ class ArmCounts:
         requests: Those that count.
         errors: By code.
         refusals: Answers in which the model declined.
+        empty_answers: Answers of nothing.
+        repetitive_answers: Answers that say again and again what they have said.
+        cut_answers: Answers that had not come to an end at the limit of their length.
         ttft_ms: Milliseconds, of those that got a first token.
         tpot_us: Microseconds between tokens, the mean of each complete answer.
         output_tokens: Of complete answers.
@@ -91,6 +97,9 @@ class ArmCounts:
     requests: int = 0
     errors: Mapping[str, int] = field(default_factory=dict[str, int])
     refusals: int = 0
+    empty_answers: int = 0
+    repetitive_answers: int = 0
+    cut_answers: int = 0
     ttft_ms: Mapping[int, int] = field(default_factory=dict[int, int])
     tpot_us: Mapping[int, int] = field(default_factory=dict[int, int])
     output_tokens: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -160,6 +169,9 @@ def _arm(row: Mapping[str, Any]) -> ArmCounts:
         row["requests"],
         row["errors"],
         row["refusals"],
+        row["empty_answers"],
+        row["repetitive_answers"],
+        row["cut_answers"],
         row["ttft_ms"],
         row["tpot_us"],
         row["answer_tokens"],

@@ -56,7 +56,7 @@ COLUMNS: dict[str, str] = {
     "resumes": "UInt16",
     "rollout_id": "LowCardinality(String)",
     "arm": "UInt8",
-    **dict.fromkeys(("is_pinned", "is_copy", "is_refusal"), "Bool"),
+    **dict.fromkeys(("is_pinned", "is_copy", "is_refusal", "is_empty", "is_repetitive"), "Bool"),
     "choices": "UInt32",
     "lost_model": "LowCardinality(String)",
     **dict.fromkeys(("lost_prompt_tokens", "lost_output_tokens"), "UInt32"),

@@ -31,6 +31,9 @@ class Metric(StrEnum):
     SHORT_ANSWERS = "short_answers"
     REFUSALS = "refusals"
     FEWER_REFUSALS = "fewer_refusals"
+    EMPTY_ANSWERS = "empty_answers"
+    REPETITIVE_ANSWERS = "repetitive_answers"
+    CUT_ANSWERS = "cut_answers"
     GOLDEN = "golden"
 
 
@@ -87,6 +90,9 @@ class Arm:
         requests: All of them.
         errors: Those that ended with an error, by code.
         refusals: Answers in which the model declined.
+        empty_answers: Answers of nothing.
+        repetitive_answers: Answers that say again and again what they have said.
+        cut_answers: Answers that had not come to an end at the limit of their length.
         ttft_ms: Of those that got a first token.
         tpot_us: Mean time between tokens of an answer, one value each: the single gaps (ITL) of an
             answer are no independent observations.
@@ -98,6 +104,9 @@ class Arm:
     requests: int = 0
     errors: Mapping[ErrorCode, int] = field(default_factory=dict[ErrorCode, int])
     refusals: int = 0
+    empty_answers: int = 0
+    repetitive_answers: int = 0
+    cut_answers: int = 0
     ttft_ms: Histogram = Histogram()
     tpot_us: Histogram = Histogram()
     output_tokens: Histogram = Histogram()
@@ -105,7 +114,9 @@ class Arm:
     golden_mismatches: int = 0
 
     def __post_init__(self) -> None:
-        assert 0 <= self.refusals <= self.answers, (self.refusals, self.answers)
+        flaws = (self.refusals, self.empty_answers, self.repetitive_answers, self.cut_answers)
+        assert min(flaws) >= 0, flaws
+        assert max(flaws) <= self.answers, (flaws, self.answers)
 
     @property
     def answers(self) -> int:
@@ -162,6 +173,9 @@ class Baseline:
     output_tokens: Histogram = Histogram()
     faults: Count = field(default_factory=_no_count)
     refusals: Count = field(default_factory=_no_count)
+    empty_answers: Count = field(default_factory=_no_count)
+    repetitive_answers: Count = field(default_factory=_no_count)
+    cut_answers: Count = field(default_factory=_no_count)
     golden: Count = field(default_factory=_no_count)
 
 
@@ -194,6 +208,9 @@ def remember(baseline: Baseline, control: Arm) -> Baseline:
         _recent(baseline.output_tokens + control.output_tokens),
         _recent_count(baseline.faults + control.faults),
         _recent_count(baseline.refusals + _refusals(control)),
+        _recent_count(baseline.empty_answers + _empty(control)),
+        _recent_count(baseline.repetitive_answers + _repetitive(control)),
+        _recent_count(baseline.cut_answers + _cut(control)),
         _recent_count(baseline.golden + _golden(control)),
     )
 
@@ -222,6 +239,9 @@ def known(baseline: Baseline, thresholds: Thresholds) -> dict[Metric, Count]:
     counts = {
         Metric.ERRORS: baseline.faults,
         Metric.REFUSALS: baseline.refusals,
+        Metric.EMPTY_ANSWERS: baseline.empty_answers,
+        Metric.REPETITIVE_ANSWERS: baseline.repetitive_answers,
+        Metric.CUT_ANSWERS: baseline.cut_answers,
         Metric.GOLDEN: baseline.golden,
         Metric.SLOW_FIRST_TOKEN: None if ttft is None else baseline.ttft_ms.above(ttft),
         Metric.SLOW_TOKENS: None if tpot is None else baseline.tpot_us.above(tpot),
@@ -238,6 +258,9 @@ def comparisons(window: Window, thresholds: Thresholds) -> dict[Metric, Comparis
         Metric.ERRORS: Comparison(canary.faults, control.faults),
         Metric.REFUSALS: Comparison(_refusals(canary), _refusals(control)),
         Metric.FEWER_REFUSALS: Comparison(_refusals(control), _refusals(canary)),
+        Metric.EMPTY_ANSWERS: Comparison(_empty(canary), _empty(control)),
+        Metric.REPETITIVE_ANSWERS: Comparison(_repetitive(canary), _repetitive(control)),
+        Metric.CUT_ANSWERS: Comparison(_cut(canary), _cut(control)),
         Metric.GOLDEN: Comparison(_golden(canary), _golden(control)),
     }
     if (bucket := thresholds.ttft_ms_high) is not None:
@@ -261,6 +284,18 @@ def comparisons(window: Window, thresholds: Thresholds) -> dict[Metric, Comparis
 
 def _refusals(arm: Arm) -> Count:
     return Count(arm.refusals, arm.answers)
+
+
+def _empty(arm: Arm) -> Count:
+    return Count(arm.empty_answers, arm.answers)
+
+
+def _repetitive(arm: Arm) -> Count:
+    return Count(arm.repetitive_answers, arm.answers)
+
+
+def _cut(arm: Arm) -> Count:
+    return Count(arm.cut_answers, arm.answers)
 
 
 def _golden(arm: Arm) -> Count:

@@ -175,6 +175,10 @@ class _ToldArm(_Told):
     requests: _Number
     errors: dict[ErrorCode, _Number]
     refusals: _Number
+    # A telemetry service of the last release does not count these.
+    empty_answers: _Number = 0
+    repetitive_answers: _Number = 0
+    cut_answers: _Number = 0
     ttft_ms: _Buckets
     tpot_us: _Buckets
     output_tokens: _Buckets
@@ -182,7 +186,8 @@ class _ToldArm(_Told):
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
         answers = self.requests - sum(self.errors.values())
-        counts = (self.refusals, sum(self.tpot_us.values()), sum(self.output_tokens.values()))
+        flaws = (self.refusals, self.empty_answers, self.repetitive_answers, self.cut_answers)
+        counts = (*flaws, sum(self.tpot_us.values()), sum(self.output_tokens.values()))
         if max(counts) > answers or sum(self.ttft_ms.values()) > self.requests:
             raise ValueError("more answers are counted than there are")
         return self
@@ -192,6 +197,9 @@ class _ToldArm(_Told):
             requests=self.requests,
             errors=self.errors,
             refusals=self.refusals,
+            empty_answers=self.empty_answers,
+            repetitive_answers=self.repetitive_answers,
+            cut_answers=self.cut_answers,
             ttft_ms=_histogram(self.ttft_ms),
             tpot_us=_histogram(self.tpot_us),
             output_tokens=_histogram(self.output_tokens),

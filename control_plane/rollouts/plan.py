@@ -73,6 +73,9 @@ DEFAULT_GATES = (
     Gate(metric=Metric.SHORT_ANSWERS, tolerated=0.05),
     Gate(metric=Metric.REFUSALS, tolerated=0.02),
     Gate(metric=Metric.FEWER_REFUSALS, tolerated=0.02),
+    Gate(metric=Metric.EMPTY_ANSWERS, tolerated=0.02),
+    Gate(metric=Metric.REPETITIVE_ANSWERS, tolerated=0.02),
+    Gate(metric=Metric.CUT_ANSWERS, tolerated=0.05),
     Gate(metric=Metric.GOLDEN, tolerated=0.05),
 )
 

@@ -230,10 +230,7 @@ _TYPES: dict[str, tuple[str, ...]] = {
 }
 _SCHEMAS: Values = {
     **{name: {"type": kind} for kind, names in _TYPES.items() for name in names},
-    **{
-        name: {"type": "array", "items": {"type": "object"}}
-        for name in ("gates", "past_stages", "trials")
-    },
+    **{name: {"type": "array", "items": {"type": "object"}} for name in ("gates", "trials")},
     "verdict": {"type": ["object", "null"]},
 }
 

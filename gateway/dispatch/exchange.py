@@ -12,12 +12,14 @@ from gateway.dispatch.event_head import head_of
 from gateway.dispatch.generation import Generation
 from gateway.limits.limiter import Reservation
 from gateway.rollouts.decision import Decision
+from gateway.rollouts.flaws import Flaws
 from sluice.errors import ErrorCode, PlatformError
 from sluice.tracecontext import NONE, Upstream
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _U32_MAX = 0xFFFFFFFF
+_FLAWLESS = Flaws()
 _CODES = frozenset(ErrorCode)
 
 
@@ -100,7 +102,7 @@ class Exchange:
         choices: How many answers were asked for.
         is_copy: Made for a shadow stage, or what canary could not load before control answered;
             nobody waits for it, and nobody pays.
-        is_refusal: The model declined to answer; looked at in rollouts only.
+        flaws: Of the first answer; looked at in rollouts only.
         applied: The reservation, also when it is settled.
         lost: Of a model that another one stands in for.
         submitted_at_s: Monotonic time of the first submission; 0 before.
@@ -124,7 +126,7 @@ class Exchange:
     decision: Decision | None = None
     choices: int = 0
     is_copy: bool = False
-    is_refusal: bool = False
+    flaws: Flaws = _FLAWLESS
     applied: Reservation | None = None
     lost: Lost | None = None
     submitted_at_s: float = 0.0
@@ -187,8 +189,8 @@ class Exchange:
         event.outcome, event.status = self.outcome, self.status
         if tally.resumes:
             event.resumes = tally.resumes
-        if self.is_refusal:
-            event.is_refusal = True
+        if self.flaws != _FLAWLESS:
+            _tell_flaws(event, self.flaws)
         if (placed := tally.placed) is not None:
             event.replica_id = placed.replica_id
             event.queue_us = placed.queue_us
@@ -246,6 +248,11 @@ class Exchange:
             event.lost_prompt_tokens = lost.prompt_tokens
             event.lost_output_tokens = lost.output_tokens
         return head, event
+
+
+def _tell_flaws(event: RequestEvent, flaws: Flaws) -> None:
+    event.is_refusal, event.is_empty = flaws.is_refusal, flaws.is_empty
+    event.is_repetitive = flaws.is_repetitive
 
 
 def _us(seconds: float) -> int:

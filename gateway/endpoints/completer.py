@@ -19,7 +19,6 @@ from gateway.metrics import GatewayMetrics
 from gateway.rollouts.decided import Decided
 from gateway.rollouts.decision import Decision
 from gateway.rollouts.open_requests import OpenRequests
-from gateway.rollouts.refusals import is_refusal
 from gateway.server.identity import Identity, identity_of
 from gateway.server.middleware import note_outcome
 from sluice.errors import ErrorCode, PlatformError, RejectedError
@@ -317,7 +316,7 @@ class Completer:
         exchange = run.exchange
         self._decided.note(exchange.principal.tenant.id, exchange.model.id, decision)
         if decision.rollout_id and not exchange.has_failed:
-            exchange.is_refusal = is_refusal(run.opening)
+            exchange.flaws = run.flaws
 
 
 def _takes_work(request: web.Request) -> bool:

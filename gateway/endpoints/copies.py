@@ -16,11 +16,10 @@ from gateway.directory import ResolvedModel
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.exchange import Exchange, Tally, tally_of
 from gateway.dispatch.generation import Ending, Generation, WholeGeneration
-from gateway.endpoints.run import finish_reason, now_s
+from gateway.endpoints.run import finish_reason, flaws_in, now_s
 from gateway.endpoints.task import Plan, Task, plan_of
 from gateway.metrics import GatewayMetrics
 from gateway.rollouts.open_requests import OpenRequests
-from gateway.rollouts.refusals import is_refusal, opening
 from gateway.server.identity import Identity
 from sluice import tracecontext
 from sluice.errors import ErrorCode, PlatformError
@@ -196,8 +195,7 @@ class _Copy:
         refusal = await dispatcher.run_all(generations, plan.answers_per_prompt, self)
         if refusal is not None:
             raise PlatformError(refusal.code, refusal.message)
-        first = opening(plan.pipe(self._task, 0), generations[0].emitted)
-        exchange.is_refusal = is_refusal(first)
+        exchange.flaws = flaws_in(plan.pipe(self._task, 0), generations[0])
 
     def submitted(self, cell_id: str, router_id: str) -> None:
         """See `Asker`."""

@@ -25,10 +25,12 @@ from gateway.endpoints.event_stream import EventStream
 from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
 from gateway.endpoints.task import Plan, Task
 from gateway.metrics import FastHistogram
+from gateway.rollouts.flaws import Flaws, flaws_of
 from gateway.rollouts.refusals import opening
 from gateway.server.errors import AnsweredError
 from gateway.server.identity import identity_of
 from gateway.text.logprobs import LogprobLine
+from gateway.text.pipe import TextPipe
 from gateway.text.sse import StreamHead
 from sluice.errors import ErrorCode, PlatformError
 
@@ -131,11 +133,11 @@ class Run:
         return tally_of(self.generations, self.plan.answers_per_prompt)
 
     @property
-    def opening(self) -> str:
-        """How the first answer begins, as far as it has come."""
+    def flaws(self) -> Flaws:
+        """What is wrong with the first answer, as far as it has come."""
         if not self.generations:
-            return ""
-        return opening(self.plan.pipe(self.task, 0), self.generations[0].emitted)
+            return Flaws()
+        return flaws_in(self.plan.pipe(self.task, 0), self.generations[0])
 
     # --- as the asker of its answers --------------------------------------------------------
 
@@ -316,6 +318,13 @@ def finish_reason(ending: Ending, generation: Generation) -> str:
     if ending.kind is EndKind.LENGTH:
         return "length"
     return "tool_calls" if generation.pipe.has_calls else "stop"
+
+
+def flaws_in(pipe: TextPipe, generation: Generation) -> Flaws:
+    """Return the flaws of an answer; of a new pipe no more is used than this takes."""
+    first, tokens = opening(pipe, generation.emitted), generation.emitted
+    has_more = generation.pipe.has_calls or generation.pipe.reasoning_tokens > 0
+    return flaws_of(first, tokens, has_more=has_more)
 
 
 def now_s() -> float:

@@ -50,6 +50,8 @@ def random_event(random: Random, number: int) -> RequestEvent:
         is_copy=is_copy,
         is_pinned=random.random() < 0.1,
         is_refusal=random.random() < 0.2,
+        is_empty=random.random() < 0.2,
+        is_repetitive=random.random() < 0.2,
         choices=random.choice([0, 1, 1, 2]),
         is_stream=is_stream,
         ttft_us=ttft_us if is_stream and random.random() < 0.9 else 0,
@@ -91,7 +93,7 @@ def expected(events: Iterable[RequestEvent], rollout_id: str) -> list[WindowCoun
 
 def arm_of(events: Sequence[RequestEvent]) -> ArmCounts:
     errors: Counter[str] = Counter()
-    refusals = 0
+    flaws: Counter[str] = Counter()
     ttft_ms: Counter[int] = Counter()
     tpot_us: Counter[int] = Counter()
     output_tokens: Counter[int] = Counter()
@@ -107,12 +109,22 @@ def arm_of(events: Sequence[RequestEvent]) -> ArmCounts:
         elif event.status >= 400:
             errors["internal" if event.status >= 500 else "invalid_request"] += 1
         else:
-            refusals += event.is_refusal
+            flaws["refusals"] += event.is_refusal
+            flaws["empty_answers"] += event.is_empty
+            flaws["repetitive_answers"] += event.is_repetitive
+            flaws["cut_answers"] += event.outcome == "length"
             output_tokens[bucket_of(event.output_tokens)] += 1
             spent_us, gaps = event.total_us - first_us, event.output_tokens - 1
             if first_us and spent_us >= 0 and gaps >= 1 and event.choices <= 1:
                 tpot_us[bucket_of(spent_us / gaps)] += 1
-    return ArmCounts(len(events), errors, refusals, ttft_ms, tpot_us, output_tokens)
+    return ArmCounts(
+        len(events),
+        errors,
+        ttft_ms=ttft_ms,
+        tpot_us=tpot_us,
+        output_tokens=output_tokens,
+        **flaws,
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from control_plane.rollouts.evidence import Metric
+from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.state import Phase
 from sim import rollouts
 from sim.rollout_edge import is_accused
@@ -43,6 +44,23 @@ def test_what_is_wrong_or_slow_is_found_in_the_first_stage():
         outcome = simulate(PLAN, SCENARIOS[name], PROFILE, 0)
         assert outcome.stage == 0
         assert outcome.exposed <= exposed_max
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        ("garbage", {Metric.REPETITIVE_ANSWERS, Metric.CUT_ANSWERS}),
+        ("silent", {Metric.EMPTY_ANSWERS}),
+    ],
+)
+def test_garbage_goes_back_within_twenty_answers_without_any_prompt_of_its_own(
+    name: str, metrics: set[Metric]
+):
+    for seed in range(5):
+        outcome = simulate(Plan(), SCENARIOS[name], Profile(rate=1.0), seed)
+        assert (outcome.phase, outcome.stage) == (Phase.ROLLED_BACK, 0)
+        assert outcome.metric in metrics
+        assert outcome.exposed <= 20
 
 
 @pytest.mark.parametrize("name", rollouts.GOOD)

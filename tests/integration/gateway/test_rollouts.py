@@ -209,25 +209,30 @@ async def test_copies_that_hang_disturb_nobody(world, events, eventually, monkey
 async def test_copies_tell_what_canary_makes_of_the_same_requests(
     world, events, eventually
 ) -> None:
-    """It fails first, then it declines; those who asked see control alone."""
+    """It fails first, then it declines, says nothing, repeats itself; clients see control alone."""
     async with world() as w, w.http() as http:
         rollout = Rollout(w, eventually)
         await rollout.split(0, mirrored=SHARE_MAX)
-        for canary, count in ((Plan([], FAILED), 2), (Plan([[t] for t in w.ids(SORRY)]), 4)):
+        sorry, again = ([[token] for token in tokens] for tokens in (w.ids(SORRY), w.ids("a") * 9))
+        plans = (Plan([], FAILED), Plan(sorry), Plan([]), Plan(again))
+        for count, canary in zip((2, 4, 6, 8), plans, strict=True):
             w.router.plan = lambda s, c=canary: c if s.adapter_digest else w.default_plan(s)
             body = {"model": "tiny", "messages": HELLO, "stream": True}
             assert (await http.post(CHAT, json=body)).status_code == 200
             await rollout.until(lambda n=count: len(events) == n)
         copies = [it for it in events if it.is_copy]
-        assert [(it.outcome, it.is_refusal) for it in copies] == [
-            ("engine_failed", False),
-            ("length", True),
+        told = [(it.outcome, it.is_refusal, it.is_empty, it.is_repetitive) for it in copies]
+        assert told == [
+            ("engine_failed", False, False, False),
+            ("length", True, False, False),
+            ("length", False, True, False),
+            ("length", False, False, True),
         ]
         for event in copies:
             assert (event.arm, event.rollout_id) == (telemetry.ARM_CANARY, "r")
-        assert len({it.event_id for it in events}) == 4
-        assert [it.outcome for it in events if not it.is_copy] == ["stop", "stop"]
-        assert len(rollout.submits(of_canary=True)) == 2
+        assert len({it.event_id for it in events}) == 8
+        assert [it.outcome for it in events if not it.is_copy] == ["stop"] * 4
+        assert len(rollout.submits(of_canary=True)) == 4
 
 
 @pytest.mark.parametrize("code", ["adapter_invalid", "adapter_not_found"])

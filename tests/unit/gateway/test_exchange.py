@@ -14,6 +14,7 @@ from gateway.dispatch import event_head
 from gateway.dispatch.exchange import Exchange, Lost, Tally
 from gateway.limits.limiter import Reservation
 from gateway.rollouts.decision import Decision
+from gateway.rollouts.flaws import Flaws
 from sluice.tracecontext import Upstream
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as control
@@ -102,7 +103,8 @@ def test_every_field_arrives() -> None:
     forecast: Any = None
     it.reservation = Reservation(scopes, [0], 40, forecast, 1, None, True)
     it.decision, it.lost = Decision(rollout_id="o", arm=ARM_CANARY), Lost("other", 7, 8)
-    it.is_copy = it.is_refusal = it.is_stream = True
+    it.is_copy = it.is_stream = True
+    it.flaws = Flaws(is_refusal=True, is_empty=True, is_repetitive=True)
     it.upstream = Upstream("t", "b" * 16, is_sampled=True, state="a=b")
     it.submitted("c", "x", 1.25)
     it.first_sent_at_s, it.outcome, it.status = 1.5, "stop", 200
@@ -120,7 +122,8 @@ def test_every_field_arrives() -> None:
     begun = {**ids, **whose, **models, **places, **rollout, **lost, **counts}
     assert RequestEvent.FromString(parts[0].closing) == RequestEvent(**begun)
     trace = {"parent_span_id": "b" * 16, "is_sampled": True, "tracestate": "a=b"}
-    went = {"cell_id": "c", "router_id": "x", "replica_id": "i", "resumes": 2, "is_refusal": True}
+    went = {"cell_id": "c", "router_id": "x", "replica_id": "i", "resumes": 2}
+    went |= dict.fromkeys(("is_refusal", "is_empty", "is_repetitive"), True)
     times = {"gateway_us": 250_000, "ttft_us": 500_000, "total_us": 1_000_000, "prefill_us": 3}
     waits = {"queue_us": 1, "engine_queue_us": 9, "load_us": 8, "itl_max_us": 100_000}
     came = {"outcome": "stop", "status": 200, "output_tokens": 9, "cached_tokens": 4}

@@ -120,6 +120,9 @@ def test_a_window_is_compared_metric_by_metric():
         10,
         {ErrorCode.INTERNAL: 2},
         refusals=3,
+        empty_answers=5,
+        repetitive_answers=6,
+        cut_answers=7,
         ttft_ms=of([100] * 4 + [900] * 4),
         tpot_us=of([10] * 7 + [90]),
         output_tokens=of([1, 50, 50, 50, 900, 900, 900, 900]),
@@ -139,6 +142,9 @@ def test_a_window_is_compared_metric_by_metric():
         Metric.SHORT_ANSWERS: Count(1, 8),
         Metric.REFUSALS: Count(3, 8),
         Metric.FEWER_REFUSALS: Count(1, 100),
+        Metric.EMPTY_ANSWERS: Count(5, 8),
+        Metric.REPETITIVE_ANSWERS: Count(6, 8),
+        Metric.CUT_ANSWERS: Count(7, 8),
         Metric.GOLDEN: Count(4, 5),
     }
     assert found[Metric.FEWER_REFUSALS].reference == Count(3, 8), "the sides are swapped"
@@ -147,12 +153,16 @@ def test_a_window_is_compared_metric_by_metric():
 
 def test_without_thresholds_only_the_rest_is_compared():
     found = comparisons(Window(0, 10, Arm(), Arm()), Thresholds())
-    assert set(found) == {Metric.ERRORS, Metric.REFUSALS, Metric.FEWER_REFUSALS, Metric.GOLDEN}
+    of_thresholds = {Metric.SLOW_FIRST_TOKEN, Metric.SLOW_TOKENS}
+    of_thresholds |= {Metric.LONG_ANSWERS, Metric.SHORT_ANSWERS}
+    assert set(found) == set(Metric) - of_thresholds
 
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(AssertionError):
         Arm(1, {ErrorCode.INTERNAL: 1}, refusals=1)
+    with pytest.raises(AssertionError):
+        Arm(1, {ErrorCode.INTERNAL: 1}, cut_answers=1)
     with pytest.raises(AssertionError):
         Window(10, 10, Arm(), Arm())
     with pytest.raises(AssertionError):

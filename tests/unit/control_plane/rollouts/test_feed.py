@@ -32,6 +32,8 @@ SOMEBODY = {
     "requests": 5,
     "errors": {"engine_failed": 2},
     "refusals": 1,
+    "repetitive_answers": 3,
+    "cut_answers": 2,
     "ttft_ms": {"12": 3, "96": 1},
     "tpot_us": {"0": 2},
     "output_tokens": {"40": 3},
@@ -96,6 +98,8 @@ async def test_windows_come_when_the_store_has_what_was_sent_by_the_question(
     histogram = Histogram(tuple({12: 3, 96: 1}.get(bucket, 0) for bucket in range(BUCKETS)))
     assert first.control.ttft_ms == histogram
     assert first.control.errors == {ErrorCode.ENGINE_FAILED: 2}
+    control = first.control
+    assert (control.empty_answers, control.repetitive_answers, control.cut_answers) == (0, 3, 2)
     assert (first.control.requests, first.control.refusals, first.canary) == (5, 1, Arm())
     asked = {"after_ms": START_MS, "until_ms": START_MS + 2 * WINDOW_MS, "window_ms": WINDOW_MS}
     assert telemetry.asked == [{name: str(value) for name, value in asked.items()}] * 2
@@ -113,6 +117,7 @@ async def test_windows_come_when_the_store_has_what_was_sent_by_the_question(
         [window(number) for number in range(3)],
         [window(0, refusals=1)],
         [window(0, requests=1, output_tokens={"3": 2})],
+        [window(0, requests=1, cut_answers=2)],
         [window(0, requests=1, ttft_ms={"97": 1})],
         [window(0, requests=1, errors={"new": 1})],
         [window(0, requests=-1)],

@@ -1,0 +1,54 @@
+"""What an answer lacks, whatever it was asked for: text at all, and anything new. Pure.
+
+A rollout compares how often two releases do so: an answer that repeats itself for good reasons does
+so in both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.rollouts.refusals import is_refusal
+
+_RUN = 3  # tokens; natural text hardly repeats so many within an answer
+_TOKENS_MIN = 8  # fewer say nothing
+TOKENS_MAX = 1024  # looked at: below 1 ms
+
+
+@dataclass(frozen=True, slots=True)
+class Flaws:
+    """Flaws of a complete answer.
+
+    Attributes:
+        is_refusal: The model declined to answer.
+        is_empty: Neither content nor reasoning nor a tool call.
+        is_repetitive: Half of its first tokens or more say what was said before.
+    """
+
+    is_refusal: bool = False
+    is_empty: bool = False
+    is_repetitive: bool = False
+
+
+def flaws_of(opening: str, tokens: Sequence[int], *, has_more: bool) -> Flaws:
+    """Return the flaws of an answer.
+
+    Args:
+        opening: First characters of its content.
+        tokens: All token ids of the answer.
+        has_more: It has reasoning or tool calls, too.
+    """
+    return Flaws(
+        is_refusal=is_refusal(opening),
+        is_empty=not has_more and not opening.strip(),
+        is_repetitive=is_repetitive(tokens),
+    )
+
+
+def is_repetitive(tokens: Sequence[int]) -> bool:
+    """Return whether half of an answer's runs of three tokens or more were there before."""
+    seen = tokens[:TOKENS_MAX]
+    if len(seen) < _TOKENS_MIN:
+        return False
+    runs = len(seen) - _RUN + 1
+    distinct = {tuple(seen[place : place + _RUN]) for place in range(runs)}
+    return 2 * len(distinct) <= runs
