@@ -195,6 +195,16 @@ def _show(found: Json, *, as_json: bool) -> None:
         told_by = (f"{it['node_id']}: {it['message'] or it['code'] or 'loaded'}" for it in trials)
         fields["trials"] = "; ".join(told_by)
     show_fields(fields | {"stage": _stage(found), "share": _percent(found), "seen": _seen(found)})
+    for past in found.get("past_stages", ()):
+        counts = f"{past['sample']:,} and {past['control_sample']:,} requests"
+        seen = f"{past['watched_s']:.0f} s, {counts}"
+        _show_gates(past["gates"], f"stage {past['stage']}, {_percent(past)}: {seen}")
+    if any(gate[side]["total"] for gate in found["gates"] for side in ("canary", "control")):
+        _show_gates(found["gates"], f"stage {found['stage']}, {_percent(found)}: {_seen(found)}")
+
+
+def _show_gates(gates: list[Json], title: str) -> None:
+    """Show what the gates saw in a stage."""
     rows = [
         (
             gate["metric"],
@@ -206,9 +216,10 @@ def _show(found: Json, *, as_json: bool) -> None:
             f"10^{gate['e_value_log10']:.1f} of 10^{gate['e_value_needed_log10']:.1f}",
             "-" if (rate := gate.get("detectable_rate")) is None else f"{rate:.1%}",
         )
-        for gate in found["gates"]
+        for gate in gates
     ]
     if rows:
+        console().print(title, highlight=False)
         columns = ("gate", "canary", "control", "tolerated", "evidence", "finds")
         console().print(table(columns, rows, right="canary control tolerated finds"))
 

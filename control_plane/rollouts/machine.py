@@ -255,6 +255,7 @@ def _opened(rollout: Rollout, now_ms: int) -> Rollout:
         control_sample=0,
         tests=tests,
         thresholds=thresholds,
+        past=rollout.past if rollout.stage == NO_STAGE else (*rollout.past, rollout.evidence),
     )
     return _watching_anew(replace(opened, phase=_phase_of(opened)), now_ms)
 

@@ -230,7 +230,10 @@ _TYPES: dict[str, tuple[str, ...]] = {
 }
 _SCHEMAS: Values = {
     **{name: {"type": kind} for kind, names in _TYPES.items() for name in names},
-    **{name: {"type": "array", "items": {"type": "object"}} for name in ("gates", "trials")},
+    **{
+        name: {"type": "array", "items": {"type": "object"}}
+        for name in ("gates", "past_stages", "trials")
+    },
     "verdict": {"type": ["object", "null"]},
 }
 

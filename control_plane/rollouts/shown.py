@@ -6,9 +6,17 @@ from math import log, log10
 from typing import Any, Self
 
 from control_plane.rollouts.evidence import Metric
-from control_plane.rollouts.plan import Gate
-from control_plane.rollouts.sequential import detectable_rate
-from control_plane.rollouts.state import NO_STAGE, Phase, Reason, Rollout, Verdict, explain
+from control_plane.rollouts.plan import Plan
+from control_plane.rollouts.state import (
+    NO_STAGE,
+    GateEvidence,
+    Phase,
+    Reason,
+    Rollout,
+    StageEvidence,
+    Verdict,
+    explain,
+)
 
 Json = dict[str, Any]
 _DIGITS = 12  # of a digest, for people
@@ -20,8 +28,8 @@ SUMMARY = (
 )
 DETAILS = (
     *("wanted_stage", "is_ready", "waiting_for", "watched_s", "watched_needed_s", "sample"),
-    *("control_sample", "sample_needed", "gates", "verdict", "evidence_until_unix_ms", "plan"),
-    *("trials", "version"),
+    *("control_sample", "sample_needed", "gates", "past_stages", "verdict"),
+    *("evidence_until_unix_ms", "plan", "trials", "version"),
 )
 EVENT = (
     *("id", "rollout_id", "at", "event", "actor_id", "phase", "reason", "stage", "wanted"),
@@ -129,6 +137,7 @@ def unknown_details() -> Json:
         "waiting_for": "",
         **dict.fromkeys(counts, 0),
         "gates": [],
+        "past_stages": [],
         "evidence_until_unix_ms": 0,
         "plan": {},
     }
@@ -169,25 +178,47 @@ def details(state: Rollout, base_digest: str | None = None, lacking: Sequence[st
         "sample": state.sample,
         "control_sample": state.control_sample,
         "sample_needed": 0 if stage is None else stage.sample_min,
-        "gates": [_gate(state, gate) for gate in state.plan.gates if gate.metric in state.tests],
+        "gates": _gates(state.plan, state.evidence),
+        "past_stages": [_past_stage(state.plan, past) for past in state.past],
         "evidence_until_unix_ms": state.window_end_ms,
         "plan": state.plan.model_dump(mode="json"),
     }
 
 
-def _gate(state: Rollout, gate: Gate) -> Json:
-    """Return what a gate has seen in the stage, and how near it is to a verdict."""
-    test, alpha = state.tests[gate.metric], state.plan.alpha_of_test
-    sides = [test.canary, test.control]
-    if gate.metric is Metric.FEWER_REFUSALS:  # there the suspect is control
+def _past_stage(plan: Plan, past: StageEvidence) -> Json:
+    """Return what was seen in a stage that has ended."""
+    return {
+        "stage": past.stage,
+        "share": past.share,
+        "mirrored": past.mirrored,
+        "watched_s": past.watched_ms / 1000,
+        "sample": past.sample,
+        "control_sample": past.control_sample,
+        "gates": _gates(plan, past),
+    }
+
+
+def _gates(plan: Plan, seen: StageEvidence) -> list[Json]:
+    """Return what each gate has seen in a stage, and how near it is to a verdict."""
+    tolerated = {gate.metric: gate.tolerated for gate in plan.gates}
+    return [
+        _gate(one, tolerated[one.metric], plan.alpha_of_test)
+        for one in seen.gates
+        if one.metric in tolerated
+    ]
+
+
+def _gate(one: GateEvidence, tolerated: float, alpha: float) -> Json:
+    sides = [one.canary, one.control]
+    if one.metric is Metric.FEWER_REFUSALS:  # there the suspect is control
         sides.reverse()
     canary, control = ({"bad": side.bad, "total": side.total} for side in sides)
     return {
-        "metric": gate.metric.value,
-        "tolerated": gate.tolerated,
+        "metric": one.metric.value,
+        "tolerated": tolerated,
         "canary": canary,
         "control": control,
-        "e_value_log10": round(test.log_e / log(10), 3),
+        "e_value_log10": round(one.log_e / log(10), 3),
         "e_value_needed_log10": round(-log10(alpha), 3),
-        "detectable_rate": detectable_rate(test, alpha),
+        "detectable_rate": one.detectable_rate,
     }

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from control_plane.rollouts.evidence import Baseline, Metric, Thresholds, Window
 from control_plane.rollouts.plan import Plan, Stage
-from control_plane.rollouts.sequential import Count, SequentialTest
+from control_plane.rollouts.sequential import Count, SequentialTest, detectable_rate
 
 NO_STAGE = -1  # before the first one has opened
 
@@ -99,6 +99,38 @@ def explain(verdict: Verdict) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class GateEvidence:
+    """What a gate saw in a stage.
+
+    Attributes:
+        metric: That it compares.
+        canary: Requests of canary, and how many of them were bad.
+        control: The same of control.
+        log_e: Natural logarithm of the e-value.
+        detectable_rate: Share of bad requests that it would have found; None: none.
+    """
+
+    metric: Metric
+    canary: Count
+    control: Count
+    log_e: float
+    detectable_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageEvidence:
+    """What was seen in a stage that has ended; counts as in `Rollout`."""
+
+    stage: int
+    share: int
+    mirrored: int
+    watched_ms: int
+    sample: int
+    control_sample: int
+    gates: tuple[GateEvidence, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """All that a rollout is; the times are Unix time in milliseconds.
 
@@ -128,6 +160,7 @@ class Rollout:
         baseline: Control's recent past.
         reason: Why it is paused, or was sent back.
         verdict: What was found when the reason is `WORSE`.
+        past: Evidence of the stages that have ended.
     """
 
     plan: Plan
@@ -153,6 +186,29 @@ class Rollout:
     baseline: Baseline = field(default_factory=Baseline)
     reason: Reason | None = None
     verdict: Verdict | None = None
+    past: tuple[StageEvidence, ...] = ()
+
+    @property
+    def evidence(self) -> StageEvidence:
+        """What was seen in the present stage."""
+        return StageEvidence(
+            stage=self.stage,
+            share=self.share,
+            mirrored=self.mirrored,
+            watched_ms=self.watched_ms,
+            sample=self.sample,
+            control_sample=self.control_sample,
+            gates=tuple(
+                GateEvidence(
+                    metric,
+                    test.canary,
+                    test.control,
+                    test.log_e,
+                    detectable_rate(test, self.plan.alpha_of_test),
+                )
+                for metric, test in self.tests.items()
+            ),
+        )
 
     @property
     def is_waiting(self) -> bool:

@@ -468,3 +468,13 @@ def test_after_a_restart_everything_is_asked_for_again():
     ended = life.rollout
     assert life.tell(Restarted()).actions == due(ended) == (SetShare(0, 0),)
     assert life.windows(3).rollout == ended, "nothing happens to what has ended"
+
+
+def test_a_rollout_that_is_over_has_the_evidence_of_every_stage() -> None:
+    life = running()
+    while life.rollout.phase is not Phase.DONE:
+        life.windows(5)
+    assert [past.stage for past in life.rollout.past] == list(range(len(PLAN.stages) - 1))
+    first = life.rollout.past[0]
+    assert first.sample >= PLAN.stages[0].sample_min
+    assert all(gate.canary.total and gate.control.total for gate in first.gates[:1])

@@ -46,6 +46,16 @@ def test_what_a_gate_has_counted_is_told_by_release() -> None:
     assert errors["detectable_rate"] is None, "ten requests show no rate reliably"
 
 
+def test_what_was_seen_in_stages_that_have_ended_is_kept() -> None:
+    past = replace(RUNNING, sample=10, control_sample=200).evidence
+    ended = replace(RUNNING, phase=Phase.DONE, stage=3, tests={}, past=(past,))
+    found = details(ended)
+    (stage,) = found["past_stages"]
+    assert (stage["stage"], stage["share"], stage["watched_s"]) == (0, 100, 1.5)
+    assert (stage["sample"], stage["control_sample"]) == (10, 200)
+    assert stage["gates"] == details(RUNNING)["gates"]
+
+
 def test_it_says_why_it_is_where_it_is() -> None:
     assert explanation(Standing.of(RUNNING)) == ""
     assert explanation(Standing.of(replace(RUNNING, wanted=1))).endswith("stage 1")
