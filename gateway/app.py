@@ -180,7 +180,6 @@ class Gateway:
         )
         pools = PoolBoard(self.watcher.state, self.links, self.embedders)
         models = Models(directory=self.directory, pools=pools)
-        probes = self.probes(is_public=True)
         routes = Routes()
         routes.add("POST", "/v1/chat/completions", chat.handle)
         routes.add("POST", "/v1/completions", completions.handle)
@@ -190,21 +189,23 @@ class Gateway:
         routes.add("GET", "/v1/models", models.list_all)
         routes.add("GET", "/v1/models/*", models.get_one)
         routes.add("GET", "/openapi.json", describe)
+        self._add_probes(routes)
+        if self.settings.azure_paths:
+            tails = "chat/completions", "completions", "embeddings"
+            AzurePaths({tail: routes.find(f"/v1/{tail}").handler("POST") for tail in tails}).add_to(
+                routes
+            )
+        return routes
+
+    def _add_probes(self, routes: Routes) -> None:
+        """Add the paths that need no key."""
+        probes = self.probes(is_public=True)
         routes.add("GET", "/healthz", probes.health, is_open_when_full=True)
         routes.add("GET", "/readyz", probes.ready, is_open_when_full=True)
         routes.add("GET", "/health", probes.ready, is_open_when_full=True)
         routes.add("GET", "/version", probes.version)
         if self.settings.ops_address is None or self.settings.public_metrics:
             routes.add("GET", "/metrics", probes.metrics, is_open_when_full=True)
-        if self.settings.azure_paths:
-            AzurePaths(
-                {
-                    "chat/completions": chat.handle,
-                    "completions": completions.handle,
-                    "embeddings": embeddings.handle,
-                }
-            ).add_to(routes)
-        return routes
 
     def probes(self, *, is_public: bool = False) -> Probes:
         """Return what answers those who run this worker, or whoever asks at the public port."""
