@@ -9,7 +9,7 @@ state, evidence that was told before is passed over, and time that nobody watche
 from dataclasses import dataclass, replace
 from math import log
 
-from control_plane.rollouts.evidence import Window, comparisons, known, remember, scale
+from control_plane.rollouts.evidence import Metric, Window, comparisons, known, remember, scale
 from control_plane.rollouts.plan import Gate
 from control_plane.rollouts.sequential import Count, SequentialTest, observe, rescaled
 from control_plane.rollouts.state import (
@@ -43,6 +43,11 @@ from sluice.errors import ErrorCode, PlatformError
 # Steps follow each other every few seconds; who was away for longer has missed something.
 STEP_GAP_MAX_MS = 30_000
 _NOTHING = Count(0, 0)
+# What people expect of a release is right until control shows otherwise: as if it had been seen so
+# often. Without that, control would have to be asked 50 times before canary's answers count.
+_EXPECTED = Count(0, 50)
+# Golden prompts that a stage waits for, once its model has any with an expectation.
+_GOLDEN_SAMPLE_MIN = 20
 _GOING = frozenset({Phase.SHADOW, Phase.RUNNING})
 _WAITS_FOR_FLEET = (Phase.PAUSED, Reason.NOT_READY)
 _WAITS_FOR_EVIDENCE = (Phase.PAUSED, Reason.NO_EVIDENCE)
@@ -236,6 +241,7 @@ def _opened(rollout: Rollout, now_ms: int) -> Rollout:
     stage = rollout.plan.stages[rollout.wanted]
     thresholds = scale(rollout.baseline)
     past = known(rollout.baseline, thresholds)
+    past[Metric.GOLDEN] = past.get(Metric.GOLDEN, _NOTHING) + _EXPECTED
     tests = {
         gate.metric: observe(
             SequentialTest(gate.tolerated), _NOTHING, past.get(gate.metric, _NOTHING)
@@ -379,5 +385,13 @@ def _is_sampled(rollout: Rollout, sample_min: int) -> bool:
         return rollout.sample >= sample_min
     tests = [(gate, rollout.tests[gate.metric]) for gate in rollout.plan.gates]
     return min(rollout.sample, rollout.control_sample) >= sample_min and all(
-        min(test.canary.total, test.control.total) >= gate.sample_min for gate, test in tests
+        min(test.canary.total, test.control.total) >= _gate_sample_min(gate, test)
+        for gate, test in tests
     )
+
+
+def _gate_sample_min(gate: Gate, test: SequentialTest) -> int:
+    """Return how much a stage has to see of a gate: of golden prompts, if there are any."""
+    if gate.metric is Metric.GOLDEN and test.bets:
+        return max(gate.sample_min, _GOLDEN_SAMPLE_MIN)
+    return gate.sample_min

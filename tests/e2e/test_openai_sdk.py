@@ -101,8 +101,8 @@ def test_bad_bodies_get_the_openai_envelope(stack, body: bytes, status: int) -> 
 
 def test_a_parameter_that_is_not_served_is_named_not_dropped(client) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, verbosity="high")
-    assert caught.value.param == "verbosity"
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, web_search_options={})
+    assert caught.value.param == "web_search_options"
     assert caught.value.code == "unsupported_parameter"
 
 

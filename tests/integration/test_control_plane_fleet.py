@@ -347,8 +347,10 @@ async def test_a_frozen_router_loses_its_cells(shared_control_plane, eventually)
     plane = shared_control_plane
     script = (
         "import asyncio, sys\n"
+        "from sluice import shared_secret\n"
         "from sluice.watch import ControlWatcher\n"
         "from sluice.wire.control.v1 import control_pb2 as wire\n"
+        "shared_secret.use()\n"
         "asyncio.run(ControlWatcher(sys.argv[1], wire.ROLE_ROUTER, 'r0', '127.0.0.1:7000').run())\n"
     )
     process = await asyncio.create_subprocess_exec(

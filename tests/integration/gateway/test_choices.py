@@ -6,6 +6,7 @@ import json
 import openai
 import pytest
 
+from gateway.endpoints.submission import derived_seed
 from gateway.testing import Plan
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -30,7 +31,11 @@ async def test_several_answers_share_a_prompt_and_have_their_own_seeds(world) ->
         assert [c.message.content for c in answer.choices] == ["answer 0", "answer 1", "answer 2"]
         assert answer.usage.prompt_tokens == len(w.router.submits[0].prompt)
         assert answer.usage.completion_tokens == sum(len(w.ids(f"answer {i}")) for i in range(3))
-        assert [s.sampling.seed for s in w.router.submits] == [7, 8, 9]
+        assert [s.sampling.seed for s in w.router.submits] == [
+            7,
+            derived_seed(7, 1),
+            derived_seed(7, 2),
+        ]
         assert [s.is_begun for s in w.router.submits] == [False, True, True]
         assert len({s.request_id for s in w.router.submits}) == 3
 

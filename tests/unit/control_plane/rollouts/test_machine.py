@@ -212,12 +212,11 @@ def test_light_traffic_is_enough_once_the_longest_duration_is_over():
 
 
 def test_a_gate_can_ask_for_a_sample_of_its_own():
-    golden = Gate(metric=Metric.GOLDEN, tolerated=0.05, sample_min=10)
+    golden = Gate(metric=Metric.GOLDEN, tolerated=0.05, sample_min=100)
     life = running(PLAN.model_copy(update={"gates": (*PLAN.gates, golden)}))
-    life.windows(8)
-    assert life.standing == (Phase.RUNNING, 0, 100)
+    life.windows(5)
     asked = [replace(some, golden_runs=10) for some in (arm(20), arm(100))]
-    for _ in range(5):  # until it is known how often control is wrong, nothing can be compared
+    for _ in range(9):
         life.window(*asked)
     assert life.standing == (Phase.RUNNING, 0, 100)
     assert life.window(*asked).standing == (Phase.RUNNING, 1, 5_000)
