@@ -7,8 +7,11 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from cli.stack.home import Home, stored_secret
 from replica.embedding.package import INSTALL, MODEL_NAME, find_package
+from sluice import shared_secret
 from sluice.embeddings import EmbeddingClient
+from sluice.shared_secret import SharedSecret
 
 pytestmark = [
     pytest.mark.real,
@@ -47,7 +50,12 @@ def direct(real_stack, tokenizer) -> np.ndarray:
             found = [await client.embed(tokenizer.encode(text).ids, timeout_s=60) for text in TEXTS]
         return [list(embedding.values) for embedding in found]
 
-    return np.array(asyncio.run(embed()), np.float32)
+    ours = shared_secret.ours()
+    shared_secret.install(SharedSecret([stored_secret(Home(real_stack.home))]))
+    try:
+        return np.array(asyncio.run(embed()), np.float32)
+    finally:
+        shared_secret.install(ours)
 
 
 def vectors(answer: openai.types.CreateEmbeddingResponse) -> np.ndarray:

@@ -37,7 +37,7 @@ def with_key(client: openai.OpenAI, key: str, **options) -> openai.OpenAI:
         ("max_completion_tokens", {"max_tokens": openai.omit, "max_completion_tokens": 0}),
         ("tool_choice", {"tools": [TOOL], "tool_choice": {**TOOL, "function": {"name": "x"}}}),
         ("tools", {"tools": [TOOL, TOOL]}),
-        ("verbosity", {"verbosity": "high"}),
+        ("web_search_options", {"web_search_options": {}}),
         ("no_such_thing", {"extra_body": {"no_such_thing": 1}}),
         ("regex", {"extra_body": {"regex": "(never closed"}}),
         (

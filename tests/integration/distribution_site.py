@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 
 from replica.agent.artifacts.library import Library
 from replica.agent.artifacts.node import NodeArtifacts, NodeOptions
+from sluice import shared_secret
 from sluice.artifacts import digest_directory
 from sluice.chunk_store import ChunkStore, open_backend
 from sluice.logs import configure_logs
@@ -122,4 +123,5 @@ async def _fetch(root: str, control_address: str, store: str, rate: str, digest:
 
 if __name__ == "__main__":
     configure_logs("node")
+    shared_secret.use()
     asyncio.run(_fetch(*sys.argv[1:]))

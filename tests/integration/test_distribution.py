@@ -14,6 +14,7 @@ import pytest
 
 from control_plane.distribution.tickets import Tickets
 from replica.agent.artifacts import fetcher
+from sluice import shared_secret
 from sluice.manifests import CHUNK_BYTES
 from sluice.process import ChildProcess, ProcessSpec, free_port
 from tests.integration.distribution_site import (
@@ -89,7 +90,11 @@ async def test_a_killed_node_goes_on_where_it_was(
             *(sys.executable, "-m", "tests.integration.distribution_site"),
             *(str(root), control_plane.grpc_address, str(store), str(rate), manifest.digest),
         ],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            **shared_secret.environment(),
+        },
         log_file=tmp_path / "node.log",
         ready=lambda: True,
     )

@@ -25,6 +25,9 @@ from pathlib import Path
 from gateway.bases.fetcher import BaseFetcher
 from gateway.bases.shelf import Shelf
 from gateway.bases.source import fetch_base
+from sluice import shared_secret
+
+shared_secret.use()
 
 async def main(address, root, digest):
     came = asyncio.Event()

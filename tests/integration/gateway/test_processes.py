@@ -23,6 +23,7 @@ from confluent_kafka import Consumer
 from replica.agent.replica_state import EngineSpec
 from replica.agent.testing import Triton, running_tritons
 from replica.agent.triton import MODEL
+from sluice import shared_secret
 from sluice.events import REQUESTS_TOPIC
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from sluice.watch import write_snapshot
@@ -72,7 +73,7 @@ class Site:
         return ProcessSpec(
             name=name,
             command=[sys.executable, "-m", name],
-            env={"PATH": "/usr/bin:/bin"}
+            env={"PATH": "/usr/bin:/bin", **shared_secret.environment()}
             | {f"{name.upper()}__{key}": value for key, value in shared.items()},
             log_file=self.home / f"{name}.log",
             ready=lambda: port_answers("127.0.0.1", port),
