@@ -205,6 +205,8 @@ class UploadRoutes:
         """Take a chunk (204); again is fine."""
         sha256 = path_id(request, "chunk", checked_digest)
         upload = await self._find(request, path_id(request))
+        if upload["state"] in _COMPLETE:  # another client of the tenant has put the last chunk
+            return web.Response(status=204)
         if upload["state"] != UploadState.UPLOADING:
             raise _wrong_state(upload)
         size = await self._database.run(
@@ -276,6 +278,9 @@ class UploadRoutes:
             if _may_write(actor, upload):
                 return upload
         raise _no_upload(upload_id)
+
+
+_COMPLETE = frozenset({UploadState.VALIDATING, UploadState.READY})
 
 
 def _may_write(actor: Actor, upload: Values) -> bool:

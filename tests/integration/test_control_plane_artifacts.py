@@ -292,6 +292,15 @@ async def test_the_largest_files_come_in_pieces_in_any_order(site, acme, tmp_pat
     assert (await acme.post(f"{UPLOADS}/{begun['id']}/complete")).status_code == 200
 
 
+async def test_a_chunk_that_another_client_was_faster_with_is_taken(site, acme, tmp_path) -> None:
+    directory = tmp_path / "base"
+    write_random_model(directory, seed=11)
+    begun = (await begin(acme, directory)).json()
+    await send(acme, begun, directory)
+    assert (await acme.post(f"{UPLOADS}/{begun['id']}/complete")).status_code == 200
+    await send(acme, begun, directory)  # 204 each
+
+
 async def test_signatures_are_checked_and_may_be_required(
     site, base, acme, adapter_dir, database_url, tmp_path, start_control_plane, base_dir
 ) -> None:

@@ -182,7 +182,11 @@ def test_nothing_is_let_through_that_the_schema_excludes(
             continue
         matcher = start.deep_copy()
         if matcher.consume_tokens(TOKENIZER.tokenize_str(text)) and matcher.is_accepting():
-            assert validator.is_valid(number), (schema, number)
+            try:
+                is_valid = validator.is_valid(number)
+            except OverflowError:  # the validator divides integers of any length as floats
+                continue
+            assert is_valid, (schema, number)
 
 
 def test_each_part_of_nested_constants_is_looked_at_once() -> None:
