@@ -41,7 +41,7 @@ from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import Metrics
 from control_plane.models import routes as models
 from control_plane.quality.base_prompts import BasePrompts
-from control_plane.quality.repository import golden_counts
+from control_plane.quality.repository import golden_counts, holdback
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
 from control_plane.quality.verdicts import Budget
@@ -102,8 +102,9 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             partial(prune_audit, kept_days=settings.audit_days),
             partial(prune_intervals, kept_days=settings.replica_hours_days),
         )
-        clock = Clock(metrics.count_replica_seconds)
-        fleet = Fleet(database, feed, prunes, metrics.show_unplaced, clock)
+        budget = Budget(settings.quality_pool_hour_max, settings.quality_node_day_max)
+        clock, held = Clock(metrics.count_replica_seconds), partial(holdback, budget=budget)
+        fleet = Fleet(database, feed, prunes, metrics.show_unplaced, clock, held)
         rollouts = await _rollouts(stack, database, settings, metrics)
         budgets = await _budgets(stack, database, settings, metrics)
         background = await stack.enter_async_context(asyncio.TaskGroup())
@@ -112,7 +113,6 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         distribution = DistributionService(
             database, feed, metrics, _links(settings), artifacts.read_chunk
         )
-        budget = Budget(settings.quality_pool_hour_max, settings.quality_node_day_max)
         base_prompts = BasePrompts(feed, TextFiles(database, artifacts.read_chunk).read)
         quality = Quality(
             database, feed, metrics.quality, budget, token_ids=lambda: base_prompts.token_ids

@@ -38,8 +38,9 @@ class Settings(ServiceSettings):
         audit_days: For which rows of the audit log are kept.
         replica_hours_days: For which it is kept which replicas ran when.
         budget_interval_s: How often each budget of a tenant is compared with the ledger.
-        quality_pool_hour_max: So many replicas of a pool are quarantined within an hour, at most.
-        quality_node_day_max: So many replicas of a node within a day.
+        quality_pool_hour_max: Of the quarantined replicas of a pool, so many are replaced within an
+            hour.
+        quality_node_day_max: A node with more quarantined replicas within a day gets no others.
     """
 
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")

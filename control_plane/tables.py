@@ -328,6 +328,7 @@ replicas = Table(
     Column("cell_id", Text, ForeignKey("cells.id", ondelete="CASCADE"), nullable=False, index=True),
     Column("node_id", Text, ForeignKey("nodes.id"), nullable=False, index=True),
     flag_column("is_draining"),
+    flag_column("is_quarantined"),  # it drains because it answered wrongly
     Column("state", SmallInteger, nullable=False),
     words_column("grpc_address"),
     words_column("triton_model"),

@@ -4,7 +4,6 @@ An adapter that is applied in part gives wrong answers, not an error. So every f
 that the engines use, or one that does not matter: the rest is refused by name, as the engine does.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 _LITERAL = re.compile(r"[A-Za-z0-9_.]+")
+_ALPHA_MAX = 1e9  # weights of 16 bits times this fit into 32 bits
 _LAYERS_MAX = 4096
 
 Module = tuple[int, str]  # layer, and one of PROJECTIONS
@@ -126,8 +126,9 @@ def parse_adapter_config(config: Mapping[str, Any], rank_max: int) -> AdapterCon
             fix = f"train it with a rank among them, or raise {RANK} of a pool of its base"
             raise _refused(problem, fix)
     for alpha in (config.get("lora_alpha"), *alphas.values()):
-        if not _is_finite(alpha):
-            problem = f"lora_alpha is {alpha!r:.40}, a number is needed"
+        if not _is_scale(alpha):
+            most = f"{_ALPHA_MAX:.0e}"
+            problem = f"lora_alpha is {alpha!r:.40}, a number from -{most} to {most} is needed"
             raise _refused(problem, "save the adapter anew")
     targets = _names(config, "target_modules")
     if not targets:
@@ -168,11 +169,9 @@ def _check_fields(config: Mapping[str, Any]) -> None:
         raise _refused(f"no engine serves {', '.join(problems[:8])}", "train it without")
 
 
-def _is_finite(value: object) -> bool:
-    try:
-        return type(value) in (int, float) and math.isfinite(cast("float", value))
-    except OverflowError:
-        return False
+def _is_scale(value: object) -> bool:
+    """Whether a value can scale weights in 32 bits; not a number compares as false."""
+    return type(value) in (int, float) and abs(cast("float", value)) <= _ALPHA_MAX
 
 
 def _pattern(config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class DesiredIndex:
                     is_draining=replica.state == control.REPLICA_STATE_DRAINING,
                     engine_options=pool.engine_options,
                     accelerators=replica.accelerators,
+                    is_quarantined=replica.is_quarantined,
                 )
         return response
 

@@ -113,6 +113,7 @@ class Node:
         is_cordoned: Its agent found an accelerator broken.
         is_unschedulable: Operators want nothing new there.
         is_draining: They want it empty.
+        is_distrusted: So many of its replicas answered wrongly that it gets no others.
         memory_bytes: Of the machine; None: not known.
         accelerators: All of them; None: not known.
         rack: Where it stands; empty: not known.
@@ -124,6 +125,7 @@ class Node:
     is_cordoned: bool = False
     is_unschedulable: bool = False
     is_draining: bool = False
+    is_distrusted: bool = False
     memory_bytes: int | None = None
     accelerators: tuple[Accelerator, ...] | None = None
     rack: str = ""
@@ -131,7 +133,21 @@ class Node:
     @property
     def is_schedulable(self) -> bool:
         """Whether new replicas may go there."""
-        return not (self.is_lost or self.is_cordoned or self.is_unschedulable or self.is_draining)
+        is_left = self.is_lost or self.is_draining
+        return not (is_left or self.is_cordoned or self.is_unschedulable or self.is_distrusted)
+
+
+@dataclass(frozen=True, slots=True)
+class Holdback:
+    """What is not put in the place of replicas that answered wrongly, for a while.
+
+    Attributes:
+        pools: Of each pool, how many replicas it gets less than it wants.
+        nodes: Nodes that get no new replica.
+    """
+
+    pools: Mapping[str, int]
+    nodes: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class Placement:
         if not open_:
             if not any(pool.engine in room.node.engines for room in self._rooms.values()):
                 return f"no node runs engine {pool.engine}"
-            return f"all nodes with engine {pool.engine} are lost, cordoned or draining"
+            return f"all nodes with engine {pool.engine} are lost, cordoned, draining or distrusted"
         if pool.needs == Needs():
             return self._given(pool, self._least_loaded(pool.engine), ())
         options = [

@@ -8,12 +8,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from control_plane.fleet.model import Node, Pool, Replica, ReplicaState, has_ended, worth
+from control_plane.fleet.model import (
+    Holdback,
+    Node,
+    Pool,
+    Replica,
+    ReplicaState,
+    has_ended,
+    worth,
+)
 from control_plane.fleet.placement import Placement, in_order
 
 CREATED_MAX = 100  # replicas of a pool in one step
 DRAINING_MAX = 4  # replicas of a pool that leave draining nodes at once
 DRAINED = "empty"
+NO_HOLDBACK = Holdback({}, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,7 @@ def plan_replicas(
     nodes: Iterable[Node],
     replicas: Sequence[Replica],
     new_id: Callable[[], str],
+    holdback: Holdback = NO_HOLDBACK,
 ) -> Plan:
     """Return what to create, drain and forget so that every pool has the replicas it wants.
 
@@ -101,8 +111,9 @@ def plan_replicas(
         nodes: All nodes.
         replicas: All replicas.
         new_id: Source of ids; sorted by time.
+        holdback: What is not replaced at present, because it answered wrongly.
     """
-    known = list(nodes)
+    known = [replace(node, is_distrusted=node.id in holdback.nodes) for node in nodes]
     of_pool: defaultdict[str, list[Replica]] = defaultdict(list)
     for replica in replicas:
         of_pool[replica.pool_id].append(replica)
@@ -116,7 +127,8 @@ def plan_replicas(
     for pool in in_order(pools):
         members = _members(of_pool[pool.id], cordoned, draining)
         homes = cells.get(pool.id, ())
-        made, condition = _made(pool, homes, members.staying, placement, new_id)
+        held = holdback.pools.get(pool.id, 0)
+        made, condition = _made(pool, homes, members.staying, placement, new_id, held)
         create += made
         if condition is not None:
             conditions[pool.id] = condition
@@ -161,9 +173,12 @@ def _made(
     staying: Sequence[Replica],
     placement: Placement,
     new_id: Callable[[], str],
+    held: int,
 ) -> tuple[list[Replica], Condition | None]:
     """Return the pool's new replicas, and why there are no more if more are wanted."""
-    missing = pool.replicas_wanted - len(staying) if homes else 0
+    wanted = pool.replicas_wanted - len(staying) if homes else 0
+    held = max(0, min(held, wanted))
+    missing = wanted - held
     sizes = Counter(replica.cell_id for replica in staying)
     made: list[Replica] = []
     while len(made) < min(missing, CREATED_MAX):
@@ -171,11 +186,18 @@ def _made(
         if isinstance(place, str):
             placed = len(staying) + len(made)
             text = f"{placed} of {pool.replicas_wanted} placed: {place}"
-            return made, Condition(text, missing - len(made))
+            return made, Condition(text, wanted - len(made))
         home = min(homes, key=lambda cell_id: sizes[cell_id])
         sizes[home] += 1
         replica = Replica(new_id(), pool.id, home, place.node_id)
         made.append(replace(replica, accelerators=place.accelerators, reserved=pool.needs))
+    if held:
+        placed = len(staying) + len(made)
+        text = (
+            f"{placed} of {pool.replicas_wanted} placed: {held} answered wrongly and are not"
+            " replaced within the hour; see `sluice fleet quarantines`"
+        )
+        return made, Condition(text, held)
     return made, None
 
 

@@ -35,6 +35,7 @@ _NODES_RETURN_S = model.NODE_LOST_AFTER_S
 _PRUNE_INTERVAL_S = 600.0
 
 Prune = Callable[[AsyncConnection], Awaitable[None]]
+AskHoldback = Callable[[AsyncConnection], Awaitable[model.Holdback]]
 
 
 class Fleet:
@@ -47,6 +48,7 @@ class Fleet:
         prune: Sequence[Prune],
         show: Callable[[int], None],
         clock: Clock,
+        holdback: AskHoldback,
     ) -> None:
         """Prepare.
 
@@ -56,12 +58,14 @@ class Fleet:
             prune: Delete old rows of others, now and then, in the leader's step.
             show: Told how many replicas find no place; 0 while another control plane leads.
             clock: Counts replica-seconds while this one does.
+            holdback: Returns what is not replaced at present.
         """
         self._database = database
         self._feed = feed
         self._prune = prune
         self._show = show
         self._clock = clock
+        self._holdback = holdback
         self._wake = asyncio.Event()
         self.presence = Presence(self._wake.set)
         self._liveness = Liveness(self.presence)
@@ -197,8 +201,8 @@ class Fleet:
         for cell in changed:
             log.info("cell_assigned", cell=cell.id, router=cell.router_id, epoch=cell.epoch)
 
-    @staticmethod
     async def _reconcile(
+        self,
         connection: AsyncConnection,
         pools: Sequence[model.Pool],
         homes: Mapping[str, Sequence[str]],
@@ -206,7 +210,8 @@ class Fleet:
     ) -> int:
         """Give the pools their replicas, and these their roles; return how many find no place."""
         nodes = await repository.nodes(connection)
-        plan = plan_replicas(pools, homes, nodes, replicas, lambda: new_id("replica"))
+        holdback = await self._holdback(connection)
+        plan = plan_replicas(pools, homes, nodes, replicas, lambda: new_id("replica"), holdback)
         profiles = {pool.id: profile_of(pool.engine) for pool in pools}
         await repository.create_replicas(connection, plan.create, profiles)
         await repository.drain_replicas(connection, plan.drain)

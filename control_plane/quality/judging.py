@@ -186,8 +186,9 @@ async def _rule(
         return await asyncio.to_thread(rule, cases, kept, (), {}, Spent({}, {}), budget, _new_id)
     await repository.lock_decisions(connection)
     serving = await repository.serving(connection, accused)
-    quarantined = await repository.quarantined(connection)
     spent = await repository.spent(connection)
+    leaving, held = await repository.quarantined(connection), spent.holdback(budget).pools
+    quarantined = {pool: max(leaving.get(pool, 0), held.get(pool, 0)) for pool in {*leaving, *held}}
     ruling = await asyncio.to_thread(
         rule, cases, kept, serving, quarantined, spent, budget, _new_id
     )

@@ -29,8 +29,8 @@ class QualityMetrics:
         )
         self._held = Counter(
             "control_plane_quarantines_held_total",
-            "Judgements after which a replica was not quarantined because of the hourly budget of"
-            " its pool, or the daily one of its node",
+            "Quarantined replicas that are not replaced at once because of the hourly budget of"
+            " their pool, or the daily one of their node",
             ["budget"],
             registry=registry,
         )

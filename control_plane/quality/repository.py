@@ -30,7 +30,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
-from control_plane.fleet.model import ReplicaState
+from control_plane.fleet.model import Holdback, ReplicaState
 from control_plane.models.model import release_id
 from control_plane.quality.askings import DEFAULT, Asking, Prompt
 from control_plane.quality.consensus import RULES, Answer, Source, Text, Truth
@@ -41,7 +41,7 @@ from control_plane.quality.tables import (
     golden_truths,
     quarantines,
 )
-from control_plane.quality.verdicts import Group, Kept, Quarantine, Serving, Spent
+from control_plane.quality.verdicts import Budget, Group, Kept, Quarantine, Serving, Spent
 
 ROWS_MAX = 5000  # read by one query
 _PAGES_MAX = 10  # of one reading
@@ -372,15 +372,23 @@ async def lock_decisions(connection: AsyncConnection) -> None:
 
 
 async def spent(connection: AsyncConnection) -> Spent:
-    """Return how many replicas were quarantined lately; also those that were released."""
+    """Return how many replicas were quarantined lately."""
     q = quarantines.c
-    query = select(q.pool_id, q.node_id, q.created_at > func.now() - _POOL_SPAN)
+    is_of_hour, is_open = q.created_at > func.now() - _POOL_SPAN, q.released_at.is_(None)
+    query = select(q.pool_id, q.node_id, is_of_hour, is_open)
     rows = await connection.execute(query.where(q.created_at > func.now() - _NODE_SPAN))
     found = rows.all()
     return Spent(
-        Counter(pool for pool, _, is_of_hour in found if is_of_hour),
-        Counter(node for _, node, _ in found),
+        Counter(pool for pool, _, is_of_hour, _ in found if is_of_hour),
+        Counter(node for _, node, _, _ in found),
+        Counter(pool for pool, _, is_of_hour, is_open in found if is_of_hour and is_open),
+        Counter(node for _, node, _, is_open in found if is_open),
     )
+
+
+async def holdback(connection: AsyncConnection, budget: Budget) -> Holdback:
+    """Return what is not replaced at present."""
+    return (await spent(connection)).holdback(budget)
 
 
 async def quarantined(connection: AsyncConnection) -> dict[str, int]:
@@ -402,7 +410,8 @@ async def quarantine(connection: AsyncConnection, cases: Sequence[Quarantine]) -
         await connection.execute(insert(quarantines).values([asdict(case) for case in cases]))
         ids = sorted(case.replica_id for case in cases)
         t = tables.replicas
-        await connection.execute(update(t).where(t.c.id.in_(ids)).values(is_draining=True))
+        out = {"is_draining": True, "is_quarantined": True}
+        await connection.execute(update(t).where(t.c.id.in_(ids)).values(**out))
 
 
 async def take_back(connection: AsyncConnection, replica_id: str) -> bool:
@@ -411,7 +420,8 @@ async def take_back(connection: AsyncConnection, replica_id: str) -> bool:
     await connection.execute(
         delete(golden_answers).where(golden_answers.c.replica_id == replica_id)
     )
-    query = update(t).where(t.c.id == replica_id).values(is_draining=False).returning(t.c.id)
+    serves = {"is_draining": False, "is_quarantined": False}
+    query = update(t).where(t.c.id == replica_id).values(**serves).returning(t.c.id)
     return (await connection.execute(query)).first() is not None
 
 

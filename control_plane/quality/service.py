@@ -17,7 +17,6 @@ from control_plane.quality import repository
 from control_plane.quality.base_prompts import TokenIds
 from control_plane.quality.board import Board, Prompts
 from control_plane.quality.consensus import Text
-from control_plane.quality.held import ALERT_S, HeldCases
 from control_plane.quality.inbox import Inbox
 from control_plane.quality.judging import Judge, Outcome, told
 from control_plane.quality.repository import Report
@@ -29,6 +28,7 @@ from sluice.wire.agent.v1 import agent_pb2 as wire
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
+_ALERT_S = 900.0  # one that is not found again for so long is over
 _TOKENS_MAX = 64  # of an answer that is kept
 _ERROR_MAX = 500
 _PRUNE_INTERVAL_S = 600.0
@@ -36,9 +36,10 @@ _ALERTS_MAX = 8192  # remembered; the oldest go first
 _REFRESH_S = 0.5  # between two looks at a state that keeps changing
 _REST = 20.0  # as long as the last look took, at least, so that looking takes little of our time
 _ADVICE = {
-    "pool": "look at `sluice golden results`; raise CONTROL_PLANE__QUALITY_POOL_HOUR_MAX if so many"
-    " replicas of the pool are broken",
-    "node": "the node's hardware may be broken: cordon it (`sluice fleet nodes cordon`)",
+    "pool": "it is not replaced within the hour: look at `sluice fleet quarantines`, release what"
+    " is sound, and raise CONTROL_PLANE__QUALITY_POOL_HOUR_MAX if so many are broken",
+    "node": "the node gets no new replica within a day: its hardware may be broken; release what is"
+    " sound (`sluice fleet release`)",
 }
 
 
@@ -54,7 +55,7 @@ class Meter(Protocol):
         ...
 
     def count_held(self, budget: str) -> None:
-        """Count a replica that was not quarantined because of a budget."""
+        """Count a quarantined replica that is not replaced because of a budget."""
         ...
 
     def count_failure(self) -> None:
@@ -88,7 +89,7 @@ class Quality:
             database: Where answers are kept.
             feed: What models stand for.
             meter: Takes numbers.
-            budget: How many replicas may be quarantined.
+            budget: How many quarantined replicas are replaced.
             unix_s: The time, by which questions take turns.
             token_ids: Returns those of the default prompts, as of `askings.defaults`.
         """
@@ -103,7 +104,6 @@ class Quality:
         self._board = Board()
         self._mark: tuple[int, int] | None = None
         self._refresh_at_s = 0.0
-        self._held = HeldCases()
         self._reports = Inbox(database, meter.count_dropped)
         self._alerts: dict[Group, tuple[float, Mapping[Alert, tuple[str, ...]]]] = {}
         self._pruned_at = time.monotonic()
@@ -167,7 +167,7 @@ class Quality:
         now_s = time.monotonic()
         counts = dict.fromkeys(map(str, Alert), 0)
         for group, (at_s, alerts) in list(self._alerts.items()):
-            if now_s - at_s > ALERT_S:
+            if now_s - at_s > _ALERT_S:
                 del self._alerts[group]
                 continue
             for alert in alerts:
@@ -190,7 +190,7 @@ class Quality:
         for difference, count in ruling.deviations.items():
             self._meter.count_deviations(difference, count)
         now_s = time.monotonic()
-        self._tell_held(ruling, now_s)
+        self._tell_held(ruling)
         for group, alerts in ruling.alerts.items():
             before = self._alerts.pop(group, (0.0, {}))[1]
             if alerts:
@@ -209,11 +209,10 @@ class Quality:
         while len(self._alerts) > _ALERTS_MAX:
             del self._alerts[next(iter(self._alerts))]
 
-    def _tell_held(self, ruling: Ruling, now_s: float) -> None:
-        """Count who is not quarantined because of a budget; log each once."""
+    def _tell_held(self, ruling: Ruling) -> None:
+        """Count and log the quarantines that are beyond a budget."""
         for one in ruling.held:
             self._meter.count_held(one.budget)
-        for one in self._held.news(ruling, now_s):
             log.error(
                 "quarantine_held",
                 replica=one.replica_id,

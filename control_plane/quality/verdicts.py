@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 from typing import Any
 
+from control_plane.fleet.model import Holdback
 from control_plane.quality.askings import Asking
 from control_plane.quality.consensus import (
     RULES,
@@ -28,7 +29,7 @@ class Alert(StrEnum):
     """What only people can settle."""
 
     SPARED = "spared"  # a replica deviates and may not be taken out
-    HELD = "held"  # it may not be now: as many were as are allowed in this time
+    HELD = "held"  # it was, and is not replaced now: as many were as are replaced in this time
     SPLIT = "split"  # no answer has a majority
     CHANGED = "changed"  # all of a pool answers otherwise than before
     UNEXPECTED = "unexpected"  # answers are not what people expect
@@ -71,7 +72,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many replicas may be quarantined in a time.
+    """How many quarantined replicas are replaced in a time.
 
     Attributes:
         pool_hour: Of a pool within an hour.
@@ -84,15 +85,38 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """How many replicas were quarantined: of each pool in the last hour, of each node in a day."""
+    """How many replicas were quarantined: of each pool in the last hour, of each node in a day.
+
+    Attributes:
+        pools: By pool; also those that were released since.
+        nodes: By node, likewise.
+        open_pools: By pool, without those that were released.
+        open_nodes: By node, likewise.
+    """
 
     pools: Mapping[str, int]
     nodes: Mapping[str, int]
+    open_pools: Mapping[str, int] = field(default_factory=dict[str, int])
+    open_nodes: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def holdback(self, budget: Budget) -> Holdback:
+        """Return what is not replaced at present; an operator's release gives it back."""
+        return Holdback(
+            {
+                pool_id: min(self.open_pools.get(pool_id, 0), count - budget.pool_hour)
+                for pool_id, count in self.pools.items()
+                if count > budget.pool_hour and self.open_pools.get(pool_id)
+            },
+            frozenset(n for n, count in self.open_nodes.items() if count > budget.node_day),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A replica that would be quarantined but for the budget of its `pool` or its `node`."""
+    """A replica that is quarantined beyond the budget of its `pool` or its `node`.
+
+    The pool gets nothing in its place, or the node no other replica, until the time is over.
+    """
 
     replica_id: str
     pool_id: str
@@ -131,7 +155,7 @@ class Ruling:
 
     Attributes:
         quarantines: Who is taken out now.
-        held: Who would be if fewer had been in this time.
+        held: Which of them are not replaced now, because too many were in this time.
         alerts: Of each group that was judged, what is wrong with it, and with which replicas.
         deviations: How many new answers deviate, by what they differ in.
         learned: What is known to be right from now on.
@@ -220,9 +244,9 @@ def rule(
         cases: Of `examine`.
         kept: The answers that they rest on.
         serving: Replicas of these pools that serve now.
-        quarantined: Of each pool, how many are being taken out already.
-        spent: How many were lately.
-        budget: How many may be.
+        quarantined: Of each pool, how many are out already and have no replacement yet.
+        spent: How many were taken out lately.
+        budget: How many are replaced.
         new_id: Source of ids.
     """
     suspects: dict[str, dict[str, list[tuple[Accusation, Case]]]] = {}
@@ -233,24 +257,23 @@ def rule(
     found: list[Quarantine] = []
     spared: set[str] = set()
     held: list[Held] = []
-    nodes = Counter(spent.nodes)
-    serves: dict[str, dict[str, str]] = {}
-    for one in serving:
-        serves.setdefault(one.pool_id, {})[one.id] = one.node_id
+    pools, nodes = Counter(spent.pools), Counter(spent.nodes)
     for pool_id, of_pool in sorted(suspects.items()):
-        ready = serves.get(pool_id, {})
+        ready = {one.id: one.node_id for one in serving if one.pool_id == pool_id}
         # The clearest cases first: most deviations over all prompts.
         clear = {name: sum(a.finding.deviations for a, _ in all_) for name, all_ in of_pool.items()}
         ordered = [n for n in sorted(of_pool, key=lambda n: (-clear[n], n)) if n in ready]
-        left = max(0, budget.pool_hour - spent.pools.get(pool_id, 0))
-        allowed, waiting = _within(ordered, ready, nodes, budget.node_day)
-        verdict = decide(allowed, ready, quarantined.get(pool_id, 0))
+        verdict = decide(ordered, ready, quarantined.get(pool_id, 0))
         spared.update(verdict.spared)
-        held += [Held(name, pool_id, ready[name], "node") for name in waiting]
-        held += [Held(name, pool_id, ready[name], "pool") for name in verdict.quarantine[left:]]
-        for name in verdict.quarantine[:left]:
-            nodes[ready[name]] += 1
-            found.append(_quarantine(new_id(), pool_id, ready[name], of_pool[name]))
+        for name in verdict.quarantine:
+            node_id = ready[name]
+            pools[pool_id] += 1
+            nodes[node_id] += 1
+            found.append(_quarantine(new_id(), pool_id, node_id, of_pool[name]))
+            if nodes[node_id] > budget.node_day:
+                held.append(Held(name, pool_id, node_id, "node"))
+            elif pools[pool_id] > budget.pool_hour:
+                held.append(Held(name, pool_id, node_id, "pool"))
     names = frozenset(one.replica_id for one in held)
     return Ruling(
         tuple(found),
@@ -263,23 +286,6 @@ def rule(
             if case.judgement.learned is not None
         },
     )
-
-
-def _within(
-    names: Sequence[str], node_of: Mapping[str, str], spent: Mapping[str, int], most: int
-) -> tuple[list[str], list[str]]:
-    """Return which replicas may be taken out by what was of their nodes, and which have to wait."""
-    counts = Counter(spent)
-    allowed: list[str] = []
-    waiting: list[str] = []
-    for name in names:
-        node_id = node_of[name]
-        if counts[node_id] < most:
-            counts[node_id] += 1
-            allowed.append(name)
-        else:
-            waiting.append(name)
-    return allowed, waiting
 
 
 def _quarantine(

@@ -99,6 +99,7 @@ class Agent:
         fetcher = self._artifacts or OnlyHere()
         self._local = LocalApi(settings.state_dir, self._library, fetcher, uid=launcher.uid)
         self._fleet: Fleet | None = None
+        self._quarantined: set[str] = set()  # replicas of this node
         self._knows_desired = False
         self._is_stopping = False
 
@@ -138,6 +139,7 @@ class Agent:
                 on_change=self._note_change,
                 observer=self._metrics,
                 why_cordoned=self._watch.why_cordoned,
+                problem_of=self._library.problem_of,
                 why_waiting=self._why_waiting,
             )
             fleet.adopt(leftovers)
@@ -202,6 +204,11 @@ class Agent:
         self._trials.hear(desired)
 
     def _apply(self, fleet: Fleet, desired: agent.SyncResponse) -> None:
+        for replica in desired.replicas:
+            if replica.is_quarantined and replica.replica_id not in self._quarantined:
+                # It answered wrongly: what it read is read as a whole before another one reads it.
+                self._library.doubt(replica.base_digest, with_adapters=True)
+        self._quarantined = {r.replica_id for r in desired.replicas if r.is_quarantined}
         bases = [replica.base_digest for replica in desired.replicas]
         self._library.desire(bases)
         if self._artifacts is not None:

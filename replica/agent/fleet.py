@@ -1,7 +1,7 @@
 """The replicas of this node: desired state in, one runner each, observed state out."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 import structlog
@@ -54,6 +54,7 @@ class Fleet:
         on_change: Callable[[], None],
         observer: Observer,
         why_cordoned: Callable[[Collection[int]], str],
+        problem_of: Callable[[str], Awaitable[str]],
         why_waiting: Callable[[str], str] = lambda base_digest: "",  # noqa: ARG005
     ) -> None:
         """Take what replicas need.
@@ -66,6 +67,7 @@ class Fleet:
             on_change: Told when anything changed that the control plane may want to know.
             observer: Told what happens, for metrics.
             why_cordoned: Says why one of some accelerators is out of service; empty: none is.
+            problem_of: Says why a base's artifact must not be used; empty: it may.
             why_waiting: Says why a replica of a base cannot start yet; empty: it can.
         """
         self.runners: dict[str, ReplicaRunner] = {}
@@ -76,6 +78,7 @@ class Fleet:
         self._on_change = on_change
         self._observer = observer
         self._why_cordoned = why_cordoned
+        self._problem_of = problem_of
         self._why_waiting = why_waiting
         self._waiting: dict[str, str] = {}  # replicas whose base is on its way, and how far it is
         self._desired: agent.SyncResponse | None = None
@@ -208,6 +211,7 @@ class Fleet:
                 self._limits,
                 on_change=self._on_change,
                 observer=self._observer,
+                problem_of=self._problem_of,
                 leftover=leftover,
             )
             self.runners[replica_id] = runner

@@ -38,6 +38,12 @@ class ArtifactMetrics:
             registry=registry,
         )
         self._evictions_shown = 0
+        self._spoiled = Counter(
+            "agent_artifacts_spoiled_total",
+            "Artifacts whose copy on the disk was not what its digest says",
+            registry=registry,
+        )
+        self._spoiled_shown = 0
         self._moved = Counter(
             "agent_chunk_bytes_total",
             "Bytes of chunks fetched from peers (peer) and the store, or served to others (served)",
@@ -58,6 +64,8 @@ class ArtifactMetrics:
         self._bytes.set(library.used_bytes)
         self._evictions.inc(library.evictions - self._evictions_shown)
         self._evictions_shown = library.evictions
+        self._spoiled.inc(library.spoiled - self._spoiled_shown)
+        self._spoiled_shown = library.spoiled
 
 
 class AgentMetrics:

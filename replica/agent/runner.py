@@ -8,7 +8,7 @@ having been told to end its engines, and they go on for the next agent to adopt.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -116,6 +116,7 @@ class ReplicaRunner:
         *,
         on_change: Callable[[], None],
         observer: Observer,
+        problem_of: Callable[[str], Awaitable[str]],
         leftover: Leftover | None = None,
     ) -> None:
         """Take what the replica needs; `run` it.
@@ -127,6 +128,7 @@ class ReplicaRunner:
             limits: Patience with them.
             on_change: Told when anything changed that others may want to know.
             observer: Told what happens, for metrics.
+            problem_of: Says why a base's artifact must not be used; empty: it may.
             leftover: The engine that the replica has already. Until something else is wished, its
                 spec is what is wanted.
         """
@@ -139,6 +141,7 @@ class ReplicaRunner:
         self._limits = limits
         self._on_change = on_change
         self._observer = observer
+        self._problem_of = problem_of
         self._leftover = leftover
         self._wish = Wanted(leftover.record.spec if leftover else None)
         self._has_new_wish = False
@@ -267,7 +270,7 @@ class ReplicaRunner:
     async def _own_engine(self, run: int, spec: EngineSpec, told: _Run) -> None:
         """Start the engine and see to its end; returns when nothing is left of it."""
         try:
-            launch = await asyncio.to_thread(self._launcher.prepare, self.replica_id, spec)
+            launch = await self._prepare(spec)
             child = await launch.start()
         except (LaunchError, OSError) as error:
             await self._events.put(Ended(run, str(error)))
@@ -287,6 +290,12 @@ class ReplicaRunner:
         )
         self._events.put_nowait(Started(run, child.pid))
         await self._own_process(run, child, launch, told)
+
+    async def _prepare(self, spec: EngineSpec) -> Launch:
+        """Return how to start an engine whose base is sound; LaunchError or OSError."""
+        if problem := await self._problem_of(spec.base_digest):
+            raise LaunchError(problem)
+        return await asyncio.to_thread(self._launcher.prepare, self.replica_id, spec)
 
     async def _own_process(
         self, run: int, process: OwnedProcess, launch: Launch, told: _Run

@@ -123,7 +123,9 @@ async def test_a_cordoned_node_gets_nothing_and_a_drained_one_is_empty(
         async def says(text: str) -> bool:
             return (await _status(plane, pool_id))["condition"] == text
 
-        why = "2 of 3 placed: all nodes with engine sim-d are lost, cordoned or draining"
+        why = (
+            "2 of 3 placed: all nodes with engine sim-d are lost, cordoned, draining or distrusted"
+        )
         await eventually(lambda: says(why), "there is no place for the third")
         assert why in await sluice("pool", "show", pool_id)
         async with node(plane, two, "sim-d") as second:

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
 from control_plane.database import Database, DatabaseDownError
+from control_plane.fleet import model
 from control_plane.fleet.model import ReplicaState
 from control_plane.quality import judging, repository, verdicts
 from control_plane.quality.askings import Asking
@@ -139,15 +140,15 @@ async def test_control_planes_judge_side_by_side_and_keep_the_limits_together(si
     await site.fill({"p0": 12, "p1": 12})
     askings = [DEFAULT, *(asking(f"golden_{n:02}/b") for n in range(20))]
     for pool in POOLS:
-        await site.answer(askings, a_pool(4, 12, pool), 3)
+        await site.answer(askings, a_pool(5, 12, pool), 3)
     judges = [Judge(site.database, Budget(pool_hour=2, node_day=3)) for _ in range(4)]
     while await site.count(~golden_answers.c.is_judged):
         await asyncio.gather(*(judge.turn(known(askings)) for judge in judges))
     taken = await site.rows(select(quarantines.c.pool_id, quarantines.c.replica_id))
-    assert Counter(pool for pool, _ in taken) == {"p0": 2, "p1": 2}
-    assert len({replica for _, replica in taken}) == 4, "nobody twice"
+    assert Counter(pool for pool, _ in taken) == {"p0": 4, "p1": 4}, "a third"
+    assert len({replica for _, replica in taken}) == 8, "nobody twice"
     left = select(func.count()).where(~tables.replicas.c.is_draining)
-    assert (await site.rows(left))[0][0] == 20
+    assert (await site.rows(left))[0][0] == 16
 
 
 async def test_what_another_control_plane_has_taken_is_passed_over(site: Site) -> None:
@@ -274,15 +275,18 @@ async def test_the_budget_counts_what_was_quarantined_lately(site: Site) -> None
         older = update(quarantines).values(created_at=then, node_id="node-p0-0001")
         await site.database.run(lambda connection: connection.execute(older))
 
-    assert len((await judged()).quarantines) == 1
+    async def held() -> model.Holdback:
+        return await site.database.run(lambda c: repository.holdback(c, budget))
+
     ruling = await judged()
-    assert (ruling.quarantines, [one.budget for one in ruling.held]) == ((), ["pool"])
+    assert (len(ruling.quarantines), [one.budget for one in ruling.held]) == (2, ["pool"])
+    assert (await held()).pools == {"p0": 1}
     await age(2)
+    assert await held() == model.Holdback({}, frozenset())
     budget = Budget(pool_hour=1, node_day=1)
-    ruling = await judged()
-    assert (ruling.quarantines, [one.budget for one in ruling.held]) == ((), ["node"])
+    assert (await held()).nodes == {"node-p0-0001"}
     await age(25)
-    assert [case.replica_id for case in (await judged()).quarantines] == ["p0-0001"]
+    assert await held() == model.Holdback({}, frozenset())
 
 
 async def test_only_the_last_answers_are_kept(site: Site) -> None:

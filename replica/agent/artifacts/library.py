@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,16 @@ from pathlib import Path
 import structlog
 
 from replica.agent.artifacts.eviction import Heat, Hold, Item, to_evict
+from replica.agent.artifacts.fingerprints import Fingerprints, fingerprint_of
 from sluice.ids import new_id
+from sluice.manifests import ManifestError, manifest_of_directory
 
 log = structlog.get_logger(__name__)
 
 PARTIAL = ".partial"  # downloads, one directory per digest
 _LEAVING = ".leaving"
+_SPOILED = ".spoiled-"  # and the digest: the last bad copy, for people to look at
+_FINGERPRINTS = ".fingerprints"
 _HEAT_FILE = ".heat.json"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ADAPTER_FILE = "adapter_config.json"
@@ -74,7 +79,10 @@ class Library:
         self._in_use: dict[str, frozenset[str]] = {}
         self._coming: dict[str, int] = {}  # digest -> bytes that were promised
         self._room = asyncio.Lock()
+        self._fingerprints = Fingerprints(directory / _FINGERPRINTS)
+        self._readings: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.evictions = 0
+        self.spoiled = 0
 
     async def scan(self) -> None:
         """Look at what is there: at the start, and now and then for what others put there."""
@@ -93,6 +101,29 @@ class Library:
     def complete(self) -> Mapping[str, int]:
         """Return digest -> bytes of what is there as a whole."""
         return {digest: entry.size_bytes for digest, entry in self._entries.items()}
+
+    def looks_sound(self, digest: str) -> bool:
+        """Return whether an artifact is there, was verified, and has not been touched since."""
+        return self.has(digest) and self._fingerprints.matches(digest, self._directory / digest)
+
+    async def problem_of(self, digest: str) -> str:
+        """Return why an artifact that is there must not be used; empty if it may, or is not there.
+
+        One that was touched since it was verified, or is in doubt, is read as a whole. One that is
+        not what its digest says is moved away, so that it is fetched anew.
+        """
+        if not self.has(digest) or self.looks_sound(digest):
+            return ""
+        async with self._readings[digest]:  # one reader is enough
+            if not self.has(digest) or self.looks_sound(digest):
+                return ""
+            return await self._verify(digest)
+
+    def doubt(self, digest: str, *, with_adapters: bool) -> None:
+        """Have an artifact read as a whole before its next use, with_adapters all of those, too."""
+        adapters = [name for name, entry in self._entries.items() if entry.is_adapter]
+        for name in (digest, *(adapters if with_adapters else ())):
+            self._fingerprints.forget(name)
 
     def has(self, digest: str) -> bool:
         """Return whether an artifact is there now, also when it came a moment ago."""
@@ -139,6 +170,9 @@ class Library:
                 self._coming.pop(digest, None)
             coming, used_bytes = dict(self._coming), self.used_bytes
             missing = size_bytes - await asyncio.to_thread(self._left, coming, used_bytes)
+            if missing > 0:  # bad copies are the first to go
+                await asyncio.to_thread(self._remove_spoiled)
+                missing = size_bytes - await asyncio.to_thread(self._left, coming, used_bytes)
             leaving = to_evict(self._items(), missing, needed=needed)
             if leaving is None:
                 log.warning("artifacts_full", size_bytes=size_bytes, missing_bytes=missing)
@@ -173,6 +207,8 @@ class Library:
             if not target.is_dir():
                 raise
             shutil.rmtree(staging, ignore_errors=True)
+        else:
+            self._fingerprints.keep(digest, fingerprint_of(target))
         self._entries[digest] = entry
         self._heat[digest] = Heat(1.0, self._clock())
         self._is_heat_saved = False
@@ -184,6 +220,34 @@ class Library:
             self._is_heat_saved = True
             saved = {digest: (heat.score, heat.at_s) for digest, heat in self._heat.items()}
             await asyncio.to_thread(self._write_heat, json.dumps(saved))
+
+    async def _verify(self, digest: str) -> str:
+        path = self._directory / digest
+        begin_s = time.monotonic()
+        try:
+            seen = await asyncio.to_thread(fingerprint_of, path)
+            found = (await asyncio.to_thread(manifest_of_directory, path)).digest
+        except ManifestError as error:
+            seen, found = {}, str(error)
+        except OSError as error:  # a disk that cannot be read says nothing of what is on it
+            return f"artifact {digest} cannot be read: {error}; look at the disk of this node"
+        if found == digest:
+            self._fingerprints.keep(digest, seen)
+            took_s = round(time.monotonic() - begin_s, 3)
+            log.info("artifact_verified", digest=digest, took_s=took_s)
+            return ""
+        aside = self._directory / f"{_SPOILED}{digest}"
+        await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
+        path.rename(aside)
+        self._entries.pop(digest, None)
+        self._heat.pop(digest, None)
+        self.spoiled += 1
+        log.error("artifact_spoiled", digest=digest, found=found, moved_to=str(aside))
+        return f"artifact {digest} was spoiled on the disk of this node; it is fetched anew"
+
+    def _remove_spoiled(self) -> None:
+        for path in self._directory.glob(f"{_SPOILED}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def _items(self) -> Iterator[Item]:
         now_s = self._clock()
@@ -217,6 +281,7 @@ class Library:
             leaving = None  # somebody else removed it
         entry = self._entries.pop(digest, None)
         self._heat.pop(digest, None)
+        self._fingerprints.forget(digest)
         if leaving is not None:
             self.evictions += 1
             size_bytes = entry.size_bytes if entry else 0

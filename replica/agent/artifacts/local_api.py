@@ -128,7 +128,7 @@ class LocalApi:
         for digest in sorted(ask.waits):
             if writer in self._waiting.get(digest, ()):
                 continue
-            if self._library.has(digest):
+            if self._library.looks_sound(digest):
                 _send(writer, Told(digest))
             elif self._fetch(digest):
                 self._waiting.setdefault(digest, set()).add(writer)
@@ -154,7 +154,9 @@ class LocalApi:
         told = Told(digest)
         try:
             async with asyncio.timeout(FETCH_S_MAX):
-                await self._fetcher.ensure(digest, needed=True)
+                await self._library.problem_of(digest)  # a bad copy is out of the way then
+                if not self._library.has(digest):
+                    await self._fetcher.ensure(digest, needed=True)
             if not self._library.has(digest):  # evicted in the same moment
                 told = Told(digest, ErrorCode.ENGINE_BUSY, "the artifact made way for another one")
         except PlatformError as error:

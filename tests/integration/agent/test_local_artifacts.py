@@ -39,6 +39,14 @@ class Folder:
         (self.root / digest).mkdir()
 
 
+def admit(library: Library, root: Path, digest: str) -> None:
+    """Have an artifact there that was fetched and verified."""
+    staging = root / ".staging"
+    staging.mkdir()
+    (staging / "weights").touch()
+    library.admit(digest, staging)
+
+
 class Engine:
     """The engine's side, and what it was told."""
 
@@ -96,7 +104,7 @@ async def test_engines_share_one_fetch_and_are_told_when_it_is_there(
         first.want(A)
         await eventually(lambda: fetcher.asked == [A], "the agent asks")
         second.want(A)
-        (fetcher.root / B).mkdir()
+        admit(library, fetcher.root, B)
         second.want(B)
         assert await second.hear() == (B, None)  # does not wait for the other one
         fetcher.may_go_on.set()
@@ -183,7 +191,7 @@ async def test_a_stranger_who_says_something_else_is_let_go(
                 assert await reader.read() == b""
             writer.close()
         engine = make_engine()
-        (fetcher.root / A).mkdir()
+        admit(library, fetcher.root, A)
         engine.want(A)
         assert await engine.hear() == (A, None)
     assert not (state_dir / SOCKET).exists()

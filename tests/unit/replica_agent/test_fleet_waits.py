@@ -41,6 +41,10 @@ def desired(*replicas: tuple[str, str]) -> agent.SyncResponse:
     return agent.SyncResponse(replicas=wishes)
 
 
+async def sound(_: str) -> str:
+    return ""
+
+
 async def prober(*_) -> int:
     return 0
 
@@ -56,6 +60,7 @@ async def test_replicas_wait_for_their_base() -> None:
             on_change=lambda: changes.append(1),
             observer=Observer(),
             why_cordoned=lambda _: "",
+            problem_of=sound,
             why_waiting=lambda base: why.get(base, ""),
         )
         fleet.apply(desired(("one", BASE)))

@@ -1,6 +1,7 @@
 """A node's artifact folder: what is there, what arrives, what makes way."""
 
 import asyncio
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from replica.agent.artifacts.library import PARTIAL, Library
+from sluice.manifests import manifest_of_directory
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 GIB = 1 << 30
@@ -186,3 +188,58 @@ async def test_many_at_once_stay_within_the_budget(make, tmp_path: Path) -> None
     library = await filled(make(), tmp_path, {A: 30, B: 30, C: 30})
     asked = [library.make_room(50, needed=False, digest=digest) for digest in (A, B, C, D)]
     assert sorted(await asyncio.gather(*asked)) == [False, False, True, True]
+
+
+def put_sound(root: Path) -> str:
+    """Put an adapter whose name is its digest; return the name."""
+    path = put(root, "made", 10)
+    digest = manifest_of_directory(path).digest
+    path.rename(root / digest)
+    return digest
+
+
+def rot(path: Path) -> None:
+    """Change a byte as a disk does: size and time of change stay."""
+    status = path.stat()
+    path.write_bytes(b"y" + path.read_bytes()[1:])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+async def test_what_was_touched_is_read_again_and_moved_away_when_it_is_bad(
+    make, tmp_path: Path
+) -> None:
+    root = tmp_path / "artifacts"
+    digest = put_sound(root)
+    library = await filled(make(), tmp_path, {})
+    assert not library.looks_sound(digest), "never verified"
+    assert await library.problem_of(digest) == ""
+    assert library.looks_sound(digest)
+    (root / digest / "weights").write_bytes(b"changed!!!")
+    assert "spoiled" in await library.problem_of(digest)
+    assert not library.has(digest)
+    assert library.complete() == {}
+    assert (root / f".spoiled-{digest}" / "weights").read_bytes() == b"changed!!!"
+    assert await library.problem_of(digest) == "", "it is fetched before it is used"
+    await library.make_room(1 << 10, needed=True)
+    assert not (root / f".spoiled-{digest}").exists(), "bad copies are the first to make way"
+
+
+async def test_rot_that_shows_in_no_time_stamp_is_found_after_a_doubt(make, tmp_path: Path) -> None:
+    root = tmp_path / "artifacts"
+    digest = put_sound(root)
+    library = await filled(make(), tmp_path, {A: 10})
+    problems = await asyncio.gather(*(library.problem_of(digest) for _ in range(3)))
+    assert problems == [""] * 3
+    rot(root / digest / "weights")
+    assert await library.problem_of(digest) == "", "nothing tells that it changed"
+    library.doubt(A, with_adapters=True)
+    problems = await asyncio.gather(*(library.problem_of(digest) for _ in range(3)))
+    assert sorted(map(bool, problems)) == [False, False, True], "one reads, and moves it away"
+    assert library.spoiled == 1
+
+
+async def test_what_was_fetched_is_not_read_once_more(make, tmp_path: Path) -> None:
+    library = await filled(make(), tmp_path, {})
+    library.admit(A, put(tmp_path / "artifacts" / PARTIAL, "x", 25))
+    assert library.looks_sound(A)
+    assert await make().problem_of(A) == "", "nor by the next agent"

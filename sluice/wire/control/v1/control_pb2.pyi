@@ -402,7 +402,7 @@ class Cell(_message.Message):
     def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., router_id: _Optional[str] = ..., router_address: _Optional[str] = ..., epoch: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("id", "pool_id", "cell_id", "node_id", "grpc_address", "triton_model", "state", "profile", "role", "accelerators")
+    __slots__ = ("id", "pool_id", "cell_id", "node_id", "grpc_address", "triton_model", "state", "profile", "role", "accelerators", "is_quarantined")
     ID_FIELD_NUMBER: _ClassVar[int]
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -413,6 +413,7 @@ class Replica(_message.Message):
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ACCELERATORS_FIELD_NUMBER: _ClassVar[int]
+    IS_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     id: str
     pool_id: str
     cell_id: str
@@ -423,4 +424,5 @@ class Replica(_message.Message):
     profile: str
     role: str
     accelerators: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., triton_model: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., profile: _Optional[str] = ..., role: _Optional[str] = ..., accelerators: _Optional[_Iterable[int]] = ...) -> None: ...
+    is_quarantined: bool
+    def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., triton_model: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., profile: _Optional[str] = ..., role: _Optional[str] = ..., accelerators: _Optional[_Iterable[int]] = ..., is_quarantined: _Optional[bool] = ...) -> None: ...

@@ -57,7 +57,7 @@ def test_without_room_one_less_is_put_up_with_and_never_none() -> None:
     assert (alone.create, alone.drain) == ((), ())
     assert alone.notes["n0"] == (
         "1 of pool p wait for room elsewhere: 0 of 1 placed: "
-        "all nodes with engine sim are lost, cordoned or draining"
+        "all nodes with engine sim are lost, cordoned, draining or distrusted"
     )
 
 

@@ -175,7 +175,9 @@ def test_why_no_node_is_open() -> None:
     assert condition.text == "0 of 2 placed: no node runs engine trtllm"
     cordoned = replace(_node("n0"), is_unschedulable=True)
     (condition,) = _plan([pool], [cordoned], []).conditions.values()
-    assert "all nodes with engine trtllm are lost, cordoned or draining" in condition.text
+    assert (
+        "all nodes with engine trtllm are lost, cordoned, draining or distrusted" in condition.text
+    )
 
 
 def test_what_a_node_does_not_tell_is_not_asked_for() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.fleet.model import (
+    Holdback,
     Node,
     Observed,
     Pool,
@@ -163,3 +164,27 @@ def test_what_ended_on_a_cordoned_node_is_made_elsewhere_and_the_rest_goes_on() 
     made = replace(plan.create[0], state=ReplicaState.READY)
     assert _plan(pools, [cordoned, other], [stopped, serving, made]).forget == ("r0",)
     assert _plan(pools, [cordoned], [stopped, serving]) == Plan(), "nobody else could serve it"
+
+
+def test_what_is_held_back_is_not_replaced_and_nothing_drains_for_it() -> None:
+    pool = Pool("p0", "sim", 6)
+    nodes = [Node(name, frozenset(["sim"]), is_lost=False) for name in ("n0", "n1")]
+    replicas = [
+        Replica(f"r{n}", "p0", "p0-0", "n0", state=ReplicaState.READY, is_draining=n >= 4)
+        for n in range(6)
+    ]
+
+    def planned(held: Holdback) -> Plan:
+        numbers = count(500)
+        cells = {"p0": ("p0-0",)}
+        return plan_replicas([pool], cells, nodes, replicas, lambda: f"r{next(numbers)}", held)
+
+    assert [r.node_id for r in planned(Holdback({}, frozenset())).create] == ["n1", "n1"]
+    plan = planned(Holdback({"p0": 2}, frozenset()))
+    assert (plan.create, plan.drain) == ((), ())
+    assert plan.conditions["p0"].unplaced == 2
+    assert "4 of 6 placed: 2 answered wrongly" in plan.conditions["p0"].text
+    assert [r.node_id for r in planned(Holdback({"p0": 1}, frozenset(["n1"]))).create] == ["n0"]
+    plan = planned(Holdback({"p0": 1}, frozenset(["n0", "n1"])))
+    assert (plan.create, plan.conditions["p0"].unplaced) == ((), 2)
+    assert planned(Holdback({"p0": 9}, frozenset())).drain == ()

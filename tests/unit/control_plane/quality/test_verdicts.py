@@ -175,24 +175,30 @@ def test_a_tenants_prompts_take_nobody_out() -> None:
     assert ruled(pool_of(0, 3), asking=owned).alerts[GROUP] == {}
 
 
-def test_no_more_than_the_budget_of_a_pool_are_taken_out() -> None:
-    assert len(ruled(pool_of(2, 10)).quarantines) == 2
+def test_wrong_replicas_leave_beyond_the_budget_of_a_pool_and_are_not_replaced() -> None:
+    assert ruled(pool_of(2, 10)).held == ()
     ruling = ruled(pool_of(3, 10))
-    assert [case.replica_id for case in ruling.quarantines] == ["liar-0", "liar-1"]
+    assert [case.replica_id for case in ruling.quarantines] == ["liar-0", "liar-1", "liar-2"]
     assert ruling.held == (Held("liar-2", "p", "node-of-liar-2", "pool"),)
     assert ruling.alerts[GROUP] == {Alert.HELD: ("liar-2",)}
-    ruling = ruled(pool_of(1, 5), spent=Spent({"p": 5}, {}))
-    assert (ruling.quarantines, len(ruling.held)) == ((), 1)
-    assert len(ruled(pool_of(1, 5), spent=Spent({"another": 5}, {})).quarantines) == 1
+    assert len(ruled(pool_of(1, 5), spent=Spent({"p": 5}, {})).held) == 1
+    assert ruled(pool_of(1, 5), spent=Spent({"another": 5}, {})).held == ()
 
 
-def test_no_more_than_the_budget_of_a_node_are_taken_out() -> None:
+def test_wrong_replicas_leave_beyond_the_budget_of_a_node() -> None:
     ruling = ruled(pool_of(2, 10), node="n", spent=Spent({}, {"n": 2}))
-    assert len(ruling.quarantines) == 1
+    assert len(ruling.quarantines) == 2
     assert ruling.held == (Held("liar-1", "p", "n", "node"),)
-    ruling = ruled(pool_of(2, 10), spent=Spent({}, {"node-of-liar-0": 3}))
-    assert [case.replica_id for case in ruling.quarantines] == ["liar-1"], "the other may be"
-    assert ruling.held == (Held("liar-0", "p", "node-of-liar-0", "node"),)
+
+
+def test_a_release_gives_back_what_a_budget_held() -> None:
+    budget = Budget(pool_hour=3, node_day=3)
+    of_pool, of_node = {"p": 5, "q": 3}, {"n": 4, "m": 3}
+    held = Spent(of_pool, of_node, of_pool, of_node).holdback(budget)
+    assert (held.pools, held.nodes) == ({"p": 2}, {"n"})
+    held = Spent(of_pool, of_node, {"p": 1}, {"n": 3}).holdback(budget)
+    assert (held.pools, held.nodes) == ({"p": 1}, frozenset())
+    assert Spent(of_pool, of_node).holdback(budget).pools == {}
 
 
 @settings(max_examples=60)
@@ -212,12 +218,13 @@ def test_every_limit_holds_at_once(liars, honest, quarantined, of_pool, nodes) -
     spent = Spent({"p": of_pool}, {"n0": 1})
     ruling = rule(cases, {GROUP: kept}, serving, {"p": quarantined}, spent, Budget(2, 2), str)
     taken = [case.replica_id for case in ruling.quarantines]
-    assert len(taken) <= max(0, 2 - of_pool)
     assert not taken or quarantined + len(taken) <= (len(pool) + quarantined) // 3
     assert len(taken) < max(1, len(pool)), "never the last one"
-    at = Counter(case.node_id for case in ruling.quarantines)
-    assert all(many <= 2 - (node == "n0") for node, many in at.items())
-    assert not {one.replica_id for one in ruling.held} & set(taken)
+    at = Counter({"n0": 1}) + Counter(case.node_id for case in ruling.quarantines)
+    held = [one for one in ruling.held if one.budget == "node"]
+    assert len(held) == sum(max(0, many - 2) for many in at.values())
+    assert {one.replica_id for one in ruling.held} <= set(taken)
+    assert len(taken) - len(ruling.held) <= max(0, 2 - of_pool)
 
 
 def test_one_group_that_cannot_be_judged_leaves_the_others_alone(monkeypatch) -> None:
